@@ -1,0 +1,187 @@
+//! What all the binaries share towards a person: progress, the closing summary, errors and `--json`.
+//!
+//! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
+//! and errors go to stderr. Libraries take a [`Reporter`] and never print.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// Where long work tells how far it is.
+pub trait Reporter: Send + Sync {
+    /// A stage begins; `total` is its size in `unit`s, if that is known.
+    fn begin(&self, stage: &str, total: Option<u64>, unit: &str);
+    /// `amount` more units are done.
+    fn advance(&self, amount: u64);
+    /// Replaces the note behind the progress (a loss, a file name).
+    fn note(&self, text: &str);
+    /// The stage is over.
+    fn end(&self);
+}
+
+/// A reporter that tells nobody: for tests and for libraries' callers that do not care.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Reporter for Silent {
+    fn begin(&self, _: &str, _: Option<u64>, _: &str) {}
+    fn advance(&self, _: u64) {}
+    fn note(&self, _: &str) {}
+    fn end(&self) {}
+}
+
+/// The options that every command takes.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct OutputOptions {
+    /// Print one JSON object as the last line of stdout, in place of the summary
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show no progress (it is never shown when stderr is not a terminal)
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+}
+
+/// The one way in which a binary speaks.
+#[derive(Debug)]
+pub struct Printer {
+    options: OutputOptions,
+    bar: Mutex<ProgressBar>,
+}
+
+impl Printer {
+    /// A printer for these options.
+    pub fn new(options: OutputOptions) -> Self {
+        Self { options, bar: Mutex::new(ProgressBar::hidden()) }
+    }
+
+    /// Whether the summary is wanted as JSON.
+    pub fn is_json(&self) -> bool {
+        self.options.json
+    }
+
+    /// Ends a command: prints `text`, or with `--json` the object `json` on one line.
+    ///
+    /// # Errors
+    ///
+    /// An error of stdout, or of serialising `json`.
+    pub fn summary(&self, text: &str, json: &impl Serialize) -> io::Result<()> {
+        if self.options.json {
+            writeln!(io::stdout().lock(), "{}", serde_json::to_string(json)?)
+        } else {
+            writeln!(io::stdout().lock(), "{}", text.trim_end())
+        }
+    }
+
+    fn bar(&self) -> std::sync::MutexGuard<'_, ProgressBar> {
+        self.bar.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reporter for Printer {
+    fn begin(&self, stage: &str, total: Option<u64>, unit: &str) {
+        let bar = match (self.options.quiet, total) {
+            (true, _) => ProgressBar::hidden(),
+            (false, Some(total)) => ProgressBar::new(total).with_style(style(&format!(
+                "{{prefix:<12}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{per_sec}}  {{msg}}"
+            ))),
+            (false, None) => ProgressBar::new_spinner()
+                .with_style(style(&format!("{{prefix:<12}} {{spinner}} {{human_pos}} {unit}  {{per_sec}}  {{msg}}"))),
+        };
+        bar.set_prefix(stage.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(200));
+        *self.bar() = bar;
+    }
+
+    fn advance(&self, amount: u64) {
+        self.bar().inc(amount);
+    }
+
+    fn note(&self, text: &str) {
+        self.bar().set_message(text.to_owned());
+    }
+
+    fn end(&self) {
+        self.bar().finish_and_clear();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// Runs a binary's command: logs to stderr by `ONEFOLD_LOG` (default `warn`), an error with its causes to
+/// stderr and exit status 1, a closed pipe as success.
+pub fn run(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    // A second call in one process (a test) finds the logger set, which is as good.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+    match command() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr().lock(), "error: {}", render(&error));
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// The causes of an error joined by `: `, with all hints after them and no message said twice.
+fn render(error: &anyhow::Error) -> String {
+    let mut messages: Vec<String> = Vec::new();
+    let mut hints: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        let (message, hint) = text.split_once("\n  hint: ").map_or((text.as_str(), None), |(m, h)| (m, Some(h)));
+        if messages.last().is_none_or(|last| !last.contains(message)) {
+            messages.push(message.to_owned());
+        }
+        if let Some(hint) = hint.filter(|hint| !hints.iter().any(|seen| seen == hint)) {
+            hints.push(hint.to_owned());
+        }
+    }
+    let mut rendered = messages.join(": ");
+    for hint in hints {
+        rendered.push_str("\n  hint: ");
+        rendered.push_str(&hint);
+    }
+    rendered
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io_error = error.downcast_ref::<io::Error>();
+    io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The largest resident set this process has had, in bytes; `None` where the kernel does not tell.
+pub fn peak_rss_bytes() -> Option<u64> {
+    let status = fs_err::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// How many threads the machine offers: the default of every `--threads`.
+pub fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_joined_and_hints_come_last() {
+        let inner = crate::Error::Schema { message: "no label".into(), hint: "add one".into() };
+        let error = anyhow::Error::new(inner).context("dataset.toml");
+        assert_eq!(render(&error), "dataset.toml: no label\n  hint: add one");
+    }
+
+    #[test]
+    fn the_kernel_tells_the_peak() {
+        assert!(peak_rss_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

@@ -1,0 +1,150 @@
+//! The impressions of all splits in the order in which they arrived.
+//!
+//! The files are in no order and too large to hold. One pass reads the sort keys (24 bytes an impression)
+//! and leaves the rank of every row (4 bytes). Then each [`Arrival::chunk`] reads through the files that hold
+//! rows of its ranks, keeps those rows, and puts them in order: memory is bounded by the chunk, and the
+//! files of `ebnerd_large` are read about a dozen times.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt64Array};
+use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampMicrosecondType};
+
+use super::source::{self, Column, Kind, SplitFiles, column};
+use crate::{Error, Result};
+
+/// The column of a chunk that holds the number of the split.
+pub(super) const SPLIT_COLUMN: &str = "split";
+
+/// What orders the impressions.
+const KEYS: [Column; 2] = [column("impression_time", Kind::Time), column("impression_id", Kind::Id)];
+
+/// What is read of an impression. `read_time`, `scroll_percentage` and `next_*` are known only after the
+/// click, so they would give the label away: they are not read.
+pub(super) const BEHAVIORS: [Column; 13] = [
+    column("impression_id", Kind::Id),
+    column("impression_time", Kind::Time),
+    column("session_id", Kind::Id),
+    column("user_id", Kind::Id),
+    column("device_type", Kind::Attribute),
+    column("is_sso_user", Kind::Attribute),
+    column("gender", Kind::Attribute),
+    column("postcode", Kind::Attribute),
+    column("age", Kind::Attribute),
+    column("is_subscriber", Kind::Attribute),
+    column("article_id", Kind::OptionalId),
+    column("article_ids_inview", Kind::Ids),
+    column("article_ids_clicked", Kind::Ids),
+];
+
+/// Where every impression stands in the order of time, then impression id, then split, then row.
+#[derive(Debug)]
+pub(super) struct Arrival<'a> {
+    splits: &'a [SplitFiles],
+    /// By split, the rank of every row.
+    ranks: Vec<Vec<u32>>,
+    /// How many impressions there are.
+    pub(super) count: u32,
+}
+
+impl<'a> Arrival<'a> {
+    /// Reads the keys of all impressions and sorts them.
+    ///
+    /// # Errors
+    ///
+    /// What [`source::open`] finds, or [`Error::Source`] for a split without impressions.
+    pub(super) fn read(splits: &'a [SplitFiles]) -> Result<Self> {
+        let mut keys: Vec<(i64, i64, u32, u32)> = Vec::new();
+        let mut ranks = Vec::new();
+        for (split, files) in (0..).zip(splits) {
+            let before = keys.len();
+            let mut row = 0;
+            for batch in source::open(&files.behaviors, &KEYS)? {
+                let batch = batch?;
+                let times = batch.column(0).as_primitive::<TimestampMicrosecondType>().values();
+                let impressions = batch.column(1).as_primitive::<Int64Type>().values();
+                for (time, impression) in times.iter().zip(impressions) {
+                    keys.push((*time, *impression, split, row));
+                    row += 1;
+                }
+                if u32::try_from(keys.len()).is_err() {
+                    let hint = "import the splits' files in parts".to_owned();
+                    return Err(source::wrong(
+                        &files.behaviors,
+                        "more than 2^32 impressions".to_owned(),
+                        hint,
+                    ));
+                }
+            }
+            if keys.len() == before {
+                let hint = "download it again".to_owned();
+                return Err(source::wrong(&files.behaviors, "it holds no impressions".to_owned(), hint));
+            }
+            ranks.push(vec![0; keys.len() - before]);
+        }
+        keys.sort_unstable();
+        for (rank, (_, _, split, row)) in (0..).zip(&keys) {
+            if let Some(slot) = ranks.get_mut(*split as usize).and_then(|ranks| ranks.get_mut(*row as usize))
+            {
+                *slot = rank;
+            }
+        }
+        Ok(Self { splits, ranks, count: keys.len() as u32 })
+    }
+
+    /// The impressions with these ranks, in order: the columns of [`BEHAVIORS`] and [`SPLIT_COLUMN`].
+    ///
+    /// # Errors
+    ///
+    /// What [`source::open`] and its rows find, or [`Error::Source`] if a file changed since the first pass.
+    pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
+        let mut kept = Vec::new();
+        let mut places = vec![None; range.len()];
+        let mut place = 0u64;
+        for ((split, files), ranks) in (0..).zip(self.splits).zip(&self.ranks) {
+            if !ranks.iter().any(|rank| range.contains(rank)) {
+                continue;
+            }
+            let mut row = 0;
+            for batch in source::open(&files.behaviors, &BEHAVIORS)? {
+                let batch = batch?;
+                let end = row + batch.num_rows();
+                let ranks = ranks.get(row..end).ok_or_else(|| changed(files))?;
+                row = end;
+                let mask: BooleanArray = ranks.iter().map(|rank| Some(range.contains(rank))).collect();
+                kept.push(with_split(&filter_record_batch(&batch, &mask)?, split)?);
+                for rank in ranks.iter().filter(|rank| range.contains(rank)) {
+                    if let Some(slot) = places.get_mut((rank - range.start) as usize) {
+                        *slot = Some(place);
+                        place += 1;
+                    }
+                }
+            }
+            if row != ranks.len() {
+                return Err(changed(files));
+            }
+        }
+        let kept = concat_batches(&chunk_schema(), &kept)?;
+        Ok(take_record_batch(&kept, &UInt64Array::from(places))?)
+    }
+}
+
+fn with_split(batch: &RecordBatch, split: i64) -> Result<RecordBatch> {
+    let mut columns = batch.columns().to_vec();
+    let splits: ArrayRef = Arc::new(Int64Array::from_value(split, batch.num_rows()));
+    columns.push(splits);
+    Ok(RecordBatch::try_new(chunk_schema(), columns)?)
+}
+
+fn chunk_schema() -> SchemaRef {
+    let mut fields = source::schema(&BEHAVIORS).fields().to_vec();
+    fields.push(Arc::new(Field::new(SPLIT_COLUMN, DataType::Int64, false)));
+    Arc::new(Schema::new(fields))
+}
+
+fn changed(files: &SplitFiles) -> Error {
+    let message = "it changed while it was read".to_owned();
+    source::wrong(&files.behaviors, message, "run this again when nothing writes it".to_owned())
+}

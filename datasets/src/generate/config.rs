@@ -1,0 +1,141 @@
+//! The two configuration files beside the logs.
+
+use std::fmt::Write;
+
+use super::workload::{Change, GroupSpec, TABLE_DIM, TABLE_ROWS, Workload, dense_names};
+
+/// The text of `dataset.toml`: how to build a dataset from the logs.
+pub(super) fn dataset_config(workload: Workload, groups: &[GroupSpec]) -> String {
+    let mut text =
+        format!("# The synthetic workload {}: how to build a dataset from its logs.\n", workload.name());
+    text += DATASET_HEAD;
+    for name in dense_names() {
+        text += &entry(&name, "dense", None);
+    }
+    for group in groups {
+        let kind = if matches!(group.change, Change::Slide { .. }) { "sequence" } else { "sparse" };
+        for name in &group.features {
+            text += &entry(name, kind, group.name.as_deref());
+        }
+    }
+    text
+}
+
+/// The text of `train.toml`: the workloads' reference model.
+pub(super) fn train_config(workload: Workload, groups: &[GroupSpec]) -> String {
+    let mut text = format!("# The reference model of the synthetic workload {}.\n", workload.name());
+    text += TRAIN_HEAD;
+    let sequences = || groups.iter().filter(|group| matches!(group.change, Change::Slide { .. }));
+    if sequences().next().is_some() {
+        text += "attention_heads = 2 # of the one self-attention block that all sequences share\n";
+    }
+    let tables = format!(
+        "\n[embedding]\ndim = {TABLE_DIM}\nrows = {TABLE_ROWS}\npooling = \"sum\"\nids = \"checked\"\n"
+    );
+    text += &tables;
+    for name in sequences().flat_map(|group| &group.features) {
+        text += &format!("\n[tables.{name}]\npooling = \"attention\"\n");
+    }
+    text += TRAIN_TAIL;
+    text
+}
+
+fn entry(name: &str, kind: &str, group: Option<&str>) -> String {
+    let mut text = format!("{name} = {{ kind = \"{kind}\"");
+    if let Some(group) = group {
+        // Writing to a string does not fail.
+        let _ = write!(text, ", group = \"{group}\"");
+    }
+    text + " }\n"
+}
+
+/// The events are the left side of the join because that is the side of which an engine keeps a hash table.
+const DATASET_HEAD: &str = r#"format_version = 1
+
+[sources]
+features = "features/*.parquet"
+events = "events/*.parquet"
+
+[samples]
+query = """
+SELECT f.*, e.label
+FROM events e
+JOIN features f ON e.request_id = f.request_id
+"""
+
+[session]
+key = ["session_id"]
+time = "timestamp"
+order = ["request_id"]
+
+[partition]
+by = "hour"
+
+[features]
+label = { kind = "label" }
+"#;
+
+const TRAIN_HEAD: &str = r#"format_version = 1
+
+[data]
+label = "label"
+
+[train]
+batch_size = 2048
+epochs = 1
+seed = 1
+
+[model]
+bottom_mlp = [512, 256, 64]
+top_mlp = [512, 256, 1]
+interaction = "dot"
+"#;
+
+const TRAIN_TAIL: &str = r#"
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.02
+eps = 1e-8
+
+[optimizer.dense]
+kind = "adagrad"
+learning_rate = 0.02
+eps = 1e-8
+"#;
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn both_files_parse_and_name_every_feature_once() {
+        for workload in Workload::value_variants() {
+            let groups = workload.groups();
+            let (dataset, train) = (dataset_config(*workload, &groups), train_config(*workload, &groups));
+            let parsed: toml::Table = dataset.parse().unwrap();
+            let features = parsed["features"].as_table().unwrap();
+            let columns = || groups.iter().flat_map(|group| &group.features);
+            assert_eq!(features.len(), 1 + 13 + columns().count());
+            let names = dense_names();
+            for name in columns().chain(&names) {
+                assert!(features.contains_key(name), "{name}");
+                assert_eq!(dataset.matches(name.as_str()).count(), 1, "{name}");
+            }
+            let parsed: toml::Table = train.parse().unwrap();
+            let tables = parsed.get("tables").map_or(0, |tables| tables.as_table().unwrap().len());
+            assert_eq!(tables, if *workload == Workload::Rm1 { 6 } else { 0 });
+            assert_eq!(parsed["model"].get("attention_heads").is_some(), *workload == Workload::Rm1);
+            assert!(columns().all(|name| train.matches(name.as_str()).count() <= 1));
+        }
+    }
+
+    #[test]
+    fn only_item_features_have_no_group() {
+        let text = dataset_config(Workload::Rm1, &Workload::Rm1.groups());
+        assert!(text.contains("user_00 = { kind = \"sparse\", group = \"user_a\" }\n"), "{text}");
+        assert!(text.contains("sequence_03 = { kind = \"sequence\", group = \"timeline_b\" }\n"), "{text}");
+        assert!(text.contains("item_11 = { kind = \"sparse\" }\n"), "{text}");
+    }
+}

@@ -1,0 +1,257 @@
+//! The sparse features: ids, lists, and how the lists of a session change.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, ListArray};
+use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::datatypes::{DataType, Field, FieldRef};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::Zipf;
+
+use super::workload::{Change, GroupSpec, TABLE_ROWS};
+
+/// The exponent of the ids' Zipf distribution: the k-th most frequent id has a probability proportional to
+/// `k^-1.05`.
+const ZIPF_EXPONENT: f64 = 1.05;
+
+/// One row of the log, as far as the sparse features are concerned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    /// The session, counted from 0 within the cell.
+    pub(super) session: u32,
+    /// Whether it is the session's first row.
+    pub(super) first: bool,
+    /// Whether it is the session's last row.
+    pub(super) last: bool,
+}
+
+/// A feature's ids: which id has which rank.
+///
+/// Ranks are mapped to ids by an affine bijection of `0..TABLE_ROWS` that depends on the feature's name only,
+/// so frequent ids are spread over the table and differ from feature to feature, but not from seed to seed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IdSpace {
+    multiplier: u64,
+    offset: u64,
+}
+
+impl IdSpace {
+    pub(super) fn of(feature: &str) -> Self {
+        let rows = u64::from(TABLE_ROWS);
+        let hash = name_hash(feature);
+        let wanted = hash % rows;
+        // 1 has no common divisor with anything, so a multiplier is always found.
+        let multiplier = (wanted..rows).chain(1..=wanted).find(|m| gcd(*m, rows) == 1).unwrap_or(1);
+        Self { multiplier, offset: (hash >> 32) % rows }
+    }
+
+    /// The id of a rank in `0..TABLE_ROWS`; 0 is the most frequent.
+    pub(super) fn id(self, rank: u32) -> u32 {
+        ((u64::from(rank) * self.multiplier + self.offset) % u64::from(TABLE_ROWS)) as u32
+    }
+}
+
+/// The distribution of ranks, 1 being the most frequent.
+pub(super) fn rank_distribution() -> Zipf<f64> {
+    Zipf::new(f64::from(TABLE_ROWS), ZIPF_EXPONENT).expect("both constants are positive")
+}
+
+/// The probabilities of the ranks of [`rank_distribution`], most frequent first.
+pub(super) fn rank_probabilities() -> Vec<f64> {
+    let weights: Vec<f64> = (1..=TABLE_ROWS).map(|rank| f64::from(rank).powf(-ZIPF_EXPONENT)).collect();
+    let total: f64 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / total).collect()
+}
+
+/// A feature group over the rows of a cell. Its random numbers are drawn row by row from a stream of its own,
+/// so they depend neither on the other groups nor on the batch size.
+#[derive(Debug)]
+pub(super) struct Group<'a> {
+    spec: &'a GroupSpec,
+    ids: Vec<IdSpace>,
+    ranks: Zipf<f64>,
+    rng: ChaCha8Rng,
+    /// The current lists, one a feature, of each session that has begun and not ended.
+    active: HashMap<u32, Vec<VecDeque<u32>>>,
+}
+
+impl<'a> Group<'a> {
+    pub(super) fn new(spec: &'a GroupSpec, rng: ChaCha8Rng) -> Self {
+        let ids = spec.features.iter().map(|name| IdSpace::of(name)).collect();
+        Self { spec, ids, ranks: rank_distribution(), rng, active: HashMap::new() }
+    }
+
+    /// The columns of the next rows, one a feature.
+    pub(super) fn columns(&mut self, rows: &[Row]) -> Vec<ListColumn> {
+        let values = rows.len() * self.spec.length;
+        let mut columns: Vec<_> =
+            self.ids.iter().map(|_| ListColumn::with_capacity(rows.len(), values)).collect();
+        for row in rows {
+            let lists = self.next_lists(row);
+            for (column, list) in columns.iter_mut().zip(&lists) {
+                column.push(list);
+            }
+            if !row.last && self.spec.change != Change::Fresh {
+                self.active.insert(row.session, lists);
+            }
+        }
+        columns
+    }
+
+    fn next_lists(&mut self, row: &Row) -> Vec<VecDeque<u32>> {
+        let previous = if row.first { None } else { self.active.remove(&row.session) };
+        let Some(mut lists) = previous else {
+            let mut lists = vec![VecDeque::new(); self.ids.len()];
+            self.redraw(&mut lists);
+            return lists;
+        };
+        match self.spec.change {
+            Change::Redraw { repeat } if !self.rng.random_bool(repeat) => self.redraw(&mut lists),
+            Change::Slide { append } if self.rng.random_bool(append) => self.slide(&mut lists),
+            Change::Redraw { .. } | Change::Slide { .. } | Change::Fresh => {}
+        }
+        lists
+    }
+
+    /// Draws all lists: a timeline's to its full window, the others to a length that is uniform on `1..=2l-1`,
+    /// whose mean is `l`.
+    fn redraw(&mut self, lists: &mut [VecDeque<u32>]) {
+        for (list, ids) in lists.iter_mut().zip(&self.ids) {
+            let length = match self.spec.change {
+                Change::Slide { .. } => self.spec.length,
+                Change::Redraw { .. } | Change::Fresh => self.rng.random_range(1..2 * self.spec.length),
+            };
+            list.clear();
+            list.extend((0..length).map(|_| draw_id(*ids, &self.ranks, &mut self.rng)));
+        }
+    }
+
+    fn slide(&mut self, lists: &mut [VecDeque<u32>]) {
+        for (list, ids) in lists.iter_mut().zip(&self.ids) {
+            list.pop_front();
+            list.push_back(draw_id(*ids, &self.ranks, &mut self.rng));
+        }
+    }
+}
+
+fn draw_id(ids: IdSpace, ranks: &Zipf<f64>, rng: &mut ChaCha8Rng) -> u32 {
+    // The sampler works in floating point: its last rank may come out one too high.
+    let rank = (rng.sample(ranks) as u32).clamp(1, TABLE_ROWS);
+    ids.id(rank - 1)
+}
+
+/// A column of lists under construction.
+#[derive(Debug)]
+pub(super) struct ListColumn {
+    values: Vec<i64>,
+    offsets: Vec<i32>,
+}
+
+impl ListColumn {
+    fn with_capacity(rows: usize, values: usize) -> Self {
+        let mut offsets = Vec::with_capacity(rows + 1);
+        offsets.push(0);
+        Self { values: Vec::with_capacity(values), offsets }
+    }
+
+    fn push(&mut self, list: &VecDeque<u32>) {
+        let (front, back) = list.as_slices();
+        self.values.extend(front.iter().map(|id| i64::from(*id)));
+        self.values.extend(back.iter().map(|id| i64::from(*id)));
+        // A batch holds a few thousand lists of a few hundred ids.
+        self.offsets.push(self.values.len() as i32);
+    }
+
+    /// The list of a row.
+    pub(super) fn list(&self, row: usize) -> &[i64] {
+        let bounds = self.offsets.get(row).zip(self.offsets.get(row + 1));
+        bounds.and_then(|(start, end)| self.values.get(*start as usize..*end as usize)).unwrap_or(&[])
+    }
+
+    pub(super) fn into_array(self) -> arrow::error::Result<ArrayRef> {
+        let offsets = OffsetBuffer::new(ScalarBuffer::from(self.offsets));
+        let values = Arc::new(Int64Array::from(self.values));
+        Ok(Arc::new(ListArray::try_new(list_item(), offsets, values, None)?))
+    }
+}
+
+/// The field of a column of lists.
+pub(super) fn list_field(name: &str) -> Field {
+    Field::new(name, DataType::List(list_item()), false)
+}
+
+fn list_item() -> FieldRef {
+    Arc::new(Field::new("element", DataType::Int64, false))
+}
+
+/// A hash of a name that never changes (FNV-1a, then [`mix`]).
+pub(super) fn name_hash(name: &str) -> u64 {
+    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    mix(name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv))
+}
+
+/// The output function of SplitMix64 (Steele, Lea and Flood 2014): every input bit changes every output bit.
+pub(super) fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn ranks_map_to_ids_one_to_one_and_differently_per_feature() {
+        let mut hottest = Vec::new();
+        for name in ["user_00", "user_01", "item_11", "sequence_05"] {
+            let ids = IdSpace::of(name);
+            let mut seen = vec![false; TABLE_ROWS as usize];
+            (0..TABLE_ROWS).for_each(|rank| seen[ids.id(rank) as usize] = true);
+            assert!(seen.into_iter().all(|seen| seen), "{name}");
+            hottest.push(ids.id(0));
+        }
+        hottest.sort_unstable();
+        hottest.dedup();
+        assert_eq!(hottest.len(), 4);
+    }
+
+    #[test]
+    fn ids_follow_the_stated_distribution() {
+        let (ids, ranks) = (IdSpace::of("user_00"), rank_distribution());
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut counts = vec![0u32; TABLE_ROWS as usize];
+        (0..1_000_000).for_each(|_| counts[draw_id(ids, &ranks, &mut rng) as usize] += 1);
+        let probabilities = rank_probabilities();
+        for rank in [0, 1, 2, 9, 99] {
+            let expected = 1e6 * probabilities[rank as usize];
+            let found = f64::from(counts[ids.id(rank) as usize]);
+            // Five standard deviations of a Poisson count.
+            assert!((found - expected).abs() < 5.0 * expected.sqrt(), "rank {rank}: {found}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn ended_sessions_are_forgotten() {
+        let spec = GroupSpec {
+            name: Some("user_a".into()),
+            change: Change::Redraw { repeat: 0.5 },
+            length: 3,
+            features: vec!["user_00".into()],
+        };
+        let mut group = Group::new(&spec, ChaCha8Rng::seed_from_u64(1));
+        let rows = [(0, true, false), (1, true, true), (0, false, true), (2, true, false)];
+        let rows = rows.map(|(session, first, last)| Row { session, first, last });
+        group.columns(&rows);
+        assert_eq!(group.active.keys().collect::<Vec<_>>(), [&2]);
+    }
+}

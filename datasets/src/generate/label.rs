@@ -1,0 +1,120 @@
+//! The hidden model that draws the labels, so that there is something to learn.
+
+use super::features::{IdSpace, ListColumn, mix, name_hash, rank_probabilities};
+use super::workload::{Change, GroupSpec};
+
+/// The weights of the first dense features.
+const DENSE_WEIGHTS: [f64; 4] = [0.5, -0.5, 0.35, -0.35];
+/// The weight of each sparse term.
+const SPARSE_WEIGHT: f64 = 0.5;
+/// The first features of every kind that have a term.
+const FEATURES_PER_KIND: usize = 2;
+/// Gives about one positive in four, with the logit's standard deviation of about 1.4.
+const BIAS: f64 = -1.43;
+
+/// A logistic model of the first four dense features and the first two user, sequence and item features.
+///
+/// Every id of such a feature has a hidden effect, uniform with mean 0 (over the ids' distribution) and
+/// variance 1; a list counts with the sum of its ids' effects over the square root of the feature's mean length.
+/// That is linear in the one-hot ids, so a model with sum pooling can express it. The effects depend on the
+/// feature's name only: logs of different seeds come from the same world, and one can test what another trained.
+#[derive(Debug)]
+pub(super) struct HiddenModel {
+    terms: Vec<Term>,
+}
+
+#[derive(Debug)]
+struct Term {
+    /// The feature's place among the sparse columns.
+    column: usize,
+    salt: u64,
+    /// The expectation of an id's raw effect.
+    mean: f64,
+    scale: f64,
+}
+
+impl HiddenModel {
+    pub(super) fn new(groups: &[GroupSpec]) -> Self {
+        let probabilities = rank_probabilities();
+        let mut terms = Vec::new();
+        let mut column = 0;
+        for (index, group) in groups.iter().enumerate() {
+            let same_kind = |other: &GroupSpec| kind(other) == kind(group);
+            let first_of_kind = groups.iter().take(index).all(|other| !same_kind(other));
+            let taken = if first_of_kind { FEATURES_PER_KIND } else { 0 };
+            for (offset, name) in group.features.iter().enumerate().take(taken) {
+                terms.push(Term::new(column + offset, name, group.length, &probabilities));
+            }
+            column += group.features.len();
+        }
+        Self { terms }
+    }
+
+    /// The probability that the label of a row is 1.
+    pub(super) fn probability(&self, dense: &[f32], columns: &[ListColumn], row: usize) -> f64 {
+        let lists = |column: usize| columns.get(column).map_or(&[] as &[i64], |column| column.list(row));
+        self.probability_of(dense, lists)
+    }
+
+    pub(super) fn probability_of<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
+        let dense: f64 =
+            dense.iter().zip(DENSE_WEIGHTS).map(|(value, weight)| f64::from(*value) * weight).sum();
+        let sparse: f64 = self.terms.iter().map(|term| term.value(list(term.column))).sum();
+        1.0 / (1.0 + (-BIAS - dense - sparse).exp())
+    }
+}
+
+impl Term {
+    fn new(column: usize, name: &str, length: usize, probabilities: &[f64]) -> Self {
+        let (ids, salt) = (IdSpace::of(name), name_hash(name));
+        let effects = (0u32..).zip(probabilities).map(|(rank, p)| p * effect(salt, i64::from(ids.id(rank))));
+        let mean = effects.sum();
+        Self { column, salt, mean, scale: SPARSE_WEIGHT / (length.max(1) as f64).sqrt() }
+    }
+
+    fn value(&self, list: &[i64]) -> f64 {
+        self.scale * list.iter().map(|id| effect(self.salt, *id) - self.mean).sum::<f64>()
+    }
+}
+
+/// The raw effect of an id: uniform between -√3 and √3, so of variance 1.
+fn effect(salt: u64, id: i64) -> f64 {
+    let uniform = (mix(salt ^ id as u64) >> 11) as f64 / (1u64 << 53) as f64;
+    (2.0 * uniform - 1.0) * 3f64.sqrt()
+}
+
+fn kind(group: &GroupSpec) -> u8 {
+    match group.change {
+        Change::Redraw { .. } => 0,
+        Change::Slide { .. } => 1,
+        Change::Fresh => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workload::Workload;
+    use super::*;
+
+    #[test]
+    fn the_first_two_features_of_each_kind_have_an_effect() {
+        let columns = |workload: Workload| -> Vec<usize> {
+            HiddenModel::new(&workload.groups()).terms.iter().map(|term| term.column).collect()
+        };
+        assert_eq!(columns(Workload::Rm1), [0, 1, 24, 25, 30, 31]);
+        assert_eq!(columns(Workload::Rm3), [0, 1, 13, 14]);
+    }
+
+    #[test]
+    fn every_input_moves_the_probability() {
+        let model = HiddenModel::new(&Workload::Rm1.groups());
+        let base = model.probability_of(&[0.0; 13], |_| &[]);
+        assert!((base - 1.0 / (1.0 + 1.43f64.exp())).abs() < 1e-12);
+        assert!(model.probability_of(&[1.0, 0.0, 0.0, 0.0], |_| &[]) > base);
+        for term in &model.terms {
+            let moved =
+                model.probability_of(&[0.0; 13], |column| if column == term.column { &[5] } else { &[] });
+            assert_ne!(moved, base);
+        }
+    }
+}

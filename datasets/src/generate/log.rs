@@ -1,0 +1,257 @@
+//! The rows of a cell as the two logs' record batches, and the files they go to.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float32Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+use rayon::prelude::*;
+
+use super::arrival::Arrival;
+use super::features::{Group, ListColumn, Row, list_field};
+use super::label::HiddenModel;
+use super::workload::{DENSE_FEATURES, GroupSpec, Workload, dense_names};
+use crate::Result;
+use crate::raw_log::{RawLogWriter, TableWriter};
+
+/// Rows of a record batch.
+const BATCH_ROWS: usize = 2048;
+/// A file ends with the first batch that brings it to this many rows.
+const PART_ROWS: usize = 128 << 10;
+/// 2026-01-01T00:00:00Z: the time of the first request.
+const FIRST_REQUEST_MICROS: i64 = 1_767_225_600_000_000;
+/// Requests arrive at a steady 500 per second.
+const REQUEST_INTERVAL_MICROS: i64 = 2_000;
+/// The label of a request is known a minute later, when its attribution window closes.
+const EVENT_DELAY_MICROS: i64 = 60_000_000;
+/// Sessions belong to users drawn uniformly from as many.
+const USERS: i64 = 10_000_000;
+
+/// What the cells of a log have in common.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) groups: Vec<GroupSpec>,
+    session_size: f64,
+    model: HiddenModel,
+    seed: u64,
+    features: SchemaRef,
+    events: SchemaRef,
+}
+
+impl World {
+    pub(super) fn new(workload: Workload, seed: u64) -> Self {
+        let groups = workload.groups();
+        let model = HiddenModel::new(&groups);
+        let session_size = workload.shape().session_size;
+        Self { session_size, model, seed, features: feature_schema(&groups), events: event_schema(), groups }
+    }
+
+    /// The random numbers of one purpose in one cell; purposes are fewer than 2^16, cells fewer than 2^48.
+    fn rng(&self, cell: u64, purpose: u64) -> ChaCha8Rng {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(cell << 16 | purpose);
+        rng
+    }
+}
+
+/// The columns of the feature log: one row a request.
+fn feature_schema(groups: &[GroupSpec]) -> SchemaRef {
+    let mut fields = vec![
+        Field::new("request_id", DataType::Int64, false),
+        Field::new("session_id", DataType::Int64, false),
+        Field::new("user_id", DataType::Int64, false),
+        time_field(),
+    ];
+    fields.extend(dense_names().iter().map(|name| Field::new(name, DataType::Float32, false)));
+    fields.extend(groups.iter().flat_map(|group| &group.features).map(|name| list_field(name)));
+    Arc::new(Schema::new(fields))
+}
+
+/// The columns of the event log: one row a request.
+fn event_schema() -> SchemaRef {
+    let request = Field::new("request_id", DataType::Int64, false);
+    Arc::new(Schema::new(vec![request, time_field(), Field::new("label", DataType::Float32, false)]))
+}
+
+fn time_field() -> Field {
+    Field::new("timestamp", DataType::Timestamp(TimeUnit::Microsecond, None), false)
+}
+
+/// Rows of both logs that belong together.
+#[derive(Debug)]
+pub(super) struct Batch {
+    features: RecordBatch,
+    events: RecordBatch,
+}
+
+impl Batch {
+    pub(super) fn rows(&self) -> usize {
+        self.features.num_rows()
+    }
+
+    /// The rows of the feature log.
+    #[cfg(test)]
+    pub(super) fn features(&self) -> &RecordBatch {
+        &self.features
+    }
+}
+
+/// The rows of one cell, batch by batch.
+#[derive(Debug)]
+pub(super) struct Cell<'a> {
+    world: &'a World,
+    /// The request id of the cell's first row, and the session id of its session 0: no two cells' sessions
+    /// can meet, as a cell has no more sessions than rows.
+    first_id: i64,
+    arrival: Arrival,
+    users: Vec<i64>,
+    /// The samples that each session still has to come.
+    left: Vec<u32>,
+    groups: Vec<Group<'a>>,
+    samples: ChaCha8Rng,
+    next_row: usize,
+}
+
+impl<'a> Cell<'a> {
+    /// The cell number `index` of `samples` rows, whose first request has the number `first_id`.
+    pub(super) fn new(world: &'a World, index: u64, first_id: i64, samples: u32) -> Self {
+        let mut rng = world.rng(index, 0);
+        let arrival = Arrival::draw(samples, world.session_size, &mut rng);
+        let users = arrival.sizes.iter().map(|_| rng.random_range(0..USERS)).collect();
+        let numbered = (2u64..).zip(&world.groups);
+        Self {
+            first_id,
+            users,
+            left: arrival.sizes.clone(),
+            arrival,
+            groups: numbered.map(|(purpose, spec)| Group::new(spec, world.rng(index, purpose))).collect(),
+            samples: world.rng(index, 1),
+            next_row: 0,
+            world,
+        }
+    }
+
+    pub(super) fn sessions(&self) -> u64 {
+        self.arrival.sizes.len() as u64
+    }
+
+    /// The next rows, or `None` at the end of the cell.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Internal`] if Arrow refuses the columns.
+    pub(super) fn next_batch(&mut self) -> Result<Option<Batch>> {
+        let range = self.next_row..self.arrival.order.len().min(self.next_row + BATCH_ROWS);
+        if range.is_empty() {
+            return Ok(None);
+        }
+        self.next_row = range.end;
+        let rows = self.rows(range.clone());
+        let lists: Vec<Vec<ListColumn>> =
+            self.groups.par_iter_mut().map(|group| group.columns(&rows)).collect();
+        let lists: Vec<ListColumn> = lists.into_iter().flatten().collect();
+        let (dense, labels) = self.draw_samples(&lists, rows.len());
+
+        let ids: Vec<i64> = range.map(|row| self.first_id + row as i64).collect();
+        let requests: ArrayRef = Arc::new(Int64Array::from(ids.clone()));
+        let sessions = rows.iter().map(|row| self.first_id + i64::from(row.session));
+        let users = rows.iter().map(|row| self.users.get(row.session as usize).copied().unwrap_or_default());
+        let mut columns: Vec<ArrayRef> = vec![
+            Arc::clone(&requests),
+            Arc::new(Int64Array::from_iter_values(sessions)),
+            Arc::new(Int64Array::from_iter_values(users)),
+            request_times(&ids, 0),
+        ];
+        columns.extend(dense.into_iter().map(|column| Arc::new(Float32Array::from(column)) as ArrayRef));
+        for list in lists {
+            columns.push(list.into_array()?);
+        }
+        let features = RecordBatch::try_new(Arc::clone(&self.world.features), columns)?;
+        let events =
+            vec![requests, request_times(&ids, EVENT_DELAY_MICROS), Arc::new(Float32Array::from(labels))];
+        let events = RecordBatch::try_new(Arc::clone(&self.world.events), events)?;
+        Ok(Some(Batch { features, events }))
+    }
+
+    fn rows(&mut self, range: Range<usize>) -> Vec<Row> {
+        let (sizes, left) = (&self.arrival.sizes, &mut self.left);
+        let row = |&session: &u32| {
+            let (size, left) = (sizes.get(session as usize)?, left.get_mut(session as usize)?);
+            let first = left == size;
+            *left -= 1;
+            Some(Row { session, first, last: *left == 0 })
+        };
+        self.arrival.order.get(range).unwrap_or(&[]).iter().filter_map(row).collect()
+    }
+
+    /// The dense columns, standard normal, and the labels of the next `rows` rows.
+    fn draw_samples(&mut self, lists: &[ListColumn], rows: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
+        let mut columns: Vec<_> = (0..DENSE_FEATURES).map(|_| Vec::with_capacity(rows)).collect();
+        let mut labels = Vec::with_capacity(rows);
+        for row in 0..rows {
+            let dense: [f32; DENSE_FEATURES] = std::array::from_fn(|_| self.samples.sample(StandardNormal));
+            let probability = self.world.model.probability(&dense, lists, row);
+            labels.push(if self.samples.random::<f64>() < probability { 1.0 } else { 0.0 });
+            columns.iter_mut().zip(dense).for_each(|(column, value)| column.push(value));
+        }
+        (columns, labels)
+    }
+}
+
+/// The times of requests, `delay` microseconds later.
+fn request_times(ids: &[i64], delay: i64) -> ArrayRef {
+    let time = |id: &i64| FIRST_REQUEST_MICROS + REQUEST_INTERVAL_MICROS * id + delay;
+    Arc::new(TimestampMicrosecondArray::from_iter_values(ids.iter().map(time)))
+}
+
+/// The files of both logs, a part after the other; parts with equal numbers hold the same requests.
+#[derive(Debug)]
+pub(super) struct Parts<'a> {
+    logs: &'a RawLogWriter,
+    /// The open feature and event tables and their rows.
+    open: Option<(TableWriter, TableWriter, usize)>,
+    finished: usize,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn new(logs: &'a RawLogWriter) -> Self {
+        Self { logs, open: None, finished: 0 }
+    }
+
+    /// Appends a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Io`] or [`crate::Error::Parquet`] if a file cannot be written.
+    pub(super) fn write(&mut self, batch: &Batch) -> Result<()> {
+        let (mut features, mut events, rows) = match self.open.take() {
+            Some(open) => open,
+            None => {
+                let name = format!("part-{:05}.parquet", self.finished);
+                let features = self.logs.table(&format!("features/{name}"), batch.features.schema())?;
+                (features, self.logs.table(&format!("events/{name}"), batch.events.schema())?, 0)
+            }
+        };
+        features.write(&batch.features)?;
+        events.write(&batch.events)?;
+        self.open = Some((features, events, rows + batch.rows()));
+        if rows + batch.rows() >= PART_ROWS { self.finish() } else { Ok(()) }
+    }
+
+    /// Ends the current part.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if let Some((features, events, _)) = self.open.take() {
+            features.finish()?;
+            events.finish()?;
+            self.finished += 1;
+        }
+        Ok(())
+    }
+}

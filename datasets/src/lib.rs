@@ -1,0 +1,38 @@
+//! What every other crate of Onefold agrees on: the feature schema, the dataset on disk, and the raw
+//! logs that datasets are built from.
+//!
+//! ```text
+//! public logs ──import──▶ raw logs + dataset.toml ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
+//! workload   ──generate─▶    (raw_log, generate,                     (schema, manifest,
+//!                             movielens, ebnerd)                       writer, commit)
+//! ```
+//!
+//! A **dataset** is a directory: `manifest.json` beside Parquet files in hive-style partition folders.
+//! [`Manifest`] describes it, [`DatasetWriter`] is the only code that writes one, and its commit is one
+//! atomic rename of the manifest. **Raw logs** are what a service would have logged, in arrival order;
+//! this crate makes them, from public data ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]).
+//!
+//! Nothing here depends on another crate of the workspace; `onefold-ingest`, `onefold-ikjt` and
+//! `onefold-sharding` build on it.
+#![forbid(unsafe_code)]
+
+pub mod commit;
+pub mod console;
+pub mod ebnerd;
+mod error;
+pub mod generate;
+mod manifest;
+pub mod movielens;
+mod partition;
+pub mod raw_log;
+mod schema;
+pub mod units;
+mod writer;
+
+pub use error::{Error, Result, suggest};
+pub use manifest::{
+    DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Partition, Statistics,
+};
+pub use partition::{PartitionFilter, PartitionKey};
+pub use schema::{FeatureGroup, Schema, SESSION_COLUMN, SparseFeature, SparseKind, TIME_COLUMN};
+pub use writer::{DatasetWriter, WriterOptions};

@@ -1,0 +1,273 @@
+//! `manifest.json`: what a dataset consists of. What it does not name is not part of the dataset.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, PartitionFilter, PartitionKey, Result, Schema, commit};
+
+/// The manifest's file name in a dataset directory.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// The version this code writes. A reader refuses every other one by number.
+const FORMAT_VERSION: u32 = 1;
+
+/// How sparse features are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// Every sample carries every list.
+    Rows,
+}
+
+/// How samples are ordered within a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// The samples of a session stand together, in time order; sessions by start time.
+    Session,
+    /// By time alone, as a service logs them: the baseline that clustering is measured against.
+    Arrival,
+}
+
+/// A dataset's manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of this format.
+    pub format_version: u32,
+    /// Counts the commits to this directory; data files carry it in their names.
+    pub generation: u64,
+    /// How sparse features are stored.
+    pub layout: Layout,
+    /// How samples are ordered within a partition.
+    pub order: Order,
+    /// The columns.
+    pub schema: Schema,
+    /// The partitions, by key.
+    pub partitions: Vec<Partition>,
+    /// Figures over all partitions.
+    pub statistics: Statistics,
+}
+
+/// One partition and its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Partition {
+    /// The partition columns' values.
+    pub key: PartitionKey,
+    /// Samples in the partition.
+    pub samples: u64,
+    /// Sessions in the partition; a session never spans two.
+    pub sessions: u64,
+    /// The files, in sample order.
+    pub files: Vec<DataFile>,
+}
+
+/// One Parquet file of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataFile {
+    /// Path relative to the dataset directory, with `/` between its parts.
+    pub path: String,
+    /// Samples in the file.
+    pub samples: u64,
+    /// Row groups in the file.
+    pub row_groups: u64,
+    /// Size of the file.
+    pub bytes_on_disk: u64,
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
+}
+
+/// Figures over a whole dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Statistics {
+    /// All samples.
+    pub samples: u64,
+    /// All sessions.
+    pub sessions: u64,
+    /// Size of all data files.
+    pub bytes_on_disk: u64,
+    /// Figures by sparse feature.
+    pub features: BTreeMap<String, FeatureStatistics>,
+}
+
+/// Figures over a sparse feature of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeatureStatistics {
+    /// Ids over all samples, as if every sample carried its list.
+    pub values: u64,
+    /// The smallest id, if there is any.
+    pub min_id: Option<i64>,
+    /// The largest id, if there is any.
+    pub max_id: Option<i64>,
+    /// The longest list.
+    pub max_length: u64,
+}
+
+impl Manifest {
+    /// A manifest of the current version; the statistics' totals are summed from the partitions.
+    pub(crate) fn new(
+        generation: u64,
+        order: Order,
+        schema: Schema,
+        partitions: Vec<Partition>,
+        features: BTreeMap<String, FeatureStatistics>,
+    ) -> Self {
+        let statistics = Statistics {
+            samples: partitions.iter().map(|partition| partition.samples).sum(),
+            sessions: partitions.iter().map(|partition| partition.sessions).sum(),
+            bytes_on_disk: partitions.iter().flat_map(|partition| &partition.files).map(|file| file.bytes_on_disk).sum(),
+            features,
+        };
+        Self { format_version: FORMAT_VERSION, generation, layout: Layout::Rows, order, schema, partitions, statistics }
+    }
+
+    /// Reads the manifest of the dataset in `directory`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotADataset`] if there is none, [`Error::Manifest`] if it is of another version, is not
+    /// what this version writes, or contradicts itself.
+    pub fn load(directory: &Path) -> Result<Self> {
+        let path = directory.join(MANIFEST_FILE);
+        let text = match fs_err::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let hint = "give the directory that `onefold-ingest build --out` wrote; if a build was interrupted, run it again";
+                return Err(Error::NotADataset { path: directory.to_owned(), hint: hint.to_owned() });
+            }
+            other => other?,
+        };
+        let wrong = |message: String| Error::Manifest { path: path.clone(), message };
+        #[derive(Deserialize)]
+        struct Versioned {
+            format_version: u32,
+        }
+        let version: Versioned = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        if version.format_version != FORMAT_VERSION {
+            let message = format!("format version {}, this program reads {FORMAT_VERSION}", version.format_version);
+            return Err(wrong(message));
+        }
+        let manifest: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        manifest.check().map_err(wrong)?;
+        Ok(manifest)
+    }
+
+    /// Writes the manifest: the commit of a dataset. Readers see the old one or this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written; the previous manifest is then untouched.
+    pub(crate) fn store(&self, directory: &Path) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
+        text.push('\n');
+        Ok(commit::write_atomically(&directory.join(MANIFEST_FILE), text.as_bytes())?)
+    }
+
+    /// The partitions that `filter` chooses, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PartitionFilter`] if the filter names no partition column, or chooses nothing of a dataset
+    /// that has samples.
+    pub fn select(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
+        let mut chosen = Vec::new();
+        for partition in &self.partitions {
+            if filter.matches(&partition.key)? {
+                chosen.push(partition);
+            }
+        }
+        if chosen.is_empty() && !self.partitions.is_empty() {
+            let some: Vec<_> = self.partitions.iter().take(5).map(|p| format!("`{}`", p.key)).collect();
+            return Err(Error::PartitionFilter {
+                filter: filter.to_string(),
+                message: "no partition matches".to_owned(),
+                hint: format!("the dataset holds {}{}", some.join(", "), if self.partitions.len() > 5 { ", …" } else { "" }),
+            });
+        }
+        Ok(chosen)
+    }
+
+    /// The data files' paths relative to the dataset directory.
+    pub fn file_paths(&self) -> impl Iterator<Item = PathBuf> {
+        self.partitions.iter().flat_map(|partition| &partition.files).map(|file| PathBuf::from(&file.path))
+    }
+
+    /// Checks what serde cannot: the schema, the totals, and that no path leaves the directory.
+    fn check(&self) -> Result<(), String> {
+        self.schema.validate().map_err(|error| error.to_string())?;
+        for partition in &self.partitions {
+            let files: u64 = partition.files.iter().fold(0, |sum, file| sum.saturating_add(file.samples));
+            if files != partition.samples {
+                return Err(format!("partition `{}` has {} samples, its files have {files}", partition.key, partition.samples));
+            }
+            for file in &partition.files {
+                let path = Path::new(&file.path);
+                if !path.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
+                    return Err(format!("the file path `{}` leaves the dataset", file.path));
+                }
+            }
+        }
+        let partitions: u64 = self.partitions.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples));
+        if partitions != self.statistics.samples {
+            let total = self.statistics.samples;
+            return Err(format!("the statistics count {total} samples, the partitions {partitions}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let schema = Schema { labels: vec!["label".into()], weight: None, dense: vec!["age".into()], groups: vec![] };
+        let file = DataFile { path: "split=a/part-00000-g1.parquet".into(), samples: 3, row_groups: 1, bytes_on_disk: 9, sha256: "00".into() };
+        let key = PartitionKey::parse("split=a").unwrap();
+        let partition = Partition { key, samples: 3, sessions: 2, files: vec![file] };
+        Manifest::new(1, Order::Session, schema, vec![partition], BTreeMap::new())
+    }
+
+    #[test]
+    fn what_is_stored_is_what_is_loaded() {
+        let directory = tempfile::tempdir().unwrap();
+        manifest().store(directory.path()).unwrap();
+        assert_eq!(Manifest::load(directory.path()).unwrap(), manifest());
+    }
+
+    #[test]
+    fn other_versions_and_escaping_paths_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(MANIFEST_FILE);
+        let refused = |manifest: Manifest| {
+            fs_err::write(&path, serde_json::to_string(&manifest).unwrap()).unwrap();
+            Manifest::load(directory.path()).unwrap_err().to_string()
+        };
+        let mut newer = manifest();
+        newer.format_version = 2;
+        assert!(refused(newer).contains("format version 2, this program reads 1"));
+        let mut escaping = manifest();
+        escaping.partitions[0].files[0].path = "../secret.parquet".into();
+        assert!(refused(escaping).contains("leaves the dataset"));
+        let mut unequal = manifest();
+        unequal.partitions[0].files[0].samples = 4;
+        assert!(refused(unequal).contains("has 3 samples, its files have 4"));
+    }
+
+    #[test]
+    fn a_directory_without_a_manifest_is_no_dataset() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(Manifest::load(directory.path()), Err(Error::NotADataset { .. })));
+    }
+
+    #[test]
+    fn a_filter_that_chooses_nothing_names_what_there_is() {
+        let error = manifest().select(&PartitionFilter::parse("split=b").unwrap()).unwrap_err().to_string();
+        assert!(error.contains("no partition matches") && error.contains("`split=a`"), "{error}");
+    }
+}

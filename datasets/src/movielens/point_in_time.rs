@@ -1,0 +1,169 @@
+//! What a service knows about a user and an item at the moment of a request: histories and running means,
+//! from ratings with strictly earlier timestamps only. Ratings that share a timestamp do not see each other.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::parse::Rating;
+
+/// How many items a history holds: the last ones.
+pub const HISTORY_WINDOW: usize = 50;
+/// The lowest rating that says "liked": the label's threshold.
+pub const LIKED_RATING: i64 = 4;
+
+/// How many ratings at the mean of all users a mean starts from (a Bayesian average).
+const PRIOR_RATINGS: f64 = 5.0;
+/// The mean before the first rating: the middle of the scale.
+const FIRST_MEAN: f64 = 3.0;
+
+/// Ratings counted and summed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    count: u32,
+    sum: f64,
+}
+
+impl Tally {
+    fn add(&mut self, rating: i64) {
+        self.count += 1;
+        self.sum += rating as f64;
+    }
+
+    /// The mean of these ratings and of [`PRIOR_RATINGS`] more of value `prior`.
+    fn mean(&self, prior: f64) -> f32 {
+        ((self.sum + PRIOR_RATINGS * prior) / (f64::from(self.count) + PRIOR_RATINGS)) as f32
+    }
+
+    /// `ln(1 + count)`.
+    fn log_count(&self) -> f32 {
+        f64::from(self.count).ln_1p() as f32
+    }
+}
+
+/// What a user has done so far.
+#[derive(Debug, Default)]
+struct UserState {
+    rated: VecDeque<(i64, i64)>,
+    liked: VecDeque<i64>,
+    tally: Tally,
+}
+
+/// What is known at the moment of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Context {
+    /// The last [`HISTORY_WINDOW`] items that the user rated, oldest first, ties in time by item.
+    pub(super) history_items: Vec<i64>,
+    /// Their ratings, 1 to 5.
+    pub(super) history_ratings: Vec<i64>,
+    /// The last [`HISTORY_WINDOW`] items that the user liked, oldest first.
+    pub(super) liked_items: Vec<i64>,
+    /// `ln(1 + n)` of the n ratings by the user.
+    pub(super) user_log_ratings: f32,
+    /// Their smoothed mean.
+    pub(super) user_mean_rating: f32,
+    /// `ln(1 + n)` of the n ratings of the item.
+    pub(super) item_log_ratings: f32,
+    /// Their smoothed mean.
+    pub(super) item_mean_rating: f32,
+}
+
+/// Walks ratings in arrival order and calls `each` with the context of every one.
+///
+/// # Errors
+///
+/// Whatever `each` returns.
+pub(super) fn walk<E>(
+    ratings: &[Rating],
+    mut each: impl FnMut(&Rating, Context) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut users: HashMap<i64, UserState> = HashMap::new();
+    let mut items: HashMap<i64, Tally> = HashMap::new();
+    let mut all = Tally::default();
+    let newcomer = UserState::default();
+    for moment in ratings.chunk_by(|a, b| a.timestamp == b.timestamp) {
+        let prior = if all.count == 0 { FIRST_MEAN } else { all.sum / f64::from(all.count) };
+        for rating in moment {
+            let user = users.get(&rating.user).unwrap_or(&newcomer);
+            let item = items.get(&rating.item).copied().unwrap_or_default();
+            each(rating, context(user, item, prior))?;
+        }
+        for rating in moment {
+            let user = users.entry(rating.user).or_default();
+            push_last(&mut user.rated, (rating.item, rating.rating));
+            if rating.rating >= LIKED_RATING {
+                push_last(&mut user.liked, rating.item);
+            }
+            user.tally.add(rating.rating);
+            items.entry(rating.item).or_default().add(rating.rating);
+            all.add(rating.rating);
+        }
+    }
+    Ok(())
+}
+
+fn context(user: &UserState, item: Tally, prior: f64) -> Context {
+    Context {
+        history_items: user.rated.iter().map(|(item, _)| *item).collect(),
+        history_ratings: user.rated.iter().map(|(_, rating)| *rating).collect(),
+        liked_items: user.liked.iter().copied().collect(),
+        user_log_ratings: user.tally.log_count(),
+        user_mean_rating: user.tally.mean(prior),
+        item_log_ratings: item.log_count(),
+        item_mean_rating: item.mean(prior),
+    }
+}
+
+fn push_last<T>(window: &mut VecDeque<T>, value: T) {
+    if window.len() == HISTORY_WINDOW {
+        window.pop_front();
+    }
+    window.push_back(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contexts(ratings: &[(i64, i64, i64, i64)]) -> Vec<Context> {
+        let ratings: Vec<Rating> = ratings
+            .iter()
+            .map(|&(timestamp, user, item, rating)| Rating { timestamp, user, item, rating })
+            .collect();
+        let mut contexts = Vec::new();
+        walk(&ratings, |_, context| {
+            contexts.push(context);
+            Ok::<_, ()>(())
+        })
+        .unwrap();
+        contexts
+    }
+
+    #[test]
+    fn a_history_holds_strictly_earlier_ratings_and_ties_share_it() {
+        let contexts = contexts(&[(1, 7, 10, 5), (2, 7, 11, 2), (2, 7, 12, 4), (2, 8, 10, 1), (3, 7, 13, 3)]);
+        let items: Vec<&[i64]> = contexts.iter().map(|context| context.history_items.as_slice()).collect();
+        assert_eq!(items, [&[][..], &[10], &[10], &[], &[10, 11, 12]]);
+        assert_eq!(contexts[4].history_ratings, [5, 2, 4]);
+        assert_eq!(contexts[4].liked_items, [10, 12]);
+    }
+
+    #[test]
+    fn a_history_keeps_the_last_of_its_window() {
+        let many: Vec<_> = (0..60).map(|n| (n, 1, 100 + n, if n < 55 { 5 } else { 1 })).collect();
+        let contexts = contexts(&many);
+        let last = &contexts[59];
+        assert_eq!(last.history_items, (109..159).collect::<Vec<i64>>());
+        assert_eq!(last.history_ratings.len(), HISTORY_WINDOW);
+        assert_eq!(last.liked_items, (105..155).collect::<Vec<i64>>());
+    }
+
+    #[test]
+    fn means_are_of_earlier_ratings_and_start_from_everybody_s() {
+        let contexts = contexts(&[(1, 1, 10, 5), (1, 2, 10, 1), (2, 1, 10, 2), (3, 3, 11, 4)]);
+        assert_eq!((contexts[0].user_mean_rating, contexts[1].item_mean_rating), (3.0, 3.0));
+        // All earlier ratings have mean 3: user 1 gave a 5, item 10 got a 5 and a 1.
+        assert_eq!(contexts[2].user_mean_rating, (5.0 + 5.0 * 3.0) / 6.0);
+        assert_eq!(contexts[2].item_mean_rating, 3.0);
+        assert_eq!(contexts[2].item_log_ratings, 3f32.ln());
+        assert_eq!((contexts[3].user_mean_rating, contexts[3].user_log_ratings), ((8.0 / 3.0) as f32, 0.0));
+    }
+}

@@ -1,0 +1,109 @@
+//! Sizes and durations as people write them, for configuration files and command lines.
+
+/// Parses a number of bytes: `4096`, `512MiB`, `2GB`, `1.5 GiB`. Decimal units are powers of 1,000, binary
+/// ones (`Ki`, `Mi`, `Gi`, `Ti`, and a bare `K`, `M`, `G`, `T`) powers of 1,024.
+///
+/// # Errors
+///
+/// A sentence for the person who wrote it, if `text` is not such a size or is zero.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "k" | "ki" | "kib" => 1024.0,
+        "m" | "mi" | "mib" => 1024f64.powi(2),
+        "g" | "gi" | "gib" => 1024f64.powi(3),
+        "t" | "ti" | "tib" => 1024f64.powi(4),
+        _ => return Err(format!("`{text}` is not a size; write it like `512MiB` or `4GB`")),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number * factor >= 1.0 && number * factor < 2f64.powi(63) => Ok((number * factor) as u64),
+        _ => Err(format!("`{text}` is not a size of at least one byte; write it like `512MiB` or `4GB`")),
+    }
+}
+
+/// Parses a duration into microseconds: `30m`, `45s`, `6h`, `2d`, `500ms`.
+///
+/// # Errors
+///
+/// A sentence for the person who wrote it, if `text` is not such a duration or is zero.
+pub fn parse_duration_micros(text: &str) -> Result<i64, String> {
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let factor: i64 = match unit.trim() {
+        "us" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "m" | "min" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        _ => return Err(format!("`{text}` is not a duration; write it like `30m`, `45s` or `6h`")),
+    };
+    let micros = number.parse::<i64>().ok().and_then(|number| number.checked_mul(factor));
+    micros.filter(|micros| *micros > 0).ok_or_else(|| format!("`{text}` is not a positive duration; write it like `30m`"))
+}
+
+/// Writes a number of bytes for a person: `1.5 MiB`.
+pub fn format_bytes(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+/// Writes a count for a person: `1,234,567`.
+pub fn format_count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_in_decimal_and_binary_units() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_bytes("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(parse_bytes("2GB"), Ok(2_000_000_000));
+        for bad in ["", "GiB", "0", "-1", "1e400GB", "12 parsecs", "1.2.3K"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_parse_into_microseconds() {
+        assert_eq!(parse_duration_micros("30m"), Ok(1_800_000_000));
+        assert_eq!(parse_duration_micros("500ms"), Ok(500_000));
+        for bad in ["", "30", "0s", "m", "9223372036854775807d", "-5m"] {
+            assert!(parse_duration_micros(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn people_read_units_and_separators() {
+        assert_eq!(format_bytes(1_572_864), "1.5 MiB");
+        assert_eq!(format_bytes(12), "12 B");
+        assert_eq!(format_count(1_234_567), "1,234,567");
+        assert_eq!(format_count(12), "12");
+    }
+}

@@ -1,0 +1,121 @@
+//! A batch of samples.
+
+use arrow::buffer::ScalarBuffer;
+
+use crate::{Error, Group, Result};
+
+/// What a [`Batch`] is made of.
+#[derive(Debug, Clone)]
+pub struct BatchParts {
+    /// Samples, B.
+    pub size: usize,
+    /// Dense features, `[B, D]` row-major.
+    pub dense: ScalarBuffer<f32>,
+    /// Labels, `[B, L]` row-major.
+    pub labels: ScalarBuffer<f32>,
+    /// Sample weights, `[B]`.
+    pub weights: Option<ScalarBuffer<f32>>,
+    /// Sparse features by group.
+    pub groups: Vec<Group>,
+}
+
+/// B samples: dense features, labels, weights, and sparse features by group.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    size: usize,
+    dense: ScalarBuffer<f32>,
+    labels: ScalarBuffer<f32>,
+    weights: Option<ScalarBuffer<f32>>,
+    groups: Vec<Group>,
+}
+
+impl Batch {
+    /// A batch of these parts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if the dense features or labels are no multiple of the batch size, or a group or
+    /// the weights have another number of samples.
+    pub fn try_new(parts: BatchParts) -> Result<Self> {
+        let BatchParts { size, dense, labels, weights, groups } = parts;
+        for (place, length) in [("dense features", dense.len()), ("labels", labels.len())] {
+            if length.checked_rem(size).unwrap_or(length) != 0 {
+                return Err(Error::invariant(place, format!("{length} values for {size} samples")));
+            }
+        }
+        if let Some(weights) = weights.as_ref().filter(|weights| weights.len() != size) {
+            return Err(Error::invariant("weights", format!("{} values for {size} samples", weights.len())));
+        }
+        if let Some(group) = groups.iter().find(|group| group.samples() != size) {
+            let message = format!("{} samples in a batch of {size}", group.samples());
+            return Err(Error::invariant(format!("group `{}`", group.name()), message));
+        }
+        Ok(Self { size, dense, labels, weights, groups })
+    }
+
+    /// The number of samples, B.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Dense features, `[B, D]` row-major.
+    pub fn dense(&self) -> &ScalarBuffer<f32> {
+        &self.dense
+    }
+
+    /// D, the number of dense features.
+    pub fn dense_width(&self) -> usize {
+        self.dense.len().checked_div(self.size).unwrap_or(0)
+    }
+
+    /// Labels, `[B, L]` row-major.
+    pub fn labels(&self) -> &ScalarBuffer<f32> {
+        &self.labels
+    }
+
+    /// L, the number of labels.
+    pub fn label_width(&self) -> usize {
+        self.labels.len().checked_div(self.size).unwrap_or(0)
+    }
+
+    /// Sample weights, `[B]`.
+    pub fn weights(&self) -> Option<&ScalarBuffer<f32>> {
+        self.weights.as_ref()
+    }
+
+    /// Sparse features by group.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// The batch with every group expanded: what the batch means.
+    pub fn expand(&self) -> Self {
+        Self { groups: self.groups.iter().map(Group::expand).collect(), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Feature;
+
+    #[test]
+    fn every_broken_invariant_is_named() {
+        let group = Group::try_new("g", None, vec![Feature::from_rows("x", &[[1], [2]]).unwrap()]).unwrap();
+        let parts = BatchParts {
+            size: 2,
+            dense: vec![0.0; 6].into(),
+            labels: vec![0.0; 2].into(),
+            weights: None,
+            groups: vec![group],
+        };
+        let batch = Batch::try_new(parts.clone()).unwrap();
+        assert_eq!((batch.dense_width(), batch.label_width()), (3, 1));
+        let refused = |parts: BatchParts| Batch::try_new(parts).unwrap_err().to_string();
+        assert_eq!(refused(BatchParts { dense: vec![0.0; 5].into(), ..parts.clone() }), "dense features: 5 values for 2 samples");
+        assert_eq!(refused(BatchParts { labels: vec![0.0].into(), ..parts.clone() }), "labels: 1 values for 2 samples");
+        assert_eq!(refused(BatchParts { weights: Some(vec![1.0].into()), ..parts.clone() }), "weights: 1 values for 2 samples");
+        let three = BatchParts { size: 3, labels: vec![0.0; 3].into(), ..parts };
+        assert_eq!(refused(three), "group `g`: 2 samples in a batch of 3");
+    }
+}

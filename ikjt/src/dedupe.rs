@@ -1,0 +1,166 @@
+//! Exact deduplication of a group's rows.
+//!
+//! RecD's InverseKeyedJaggedTensor (Zhao et al., MLSys 2023) from a plain one. Data clustered by session repeats
+//! mostly from one sample to the next, so a row is first compared with the one before it, which costs one
+//! comparison and no hash; only where a list changes is the row looked up among the distinct ones of the batch.
+
+use crate::{Feature, Group};
+
+/// The same samples with every distinct row once, in the order in which the rows first occur.
+///
+/// Two samples share a row exactly if all features of the group have equal ids (and weights, bit by bit) in
+/// both. The new features hold their rows one after the other, without gaps. `deduplicate(g).expand()` equals
+/// `g.expand()`.
+pub fn deduplicate(group: &Group) -> Group {
+    let samples = group.samples();
+    let features = group.features();
+    let mut inverse: Vec<i32> = Vec::with_capacity(samples);
+    let mut distinct: Vec<usize> = Vec::new();
+    let mut index = Index::with_capacity(samples);
+    for sample in 0..samples {
+        let row = group.row_of(sample);
+        let before = sample.checked_sub(1).map(|before| group.row_of(before));
+        let slot = match before {
+            Some(before) if before == row || equal_rows(features, before, row) => inverse[sample - 1],
+            _ => index.find_or_insert(hash_row(features, row), &mut distinct, row, |other| equal_rows(features, other, row)),
+        };
+        inverse.push(slot);
+    }
+    group.with_rows(inverse, &distinct)
+}
+
+fn equal_rows(features: &[Feature], a: usize, b: usize) -> bool {
+    features.iter().all(|feature| {
+        let weights = |row| feature.row_weights(row).unwrap_or(&[]).iter().map(|weight| weight.to_bits());
+        feature.row(a) == feature.row(b) && weights(a).eq(weights(b))
+    })
+}
+
+/// A hash of a row's lengths and ids (weights are left to the comparison): multiply and rotate, as in FxHash,
+/// with four independent lanes so that the multiplications overlap.
+fn hash_row(features: &[Feature], row: usize) -> u64 {
+    const K: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |state: u64, id: i64| (state.rotate_left(5) ^ id as u64).wrapping_mul(K);
+    let mut state = 0;
+    for feature in features {
+        let ids = feature.row(row);
+        state = mix(state, ids.len() as i64);
+        let mut lanes = [state, 1, 2, 3];
+        let mut chunks = ids.chunks_exact(4);
+        for chunk in &mut chunks {
+            for (lane, &id) in lanes.iter_mut().zip(chunk) {
+                *lane = mix(*lane, id);
+            }
+        }
+        for (lane, &id) in lanes.iter_mut().zip(chunks.remainder()) {
+            *lane = mix(*lane, id);
+        }
+        state = lanes.iter().fold(0, |state, &lane| mix(state, lane as i64));
+    }
+    state ^ (state >> 32)
+}
+
+/// Open addressing from hashes to distinct rows; at most half full, so that a probe ends soon.
+struct Index {
+    /// `(hash, slot)`; a negative slot is free.
+    entries: Vec<(u64, i32)>,
+}
+
+impl Index {
+    fn with_capacity(rows: usize) -> Self {
+        Self { entries: vec![(0, -1); (2 * rows).next_power_of_two().max(2)] }
+    }
+
+    /// The number of the distinct row that `equal` accepts, or a new one for `row`.
+    fn find_or_insert(&mut self, hash: u64, distinct: &mut Vec<usize>, row: usize, equal: impl Fn(usize) -> bool) -> i32 {
+        let mask = self.entries.len() - 1;
+        let mut place = hash as usize & mask;
+        loop {
+            let (other, slot) = self.entries[place];
+            if slot < 0 {
+                // A group has at most `i32::MAX` rows, which `Feature` checks.
+                let slot = distinct.len() as i32;
+                self.entries[place] = (hash, slot);
+                distinct.push(row);
+                return slot;
+            }
+            if other == hash && equal(distinct[slot as usize]) {
+                return slot;
+            }
+            place = (place + 1) & mask;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The definition, as slow as it is plain.
+    fn naive(group: &Group) -> (Vec<i32>, Vec<Vec<Vec<i64>>>) {
+        let mut seen: HashMap<Vec<Vec<i64>>, i32> = HashMap::new();
+        let mut rows = Vec::new();
+        let inverse = (0..group.samples())
+            .map(|sample| {
+                let row: Vec<_> = group.features().iter().map(|f| f.row(group.row_of(sample)).to_vec()).collect();
+                *seen.entry(row.clone()).or_insert_with(|| {
+                    rows.push(row);
+                    rows.len() as i32 - 1
+                })
+            })
+            .collect();
+        (inverse, rows)
+    }
+
+    fn groups() -> impl Strategy<Value = Group> {
+        // Few different ids and lengths, so that rows repeat, near and far.
+        let row = prop::collection::vec(prop::collection::vec(-1_i64..3, 0..4), 1..=3);
+        (1_usize..=3, prop::collection::vec(row, 0..40)).prop_map(|(features, rows)| {
+            let feature = |f: usize| {
+                let lists: Vec<_> = rows.iter().map(|row| row[f % row.len()].clone()).collect();
+                Feature::from_rows(format!("f{f}"), &lists).unwrap()
+            };
+            Group::try_new("g", None, (0..features).map(feature).collect()).unwrap()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_naive_model(group in groups()) {
+            let (inverse, rows) = naive(&group);
+            let folded = deduplicate(&group);
+            prop_assert_eq!(&folded.inverse().unwrap()[..], &inverse[..]);
+            prop_assert_eq!(folded.rows(), rows.len());
+            for (u, row) in rows.iter().enumerate() {
+                let found: Vec<_> = folded.features().iter().map(|f| f.row(u).to_vec()).collect();
+                prop_assert_eq!(&found, row);
+            }
+        }
+
+        #[test]
+        fn expansion_undoes_it_and_repeating_it_changes_nothing(group in groups()) {
+            let folded = deduplicate(&group);
+            prop_assert_eq!(folded.expand(), group);
+            prop_assert_eq!(deduplicate(&folded), folded);
+        }
+    }
+
+    #[test]
+    fn weights_count() {
+        let weights = |weights: Vec<f32>| Some(weights.into());
+        let feature = Feature::try_new("x", vec![1_i64, 1, 1], weights(vec![0.5, 0.5, 2.0]), vec![0, 1, 2], vec![1, 1, 1]);
+        let group = Group::try_new("g", None, vec![feature.unwrap()]).unwrap();
+        assert_eq!(&deduplicate(&group).inverse().unwrap()[..], [0, 0, 1]);
+    }
+
+    #[test]
+    fn lists_that_concatenate_alike_stay_apart() {
+        let a = Feature::from_rows("a", &[vec![1], vec![1, 2]]).unwrap();
+        let b = Feature::from_rows("b", &[vec![2, 3], vec![3]]).unwrap();
+        assert_eq!(deduplicate(&Group::try_new("g", None, vec![a, b]).unwrap()).rows(), 2);
+    }
+}

@@ -1,0 +1,63 @@
+//! The errors of tensors and of the reader.
+
+use std::path::PathBuf;
+
+/// What can go wrong between a dataset and its batches.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operating-system error; `fs_err` puts the path into it.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+
+    /// The dataset's manifest or a partition filter.
+    #[error(transparent)]
+    Dataset(#[from] onefold_datasets::Error),
+
+    /// Buffers that do not make a tensor.
+    #[error("{place}: {message}")]
+    Invariant {
+        /// The feature, group or batch.
+        place: String,
+        /// The broken invariant, with index, value and bound.
+        message: String,
+    },
+
+    /// A data file that cannot be decoded.
+    #[error("`{}`{}: {message}\n  hint: the file is damaged; build the dataset again, or restore the file from a copy", path.display(), row_group.map(|i| format!(", row group {i}")).unwrap_or_default())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// The row group, if it got that far.
+        row_group: Option<usize>,
+        /// What the decoder says.
+        message: String,
+    },
+
+    /// A data file that is not what the manifest says.
+    #[error("`{}`: {message}\n  hint: the file was replaced after the build; build the dataset again", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        message: String,
+    },
+
+    /// Options that cannot work with this dataset.
+    #[error("{message}\n  hint: {hint}")]
+    Options {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub(crate) fn invariant(place: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invariant { place: place.into(), message: message.into() }
+    }
+}

@@ -1,0 +1,58 @@
+//! The deduplicated batch, and how a dataset becomes batches.
+//!
+//! ```text
+//! dataset ─▶ row groups ─decode─▶ samples ─cut─▶ B samples ─deduplicate─▶ Batch ─▶ onefold-trainer
+//! (onefold-datasets)      reader::decode   reader::pipeline   dedupe
+//! ```
+//!
+//! # One batch, from samples to slices
+//!
+//! Five samples with two features that change together, `user` and `history`, are one [`Group`] with two
+//! distinct rows:
+//!
+//! ```text
+//! sample   user  history          inverse       row   user  history
+//!   0       [7]  [31, 32]            0           0     [7]  [31, 32]
+//!   1       [7]  [31, 32]            0           1     [8]  [40]
+//!   2       [8]  [40]         ─▶     1
+//!   3       [7]  [31, 32]            0     history: values  [31, 32, 40]
+//!   4       [8]  [40]                1              offsets [0, 2]   sizes [2, 1]
+//! ```
+//!
+//! The **inverse index** leads from a sample to its row, and row `u` of a [`Feature`] is
+//! `values[offsets[u] .. offsets[u] + sizes[u]]`. That is an IKJT. A group without an inverse index is a plain
+//! KJT: row `u` is sample `u`. One type serves both, so nothing has to be kept equal by hand.
+//!
+//! ```
+//! use onefold_ikjt::{Feature, Group, deduplicate};
+//!
+//! let user = Feature::from_rows("user", &[[7], [7], [8], [7], [8]])?;
+//! let (a, b) = (vec![31, 32], vec![40]);
+//! let history = Feature::from_rows("history", &[&a, &a, &b, &a, &b])?;
+//! let group = Group::try_new("user", None, vec![user, history])?;
+//! let folded = deduplicate(&group);
+//! assert_eq!(folded.rows(), 2);
+//! assert_eq!(folded.inverse().unwrap()[..], [0, 0, 1, 0, 1]);
+//! assert_eq!(folded.features()[1].values()[..], [31, 32, 40]);
+//! assert_eq!(folded.expand(), group);
+//! # Ok::<(), onefold_ikjt::Error>(())
+//! ```
+//!
+//! Invariants are checked by the `try_new` constructors and trusted afterwards; data from files always
+//! passes them.
+#![forbid(unsafe_code)]
+
+mod batch;
+mod dedupe;
+mod error;
+mod feature;
+mod group;
+pub mod hash;
+pub mod reader;
+
+pub use batch::{Batch, BatchParts};
+pub use dedupe::deduplicate;
+pub use error::{Error, Result};
+pub use feature::Feature;
+pub use group::Group;
+pub use reader::{Batches, Dedupe, Reader, ReaderOptions};

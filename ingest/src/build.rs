@@ -1,0 +1,152 @@
+//! Runs a configuration: raw logs to a committed dataset.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::context::SQLOptions;
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
+use futures::StreamExt;
+use onefold_datasets::console::{Reporter, peak_rss_bytes};
+use onefold_datasets::{DatasetWriter, Manifest, Order, WriterOptions};
+use serde::Serialize;
+
+use crate::assemble::{Assembler, check_types};
+use crate::sessionize::{SAMPLES_VIEW, ordered_samples};
+use crate::{Config, Error, Result, sources};
+
+/// Rows in flight between operators: few, because one row can hold thousands of ids.
+const ENGINE_BATCH_ROWS: usize = 1024;
+
+/// How a dataset is built.
+#[derive(Debug, Clone)]
+pub struct BuildOptions {
+    /// The order of the samples within a partition.
+    pub order: Order,
+    /// Bytes that DataFusion's sorts, joins and windows may hold together before they spill. Its scans and
+    /// the row group being written (64 MiB decoded) come on top.
+    pub memory_limit: u64,
+    /// Threads of the engine.
+    pub threads: usize,
+    /// Whether an existing dataset is replaced.
+    pub overwrite: bool,
+    /// Where operators spill; the system's temporary directory if `None`.
+    pub spill_directory: Option<PathBuf>,
+}
+
+/// What a build did.
+#[derive(Debug, Clone, Serialize)]
+pub struct BuildSummary {
+    /// Samples written.
+    pub samples: u64,
+    /// Sessions they belong to.
+    pub sessions: u64,
+    /// `samples / sessions`.
+    pub samples_per_session: f64,
+    /// Partitions written.
+    pub partitions: usize,
+    /// Files written.
+    pub files: usize,
+    /// Size of the files.
+    pub bytes_on_disk: u64,
+    /// The order of the samples within a partition.
+    pub order: Order,
+    /// Rows of the sources, all together.
+    pub source_rows: u64,
+    /// Time from start to commit.
+    pub wall_seconds: f64,
+    /// `samples / wall_seconds`.
+    pub samples_per_second: f64,
+    /// Largest resident set of the process, where the kernel tells.
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// Builds the dataset of `config` in the directory `out`. Nothing of it is visible before it is complete.
+///
+/// # Errors
+///
+/// [`Error::Source`], [`Error::Config`] and [`Error::Column`] for what is found wrong before or while the
+/// query runs, [`Error::NoSamples`] if it gives none, [`Error::Memory`] if an operator that cannot spill
+/// needs more than the limit, [`Error::Dataset`] if `out` may not be or cannot be written. After any error
+/// `out` is as it was.
+pub fn build(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn Reporter) -> Result<BuildSummary> {
+    let started = Instant::now();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(options.threads.max(1)).build()?;
+    let (manifest, source_rows) = runtime.block_on(run(config, out, options, reporter))?;
+    let wall_seconds = started.elapsed().as_secs_f64();
+    let statistics = &manifest.statistics;
+    Ok(BuildSummary {
+        samples: statistics.samples,
+        sessions: statistics.sessions,
+        samples_per_session: statistics.samples as f64 / statistics.sessions.max(1) as f64,
+        partitions: manifest.partitions.len(),
+        files: manifest.partitions.iter().map(|partition| partition.files.len()).sum(),
+        bytes_on_disk: statistics.bytes_on_disk,
+        order: manifest.order,
+        source_rows,
+        wall_seconds,
+        samples_per_second: statistics.samples as f64 / wall_seconds,
+        peak_rss_bytes: peak_rss_bytes(),
+    })
+}
+
+async fn run(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn Reporter) -> Result<(Manifest, u64)> {
+    let context = context(options)?;
+    let source_rows = sources::register(&context, config).await?;
+    let samples = user_query(&context, config).await?;
+    let columns = samples.schema().as_arrow().clone();
+    let sql = ordered_samples(config, &columns, options.order)?;
+    check_types(config, &columns)?;
+    context.register_table(SAMPLES_VIEW, samples.into_view())?;
+    let ordered = context.sql(&sql).await?;
+    let mut assembler = Assembler::try_new(config, ordered.schema().as_arrow(), options.order)?;
+
+    let writer_options = WriterOptions { overwrite: options.overwrite, ..WriterOptions::new(options.order) };
+    let mut writer = DatasetWriter::create(out, config.schema.clone(), writer_options)?;
+    reporter.begin("building", None, "samples");
+    let mut stream = ordered.execute_stream().await?;
+    let mut samples = 0;
+    while let Some(rows) = stream.next().await {
+        for (key, batch) in assembler.assemble(&rows?)? {
+            writer.write(&key, &batch)?;
+            samples += batch.num_rows() as u64;
+            reporter.advance(batch.num_rows() as u64);
+        }
+    }
+    reporter.end();
+    if samples == 0 {
+        let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`".to_owned();
+        return Err(Error::NoSamples { path: config.path.clone(), hint });
+    }
+    Ok((writer.finish()?, source_rows))
+}
+
+fn context(options: &BuildOptions) -> Result<SessionContext> {
+    let limit = usize::try_from(options.memory_limit).unwrap_or(usize::MAX);
+    let mut runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(FairSpillPool::new(limit)));
+    if let Some(directory) = &options.spill_directory {
+        runtime = runtime.with_temp_file_path(directory);
+    }
+    let runtime: Arc<RuntimeEnv> = runtime.build_arc()?;
+    let session = SessionConfig::new()
+        .with_target_partitions(options.threads.max(1))
+        .with_batch_size(ENGINE_BATCH_ROWS)
+        .with_information_schema(false);
+    Ok(SessionContext::new_with_config_rt(session, runtime))
+}
+
+/// Plans the user's query, which may only read.
+async fn user_query(context: &SessionContext, config: &Config) -> Result<DataFrame> {
+    let read_only = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
+    let planned = context.sql_with_options(&config.query, read_only).await;
+    planned.map_err(|error| Error::Config {
+        path: config.path.clone(),
+        message: format!("`[samples].query`: {}", error.strip_backtrace()),
+        hint: format!(
+            "write one `SELECT` in DataFusion's SQL over the tables {}",
+            config.sources.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+        ),
+    })
+}

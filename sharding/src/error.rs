@@ -1,0 +1,130 @@
+//! The errors of this crate: each names the place, and its second line says what to do.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::units::format_bytes;
+
+/// What can go wrong with tables, topologies, searches and plans.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operating-system error; `fs_err` puts the path into it.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+
+    /// An error about a dataset or an output path.
+    #[error(transparent)]
+    Datasets(#[from] onefold_datasets::Error),
+
+    /// A file that is missing, malformed, of another version, or holds an impossible value.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A section of a training configuration that does not fit the dataset.
+    #[error("`[{section}]`: {message}\n  hint: {hint}")]
+    Config {
+        /// The section, such as `tables.history`.
+        section: String,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A table or topology that cannot exist.
+    #[error("{message}\n  hint: {hint}")]
+    Invalid {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A plan that contradicts itself, or does not fit the tables or the topology.
+    #[error("the plan is not valid: {message}\n  hint: {hint}")]
+    Plan {
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A search found no rank with room for a table.
+    #[error(
+        "table `{table}` fits on no rank: it needs {}, rank {rank} has the most left with {} of {}, so {} are missing\n  hint: {}",
+        format_bytes(*needed_bytes),
+        format_bytes(*left_bytes),
+        format_bytes(*capacity_bytes),
+        format_bytes(needed_bytes.saturating_sub(*left_bytes)),
+        room_hint(*needed_bytes, *capacity_bytes)
+    )]
+    DoesNotFit {
+        /// The table.
+        table: String,
+        /// Its memory with optimizer state.
+        needed_bytes: u64,
+        /// The rank with the most memory left.
+        rank: u32,
+        /// What that rank has left.
+        left_bytes: u64,
+        /// The memory of a rank.
+        capacity_bytes: u64,
+    },
+
+    /// A cost model was asked for a sharding type that it has no formula for.
+    #[error(
+        "cost model `{model}` has no formula for the {sharding_type} table `{table}`\n  hint: choose another cost model, or place the table table_wise or column_wise"
+    )]
+    Unpriced {
+        /// The cost model's id.
+        model: String,
+        /// The table.
+        table: String,
+        /// How the table is sharded.
+        sharding_type: &'static str,
+    },
+}
+
+impl Error {
+    pub(crate) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Invalid { message: message.into(), hint: hint.into() }
+    }
+
+    /// A fault of a plan whose remedy is to make the plan again.
+    pub(crate) fn plan(message: impl Into<String>) -> Self {
+        let hint = "make the plan again with `onefold-shard plan`".to_owned();
+        Self::Plan { message: message.into(), hint }
+    }
+
+    /// The same error, saying in which file the wrong value stands.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Invalid { message, hint } => Self::File { path: path.to_owned(), message, hint },
+            Self::Plan { message, hint } => Self::File {
+                path: path.to_owned(),
+                message: format!("the plan is not valid: {message}"),
+                hint,
+            },
+            other => other,
+        }
+    }
+}
+
+/// Another rank helps only a table that a whole rank has room for.
+fn room_hint(needed: u64, capacity: u64) -> &'static str {
+    if needed > capacity {
+        "it is larger than a whole rank and this search does not split tables; raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+    } else {
+        "add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
+    }
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,330 @@
+//! `plan.json`: where every part of every table stands, and what each rank is predicted to cost.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::{self, FileKind};
+use crate::{CostModel, Error, Result, ShardLoad, Table, Topology};
+
+pub(crate) const KIND: FileKind = FileKind {
+    version: 1,
+    hint: "make the plan again with `onefold-shard plan --tables FILE --topology FILE --out FILE`",
+};
+
+/// Which rank holds which part of which table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Version of this format.
+    pub format_version: u32,
+    /// The search that made the plan.
+    pub search: String,
+    /// The cost model behind the predictions.
+    pub cost_model: String,
+    /// Samples per rank and step that the predictions are for.
+    pub batch_size: u64,
+    /// The ranks the plan is for.
+    pub topology: Topology,
+    /// The predicted cost of the most expensive rank, which all others wait for, in milliseconds per step.
+    pub max_cost_ms: f64,
+    /// The predictions, by rank from 0.
+    pub ranks: Vec<RankPrediction>,
+    /// The tables, in feature order.
+    pub tables: Vec<TablePlan>,
+}
+
+/// What a plan predicts for a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankPrediction {
+    /// The rank.
+    pub rank: u32,
+    /// Lookup, pooling and update, forward and backward, in milliseconds per step.
+    pub compute_ms: f64,
+    /// Exchange with the other ranks, in milliseconds per step.
+    pub communication_ms: f64,
+    /// Bytes of the rank's shards with their optimizer state.
+    pub memory_bytes: u64,
+}
+
+impl RankPrediction {
+    /// Compute and communication together, in milliseconds per step.
+    pub fn cost_ms(&self) -> f64 {
+        self.compute_ms + self.communication_ms
+    }
+}
+
+/// How one table is divided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TablePlan {
+    /// The table's name: the feature's.
+    pub name: String,
+    /// Rows of the whole table.
+    pub rows: u64,
+    /// Embedding dimension of the whole table.
+    pub dim: u64,
+    /// The way it is divided.
+    pub sharding_type: ShardingType,
+    /// The parts.
+    pub shards: Vec<Shard>,
+}
+
+/// The ways to divide a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShardingType {
+    /// One shard is the whole table.
+    TableWise,
+    /// Every shard has all rows and some of the columns.
+    ColumnWise,
+    /// Every shard has all columns and some of the rows.
+    RowWise,
+    /// Every rank has the whole table.
+    DataParallel,
+}
+
+impl ShardingType {
+    /// The name in `plan.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TableWise => "table_wise",
+            Self::ColumnWise => "column_wise",
+            Self::RowWise => "row_wise",
+            Self::DataParallel => "data_parallel",
+        }
+    }
+}
+
+/// A rectangle of a table on a rank; the ends of the ranges are exclusive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shard {
+    /// The rank that holds it.
+    pub rank: u32,
+    /// Its rows.
+    pub rows: Range<u64>,
+    /// Its columns.
+    pub columns: Range<u64>,
+}
+
+impl Shard {
+    /// All of `table` on `rank`.
+    pub fn whole(table: &Table, rank: u32) -> Self {
+        Self { rank, rows: 0..table.rows, columns: 0..table.dim }
+    }
+
+    /// Number of rows; 0 for a reversed range.
+    pub fn row_count(&self) -> u64 {
+        self.rows.end.saturating_sub(self.rows.start)
+    }
+
+    /// Number of columns; 0 for a reversed range.
+    pub fn column_count(&self) -> u64 {
+        self.columns.end.saturating_sub(self.columns.start)
+    }
+}
+
+impl TablePlan {
+    /// `table` whole on one rank.
+    pub fn table_wise(table: &Table, rank: u32) -> Self {
+        let shards = vec![Shard::whole(table, rank)];
+        Self {
+            name: table.name.clone(),
+            rows: table.rows,
+            dim: table.dim,
+            sharding_type: ShardingType::TableWise,
+            shards,
+        }
+    }
+}
+
+impl Plan {
+    /// Prices `placed` tables by rank and makes a plan of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Plan`] if a shard stands on no rank of the topology or belongs to none of `tables`; the cost
+    /// model's errors. Everything else is left to [`check`](Self::check).
+    pub fn predict(
+        search: &str,
+        tables: &[Table],
+        placed: Vec<TablePlan>,
+        topology: &Topology,
+        cost_model: &dyn CostModel,
+        batch_size: u64,
+    ) -> Result<Self> {
+        let loads = loads_by_rank(tables, &placed, topology.ranks)?;
+        let mut ranks = Vec::with_capacity(loads.len());
+        for (rank, loads) in (0..).zip(&loads) {
+            let cost = cost_model.rank_cost(loads, topology, batch_size)?;
+            let (compute_ms, communication_ms) = (cost.compute_ms, cost.communication_ms);
+            ranks.push(RankPrediction {
+                rank,
+                compute_ms,
+                communication_ms,
+                memory_bytes: memory_bytes(loads)?,
+            });
+        }
+        Ok(Self {
+            format_version: KIND.version,
+            search: search.to_owned(),
+            cost_model: cost_model.id().to_owned(),
+            batch_size,
+            topology: topology.clone(),
+            max_cost_ms: ranks.iter().map(RankPrediction::cost_ms).fold(0.0, f64::max),
+            ranks,
+            tables: placed,
+        })
+    }
+
+    /// Reads a plan and checks that it does not contradict itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] if it is missing, malformed, of another version, or not valid as
+    /// [`validate`](Self::validate) sees it.
+    pub fn load(path: &Path) -> Result<Self> {
+        let plan: Self = files::load(path, &KIND)?;
+        plan.validate().map_err(|error| error.in_file(path))?;
+        Ok(plan)
+    }
+
+    /// Writes the plan, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written; an old plan is then untouched.
+    pub fn store(&self, path: &Path) -> Result<()> {
+        files::store(path, self)
+    }
+
+    /// The rank with the highest predicted cost; of equal ones the first.
+    pub fn bottleneck(&self) -> Option<&RankPrediction> {
+        self.ranks.iter().reduce(|worst, rank| if rank.cost_ms() > worst.cost_ms() { rank } else { worst })
+    }
+}
+
+/// The shards of every rank, in table order.
+pub(crate) fn loads_by_rank<'a>(
+    tables: &'a [Table],
+    placed: &'a [TablePlan],
+    ranks: u32,
+) -> Result<Vec<Vec<ShardLoad<'a>>>> {
+    let by_name: HashMap<&str, &Table> = tables.iter().map(|table| (table.name.as_str(), table)).collect();
+    let mut loads = vec![Vec::new(); ranks as usize];
+    for plan in placed {
+        let Some(&table) = by_name.get(plan.name.as_str()) else {
+            return Err(Error::plan(format!(
+                "it places table `{}`, which is not among the tables",
+                plan.name
+            )));
+        };
+        for shard in &plan.shards {
+            let Some(rank) = loads.get_mut(shard.rank as usize) else {
+                return Err(no_such_rank(&plan.name, shard.rank, ranks));
+            };
+            rank.push(ShardLoad { table, sharding_type: plan.sharding_type, shard });
+        }
+    }
+    Ok(loads)
+}
+
+pub(crate) fn no_such_rank(table: &str, rank: u32, ranks: u32) -> Error {
+    Error::plan(format!(
+        "table `{table}` has a shard on rank {rank}, the topology has ranks 0 to {}",
+        ranks.saturating_sub(1)
+    ))
+}
+
+/// Bytes of a rank's shards with their optimizer state.
+pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
+    let mut sum = 0u64;
+    for load in loads {
+        let bytes = load.table.shard_bytes(load.shard.row_count(), load.shard.column_count())?;
+        // A sum that saturates is over every limit.
+        sum = sum.saturating_add(bytes);
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GreedyBySize, Search};
+
+    /// Costs that a person can add up: 1 ms of compute and half a ms of communication per table.
+    struct PerShard;
+
+    impl CostModel for PerShard {
+        fn id(&self) -> &str {
+            "per_shard"
+        }
+
+        fn rank_cost(&self, shards: &[ShardLoad<'_>], _: &Topology, _: u64) -> Result<crate::RankCost> {
+            let count = shards.len() as f64;
+            Ok(crate::RankCost { compute_ms: count, communication_ms: 0.5 * count })
+        }
+    }
+
+    fn plan() -> Plan {
+        let tables = [Table::new("a", 30, 4), Table::new("b", 20, 4), Table::new("c", 10, 4)];
+        GreedyBySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 8).unwrap()
+    }
+
+    #[test]
+    fn the_bottleneck_is_the_most_expensive_rank() {
+        let plan = plan();
+        assert_eq!(plan.max_cost_ms, 3.0);
+        assert_eq!(
+            plan.bottleneck().unwrap(),
+            &RankPrediction { rank: 1, compute_ms: 2.0, communication_ms: 1.0, memory_bytes: 600 }
+        );
+        assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);
+    }
+
+    #[test]
+    fn a_plan_is_loaded_as_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("plan.json");
+        plan().store(&path).unwrap();
+        assert_eq!(Plan::load(&path).unwrap(), plan());
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("plan.json");
+        plan().store(&path).unwrap();
+        let whole = fs_err::read_to_string(&path).unwrap();
+        let refused = |text: &str| {
+            fs_err::write(&path, text).unwrap();
+            Plan::load(&path).unwrap_err().to_string()
+        };
+        assert!(refused(&whole[..whole.len() / 2]).contains("plan.json`: EOF while parsing"));
+        assert!(
+            refused(&whole.replacen("\"format_version\": 1", "\"format_version\": 2", 1))
+                .contains("format version 2")
+        );
+        assert!(refused(&whole.replace("table_wise", "diagonal")).contains("unknown variant `diagonal`"));
+        let error = refused(&whole.replacen("\"max_cost_ms\": 3.0", "\"max_cost_ms\": 2.0", 1));
+        assert!(error.contains("plan.json`: the plan is not valid: `max_cost_ms` is 2"), "{error}");
+        assert!(error.ends_with("\n  hint: make the plan again with `onefold-shard plan`"), "{error}");
+    }
+
+    #[test]
+    fn a_shard_on_no_rank_cannot_be_priced() {
+        let tables = [Table::new("a", 30, 4)];
+        let topology = Topology::h100(2, 1 << 20).unwrap();
+        let placed = |name: &str, rank| vec![TablePlan::table_wise(&Table::new(name, 30, 4), rank)];
+        let error =
+            Plan::predict("test", &tables, placed("a", 2), &topology, &PerShard, 8).unwrap_err().to_string();
+        assert!(error.contains("table `a` has a shard on rank 2, the topology has ranks 0 to 1"), "{error}");
+        let error =
+            Plan::predict("test", &tables, placed("z", 0), &topology, &PerShard, 8).unwrap_err().to_string();
+        assert!(error.contains("it places table `z`, which is not among the tables"), "{error}");
+    }
+}

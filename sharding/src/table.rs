@@ -1,0 +1,315 @@
+//! What a search knows about a table, and the file that holds it: `tables.json`.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::{self, FileKind};
+use crate::tables::check_size;
+use crate::{Error, Pooling, Result};
+
+const KIND: FileKind = FileKind {
+    version: 1,
+    hint: "write a new one with `onefold-shard tables train.toml --data DATASET --out FILE`, or correct it",
+};
+
+/// More ids in a sample's list than any log holds; keeps predicted costs finite.
+const MAX_POOLING_FACTOR: f64 = 1e12;
+
+/// An embedding table as a search sees it: its size, and how often it is looked up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    /// The table's name: the feature's.
+    pub name: String,
+    /// Rows, at least 1.
+    pub rows: u64,
+    /// Embedding dimension, at least 1.
+    pub dim: u64,
+    /// Type of a weight.
+    #[serde(default)]
+    pub dtype: DataType,
+    /// The optimizer, whose state stands beside the weights.
+    #[serde(default)]
+    pub optimizer: TableOptimizer,
+    /// How a list's vectors become one. Sum and mean send one vector a list, attention one an id.
+    #[serde(default)]
+    pub pooling: Pooling,
+    /// Mean number of ids per sample, 0 or more.
+    pub pooling_factor: f64,
+    /// A batch's values ÷ the values of its distinct rows, 1 or more; 1 means no deduplication.
+    #[serde(default = "one")]
+    pub dedupe_factor: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// The type of a table's weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataType {
+    /// IEEE 754 single precision.
+    #[default]
+    Fp32,
+}
+
+impl DataType {
+    /// Bytes of one weight.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Fp32 => 4,
+        }
+    }
+}
+
+/// The optimizer of a table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableOptimizer {
+    /// Keeps no state.
+    Sgd,
+    /// Keeps a sum of squares per weight.
+    Adagrad,
+    /// Keeps one sum of squares per row.
+    #[default]
+    RowWiseAdagrad,
+    /// Keeps two moments per weight.
+    Adam,
+}
+
+impl Table {
+    /// An `fp32` table with row-wise Adagrad, sum pooling, one id per sample and no deduplication.
+    pub fn new(name: impl Into<String>, rows: u64, dim: u64) -> Self {
+        Self {
+            name: name.into(),
+            rows,
+            dim,
+            dtype: DataType::default(),
+            optimizer: TableOptimizer::default(),
+            pooling: Pooling::default(),
+            pooling_factor: 1.0,
+            dedupe_factor: 1.0,
+        }
+    }
+
+    /// Bytes of the whole table: weights and optimizer state, not activations or gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if that is more than can be addressed.
+    pub fn memory_bytes(&self) -> Result<u64> {
+        self.shard_bytes(self.rows, self.dim)
+    }
+
+    /// Bytes of a shard of `rows` × `columns` of this table, with its optimizer state.
+    ///
+    /// The state is TorchRec's (`planner/shard_estimators.py`): nothing for SGD, one value per weight for
+    /// Adagrad, two for Adam, one per row for row-wise Adagrad, which every column shard keeps for itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if that is more than can be addressed.
+    pub fn shard_bytes(&self, rows: u64, columns: u64) -> Result<u64> {
+        let per_row = match self.optimizer {
+            TableOptimizer::Sgd => Some(columns),
+            TableOptimizer::Adagrad => columns.checked_mul(2),
+            TableOptimizer::RowWiseAdagrad => columns.checked_add(1),
+            TableOptimizer::Adam => columns.checked_mul(3),
+        };
+        let bytes = per_row
+            .and_then(|values| values.checked_mul(rows))
+            .and_then(|values| values.checked_mul(self.dtype.bytes()));
+        bytes.filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or_else(|| {
+            let message =
+                format!("table `{}` with its optimizer state is more bytes than can be addressed", self.name);
+            Error::invalid(message, "lower its `rows` or `dim`")
+        })
+    }
+
+    /// Checks that such a table can exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] naming the table and the value.
+    pub fn validate(&self) -> Result<()> {
+        let wrong = |message: String, hint: &str| {
+            Err(Error::invalid(format!("table `{}`: {message}", self.name), hint))
+        };
+        if self.name.is_empty() {
+            return wrong("a table needs a name".to_owned(), "give it the name of its feature");
+        }
+        if let Err(message) = check_size(self.rows, self.dim) {
+            return wrong(message, "give `rows` and `dim` the size of the table");
+        }
+        if !(0.0..=MAX_POOLING_FACTOR).contains(&self.pooling_factor) {
+            let message = format!("`pooling_factor` is {}", self.pooling_factor);
+            return wrong(message, "give the mean number of ids per sample, 0 or more");
+        }
+        if !self.dedupe_factor.is_finite() || self.dedupe_factor < 1.0 {
+            let message = format!("`dedupe_factor` is {}", self.dedupe_factor);
+            return wrong(
+                message,
+                "give the values of a batch ÷ those of its distinct rows; 1 is no deduplication",
+            );
+        }
+        self.memory_bytes().map(drop)
+    }
+}
+
+/// The planner's input: `tables.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableFile {
+    /// Version of this format.
+    pub format_version: u32,
+    /// Samples per rank and step.
+    pub batch_size: u64,
+    /// The tables, in feature order.
+    pub tables: Vec<Table>,
+}
+
+impl TableFile {
+    /// A table file of the current version.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate).
+    pub fn new(batch_size: u64, tables: Vec<Table>) -> Result<Self> {
+        let file = Self { format_version: KIND.version, batch_size, tables };
+        file.validate()?;
+        Ok(file)
+    }
+
+    /// Reads and checks a table file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] if it is missing, malformed, of another version or holds an impossible value.
+    pub fn load(path: &Path) -> Result<Self> {
+        let file: Self = files::load(path, &KIND)?;
+        file.validate().map_err(|error| error.in_file(path))?;
+        Ok(file)
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written; an old file is then untouched.
+    pub fn store(&self, path: &Path) -> Result<()> {
+        files::store(path, self)
+    }
+
+    /// Checks what serde cannot.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there is no table, the batch size is zero, a name is used twice, or a table
+    /// cannot exist.
+    pub fn validate(&self) -> Result<()> {
+        if self.batch_size == 0 {
+            return Err(Error::invalid("`batch_size` is 0", "give the samples per rank and step"));
+        }
+        validate_tables(&self.tables)
+    }
+}
+
+/// Checks that these tables can stand side by side: there is one, each can exist, no name is used twice.
+pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
+    if tables.is_empty() {
+        return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));
+    }
+    let mut names = HashSet::new();
+    for table in tables {
+        table.validate()?;
+        if !names.insert(table.name.as_str()) {
+            let message = format!("table `{}` stands there twice", table.name);
+            return Err(Error::invalid(message, "give every table a name of its own"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn optimizer_state_is_counted_as_torchrec_does() {
+        let bytes = |optimizer| Table { optimizer, ..Table::new("t", 100, 8) }.memory_bytes().unwrap();
+        assert_eq!(bytes(TableOptimizer::Sgd), 3_200);
+        assert_eq!(bytes(TableOptimizer::Adagrad), 6_400);
+        assert_eq!(bytes(TableOptimizer::Adam), 9_600);
+        // 1/dim of the weights: one value a row.
+        assert_eq!(bytes(TableOptimizer::RowWiseAdagrad), 3_200 + 400);
+    }
+
+    #[test]
+    fn a_table_that_fits_alone_may_not_with_its_state() {
+        let table = Table { optimizer: TableOptimizer::Adam, ..Table::new("t", 1 << 60, 1) };
+        assert!(check_size(table.rows, table.dim).is_ok());
+        assert!(table.validate().unwrap_err().to_string().contains("with its optimizer state is more bytes"));
+    }
+
+    #[test]
+    fn impossible_values_are_refused_by_name() {
+        let refused = |change: fn(&mut Table)| {
+            let mut table = Table::new("t", 10, 4);
+            change(&mut table);
+            table.validate().unwrap_err().to_string()
+        };
+        assert!(refused(|table| table.rows = 0).starts_with("table `t`: it has 0 rows of dimension 4"));
+        assert!(refused(|table| table.dim = 0).starts_with("table `t`: it has 10 rows of dimension 0"));
+        assert!(refused(|table| table.name.clear()).contains("needs a name"));
+        for wrong in [f64::NAN, f64::INFINITY, -0.5] {
+            let mut table = Table::new("t", 10, 4);
+            table.pooling_factor = wrong;
+            assert!(table.validate().unwrap_err().to_string().contains("`pooling_factor` is"), "{wrong}");
+            let mut table = Table::new("t", 10, 4);
+            table.dedupe_factor = wrong;
+            assert!(table.validate().unwrap_err().to_string().contains("`dedupe_factor` is"), "{wrong}");
+        }
+        assert!(refused(|table| table.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: "));
+    }
+
+    #[test]
+    fn a_file_is_loaded_as_stored_and_refused_when_it_contradicts_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tables.json");
+        let file = TableFile::new(64, vec![Table::new("a", 10, 4), Table::new("b", 20, 4)]).unwrap();
+        file.store(&path).unwrap();
+        assert_eq!(TableFile::load(&path).unwrap(), file);
+
+        let mut twice = file.clone();
+        twice.tables[1].name = "a".into();
+        twice.store(&path).unwrap();
+        let error = TableFile::load(&path).unwrap_err().to_string();
+        assert!(error.contains("tables.json`: table `a` stands there twice\n  hint: "), "{error}");
+        assert!(
+            TableFile::new(0, file.tables.clone()).unwrap_err().to_string().contains("`batch_size` is 0")
+        );
+        assert!(TableFile::new(1, vec![]).unwrap_err().to_string().contains("there are no tables"));
+    }
+
+    #[test]
+    fn another_version_is_refused_before_its_fields_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tables.json");
+        fs_err::write(&path, r#"{"format_version": 2, "shape": "unknown"}"#).unwrap();
+        let error = TableFile::load(&path).unwrap_err().to_string();
+        assert!(error.contains("format version 2, this program reads 1"), "{error}");
+    }
+
+    #[test]
+    fn what_a_person_may_leave_out_has_a_default() {
+        let text = r#"{"name": "t", "rows": 10, "dim": 4, "pooling_factor": 1}"#;
+        assert_eq!(serde_json::from_str::<Table>(text).unwrap(), Table::new("t", 10, 4));
+        let unknown = r#"{"name": "t", "rows": 10, "dim": 4, "pooling_factor": 1, "row": 1}"#;
+        assert!(
+            serde_json::from_str::<Table>(unknown).unwrap_err().to_string().contains("unknown field `row`")
+        );
+    }
+}

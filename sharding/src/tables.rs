@@ -1,0 +1,297 @@
+//! Which embedding tables a training configuration asks for: one per sparse feature of the dataset.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::units::format_count;
+use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The `[embedding]` section of a training configuration: the defaults of every table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmbeddingConfig {
+    /// The embedding dimension, common to all tables.
+    pub dim: u64,
+    /// Rows of a table.
+    pub rows: u64,
+    /// How the vectors of a list become one.
+    #[serde(default)]
+    pub pooling: Pooling,
+    /// How ids become rows.
+    #[serde(default)]
+    pub ids: IdPolicy,
+}
+
+/// A `[tables.FEATURE]` section of a training configuration: what is different for one feature's table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableOverride {
+    /// Rows of this table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// How the vectors of a list become one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
+    /// How ids become rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<IdPolicy>,
+}
+
+/// How the embedding vectors of a sample's list become one vector.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// Their sum.
+    #[default]
+    Sum,
+    /// Their mean; zero for an empty list.
+    Mean,
+    /// A self-attention block over the list, then the mean: sequence features only.
+    Attention,
+}
+
+/// How the ids of a feature become rows of its table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdPolicy {
+    /// The id is the row; an id outside `0..rows` is an error.
+    #[default]
+    Checked,
+    /// The row is a hash of the id modulo the rows.
+    Hashed,
+}
+
+/// The table of one sparse feature.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableConfig {
+    /// The feature; the table carries its name.
+    pub feature: String,
+    /// Rows, at least 1.
+    pub rows: u64,
+    /// Embedding dimension, at least 1.
+    pub dim: u64,
+    /// How the vectors of a list become one.
+    pub pooling: Pooling,
+    /// How ids become rows.
+    pub ids: IdPolicy,
+}
+
+/// One table for every sparse feature of `schema`, in schema order: the defaults of `embedding` with
+/// the `overrides` of `[tables.FEATURE]` on top.
+///
+/// # Errors
+///
+/// [`Error::Config`] if an override names no sparse feature, rows or dim are zero or so large that the
+/// table's `f32` weights would not be addressable, or a feature that is no sequence pools by attention.
+pub fn resolve_tables(
+    embedding: &EmbeddingConfig,
+    overrides: &BTreeMap<String, TableOverride>,
+    schema: &Schema,
+) -> Result<Vec<TableConfig>> {
+    for name in overrides.keys() {
+        if !schema.sparse_features().any(|feature| feature.name == *name) {
+            let message = format!("the dataset has no sparse feature `{name}`");
+            let hint = suggest(name, schema.sparse_features().map(|feature| feature.name.as_str()));
+            return Err(Error::Config { section: format!("tables.{name}"), message, hint });
+        }
+    }
+    let resolve = |feature| resolve_table(embedding, overrides, feature);
+    schema.sparse_features().map(resolve).collect()
+}
+
+fn resolve_table(
+    embedding: &EmbeddingConfig,
+    overrides: &BTreeMap<String, TableOverride>,
+    feature: &SparseFeature,
+) -> Result<TableConfig> {
+    let name = &feature.name;
+    let none = TableOverride::default();
+    let own = overrides.get(name).unwrap_or(&none);
+    let table = TableConfig {
+        feature: name.clone(),
+        rows: own.rows.unwrap_or(embedding.rows),
+        dim: embedding.dim,
+        pooling: own.pooling.unwrap_or(embedding.pooling),
+        ids: own.ids.unwrap_or(embedding.ids),
+    };
+    let section =
+        |overridden: bool| if overridden { format!("tables.{name}") } else { "embedding".to_owned() };
+    if let Err(message) = check_size(table.rows, table.dim) {
+        let overridden = own.rows.is_some() && embedding.dim > 0;
+        let hint = "give `rows` and `dim` the size that the table of this feature should have".to_owned();
+        let message = format!("table of feature `{name}`: {message}");
+        return Err(Error::Config { section: section(overridden), message, hint });
+    }
+    if table.pooling == Pooling::Attention && feature.kind != SparseKind::Sequence {
+        let message = format!("feature `{name}` pools by attention but is not a sequence");
+        let hint = format!(
+            "set `pooling = \"sum\"` or `\"mean\"` under `[tables.{name}]`, or build the dataset with `kind = \"sequence\"` for it"
+        );
+        return Err(Error::Config { section: section(own.pooling.is_some()), message, hint });
+    }
+    Ok(table)
+}
+
+/// Checks that a table of `f32` can have this shape: no side is zero, and its bytes can be addressed.
+pub(crate) fn check_size(rows: u64, dim: u64) -> Result<(), String> {
+    if rows == 0 || dim == 0 {
+        return Err(format!("it has {rows} rows of dimension {dim}, both must be at least 1"));
+    }
+    let bytes = rows.checked_mul(dim).and_then(|elements| elements.checked_mul(4));
+    match bytes.filter(|bytes| i64::try_from(*bytes).is_ok()) {
+        Some(_) => Ok(()),
+        None => Err(format!("{rows} rows of dimension {dim} are more bytes than can be addressed")),
+    }
+}
+
+/// Checks that tables with checked ids have a row for every id that the dataset's statistics know of.
+///
+/// # Errors
+///
+/// [`Error::Config`] for the first table that does not, with the rows it needs.
+pub fn check_ids(tables: &[TableConfig], statistics: &BTreeMap<String, FeatureStatistics>) -> Result<()> {
+    for table in tables.iter().filter(|table| table.ids == IdPolicy::Checked) {
+        let Some(ids) = statistics.get(&table.feature) else { continue };
+        let section = format!("tables.{}", table.feature);
+        let hashed = "`ids = \"hashed\"` there";
+        if let Some(id) = ids.min_id.filter(|id| *id < 0) {
+            let message = format!("feature `{}` has the id {id}, checked ids start at 0", table.feature);
+            return Err(Error::Config { section, message, hint: format!("set {hashed}") });
+        }
+        let largest = ids.max_id.and_then(|id| u64::try_from(id).ok());
+        if let Some(id) = largest.filter(|id| *id >= table.rows) {
+            let (feature, rows) = (&table.feature, format_count(table.rows));
+            let message = format!("feature `{feature}` has the id {id}, its table has {rows} rows");
+            let hint = format!("set `rows = {}` under `[{section}]`, or {hashed}", id.saturating_add(1));
+            return Err(Error::Config { section, message, hint });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::FeatureGroup;
+
+    use super::*;
+
+    fn schema() -> Schema {
+        let feature = |name: &str, kind| SparseFeature { name: name.into(), kind };
+        let group = |name: &str, features| FeatureGroup { name: name.into(), deduplicated: true, features };
+        Schema {
+            labels: vec!["label".into()],
+            weight: None,
+            dense: vec![],
+            groups: vec![
+                group(
+                    "user",
+                    vec![feature("user_id", SparseKind::Sparse), feature("city", SparseKind::Sparse)],
+                ),
+                group("history", vec![feature("history", SparseKind::Sequence)]),
+            ],
+        }
+    }
+
+    fn embedding() -> EmbeddingConfig {
+        EmbeddingConfig { dim: 64, rows: 1000, pooling: Pooling::Sum, ids: IdPolicy::Checked }
+    }
+
+    fn overrides(text: &str) -> BTreeMap<String, TableOverride> {
+        toml::from_str(text).unwrap()
+    }
+
+    fn refused(embedding: &EmbeddingConfig, text: &str) -> String {
+        resolve_tables(embedding, &overrides(text), &schema()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn overrides_stand_over_defaults_in_schema_order() {
+        let overrides = overrides("[history]\nrows = 7\npooling = \"attention\"\n[city]\nids = \"hashed\"");
+        let tables = resolve_tables(&embedding(), &overrides, &schema()).unwrap();
+        let table = |feature: &str, rows, pooling, ids| TableConfig {
+            feature: feature.into(),
+            rows,
+            dim: 64,
+            pooling,
+            ids,
+        };
+        assert_eq!(
+            tables,
+            [
+                table("user_id", 1000, Pooling::Sum, IdPolicy::Checked),
+                table("city", 1000, Pooling::Sum, IdPolicy::Hashed),
+                table("history", 7, Pooling::Attention, IdPolicy::Checked),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_unknown_feature_gets_the_nearest_name() {
+        assert_eq!(
+            refused(&embedding(), "[histroy]\nrows = 7"),
+            "`[tables.histroy]`: the dataset has no sparse feature `histroy`\n  hint: did you mean `history`? \
+             Known names: `user_id`, `city`, `history`"
+        );
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused_where_they_are_written() {
+        assert_eq!(
+            refused(&embedding(), "[city]\nrows = 0"),
+            "`[tables.city]`: table of feature `city`: it has 0 rows of dimension 64, both must be at least 1\n  \
+             hint: give `rows` and `dim` the size that the table of this feature should have"
+        );
+        let dimensionless = EmbeddingConfig { dim: 0, ..embedding() };
+        assert!(
+            refused(&dimensionless, "[user_id]\nrows = 3")
+                .starts_with("`[embedding]`: table of feature `user_id`")
+        );
+        let huge = EmbeddingConfig { rows: u64::MAX / 8, dim: 1, ..embedding() };
+        assert!(resolve_tables(&huge, &BTreeMap::new(), &schema()).is_ok());
+        let overflowing = EmbeddingConfig { rows: i64::MAX as u64, dim: 4, ..embedding() };
+        assert!(refused(&overflowing, "").contains("more bytes than can be addressed"));
+        let unaddressable = EmbeddingConfig { rows: 1 << 61, dim: 1, ..embedding() };
+        assert!(refused(&unaddressable, "").contains("more bytes than can be addressed"));
+    }
+
+    #[test]
+    fn attention_needs_a_sequence() {
+        let error = refused(&embedding(), "[city]\npooling = \"attention\"");
+        assert!(
+            error.starts_with("`[tables.city]`: feature `city` pools by attention but is not a sequence"),
+            "{error}"
+        );
+        assert!(error.contains("\n  hint: set `pooling = \"sum\"`"), "{error}");
+        let everywhere = EmbeddingConfig { pooling: Pooling::Attention, ..embedding() };
+        assert!(refused(&everywhere, "").starts_with("`[embedding]`: feature `user_id`"));
+    }
+
+    #[test]
+    fn sections_refuse_unknown_keys() {
+        assert!(toml::from_str::<EmbeddingConfig>("dim = 4\nrows = 2\nlr = 1").is_err());
+        assert!(toml::from_str::<TableOverride>("dim = 4").is_err());
+        let defaults: EmbeddingConfig = toml::from_str("dim = 4\nrows = 2").unwrap();
+        assert_eq!((defaults.pooling, defaults.ids), (Pooling::Sum, IdPolicy::Checked));
+    }
+
+    #[test]
+    fn checked_ids_need_a_row_each_and_hashed_ids_do_not() {
+        let ids =
+            |min, max| FeatureStatistics { values: 9, min_id: Some(min), max_id: Some(max), max_length: 1 };
+        let statistics = |min, max| BTreeMap::from([("city".to_owned(), ids(min, max))]);
+        let tables = resolve_tables(&embedding(), &BTreeMap::new(), &schema()).unwrap();
+        assert!(check_ids(&tables, &statistics(0, 999)).is_ok());
+        let large = check_ids(&tables, &statistics(0, 1000)).unwrap_err().to_string();
+        assert_eq!(
+            large,
+            "`[tables.city]`: feature `city` has the id 1000, its table has 1,000 rows\n  hint: set `rows = 1001` \
+             under `[tables.city]`, or `ids = \"hashed\"` there"
+        );
+        assert!(check_ids(&tables, &statistics(-1, 5)).unwrap_err().to_string().contains("has the id -1"));
+        let hashed = resolve_tables(&embedding(), &overrides("[city]\nids = \"hashed\""), &schema()).unwrap();
+        assert!(check_ids(&hashed, &statistics(-1, 1 << 40)).is_ok());
+    }
+}

@@ -1,0 +1,375 @@
+//! `train.toml`: data, model, tables and optimizers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::{Manifest, PartitionFilter, suggest};
+use onefold_sharding::{EmbeddingConfig, Pooling, TableConfig, TableOverride, check_ids, resolve_tables};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The version of `train.toml` that this program reads.
+const FORMAT_VERSION: u32 = 1;
+
+/// A parsed `train.toml`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Version of this format.
+    pub format_version: u32,
+    /// What is trained and evaluated on.
+    pub data: DataConfig,
+    /// How long and from which seed.
+    pub train: LoopConfig,
+    /// The dense part of the model.
+    pub model: ModelConfig,
+    /// Defaults of the tables.
+    pub embedding: EmbeddingConfig,
+    /// What is different for single features' tables.
+    #[serde(default)]
+    pub tables: BTreeMap<String, TableOverride>,
+    /// How parameters are updated.
+    pub optimizer: OptimizerConfig,
+    /// Where this was read from, for messages.
+    #[serde(skip)]
+    path: PathBuf,
+}
+
+/// `[data]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Partitions to train on, as `split=train`; all if empty.
+    #[serde(default)]
+    pub train: String,
+    /// Partitions to evaluate on; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<String>,
+    /// The label that is predicted.
+    pub label: String,
+}
+
+/// `[train]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoopConfig {
+    /// Samples per batch.
+    pub batch_size: usize,
+    /// Passes over the training partitions.
+    pub epochs: u32,
+    /// Seed of all initial parameters.
+    pub seed: u64,
+}
+
+/// `[model]`: a DLRM.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Widths of the layers after the dense features; the last is the embedding dimension.
+    pub bottom_mlp: Vec<i64>,
+    /// Widths of the layers after the interaction; the last is 1.
+    pub top_mlp: Vec<i64>,
+    /// How vectors interact.
+    pub interaction: Interaction,
+    /// Heads of the self-attention block that pools `attention` tables.
+    #[serde(default = "two")]
+    pub attention_heads: i64,
+}
+
+fn two() -> i64 {
+    2
+}
+
+/// How the bottom MLP's output and the pooled vectors interact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interaction {
+    /// Dot products of all pairs (the strict lower triangle), beside the bottom MLP's output.
+    Dot,
+}
+
+/// `[optimizer]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// For the embedding tables.
+    pub tables: TableOptimizerConfig,
+    /// For everything else.
+    pub dense: DenseOptimizerConfig,
+}
+
+/// `[optimizer.tables]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableOptimizerConfig {
+    /// The algorithm.
+    pub kind: TableOptimizerKind,
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// Added to the denominator.
+    #[serde(default = "tiny")]
+    pub eps: f32,
+}
+
+/// Algorithms for tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableOptimizerKind {
+    /// One accumulator per row: the mean of the squared gradient.
+    RowWiseAdagrad,
+}
+
+/// `[optimizer.dense]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DenseOptimizerConfig {
+    /// The algorithm.
+    pub kind: DenseOptimizerKind,
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Added to Adagrad's denominator.
+    #[serde(default = "tiny_f64")]
+    pub eps: f64,
+}
+
+/// Algorithms for the dense part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DenseOptimizerKind {
+    /// Adagrad (Duchi et al. 2011).
+    Adagrad,
+    /// Plain stochastic gradient descent.
+    Sgd,
+}
+
+fn tiny() -> f32 {
+    1e-8
+}
+
+fn tiny_f64() -> f64 {
+    1e-8
+}
+
+impl TrainConfig {
+    /// Reads a `train.toml`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be read, [`Error::Config`], with line or key, if it is not TOML, has an unknown
+    /// key, another version, or values that no model can have.
+    pub fn load(path: &Path) -> Result<Self> {
+        Self::parse(path, &fs_err::read_to_string(path)?)
+    }
+
+    /// Parses the text of a `train.toml` that is (or would be) at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`], as [`load`](Self::load).
+    pub fn parse(path: &Path, text: &str) -> Result<Self> {
+        let wrong = |message: String, hint: &str| Error::Config { path: path.to_owned(), message, hint: hint.to_owned() };
+        let mut config: Self = toml::from_str(text)
+            .map_err(|error| wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `train.toml`"))?;
+        config.path = path.to_owned();
+        if config.format_version != FORMAT_VERSION {
+            let message = format!("`format_version` is {}, this program reads {FORMAT_VERSION}", config.format_version);
+            return Err(wrong(message, "write the configuration for this version"));
+        }
+        config.check().map_err(|(message, hint)| wrong(message, hint))?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), (String, &'static str)> {
+        let (model, dim) = (&self.model, self.embedding.dim);
+        let positive = |widths: &[i64]| !widths.is_empty() && widths.iter().all(|width| *width > 0);
+        if !positive(&model.bottom_mlp) || model.bottom_mlp.last().and_then(|w| u64::try_from(*w).ok()) != Some(dim) {
+            let message = format!("`[model].bottom_mlp` is {:?}, but `[embedding].dim` is {dim}", model.bottom_mlp);
+            return Err((message, "all widths must be positive, and the last must be the embedding dimension"));
+        }
+        if !positive(&model.top_mlp) || model.top_mlp.last() != Some(&1) {
+            let message = format!("`[model].top_mlp` is {:?}", model.top_mlp);
+            return Err((message, "all widths must be positive, and the last must be 1"));
+        }
+        let heads = u64::try_from(model.attention_heads).unwrap_or(0);
+        if dim.checked_rem(heads) != Some(0) {
+            let message = format!("`[model].attention_heads` is {}, `[embedding].dim` is {dim}", model.attention_heads);
+            return Err((message, "the dimension must be a multiple of the heads"));
+        }
+        if self.train.batch_size == 0 || self.train.epochs == 0 {
+            return Err(("`[train]` has a batch size or number of epochs of zero".to_owned(), "both must be at least 1"));
+        }
+        let optimizer = &self.optimizer;
+        let rates = [f64::from(optimizer.tables.learning_rate), optimizer.dense.learning_rate];
+        let epsilons = [f64::from(optimizer.tables.eps), optimizer.dense.eps];
+        if rates.iter().chain(&epsilons).any(|value| !value.is_finite() || *value < 0.0) {
+            let message = format!("`[optimizer]` has learning rates {rates:?} and eps {epsilons:?}");
+            return Err((message, "none may be negative or infinite"));
+        }
+        Ok(())
+    }
+
+    /// The partitions to train on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if the filter cannot be parsed.
+    pub fn train_partitions(&self) -> Result<PartitionFilter> {
+        Ok(PartitionFilter::parse(&self.data.train)?)
+    }
+
+    /// The partitions to evaluate on, if the configuration names any.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if the filter cannot be parsed.
+    pub fn eval_partitions(&self) -> Result<Option<PartitionFilter>> {
+        Ok(self.data.eval.as_deref().map(PartitionFilter::parse).transpose()?)
+    }
+
+    /// Checks the configuration against a dataset and gives its tables, in schema order. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the dataset lacks the label or has no sparse feature; [`Error::Sharding`] for tables
+    /// that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
+    /// choose nothing.
+    pub fn tables(&self, manifest: &Manifest) -> Result<Vec<TableConfig>> {
+        let schema = &manifest.schema;
+        if !schema.labels.contains(&self.data.label) {
+            return Err(Error::Config {
+                path: self.path.clone(),
+                message: format!("`[data].label` is `{}`, which is no label of the dataset", self.data.label),
+                hint: suggest(&self.data.label, schema.labels.iter().map(String::as_str)),
+            });
+        }
+        if schema.groups.is_empty() {
+            return Err(Error::Config {
+                path: self.path.clone(),
+                message: "the dataset has no sparse feature, so there is nothing to embed".to_owned(),
+                hint: "declare one of `kind = \"sparse\"` in `dataset.toml` and build the dataset again".to_owned(),
+            });
+        }
+        manifest.select(&self.train_partitions()?)?;
+        if let Some(eval) = self.eval_partitions()? {
+            manifest.select(&eval)?;
+        }
+        let tables = resolve_tables(&self.embedding, &self.tables, schema)?;
+        check_ids(&tables, &manifest.statistics.features)?;
+        if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
+            return Err(Error::Config {
+                path: self.path.clone(),
+                message: format!("`[tables.{}]` has {} rows", table.feature, table.rows),
+                hint: format!("this trainer holds tables of up to {} rows; hash the ids into fewer", u32::MAX),
+            });
+        }
+        Ok(tables)
+    }
+
+    /// Parameters of the model with these tables and this number of dense features.
+    pub fn parameters(&self, tables: &[TableConfig], dense_features: usize) -> ParameterCount {
+        let mlp = |input: i64, widths: &[i64]| -> i64 {
+            let inputs = std::iter::once(&input).chain(widths);
+            inputs.zip(widths).map(|(from, to)| (from + 1) * to).sum()
+        };
+        let dim = self.embedding.dim as i64;
+        let (bottom, dense_vectors) = match dense_features as i64 {
+            0 => (0, 0),
+            width => (mlp(width, &self.model.bottom_mlp), 1),
+        };
+        let vectors = tables.len() as i64 + dense_vectors;
+        let top = mlp(dense_vectors * dim + vectors * (vectors - 1) / 2, &self.model.top_mlp);
+        let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
+        let attention = if attends { mlp(dim, &[3 * dim]) + mlp(dim, &[dim]) } else { 0 };
+        let embedding = tables.iter().map(|table| table.rows * table.dim).sum();
+        ParameterCount { dense: (bottom + top + attention) as u64, embedding, rows: tables.iter().map(|table| table.rows).sum() }
+    }
+}
+
+/// How large a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ParameterCount {
+    /// Parameters of the MLPs and the attention block.
+    pub dense: u64,
+    /// Parameters of the tables.
+    pub embedding: u64,
+    /// Rows of the tables, each with one accumulator.
+    #[serde(skip)]
+    rows: u64,
+}
+
+impl ParameterCount {
+    /// Bytes of the parameters and their optimizer state.
+    pub fn bytes(&self) -> u64 {
+        4 * (2 * self.dense + self.embedding + self.rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) const WHOLE: &str = r#"
+format_version = 1
+[data]
+train = "split=train"
+eval = "split=holdout"
+label = "label"
+[train]
+batch_size = 128
+epochs = 1
+seed = 1
+[model]
+bottom_mlp = [8, 4]
+top_mlp = [8, 1]
+interaction = "dot"
+[embedding]
+dim = 4
+rows = 100
+[tables.history]
+pooling = "mean"
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.02
+[optimizer.dense]
+kind = "sgd"
+learning_rate = 0.1
+"#;
+
+    fn refused(from: &str, to: &str) -> String {
+        assert!(WHOLE.contains(from));
+        TrainConfig::parse(Path::new("train.toml"), &WHOLE.replace(from, to)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_mistake_names_its_place() {
+        TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
+        assert!(refused("format_version = 1", "format_version = 3").contains("`format_version` is 3"));
+        assert!(refused("[8, 4]", "[8, 5]").contains("`[model].bottom_mlp` is [8, 5], but `[embedding].dim` is 4"));
+        assert!(refused("[8, 1]", "[]").contains("`[model].top_mlp` is []"));
+        assert!(refused("interaction = \"dot\"", "interaction = \"dot\"\nattention_heads = 3").contains("attention_heads"));
+        assert!(refused("interaction = \"dot\"", "interaction = \"cross\"").contains("interaction"));
+        assert!(refused("epochs = 1", "epochs = 0").contains("`[train]`"));
+        assert!(refused("learning_rate = 0.1", "learning_rate = -1.0").contains("`[optimizer]`"));
+        assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
+    }
+
+    #[test]
+    fn parameters_are_counted() {
+        let config = TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
+        let table = |pooling| TableConfig {
+            feature: "x".into(),
+            rows: 100,
+            dim: 4,
+            pooling,
+            ids: onefold_sharding::IdPolicy::Checked,
+        };
+        // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
+        let count = config.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
+        assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
+        assert_eq!(count.bytes(), 4 * (2 * 141 + 800 + 200));
+        // Attention 4-12 and 4-4; no dense features: top 1-8-1.
+        let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);
+        assert_eq!(count.dense, 60 + 20 + 16 + 9);
+    }
+}

@@ -1,0 +1,73 @@
+//! The errors of the trainer.
+
+use std::path::PathBuf;
+
+/// What can go wrong while a model is configured, trained, stored or evaluated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operating-system error; `fs_err` puts the path into it.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+
+    /// The dataset, or the run directory.
+    #[error(transparent)]
+    Dataset(#[from] onefold_datasets::Error),
+
+    /// The reader.
+    #[error(transparent)]
+    Read(#[from] onefold_ikjt::Error),
+
+    /// The tables' configuration, or the plan.
+    #[error(transparent)]
+    Sharding(#[from] onefold_sharding::Error),
+
+    /// `train.toml` does not say what it should.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    Config {
+        /// The configuration file.
+        path: PathBuf,
+        /// What is wrong, with the section or key.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// An id that its table has no row for.
+    #[error("feature `{feature}`: id {id} is outside the table's rows 0..{rows}\n  hint: raise `rows` under `[tables.{feature}]`, or set `ids = \"hashed\"` there")]
+    Id {
+        /// The feature.
+        feature: String,
+        /// The id.
+        id: i64,
+        /// Rows of the table.
+        rows: u64,
+    },
+
+    /// A run directory that cannot be used.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    Run {
+        /// The run directory or a file in it.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// The loss became infinite or not a number.
+    #[error("the loss is {loss} at step {step}\n  hint: lower the learning rates under `[optimizer]`, or look for extreme values among the dense features")]
+    Diverged {
+        /// The step, counted from 1.
+        step: u64,
+        /// The loss.
+        loss: f64,
+    },
+
+    /// libtorch refused an operation.
+    #[error("libtorch: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
+    Torch(#[from] tch::TchError),
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;

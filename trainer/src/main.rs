@@ -1,0 +1,184 @@
+//! `onefold-train`: trains and evaluates DLRMs.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use onefold_datasets::PartitionFilter;
+use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_ikjt::Dedupe;
+use onefold_trainer::{EvaluationSummary, TrainConfig, TrainOptions, TrainSummary, evaluate, train};
+
+/// Train DLRMs that compute every distinct row once
+#[derive(Debug, Parser)]
+#[command(name = "onefold-train", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train the model of a `train.toml` on a dataset
+    ///
+    /// Example: onefold-train run logs/train.toml --data dataset --out run
+    Run(RunArguments),
+    /// Evaluate a trained model on a dataset's held-out partitions
+    ///
+    /// Example: onefold-train eval run --data dataset --partitions split=holdout
+    Eval(EvalArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArguments {
+    /// The configuration: data, model, tables, optimizers
+    config: PathBuf,
+    /// Directory of the dataset
+    #[arg(long, value_name = "DATASET")]
+    data: PathBuf,
+    /// Directory of the run: model, metrics, summary
+    #[arg(long, value_name = "RUN")]
+    out: PathBuf,
+    #[command(flatten)]
+    shared: SharedArguments,
+    /// End after this many steps
+    #[arg(long, value_name = "N")]
+    max_steps: Option<u64>,
+    /// A plan of `onefold-shard plan` for one rank [default: all tables here]
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Replace the run that is at `--out`
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct EvalArguments {
+    /// Directory of the run
+    run: PathBuf,
+    /// Directory of the dataset
+    #[arg(long, value_name = "DATASET")]
+    data: PathBuf,
+    /// Which partitions, as `split=holdout` [default: those that the run's configuration names]
+    #[arg(long, value_name = "FILTER")]
+    partitions: Option<PartitionFilter>,
+    #[command(flatten)]
+    shared: SharedArguments,
+}
+
+#[derive(Debug, clap::Args)]
+struct SharedArguments {
+    /// Whether batches are deduplicated; the losses are the same
+    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
+    dedupe: DedupeArgument,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = DeviceArgument::Cpu)]
+    device: DeviceArgument,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DedupeArgument {
+    /// Every sample carries and computes its lists
+    Off,
+    /// Every distinct row of a feature group once per batch
+    Exact,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DeviceArgument {
+    /// The processor
+    Cpu,
+}
+
+impl SharedArguments {
+    fn dedupe(&self) -> Dedupe {
+        match self.dedupe {
+            DedupeArgument::Off => Dedupe::Off,
+            DedupeArgument::Exact => Dedupe::Exact,
+        }
+    }
+
+    fn threads(&self) -> usize {
+        match self.device {
+            DeviceArgument::Cpu => self.threads.map_or_else(available_threads, usize::from),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let printer = Printer::new(cli.output);
+    console::run(|| match &cli.command {
+        Command::Run(arguments) => run(arguments, &printer),
+        Command::Eval(arguments) => eval(arguments, &printer),
+    })
+}
+
+fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
+    let config = TrainConfig::load(&arguments.config)?;
+    let options = TrainOptions {
+        dedupe: arguments.shared.dedupe(),
+        threads: arguments.shared.threads(),
+        max_steps: arguments.max_steps,
+        plan: arguments.plan.clone(),
+        overwrite: arguments.overwrite,
+    };
+    let summary = train(&config, &arguments.data, &arguments.out, &options, printer)?;
+    Ok(printer.summary(&describe_run(&summary, &arguments.out), &summary)?)
+}
+
+fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
+    let shared = &arguments.shared;
+    let filter = arguments.partitions.as_ref();
+    let summary = evaluate(&arguments.run, &arguments.data, filter, shared.dedupe(), shared.threads(), printer)?;
+    Ok(printer.summary(&describe_evaluation(&summary), &summary)?)
+}
+
+fn describe_run(summary: &TrainSummary, out: &Path) -> String {
+    let mut text = format!(
+        "trained {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
+        out.display(),
+        format_count(summary.samples),
+        format_count(summary.steps),
+        summary.wall_seconds,
+        format_count(summary.samples_per_second as u64),
+        100.0 * summary.waiting_share,
+    );
+    let _ = writeln!(
+        text,
+        "{} parameters in tables, {} in the dense part, {} with optimizer state",
+        format_count(summary.parameters.embedding),
+        format_count(summary.parameters.dense),
+        format_bytes(summary.parameter_bytes),
+    );
+    let factors = summary.dedupe_factor.iter().map(|(group, factor)| format!("{group} {factor:.2}"));
+    let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
+    let _ = writeln!(text, "training    loss {:.4}  ne {}  auc {}", summary.loss, figure(summary.ne), figure(summary.auc));
+    if let Some(eval) = &summary.eval {
+        text.push_str(&describe_evaluation(eval));
+    }
+    text
+}
+
+fn describe_evaluation(summary: &EvaluationSummary) -> String {
+    format!(
+        "evaluation  loss {}  ne {}  auc {}  calibration {}  ({} samples, {} samples/s)",
+        figure(summary.loss),
+        figure(summary.ne),
+        figure(summary.auc),
+        figure(summary.calibration),
+        format_count(summary.samples),
+        format_count(summary.samples_per_second as u64),
+    )
+}
+
+fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "n/a".to_owned(), |value| format!("{value:.4}"))
+}

@@ -1,0 +1,32 @@
+//! Multi-layer perceptrons.
+
+use tch::nn::{self, Module};
+use tch::Tensor;
+
+/// Linear layers with ReLU between them.
+#[derive(Debug)]
+pub(super) struct Mlp {
+    layers: Vec<nn::Linear>,
+    activate_last: bool,
+}
+
+impl Mlp {
+    /// Layers of the given widths on an input of width `input`; ReLU also after the last one if `activate_last`.
+    pub(super) fn new(path: &nn::Path<'_>, input: i64, widths: &[i64], activate_last: bool) -> Self {
+        let inputs = std::iter::once(&input).chain(widths);
+        let layer = |(i, (from, to)): (usize, (&i64, &i64))| nn::linear(path / i, *from, *to, nn::LinearConfig::default());
+        Self { layers: inputs.zip(widths).enumerate().map(layer).collect(), activate_last }
+    }
+
+    /// `[B, input]` to `[B, last width]`.
+    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        let mut value = input.shallow_clone();
+        for (i, layer) in self.layers.iter().enumerate() {
+            value = layer.forward(&value);
+            if self.activate_last || i + 1 < self.layers.len() {
+                value = value.relu();
+            }
+        }
+        value
+    }
+}

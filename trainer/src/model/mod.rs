@@ -1,0 +1,156 @@
+//! The DLRM: bottom MLP, pooled embeddings, dot interaction, top MLP (Naumov et al. 2019).
+
+mod attention;
+mod interaction;
+mod mlp;
+
+use onefold_datasets::Schema;
+use onefold_ikjt::{Batch, Group};
+use onefold_sharding::{Pooling, TableConfig};
+use tch::{Device, Kind, Tensor, nn};
+
+use self::attention::SelfAttention;
+use self::interaction::DotInteraction;
+use self::mlp::Mlp;
+use crate::embedding::{Embeddings, Lookup};
+use crate::{Error, Result, TrainConfig, tensors};
+
+/// A DLRM: the dense part's parameters, and the embedding tables.
+#[derive(Debug)]
+pub struct Model {
+    variables: nn::VarStore,
+    bottom: Option<Mlp>,
+    attention: Option<SelfAttention>,
+    interaction: DotInteraction,
+    top: Mlp,
+    label: usize,
+    /// The tables.
+    pub embeddings: Embeddings,
+}
+
+/// What one forward pass gives.
+#[derive(Debug)]
+pub struct Forward {
+    /// `[B]`, logits.
+    pub logits: Tensor,
+    /// The lookups, which hold the leaves that `backward` gives gradients to.
+    pub lookups: Vec<Lookup>,
+}
+
+impl Model {
+    /// A model with initial parameters from the configuration's seed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] as [`TrainConfig::tables`] found them, [`Error::Io`] if threads cannot be started.
+    pub fn new(config: &TrainConfig, schema: &Schema, tables: &[TableConfig], threads: usize) -> Result<Self> {
+        let embeddings = Embeddings::new(tables, config.train.seed, threads)?;
+        Self::with_embeddings(config, schema, tables, embeddings)
+    }
+
+    /// A model around given tables; the dense part has initial parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the schema lacks the label.
+    pub fn with_embeddings(
+        config: &TrainConfig,
+        schema: &Schema,
+        tables: &[TableConfig],
+        embeddings: Embeddings,
+    ) -> Result<Self> {
+        let label = schema.labels.iter().position(|label| *label == config.data.label).ok_or_else(|| Error::Config {
+            path: "train.toml".into(),
+            message: format!("`[data].label` is `{}`, which is no label of the dataset", config.data.label),
+            hint: "name one of the dataset's labels".to_owned(),
+        })?;
+        // libtorch's initialisers draw from its global generator.
+        tch::manual_seed(config.train.seed as i64);
+        let variables = nn::VarStore::new(Device::Cpu);
+        let root = variables.root();
+        let dim = config.embedding.dim as i64;
+        let dense = schema.dense.len() as i64;
+        let bottom = (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
+        let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
+        let attention =
+            attends.then(|| SelfAttention::new(&(&root / "attention"), dim, config.model.attention_heads));
+        let vectors = tables.len() as i64 + i64::from(dense > 0);
+        let interaction = DotInteraction::new(vectors);
+        let width = if dense > 0 { dim } else { 0 } + interaction.width();
+        let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
+        Ok(Self { variables, bottom, attention, interaction, top, label, embeddings })
+    }
+
+    /// The parameters of the dense part, with gradients after `backward`.
+    pub fn dense_parameters(&self) -> Vec<Tensor> {
+        self.variables.trainable_variables()
+    }
+
+    /// The parameters of the dense part by name.
+    pub fn named_dense_parameters(&self) -> std::collections::BTreeMap<String, Tensor> {
+        self.variables.variables().into_iter().collect()
+    }
+
+    /// The logits of a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Id`] for an id that its table has no row for.
+    pub fn forward(&self, batch: &Batch) -> Result<Forward> {
+        let lookups = self.embeddings.forward(batch.groups())?;
+        let size = batch.size() as i64;
+        let mut vectors = Vec::with_capacity(lookups.len() + 1);
+        let bottom = self.bottom.as_ref().map(|bottom| {
+            let dense = tensors::from_f32(batch.dense(), &[size, batch.dense_width() as i64]);
+            bottom.forward(&dense)
+        });
+        vectors.extend(bottom.as_ref().map(|bottom| bottom.unsqueeze(1)));
+        for (group, lookup) in batch.groups().iter().zip(&lookups) {
+            vectors.push(self.expanded(group, lookup));
+        }
+        let products = self.interaction.forward(&Tensor::cat(&vectors, 1));
+        let input = match &bottom {
+            Some(bottom) => Tensor::cat(&[bottom, &products], 1),
+            None => products,
+        };
+        Ok(Forward { logits: self.top.forward(&input).squeeze_dim(1), lookups })
+    }
+
+    /// The vectors of a group's features by sample, `[B, F, D]`: everything up to here was computed per row, and one
+    /// index select per group makes samples of rows.
+    fn expanded(&self, group: &Group, lookup: &Lookup) -> Tensor {
+        let mut vectors: Vec<Tensor> = lookup.pooled.iter().map(Tensor::shallow_clone).collect();
+        if let Some(attention) = &self.attention {
+            vectors.extend(lookup.sequences.iter().map(|sequence| attention.forward(sequence).unsqueeze(1)));
+        }
+        let rows = Tensor::cat(&vectors, 1);
+        match group.inverse() {
+            None => rows,
+            Some(inverse) => rows.index_select(0, &tensors::from_i32(inverse)),
+        }
+    }
+
+    /// The label of every sample, `[B]`.
+    pub fn labels(&self, batch: &Batch) -> Tensor {
+        let labels: Vec<f32> = self.label_values(batch).collect();
+        tensors::from_f32(&labels, &[batch.size() as i64])
+    }
+
+    /// The same as numbers.
+    pub fn label_values<'a>(&self, batch: &'a Batch) -> impl Iterator<Item = f32> + use<'a> {
+        batch.labels().iter().skip(self.label).step_by(batch.label_width().max(1)).copied()
+    }
+
+    /// The mean binary cross-entropy of logits, weighted by the samples' weights where there are any.
+    pub fn loss(&self, logits: &Tensor, batch: &Batch) -> Tensor {
+        let labels = self.labels(batch);
+        match batch.weights() {
+            None => logits.binary_cross_entropy_with_logits::<Tensor>(&labels, None, None, tch::Reduction::Mean),
+            Some(weights) => {
+                let weights = tensors::from_f32(weights, &[batch.size() as i64]);
+                let sum = logits.binary_cross_entropy_with_logits(&labels, Some(&weights), None, tch::Reduction::Sum);
+                sum / weights.sum(Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE))
+            }
+        }
+    }
+}

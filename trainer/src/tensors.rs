@@ -1,0 +1,70 @@
+//! Between slices and libtorch tensors: the only unsafe code of the crate.
+
+use tch::{Device, Kind, Tensor};
+
+/// A new CPU tensor of this shape whose elements `fill` sets; they start as zeros.
+pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
+    let mut tensor = Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+    fill(as_mut_slice(&mut tensor));
+    tensor
+}
+
+/// A copy of `values` as a tensor of this shape.
+pub(crate) fn from_f32(values: &[f32], shape: &[i64]) -> Tensor {
+    Tensor::from_slice(values).reshape(shape)
+}
+
+/// A copy of an inverse index, for `index_select`.
+pub(crate) fn from_i32(values: &[i32]) -> Tensor {
+    Tensor::from_slice(values)
+}
+
+/// The elements of a contiguous `f32` tensor on the CPU.
+///
+/// # Panics
+///
+/// If the tensor is of another kind.
+pub(crate) fn as_slice(tensor: &Tensor) -> &[f32] {
+    let length = checked_len(tensor);
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: `checked_len` has asserted that the tensor is defined, on the CPU, of 32-bit floats and contiguous, so
+    // `length` initialised floats start at `data_ptr`. The borrow of `tensor` keeps its storage alive, and no
+    // code in this crate writes to a tensor's elements while such a borrow lives.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), length) }
+}
+
+fn as_mut_slice(tensor: &mut Tensor) -> &mut [f32] {
+    let length = checked_len(tensor);
+    if length == 0 {
+        return &mut [];
+    }
+    // SAFETY: as in `as_slice`; the tensor was made by `filled`, which holds the only handle to its storage.
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), length) }
+}
+
+fn checked_len(tensor: &Tensor) -> usize {
+    assert!(tensor.defined() && tensor.device() == Device::Cpu, "a tensor on the CPU is needed");
+    assert!(tensor.kind() == Kind::Float && tensor.is_contiguous(), "a contiguous tensor of f32 is needed");
+    tensor.numel()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_go_both_ways() {
+        let tensor = filled(&[2, 2], |values| values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]));
+        assert_eq!(tensor.double_value(&[1, 0]), 3.0);
+        assert_eq!(as_slice(&tensor), [1.0, 2.0, 3.0, 4.0]);
+        assert!(as_slice(&filled(&[0, 3], |_| ())).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "contiguous")]
+    fn a_transposed_tensor_is_refused() {
+        as_slice(&from_f32(&[1.0, 2.0, 3.0, 4.0], &[2, 2]).transpose(0, 1));
+    }
+}
