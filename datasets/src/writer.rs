@@ -52,7 +52,6 @@ pub struct DatasetWriter {
     root: PathBuf,
     created_root: bool,
     lock: Option<fs_err::File>,
-    old_files: Vec<PathBuf>,
     generation: u64,
     schema: Schema,
     arrow_schema: SchemaRef,
@@ -84,15 +83,18 @@ impl DatasetWriter {
     /// dataset can have.
     pub fn create(root: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         schema.validate()?;
-        let old = old_dataset(root, options.overwrite)?;
+        old_dataset(root, options.overwrite)?;
         let created_root = !root.exists();
         fs_err::create_dir_all(root)?;
         let lock = lock(root)?;
+        // Looked at again: another writer may have committed before the lock was this one's.
+        let old = old_dataset(root, options.overwrite).inspect_err(|_| {
+            let _ = fs_err::remove_file(root.join(LOCK_FILE));
+        })?;
         let mut writer = Self {
             root: root.to_owned(),
             created_root,
             lock: Some(lock),
-            old_files: Vec::new(),
             generation: 1,
             arrow_schema: schema.to_arrow(),
             features: schema.sparse_features().map(|f| (f.name.clone(), FeatureStatistics::default())).collect(),
@@ -104,11 +106,10 @@ impl DatasetWriter {
             last_session: None,
             finished: false,
         };
-        if let Some(old) = old {
+        if let Some(old) = &old {
             writer.generation = old.generation + 1;
-            writer.old_files = old.file_paths().collect();
         }
-        remove_stray_files(root, &writer.old_files)?;
+        remove_stray_files(root, &old.iter().flat_map(Manifest::file_paths).collect::<Vec<_>>())?;
         Ok(writer)
     }
 
@@ -208,9 +209,12 @@ impl DatasetWriter {
         for row in start..batch.num_rows() {
             let previous = if row == 0 { self.last_session } else { Some(sessions[row - 1]) };
             let boundary = self.options.order == Order::Arrival || previous != Some(sessions[row]);
-            let full = bytes >= target && boundary || bytes >= target.saturating_mul(2);
-            if full && row > start {
-                return row;
+            if bytes >= target && boundary || bytes >= target.saturating_mul(2) {
+                if row > start {
+                    return row;
+                }
+                // `append` ends the full row group first.
+                bytes = 0;
             }
             bytes = bytes.saturating_add(row_bytes(row));
         }
@@ -312,9 +316,14 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // Cleaning up after an error must not hide it; the next writer clears what is left.
+        // Cleaning up after an error must not hide it; the next writer clears what is left. What is kept is what
+        // the manifest names now: it may be the new one, if only the last sync of a commit failed.
         drop(self.open.take());
-        let _ = remove_stray_files(&self.root, &self.old_files);
+        let _ = match Manifest::load(&self.root) {
+            Ok(manifest) => remove_stray_files(&self.root, &manifest.file_paths().collect::<Vec<_>>()),
+            Err(Error::NotADataset { .. }) => remove_stray_files(&self.root, &[]),
+            Err(_) => Ok(()),
+        };
         let _ = fs_err::remove_file(self.root.join(LOCK_FILE));
         drop(self.lock.take());
         if self.created_root {
@@ -343,12 +352,33 @@ fn old_dataset(root: &Path, overwrite: bool) -> Result<Option<Manifest>> {
 /// Takes the dataset's lock; the kernel releases it when the process ends, however it ends.
 fn lock(root: &Path) -> Result<fs_err::File> {
     let path = root.join(LOCK_FILE);
-    let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-    match file.file().try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked { path: root.to_owned() }),
-        Err(std::fs::TryLockError::Error(error)) => Err(error.into()),
+    loop {
+        let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+        match file.file().try_lock() {
+            Ok(()) if is_still_at(&file, &path)? => return Ok(file),
+            // The writer that held it removed it as it ended; the next one would lock another file.
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Locked { path: root.to_owned() }),
+            Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
+        }
     }
+}
+
+/// Whether the open file `file` is the one that `path` names now.
+#[cfg(unix)]
+fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    match fs_err::metadata(path) {
+        Ok(now) => file.metadata().map(|open| (open.dev(), open.ino()) == (now.dev(), now.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where an open file cannot be removed, it is.
+#[cfg(not(unix))]
+fn is_still_at(_: &fs_err::File, _: &Path) -> io::Result<bool> {
+    Ok(true)
 }
 
 /// Removes data files (`part-*.parquet`) of partition folders that are not in `keep`, and folders left empty.

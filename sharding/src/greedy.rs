@@ -147,7 +147,8 @@ mod tests {
         assert!(GreedyBySize.plan(&twice[..1], &nobody, &AnalyticCost, 8).is_err());
     }
 
-    /// A whole plan as it stands in the file.
+    /// A whole plan as it stands in the file. By hand, rank 0: 4 lists of 1 id, (4·8 + 4·128·4 + 4·128·4) bytes · 3 ÷
+    /// 1e6 B/s = 12.384 ms, and 2 · 4·128·4 bytes to exchange = 4.096 ms; (128 + 1)·4 rows·4 bytes of memory.
     #[test]
     fn a_small_plan_looks_like_this() {
         let topology = Topology {

@@ -1,1 +1,24 @@
-fn main() {}
+//! `onefold-shard`: the command line of the sharding crate.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod commands;
+mod train_config;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use onefold_datasets::console::{self, Printer};
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let printer = Printer::new(cli.output);
+    console::run(|| match &cli.command {
+        Command::Plan(arguments) => commands::plan(arguments, &printer),
+        Command::Tables(arguments) => commands::tables(arguments, &printer),
+        Command::Topology(arguments) => commands::topology(arguments, &printer),
+        Command::Check(arguments) => commands::check(arguments, &printer),
+    })
+}

@@ -1,1 +1,236 @@
-//! placeholder
+//! What tests that cross crates need: a folder of one's own ([`Dir`]) and the workspace's binaries as a
+//! person runs them ([`TestCommand`]).
+//!
+//! ```no_run
+//! let dir = onefold_tests::Dir::new();
+//! let log = dir.command("onefold-data generate --workload rm3 --samples 100 --seed 1 --out logs").json();
+//! assert_eq!(log["samples"], 100);
+//! let error = dir.command("onefold-read head logs").fails();
+//! assert!(error.contains("`logs` is not a dataset"));
+//! ```
+//!
+//! A failure prints the command, its folder and the files there, its stdout and stderr.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A temporary folder, removed at the end.
+#[derive(Debug)]
+pub struct Dir(tempfile::TempDir);
+
+impl Default for Dir {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Dir {
+    /// An empty folder.
+    pub fn new() -> Self {
+        Self(tempfile::Builder::new().prefix("onefold-test-").tempdir().expect("a temporary folder"))
+    }
+
+    /// The folder's path.
+    pub fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The path of `name` in the folder.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// Writes a file, and the folders on the way to it.
+    #[track_caller]
+    pub fn write(&self, name: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        fs_err::create_dir_all(path.parent().unwrap_or(self.root())).expect("a folder");
+        fs_err::write(path, bytes).expect("a file");
+    }
+
+    /// The bytes of a file.
+    #[track_caller]
+    pub fn read(&self, name: impl AsRef<Path>) -> Vec<u8> {
+        fs_err::read(self.path(name)).expect("a file")
+    }
+
+    /// The text of a file.
+    #[track_caller]
+    pub fn text(&self, name: impl AsRef<Path>) -> String {
+        String::from_utf8(self.read(name)).expect("a text")
+    }
+
+    /// Replaces every `from` in a text file; there must be at least one.
+    #[track_caller]
+    pub fn edit(&self, name: impl AsRef<Path>, from: &str, to: &str) {
+        let text = self.text(&name);
+        assert!(text.contains(from), "no `{from}` in `{}`:\n{text}", name.as_ref().display());
+        self.write(name, text.replace(from, to));
+    }
+
+    /// Every file below the folder, by its path relative to it, with its bytes.
+    pub fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        files_below(self.root())
+    }
+
+    /// The command `line`, split at white space: one of the workspace's binaries and its arguments. It runs in
+    /// this folder.
+    pub fn command(&self, line: &str) -> TestCommand {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(binary(words.next().unwrap_or_default()));
+        command.args(words).current_dir(self.root()).env_remove("ONEFOLD_LOG").env("RUST_BACKTRACE", "0");
+        TestCommand { command, line: line.to_owned(), root: self.root().to_owned() }
+    }
+}
+
+/// Every file below `root`, by its path relative to it, with its bytes.
+pub fn files_below(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs_err::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(root).unwrap_or(&path).to_owned();
+                files.insert(name, fs_err::read(path).expect("a file"));
+            }
+        }
+    }
+    files
+}
+
+/// A run of one of the workspace's binaries.
+#[derive(Debug)]
+pub struct TestCommand {
+    command: Command,
+    line: String,
+    root: PathBuf,
+}
+
+impl TestCommand {
+    /// Adds an argument that may hold white space.
+    pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.line += &format!(" {}", argument.as_ref().to_string_lossy());
+        self.command.arg(argument);
+        self
+    }
+
+    /// Runs the command, which must succeed; gives its stdout.
+    #[track_caller]
+    pub fn works(mut self) -> String {
+        let output = self.output();
+        self.check(output.status.success(), "it must succeed", &output);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Runs the command with `--json`, which must succeed; gives the object on the last line of its stdout.
+    #[track_caller]
+    pub fn json(self) -> Value {
+        let mut with_json = self.arg("--json");
+        let output = with_json.output();
+        with_json.check(output.status.success(), "it must succeed", &output);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let last = serde_json::from_str(stdout.lines().last().unwrap_or_default());
+        with_json.check(matches!(last, Ok(Value::Object(_))), "its last line must be a JSON object", &output);
+        last.unwrap_or_default()
+    }
+
+    /// Runs the command, which must fail as a person deserves it: exit status 1, nothing on stdout, one error
+    /// with a hint on stderr, and every file in the folder as it was. Gives its stderr.
+    #[track_caller]
+    pub fn fails(mut self) -> String {
+        let before = files_below(&self.root);
+        let output = self.output();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        self.check(output.status.code() == Some(1), "its exit status must be 1", &output);
+        self.check(output.stdout.is_empty(), "it must print nothing on stdout", &output);
+        let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
+        self.check(errors == 1 && !stderr.contains("panicked"), "it must print one error", &output);
+        self.check(stderr.contains("\n  hint: "), "its error must have a hint", &output);
+        let after = files_below(&self.root);
+        let changed = |name: &&PathBuf| before.get(*name) != after.get(*name);
+        let changed: Vec<_> = before.keys().chain(after.keys()).filter(changed).collect();
+        self.check(changed.is_empty(), &format!("it must leave the files alone, but changed {changed:?}"), &output);
+        stderr
+    }
+
+    /// Runs the command, which must fail as in [`fails`](Self::fails) with all of `parts` in its error.
+    #[track_caller]
+    pub fn fails_with(self, parts: &[&str]) {
+        let line = self.line.clone();
+        let stderr = self.fails();
+        for part in parts {
+            assert!(stderr.contains(part), "`{line}`: no `{part}` in its error:\n{stderr}");
+        }
+    }
+
+    /// Runs the command and gives its exit status, stdout and stderr, whatever they are.
+    #[track_caller]
+    pub fn output(&mut self) -> Output {
+        self.command.output().unwrap_or_else(|error| panic!("`{}` cannot be started: {error}", self.line))
+    }
+
+    /// Starts the command and does not wait for it; its output goes nowhere.
+    #[track_caller]
+    pub fn spawn(mut self) -> Child {
+        let quiet = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        quiet.spawn().unwrap_or_else(|error| panic!("`{}` cannot be started: {error}", self.line))
+    }
+
+    #[track_caller]
+    fn check(&self, holds: bool, expectation: &str, output: &Output) {
+        if holds {
+            return;
+        }
+        let files: String = files_below(&self.root)
+            .iter()
+            .map(|(name, bytes)| format!("  {} ({} bytes)\n", name.display(), bytes.len()))
+            .collect();
+        panic!(
+            "{expectation}\ncommand: {}\nfolder: {}\n{files}{}\n--- stdout\n{}--- stderr\n{}---",
+            self.line,
+            self.root.display(),
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+    }
+}
+
+/// The path of one of the workspace's binaries: they lie in the folder above that of the test.
+#[track_caller]
+fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let folders = test.ancestors().skip(1).take(2);
+    let candidates: Vec<_> = folders.map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))).collect();
+    let found = candidates.iter().find(|path| path.is_file()).cloned();
+    found.unwrap_or_else(|| panic!("`{name}` is in none of {candidates:?}; run `make build` first"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_found_at_every_depth() {
+        let dir = Dir::new();
+        dir.write("a/b/c.txt", "one");
+        dir.write("d.txt", "two");
+        dir.edit("d.txt", "two", "three");
+        let files = dir.files();
+        let names: Vec<_> = files.keys().map(|name| name.to_string_lossy().into_owned()).collect();
+        assert_eq!(names, ["a/b/c.txt", "d.txt"]);
+        assert_eq!(files[Path::new("d.txt")], b"three");
+    }
+
+    #[test]
+    #[should_panic(expected = "run `make build` first")]
+    fn a_missing_binary_says_what_to_run() {
+        Dir::new().command("onefold-nothing");
+    }
+}

@@ -41,7 +41,8 @@ fn row_major(parts: &Parts, names: &[String], size: usize) -> Result<ScalarBuffe
         let mut cells = matrix.iter_mut().skip(i).step_by(names.len());
         for (rows, range) in parts {
             let values = &column(rows, name)?.as_primitive::<Float32Type>().values()[range.clone()];
-            for (cell, value) in cells.by_ref().zip(values) {
+            // The values first: `zip` has taken a cell by the time it finds that there is no value left.
+            for (value, cell) in values.iter().zip(cells.by_ref()) {
                 *cell = *value;
             }
         }
@@ -76,4 +77,26 @@ fn to_feature(parts: &Parts, name: &str) -> Result<Feature> {
         lengths.extend(offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize));
     }
     Feature::from_lengths(name, values.unwrap_or_else(|| copied.into()), lengths)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::Float32Array;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_of_several_parts_keeps_every_value_in_its_place() {
+        let part = |start: f32| {
+            let column = |shift: f32| Arc::new(Float32Array::from_iter_values((0..3).map(|i| start + shift + i as f32)));
+            let columns = [("a", column(0.0) as ArrayRef), ("b", column(100.0) as ArrayRef)];
+            RecordBatch::try_from_iter(columns).unwrap()
+        };
+        let parts = vec![(part(1.0), 1..3), (part(4.0), 0..3), (part(7.0), 0..1)];
+        let matrix = row_major(&parts, &["a".to_owned(), "b".to_owned()], 6).unwrap();
+        let expected: Vec<f32> = (2..8).flat_map(|i| [i as f32, i as f32 + 100.0]).collect();
+        assert_eq!(matrix[..], expected);
+    }
 }

@@ -126,7 +126,7 @@ impl Model {
         let rows = Tensor::cat(&vectors, 1);
         match group.inverse() {
             None => rows,
-            Some(inverse) => rows.index_select(0, &tensors::from_i32(inverse)),
+            Some(inverse) => expand(&rows, inverse),
         }
     }
 
@@ -153,4 +153,14 @@ impl Model {
             }
         }
     }
+}
+
+/// Rows `[U, F, D]` to samples `[B, F, D]`: an index select, written as libtorch's `embedding`, whose backward sums the
+/// gradients of a row's samples in parallel over rows and in the order of samples, where that of `index_select` goes
+/// through the samples one by one.
+fn expand(rows: &Tensor, inverse: &[i32]) -> Tensor {
+    let (count, features, dim) = (rows.size()[0], rows.size()[1], rows.size()[2]);
+    let matrix = rows.reshape([count, features * dim]);
+    let samples = Tensor::embedding(&matrix, &tensors::from_i32(inverse), -1, false, false);
+    samples.reshape([inverse.len() as i64, features, dim])
 }

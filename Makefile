@@ -1,0 +1,43 @@
+# What a person does here: `make demo`, `make test`. CONTRIBUTING.md says more.
+#
+# Everything builds in one profile (release) and for the whole workspace, so that nothing is compiled twice.
+# CARGO_TARGET_DIR, LIBTORCH and ONEFOLD_CACHE are respected when they are set.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Evaluated in each recipe that needs it: fetches libtorch the first time, prints its path afterwards.
+WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && export LIBTORCH &&
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: build
+build: ## Build all binaries into $(TARGET)/release
+	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bins
+
+.PHONY: demo
+demo: build ## MovieLens-100K from ratings to a trained model; figures in target/demo/summary.json
+	@$(TARGET)/release/onefold-demo --out target/demo
+
+.PHONY: test
+test: build ## Run all tests
+	@$(WITH_LIBTORCH) $(CARGO) test --locked --release --workspace
+
+.PHONY: bench
+bench: ## Run the criterion benches
+	@$(WITH_LIBTORCH) $(CARGO) bench --locked --workspace
+
+.PHONY: lint
+lint: ## Formatting, clippy and rustdoc, warnings as errors
+	@$(CARGO) fmt --all --check
+	@$(WITH_LIBTORCH) $(CARGO) clippy --locked --release --workspace --all-targets -- -D warnings
+	@$(WITH_LIBTORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release --workspace --no-deps --document-private-items
+
+.PHONY: libtorch
+libtorch: ## Print where libtorch is, fetching it the first time
+	@trainer/libtorch.sh

@@ -1,0 +1,71 @@
+//! The parts of `train.toml` that say which tables there are; the trainer reads the rest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use onefold_sharding::{EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
+use serde::Deserialize;
+
+/// The version of `train.toml` that this program reads.
+const FORMAT_VERSION: u32 = 1;
+
+/// What a training configuration says about tables. Other sections and keys are the trainer's.
+#[derive(Debug, Deserialize)]
+pub(crate) struct TrainConfig {
+    format_version: u32,
+    pub(crate) train: TrainSection,
+    pub(crate) embedding: EmbeddingConfig,
+    #[serde(default)]
+    pub(crate) tables: BTreeMap<String, TableOverride>,
+    pub(crate) optimizer: OptimizerSection,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct TrainSection {
+    pub(crate) batch_size: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct OptimizerSection {
+    pub(crate) tables: TableOptimizerSection,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct TableOptimizerSection {
+    pub(crate) kind: TableOptimizer,
+}
+
+impl TrainConfig {
+    /// Reads the configuration at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`], with line and column, if it is missing, is not TOML, lacks one of the keys or is of
+    /// another version.
+    pub(crate) fn load(path: &Path) -> Result<Self> {
+        let wrong = |message: String, hint: &str| Error::File {
+            path: path.to_owned(),
+            message,
+            hint: hint.to_owned(),
+        };
+        let text = match fs_err::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let hint =
+                    "give the `train.toml` of the model; `onefold-data` writes one beside the raw logs";
+                return Err(wrong("there is no such file".to_owned(), hint));
+            }
+            other => other?,
+        };
+        let config: Self = toml::from_str(&text).map_err(|error| {
+            let hint =
+                "correct it; `[train]`, `[embedding]`, `[tables]` and `[optimizer.tables]` are read here";
+            wrong(error.to_string().trim_end().to_owned(), hint)
+        })?;
+        if config.format_version != FORMAT_VERSION {
+            let message =
+                format!("format version {}, this program reads {FORMAT_VERSION}", config.format_version);
+            return Err(wrong(message, "write it anew for this version, or use the program that it is for"));
+        }
+        Ok(config)
+    }
+}

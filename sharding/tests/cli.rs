@@ -1,0 +1,467 @@
+//! `onefold-shard` as a person runs it: output, exit status, errors with their hints, nothing half-written.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use onefold_datasets::{
+    FeatureGroup, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Schema, SparseFeature,
+    SparseKind, Statistics,
+};
+use onefold_sharding::{Plan, Pooling, TableFile, TableOptimizer, Topology};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A directory in which commands run.
+struct Dir(TempDir);
+
+/// What a command did.
+struct Ran {
+    command: String,
+    output: Output,
+}
+
+impl Dir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs_err::write(self.path(name), text).unwrap();
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs_err::read_to_string(self.path(name)).unwrap()
+    }
+
+    /// The names in the directory, hidden ones too.
+    fn names(&self) -> Vec<String> {
+        let entries = fs_err::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Runs `onefold-shard` with these words, separated by spaces.
+    fn run(&self, arguments: &str) -> Ran {
+        let program = env!("CARGO_BIN_EXE_onefold-shard");
+        let words = arguments.split_whitespace();
+        let output = Command::new(program).args(words).current_dir(self.0.path()).output().unwrap();
+        Ran { command: format!("onefold-shard {arguments}"), output }
+    }
+
+    /// Three tables, and two ranks that hold them.
+    fn with_inputs() -> Self {
+        let dir = Self::new();
+        let table = |name: &str, rows: u64| {
+            format!(r#"{{"name": "{name}", "rows": {rows}, "dim": 64, "pooling_factor": 2.0}}"#)
+        };
+        let tables = [table("user", 3_000), table("item", 2_000), table("city", 500)].join(", ");
+        dir.write(
+            "tables.json",
+            &format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#),
+        );
+        dir.run("topology --ranks 2 --memory 1MiB --out topology.json").succeeded();
+        dir
+    }
+}
+
+impl Ran {
+    fn text(&self) -> String {
+        let stdout = String::from_utf8_lossy(&self.output.stdout);
+        let stderr = String::from_utf8_lossy(&self.output.stderr);
+        format!("$ {}\n{}\nstdout:\n{stdout}\nstderr:\n{stderr}", self.command, self.output.status)
+    }
+
+    #[track_caller]
+    fn succeeded(&self) -> String {
+        assert!(self.output.status.success(), "{}", self.text());
+        String::from_utf8(self.output.stdout.clone()).unwrap()
+    }
+
+    #[track_caller]
+    fn json(&self) -> Value {
+        let stdout = self.succeeded();
+        serde_json::from_str(stdout.lines().last().unwrap()).unwrap_or_else(|_| panic!("{}", self.text()))
+    }
+
+    /// The error on stderr, of a command that ended with status 1 and printed nothing else.
+    #[track_caller]
+    fn failed(&self) -> String {
+        assert_eq!(self.output.status.code(), Some(1), "{}", self.text());
+        assert!(self.output.stdout.is_empty(), "{}", self.text());
+        String::from_utf8(self.output.stderr.clone()).unwrap().trim_end().to_owned()
+    }
+}
+
+const PLAN: &str = "plan --tables tables.json --topology topology.json --out plan.json";
+
+#[test]
+fn a_plan_is_printed_written_and_checked() {
+    let dir = Dir::with_inputs();
+    let summary = dir.run(PLAN).succeeded();
+    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. A table computes
+    // (1,024 · 8 + 1,024 · 256 + 512 · 256) B · 1.15 · 3 ÷ 3.35e12 B/s and exchanges 2 · 512 · 256 B at 4.5e11 B/s.
+    let lines: Vec<&str> = summary.lines().collect();
+    assert_eq!(
+        lines[..6],
+        [
+            "rank  tables      memory   compute ms   communication ms      cost ms",
+            "   0       1   761.7 KiB       0.0004             0.0006       0.0010",
+            "   1       2   634.8 KiB       0.0008             0.0012       0.0020",
+            "",
+            "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v1",
+            "Memory: the fullest rank holds 761.7 KiB of 1.0 MiB",
+        ]
+    );
+    assert!(
+        lines[6].starts_with("Planned in ")
+            && lines[6].ends_with("s by greedy_by_size, written to `plan.json`")
+    );
+
+    let plan = Plan::load(&dir.path("plan.json")).unwrap();
+    let ranks: Vec<u32> = plan.tables.iter().map(|table| table.shards[0].rank).collect();
+    assert_eq!(ranks, [0, 1, 1]);
+    let checked = dir.run("check plan.json --tables tables.json --topology topology.json").succeeded();
+    assert_eq!(
+        checked,
+        "`plan.json` is valid: 3 tables on 2 ranks, the fullest rank holds 761.7 KiB of 1.0 MiB\n"
+    );
+    assert_eq!(dir.names(), ["plan.json", "tables.json", "topology.json"]);
+}
+
+#[test]
+fn json_has_the_same_figures_as_the_plan() {
+    let dir = Dir::with_inputs();
+    let figures = dir.run(&format!("{PLAN} --json")).json();
+    let plan = Plan::load(&dir.path("plan.json")).unwrap();
+    assert_eq!(figures["plan"], "plan.json");
+    assert_eq!((figures["tables"].as_u64(), figures["ranks"].as_u64()), (Some(3), Some(2)));
+    assert_eq!(figures["bottleneck_rank"], 1);
+    assert_eq!(figures["max_memory_bytes"], 780_000);
+    assert!((figures["max_cost_ms"].as_f64().unwrap() - plan.max_cost_ms).abs() < 1e-12);
+    assert!(figures["plan_seconds"].as_f64().unwrap() <= figures["wall_seconds"].as_f64().unwrap());
+    let checked = dir.run("check plan.json --tables tables.json --topology topology.json --json").json();
+    assert_eq!(
+        (&checked["valid"], &checked["predictions_current"]),
+        (&Value::Bool(true), &Value::Bool(true))
+    );
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes() {
+    let dir = Dir::with_inputs();
+    dir.run(PLAN).succeeded();
+    let first = dir.read("plan.json");
+    dir.run(&format!("{PLAN} --overwrite")).succeeded();
+    assert_eq!(dir.read("plan.json"), first);
+}
+
+#[test]
+fn an_existing_plan_is_kept() {
+    let dir = Dir::with_inputs();
+    dir.write("plan.json", "the plan of another day");
+    assert_eq!(
+        dir.run(PLAN).failed(),
+        "error: `plan.json` already exists\n  hint: choose another file, or replace it with `--overwrite`"
+    );
+    assert_eq!(dir.read("plan.json"), "the plan of another day");
+}
+
+#[test]
+fn out_must_be_a_file_in_a_directory_that_is_there() {
+    let dir = Dir::with_inputs();
+    let plan_to = |out: &str| {
+        dir.run(&format!("plan --tables tables.json --topology topology.json --out {out}")).failed()
+    };
+    assert_eq!(
+        plan_to("nowhere/plan.json"),
+        "error: `nowhere`: there is no such directory to write into\n  hint: create it, or choose another place for `--out`"
+    );
+    assert_eq!(
+        plan_to("."),
+        "error: `.`: this is a directory, not a file\n  hint: give `--out` the name of a file"
+    );
+}
+
+#[test]
+fn a_missing_table_file_says_how_to_write_one() {
+    let dir = Dir::with_inputs();
+    assert_eq!(
+        dir.run("plan --tables nowhere.json --topology topology.json --out plan.json").failed(),
+        "error: `nowhere.json`: there is no such file\n  hint: write a new one with `onefold-shard tables train.toml \
+         --data DATASET --out FILE`, or correct it"
+    );
+    assert!(!dir.path("plan.json").exists());
+}
+
+#[test]
+fn malformed_json_is_named_with_its_line() {
+    let dir = Dir::with_inputs();
+    dir.write("topology.json", "{\n  \"format_version\": 1,\n  \"ranks\": two\n}");
+    assert_eq!(
+        dir.run(PLAN).failed(),
+        "error: `topology.json`: expected ident at line 3 column 13\n  hint: write a new one with `onefold-shard \
+         topology --ranks N --memory SIZE --out FILE`, or correct it"
+    );
+    dir.write("tables.json", r#"{"format_version": 1, "batch_size": 0, "tables": []}"#);
+    assert_eq!(
+        dir.run(PLAN).failed(),
+        "error: `tables.json`: `batch_size` is 0\n  hint: give the samples per rank and step"
+    );
+    assert_eq!(dir.names(), ["tables.json", "topology.json"]);
+}
+
+#[test]
+fn a_plan_that_does_not_fit_says_what_is_missing() {
+    let dir = Dir::with_inputs();
+    dir.run("topology --ranks 2 --memory 700000 --out topology.json --overwrite").succeeded();
+    assert_eq!(
+        dir.run(PLAN).failed(),
+        "error: table `user` fits on no rank: it needs 761.7 KiB, rank 0 has the most left with 683.6 KiB of 683.6 KiB, \
+         so 78.1 KiB are missing\n  hint: it is larger than a whole rank and this search does not split tables; raise \
+         `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+    );
+    dir.run("topology --ranks 1 --memory 1MiB --out topology.json --overwrite").succeeded();
+    let error = dir.run(PLAN).failed();
+    assert!(error.starts_with("error: table `item` fits on no rank"), "{error}");
+    assert!(error.contains("\n  hint: add ranks or raise `memory_bytes` in the topology"), "{error}");
+    assert!(!dir.path("plan.json").exists());
+}
+
+#[test]
+fn check_refuses_a_plan_of_other_tables_or_ranks() {
+    let dir = Dir::with_inputs();
+    dir.run(PLAN).succeeded();
+    let check = "check plan.json --tables tables.json --topology topology.json";
+    dir.run("topology --ranks 2 --memory 700000 --out topology.json --overwrite").succeeded();
+    assert_eq!(
+        dir.run(check).failed(),
+        "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and has 683.6 KiB: 78.1 KiB \
+         too much\n  hint: make the plan again with `onefold-shard plan`"
+    );
+    dir.run("topology --ranks 4 --memory 1MiB --out topology.json --overwrite").succeeded();
+    assert!(
+        dir.run(check).failed().contains("it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine")
+    );
+    dir.write("tables.json", &dir.read("tables.json").replace("\"city\"", "\"town\""));
+    let error = dir.run(check).failed();
+    assert!(
+        error.contains("it lacks table `town`; it places table `city`, which should not be there"),
+        "{error}"
+    );
+}
+
+#[test]
+fn check_tells_when_predictions_are_for_another_machine() {
+    let dir = Dir::with_inputs();
+    dir.run(PLAN).succeeded();
+    dir.run("topology --ranks 2 --memory 1MiB --memory-bandwidth 2TB --out topology.json --overwrite")
+        .succeeded();
+    let check = "check plan.json --tables tables.json --topology topology.json";
+    assert!(
+        dir.run(check)
+            .succeeded()
+            .contains("Its predicted times are for other bandwidths or another batch size")
+    );
+    assert_eq!(dir.run(&format!("{check} --json")).json()["predictions_current"], false);
+}
+
+#[test]
+fn a_topology_has_documented_defaults_that_can_be_replaced() {
+    let dir = Dir::new();
+    let summary = dir.run("topology --ranks 16 --memory 60GiB --out topology.json").succeeded();
+    assert_eq!(summary, "16 ranks of 60.0 GiB each, 8 a machine, written to `topology.json`\n");
+    assert_eq!(Topology::load(&dir.path("topology.json")).unwrap(), Topology::h100(16, 60 << 30).unwrap());
+    let options =
+        "--ranks-per-node 4 --memory-bandwidth 2TB --intra-node-bandwidth 3e11 --inter-node-bandwidth 12.5GB";
+    dir.run(&format!("topology --ranks 8 --memory 40GB {options} --out other.json")).succeeded();
+    let other = Topology::load(&dir.path("other.json")).unwrap();
+    assert_eq!((other.ranks, other.ranks_per_node, other.memory_bytes), (8, 4, 40_000_000_000));
+    assert_eq!(other.memory_bandwidth_bytes_per_second, 2e12);
+    assert_eq!(other.intra_node_bandwidth_bytes_per_second, 3e11);
+    assert_eq!(other.inter_node_bandwidth_bytes_per_second, 1.25e10);
+    assert_eq!(
+        dir.run("topology --ranks 12 --memory 60GiB --out third.json").failed(),
+        "error: 12 ranks are not whole machines of 8 ranks each\n  hint: give a `ranks_per_node` that divides `ranks`"
+    );
+    assert!(!dir.path("third.json").exists());
+}
+
+const TRAIN: &str = r#"
+format_version = 1
+[data]
+label = "label"
+[train]
+batch_size = 512
+epochs = 1
+[embedding]
+dim = 16
+rows = 1000
+[tables.history]
+rows = 5000
+pooling = "attention"
+[optimizer.tables]
+kind = "adagrad"
+learning_rate = 0.02
+"#;
+
+/// The manifest of a dataset of 100 samples; `onefold-shard` reads no more of a dataset.
+fn write_dataset(directory: &Path) {
+    let feature = |name: &str, kind| SparseFeature { name: name.into(), kind };
+    let group = |name: &str, deduplicated, feature| FeatureGroup {
+        name: name.into(),
+        deduplicated,
+        features: vec![feature],
+    };
+    let schema = Schema {
+        labels: vec!["label".into()],
+        weight: None,
+        dense: vec![],
+        groups: vec![
+            group("past", true, feature("history", SparseKind::Sequence)),
+            group("item", false, feature("item_id", SparseKind::Sparse)),
+        ],
+    };
+    let figures =
+        |values, max_id| FeatureStatistics { values, min_id: Some(0), max_id: Some(max_id), max_length: 50 };
+    let features =
+        BTreeMap::from([("history".into(), figures(2_550, 4_999)), ("item_id".into(), figures(100, 999))]);
+    let key = onefold_datasets::PartitionKey::default();
+    let file = onefold_datasets::DataFile {
+        path: "part-00000-g1.parquet".into(),
+        samples: 100,
+        row_groups: 1,
+        bytes_on_disk: 9,
+        sha256: "00".into(),
+    };
+    let manifest = Manifest {
+        format_version: 1,
+        generation: 1,
+        layout: Layout::Rows,
+        order: Order::Session,
+        schema,
+        partitions: vec![onefold_datasets::Partition { key, samples: 100, sessions: 10, files: vec![file] }],
+        statistics: Statistics { samples: 100, sessions: 10, bytes_on_disk: 9, features },
+    };
+    fs_err::create_dir(directory).unwrap();
+    fs_err::write(directory.join(MANIFEST_FILE), serde_json::to_string(&manifest).unwrap()).unwrap();
+}
+
+fn with_dataset() -> Dir {
+    let dir = Dir::new();
+    write_dataset(&dir.path("dataset"));
+    dir.write("train.toml", TRAIN);
+    dir
+}
+
+const TABLES: &str = "tables train.toml --data dataset --out tables.json";
+
+#[test]
+fn tables_come_from_the_configuration_and_the_statistics() {
+    let dir = with_dataset();
+    let summary = dir.run(&format!("{TABLES} --dedupe-factor past=4.5")).succeeded();
+    // (5,000 + 1,000) rows · 16 · 4 B, twice for Adagrad.
+    assert_eq!(
+        summary,
+        "2 tables of 750.0 KiB with optimizer state, written to `tables.json`\nPooled by attention: history (one vector \
+         per id is priced, the attention block itself is not)\n"
+    );
+    let file = TableFile::load(&dir.path("tables.json")).unwrap();
+    assert_eq!(file.batch_size, 512);
+    let [history, item] = &file.tables[..] else { panic!("{file:?}") };
+    assert_eq!((history.name.as_str(), history.rows, history.dim), ("history", 5_000, 16));
+    assert_eq!(
+        (history.pooling, history.pooling_factor, history.dedupe_factor),
+        (Pooling::Attention, 25.5, 4.5)
+    );
+    assert_eq!((item.name.as_str(), item.rows, item.optimizer), ("item_id", 1_000, TableOptimizer::Adagrad));
+    assert_eq!((item.pooling, item.pooling_factor, item.dedupe_factor), (Pooling::Sum, 1.0, 1.0));
+
+    dir.run("topology --ranks 1 --memory 1MiB --out topology.json").succeeded();
+    dir.run(PLAN).succeeded();
+    assert!(
+        Plan::load(&dir.path("plan.json"))
+            .unwrap()
+            .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap())
+            .is_ok()
+    );
+}
+
+#[test]
+fn a_configuration_that_does_not_fit_the_dataset_is_refused() {
+    let dir = with_dataset();
+    let refused = |from: &str, to: &str| {
+        dir.write("train.toml", &TRAIN.replace(from, to));
+        dir.run(TABLES).failed()
+    };
+    assert_eq!(
+        refused("[tables.history]", "[tables.histroy]"),
+        "error: `train.toml`: `[tables.histroy]`: the dataset has no sparse feature `histroy`\n  hint: did you mean \
+         `history`? Known names: `history`, `item_id`"
+    );
+    assert_eq!(
+        refused("rows = 5000", "rows = 4999"),
+        "error: `train.toml`: `[tables.history]`: feature `history` has the id 4999, its table has 4,999 rows\n  hint: \
+         set `rows = 5000` under `[tables.history]`, or `ids = \"hashed\"` there"
+    );
+    let error = refused("pooling = ", "poling = ");
+    assert!(error.contains("unknown field `poling`") && error.contains("line 13"), "{error}");
+    assert!(error.contains("\n  hint: correct it; "), "{error}");
+    let error = refused("\"adagrad\"", "\"adadelta\"");
+    assert!(error.contains("unknown variant `adadelta`") && error.contains("line 15"), "{error}");
+    assert!(
+        refused("format_version = 1", "format_version = 7")
+            .contains("format version 7, this program reads 1")
+    );
+    assert_eq!(dir.names(), ["dataset", "train.toml"]);
+}
+
+#[test]
+fn dedupe_factors_are_of_groups_that_are_deduplicated() {
+    let dir = with_dataset();
+    let refused = |option: &str| dir.run(&format!("{TABLES} {option}")).failed();
+    assert_eq!(
+        refused("--dedupe-factor pasta=2"),
+        "error: `--dedupe-factor pasta=2`: the dataset has no feature group `pasta`\n  hint: did you mean `past`? Known \
+         names: `past`, `item`"
+    );
+    assert!(
+        refused("--dedupe-factor item=2")
+            .contains("the group `item` is never deduplicated\n  hint: leave it out")
+    );
+    assert!(
+        refused("--dedupe-factor past=2 --dedupe-factor past=3").contains("given twice for the group `past`")
+    );
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let dir = with_dataset();
+    let error = dir.run("tables nowhere.toml --data dataset --out tables.json").failed();
+    assert!(
+        error.starts_with("error: `nowhere.toml`: there is no such file\n  hint: give the `train.toml`"),
+        "{error}"
+    );
+    let error = dir.run("tables train.toml --data nowhere --out tables.json").failed();
+    assert!(
+        error.starts_with("error: `nowhere` is not a dataset") && error.contains("\n  hint: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn wrong_options_are_usage_errors() {
+    let dir = Dir::with_inputs();
+    for options in
+        ["topology --ranks 0 --memory 1GiB --out x", "topology --ranks 2 --memory big --out x", "plan"]
+    {
+        assert_eq!(dir.run(options).output.status.code(), Some(2), "{options}");
+    }
+    assert!(!dir.path("x").exists());
+}

@@ -1,0 +1,11 @@
+//! Tests of what crosses crates, by the binaries that a person runs: the whole path, parity of training with
+//! and without deduplication, bad input, crashes, and datasets of every format version.
+
+mod bad_input;
+mod crash;
+mod golden;
+mod logs;
+mod parity;
+mod path;
+mod row_groups;
+mod samples;

@@ -1,0 +1,96 @@
+//! Deduplication, threads and batch sizes change nothing that training sees.
+
+use onefold_datasets::Manifest;
+use onefold_ikjt::{Batch, Dedupe};
+use onefold_tests::Dir;
+use serde_json::Value;
+
+use crate::row_groups::write_many_row_groups;
+use crate::samples::{read_batches, samples_of};
+
+/// Generates rm1, builds its dataset, and makes its model small: the shape stays (sum pooling, and six sequences
+/// through the shared attention block), the widths shrink.
+fn small_rm1(samples: u32) -> Dir {
+    let dir = Dir::new();
+    dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 3 --out logs")).works();
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    for (from, to) in [
+        ("batch_size = 2048", "batch_size = 32"),
+        ("bottom_mlp = [512, 256, 64]", "bottom_mlp = [32, 16]"),
+        ("top_mlp = [512, 256, 1]", "top_mlp = [32, 1]"),
+        ("dim = 64", "dim = 16"),
+        ("rows = 200000", "rows = 2000"),
+        ("ids = \"checked\"", "ids = \"hashed\""),
+    ] {
+        dir.edit("logs/train.toml", from, to);
+    }
+    assert_eq!(dir.text("logs/train.toml").matches("pooling = \"attention\"").count(), 6);
+    dir
+}
+
+fn losses(summary: &Value) -> Vec<f64> {
+    summary["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn training_is_the_same_with_deduplication_off_and_exact() {
+    let dir = small_rm1(6_400);
+    let run = |name: &str, dedupe: &str| {
+        dir.command(&format!("onefold-train run logs/train.toml --data dataset --out {name} --dedupe {dedupe}")).json()
+    };
+    let (off, exact) = (run("off", "off"), run("exact", "exact"));
+    let (plain, folded) = (losses(&off), losses(&exact));
+    assert_eq!((plain.len(), folded.len()), (200, 200));
+    for (step, (a, b)) in plain.iter().zip(&folded).enumerate() {
+        assert!((a - b).abs() <= 1e-4 * a.abs().max(b.abs()), "step {}: {a} off, {b} exact", step + 1);
+    }
+    // The comparison says something only if the model moved and rows were shared.
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&plain[150..]) < 0.98 * mean(&plain[..10]), "the loss did not fall: {plain:?}");
+    let factors = |summary: &Value| summary["dedupe_factor"].as_object().unwrap().clone();
+    assert!(factors(&off).values().all(|factor| factor.as_f64() == Some(1.0)));
+    for (group, factor) in factors(&exact) {
+        let folds = factor.as_f64().unwrap() > 1.5;
+        assert_eq!(folds, group != "ungrouped", "{group}: {factor}");
+    }
+
+    let again = run("again", "exact");
+    assert_eq!(losses(&again), folded, "the losses of equal runs differ");
+    for file in ["metrics.jsonl", "model.safetensors", "run.json"] {
+        assert!(dir.read(format!("again/{file}")) == dir.read(format!("exact/{file}")), "{file} differs");
+    }
+}
+
+#[test]
+fn batches_depend_on_neither_deduplication_nor_threads() {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm1 --samples 3000 --seed 4 --out logs").works();
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    let dataset = dir.path("dataset");
+    let off = read_batches(&dataset, 256, Dedupe::Off, 2);
+    let exact = read_batches(&dataset, 256, Dedupe::Exact, 2);
+    let expanded: Vec<Batch> = exact.iter().map(Batch::expand).collect();
+    assert!(off == expanded, "deduplicated batches do not expand to plain ones");
+    assert!(off != exact, "nothing was deduplicated");
+    for threads in [1, 5] {
+        assert!(read_batches(&dataset, 256, Dedupe::Exact, threads) == exact, "{threads} threads: other batches");
+    }
+}
+
+#[test]
+fn batches_are_full_across_row_groups_files_and_partitions() {
+    let dir = Dir::new();
+    let (dataset, requests) = write_many_row_groups(&dir);
+    let manifest = Manifest::load(&dataset).unwrap();
+    let files: Vec<_> = manifest.partitions.iter().flat_map(|partition| &partition.files).collect();
+    assert!(manifest.partitions.len() == 2 && files.len() > 6 && files.iter().any(|file| file.row_groups > 2), "{files:?}");
+    for (batch_size, threads) in [(1, 1), (64, 1), (64, 3), (333, 2), (requests.len(), 2), (requests.len() + 1, 2)] {
+        let batches = read_batches(&dataset, batch_size, Dedupe::Exact, threads);
+        let (last, full) = batches.split_last().unwrap();
+        assert!(full.iter().all(|batch| batch.size() == batch_size), "batches of {batch_size}");
+        assert_eq!(full.len(), (requests.len() - 1) / batch_size);
+        assert_eq!(last.size(), requests.len() - full.len() * batch_size);
+        let read: Vec<i64> = batches.iter().flat_map(samples_of).map(|sample| sample.sparse[0].1[0]).collect();
+        assert!(read == requests, "batches of {batch_size}: samples are lost or out of order");
+    }
+}

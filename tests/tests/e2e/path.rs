@@ -1,0 +1,280 @@
+//! The whole path: raw logs → dataset → batches → model → figures.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+use onefold_datasets::{Manifest, Schema};
+use onefold_tests::Dir;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::logs::{expected_samples, write_logs};
+use crate::samples::{Place, Sample, places, read_samples, sorted};
+
+/// What a partition must hold: its key, its sessions, and its requests in order.
+type Expected<'a> = [(&'a str, u64, &'a [i64])];
+
+/// Checks a dataset of the hand-made log: partitions, their order, their counts, and that no sample changed.
+#[track_caller]
+fn check_hand_made(dataset: &Path, expected: &Expected) {
+    let manifest = Manifest::load(dataset).unwrap();
+    let found = manifest.partitions.iter().map(|p| (p.key.to_string(), p.sessions, p.samples));
+    let wanted = expected.iter().map(|(key, sessions, requests)| ((*key).to_owned(), *sessions, requests.len() as u64));
+    assert_eq!(found.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    let requests = |places: &[Place]| places.iter().map(|place| place.request).collect::<Vec<_>>();
+    let found: Vec<_> = places(dataset).iter().map(|(key, places)| (key.clone(), requests(places))).collect();
+    let wanted: Vec<_> = expected.iter().map(|(key, _, requests)| ((*key).to_owned(), requests.to_vec())).collect();
+    assert_eq!(found, wanted);
+    assert_eq!(sorted(read_samples(dataset)), sorted(expected_samples()));
+}
+
+/// With a gap and hours: request 3 of 11:10 stays with its session of 10:50, request 10 of the next day with
+/// its session of 23:50; a pause of 30 minutes (7 to 5) ends no session, one of 31 (6 to 8) does.
+const BY_GAP_AND_HOUR: &Expected = &[
+    ("split=holdout/date=2024-05-01/hour=10", 1, &[12]),
+    ("split=holdout/date=2024-05-01/hour=23", 1, &[9, 10]),
+    ("split=train/date=2024-05-01/hour=10", 3, &[7, 5, 6, 11, 1, 2, 3]),
+    ("split=train/date=2024-05-01/hour=11", 1, &[8]),
+    ("split=train/date=2024-05-01/hour=12", 1, &[4]),
+];
+
+#[test]
+fn a_gap_makes_sessions_and_their_start_the_partition() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
+    check_hand_made(&dir.path("dataset"), BY_GAP_AND_HOUR);
+    let counts = ["samples", "sessions", "partitions", "files", "source_rows"].map(|key| summary[key].as_u64());
+    assert_eq!(counts, [12, 7, 5, 5, 26].map(Some));
+    assert_eq!(summary["samples_per_session"].as_f64(), Some(12.0 / 7.0));
+    assert_eq!(summary["order"], "session");
+    let manifest = Manifest::load(&dir.path("dataset")).unwrap();
+    let statistics = &manifest.statistics;
+    assert_eq!((statistics.samples, statistics.sessions), (12, 7));
+    let history = statistics.features["history"];
+    let values: usize = expected_samples().iter().map(|sample| sample.sparse[2].1.len()).sum();
+    assert_eq!((history.values, history.max_length), (values as u64, 3));
+    assert_eq!((history.min_id, history.max_id), (Some(1), Some(9)));
+    assert_eq!(summary["bytes_on_disk"].as_u64(), Some(statistics.bytes_on_disk));
+    for file in manifest.partitions.iter().flat_map(|partition| &partition.files) {
+        assert_eq!(dir.read(Path::new("dataset").join(&file.path)).len() as u64, file.bytes_on_disk);
+    }
+}
+
+#[test]
+fn sessions_are_numbered_and_timed_by_their_samples() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    let places = places(&dir.path("dataset"));
+    let train = &places[2].1;
+    assert_eq!(train.iter().map(|place| place.session).collect::<Vec<_>>(), [0, 0, 0, 1, 2, 2, 2]);
+    let day = 1_714_521_600_000_000;
+    let minutes: Vec<_> = train.iter().map(|place| (place.time - day) / 60_000_000).collect();
+    assert_eq!(minutes, [605, 635, 635, 610, 650, 659, 670]);
+    check_session_order(&places);
+}
+
+#[test]
+fn a_key_makes_sessions_however_long_the_pause() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.edit("logs/dataset.toml", "user = \"user\"\ngap = \"30m\"", "key = [\"visit\"]");
+    dir.edit("logs/dataset.toml", "by = \"hour\"", "by = \"day\"");
+    let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
+    assert_eq!((summary["samples"].as_u64(), summary["sessions"].as_u64()), (Some(12), Some(6)));
+    check_hand_made(
+        &dir.path("dataset"),
+        &[
+            ("split=holdout/date=2024-05-01", 2, &[12, 9, 10]),
+            ("split=train/date=2024-05-01", 4, &[7, 5, 6, 8, 11, 1, 2, 3, 4]),
+        ],
+    );
+}
+
+#[test]
+fn without_partitions_a_dataset_is_one_file() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.edit("logs/dataset.toml", "[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n", "");
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    // Requests 11 and 12 are one session now.
+    check_hand_made(&dir.path("dataset"), &[("", 6, &[7, 5, 6, 11, 12, 1, 2, 3, 8, 4, 9, 10])]);
+    assert!(dir.path("dataset/part-00000-g1.parquet").is_file());
+}
+
+#[test]
+fn arrival_order_has_the_same_samples_and_sessions() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset --order arrival").json();
+    assert_eq!((summary["sessions"].as_u64(), summary["order"].as_str()), (Some(7), Some("arrival")));
+    let mut expected = BY_GAP_AND_HOUR.to_vec();
+    expected[2].2 = &[7, 11, 5, 6, 1, 2, 3];
+    check_hand_made(&dir.path("dataset"), &expected);
+    let sessions: Vec<_> = places(&dir.path("dataset"))[2].1.iter().map(|place| place.session).collect();
+    assert_eq!(sessions, [0, 1, 0, 0, 2, 2, 2]);
+}
+
+#[test]
+fn the_hand_made_log_trains_and_evaluates() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    let run = dir.command("onefold-train run logs/train.toml --data dataset --out run").json();
+    // Nine training samples in batches of 4, twice.
+    assert_eq!((run["samples"].as_u64(), run["steps"].as_u64()), (Some(18), Some(6)));
+    assert_eq!(run["losses"].as_array().map(Vec::len), Some(6));
+    assert_eq!(run["eval"]["samples"], 3);
+    assert_eq!(run["eval"]["base_rate"].as_f64(), Some(2.0 / 3.0));
+    for partitions in ["", " --partitions split=holdout"] {
+        let eval = dir.command(&format!("onefold-train eval run --data dataset{partitions}")).json();
+        assert_eq!(eval["loss"], run["eval"]["loss"], "what is stored is not what was trained");
+    }
+    let hour = dir.command("onefold-train eval run --data dataset --partitions split=train,hour>=11").json();
+    assert_eq!((hour["samples"].as_u64(), hour["base_rate"].as_f64()), (Some(2), Some(0.0)));
+    let off = dir.command("onefold-train eval run --data dataset --dedupe off").json();
+    let difference = off["loss"].as_f64().unwrap() - run["eval"]["loss"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-5, "{difference}");
+}
+
+#[test]
+fn a_plan_for_one_rank_changes_nothing() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
+    dir.command("onefold-shard topology --ranks 1 --memory 1GiB --out topology.json").works();
+    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
+    let losses = |plan: &str| {
+        let line = format!("onefold-train run logs/train.toml --data dataset --out run --overwrite {plan}");
+        dir.command(&line).json()["losses"].clone()
+    };
+    assert_eq!(losses("--plan plan.json"), losses(""));
+}
+
+#[test]
+fn a_generated_log_survives_the_path() {
+    let dir = Dir::new();
+    let log = dir.command("onefold-data generate --workload rm3 --samples 20000 --seed 5 --out logs").json();
+    dir.edit("logs/dataset.toml", "label = { kind = \"label\" }", "label = { kind = \"label\" }\nrequest = { kind = \"sparse\" }");
+    dir.edit("logs/dataset.toml", "SELECT f.*,", "SELECT f.*, f.request_id AS request,");
+    let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
+    assert_eq!(summary["samples"], 20_000);
+    assert_eq!(summary["sessions"], log["sessions"]);
+    // 20,000 requests at 2 ms from midnight on stay within an hour.
+    let manifest = Manifest::load(&dir.path("dataset")).unwrap();
+    let keys: Vec<_> = manifest.partitions.iter().map(|partition| partition.key.to_string()).collect();
+    assert_eq!(keys, ["date=2026-01-01/hour=00"]);
+    check_session_order(&places(&dir.path("dataset")));
+    let joined = naive_join(&dir.path("logs"), &manifest.schema);
+    assert_eq!(joined.len(), 20_000);
+    let expected = sorted(joined);
+    assert!(sorted(read_samples(&dir.path("dataset"))) == expected, "the samples differ");
+
+    dir.command("onefold-ingest build logs/dataset.toml --out arrival --order arrival").works();
+    let arrived = read_samples(&dir.path("arrival"));
+    let place = arrived[0].sparse.iter().position(|(name, _)| name == "request").unwrap();
+    let requests = arrived.iter().map(|sample| sample.sparse[place].1[0]);
+    assert!(requests.eq(0..20_000), "arrival order is the order of the requests");
+    assert!(sorted(arrived) == expected, "the samples differ in arrival order");
+}
+
+#[test]
+fn a_generated_log_is_cut_at_its_pauses() {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 20000 --seed 6 --out logs").works();
+    let gap_micros = 300_000;
+    dir.edit("logs/dataset.toml", "key = [\"session_id\"]", "user = \"user_id\"\ngap = \"300ms\"");
+    let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
+    let mut times: HashMap<i64, Vec<i64>> = HashMap::new();
+    for rows in tables(&dir.path("logs/features")) {
+        let users = rows.column_by_name("user_id").unwrap().as_primitive::<Int64Type>();
+        let stamps = rows.column_by_name("timestamp").unwrap().as_primitive::<TimestampMicrosecondType>();
+        users.values().iter().zip(stamps.values()).for_each(|(user, time)| times.entry(*user).or_default().push(*time));
+    }
+    let pauses = |times: &Vec<i64>| times.windows(2).filter(|pair| pair[1] - pair[0] > gap_micros).count();
+    let sessions = times.len() + times.values().map(pauses).sum::<usize>();
+    assert!(sessions > times.len() + 100, "the log has too few pauses to test with");
+    assert_eq!(summary["sessions"].as_u64(), Some(sessions as u64));
+}
+
+#[test]
+fn a_model_learns_from_one_log_what_holds_in_another() {
+    let dir = Dir::new();
+    for (seed, name) in [(1, "train"), (2, "test")] {
+        let logs = format!("onefold-data generate --workload rm3 --samples 20000 --seed {seed} --out logs-{name}");
+        dir.command(&logs).works();
+        dir.command(&format!("onefold-ingest build logs-{name}/dataset.toml --out {name}")).works();
+    }
+    for (from, to) in [
+        ("batch_size = 2048", "batch_size = 128"),
+        ("bottom_mlp = [512, 256, 64]", "bottom_mlp = [32, 8]"),
+        ("top_mlp = [512, 256, 1]", "top_mlp = [32, 1]"),
+        ("dim = 64", "dim = 8"),
+    ] {
+        dir.edit("logs-train/train.toml", from, to);
+    }
+    let run = dir.command("onefold-train run logs-train/train.toml --data train --out run").json();
+    assert_eq!(run["steps"].as_u64(), Some(20_000_u64.div_ceil(128)));
+    let eval = dir.command("onefold-train eval run --data test").json();
+    let (auc, ne) = (eval["auc"].as_f64().unwrap(), eval["ne"].as_f64().unwrap());
+    assert_eq!(eval["samples"], 20_000);
+    assert!(auc > 0.6 && ne < 1.0, "AUC {auc}, NE {ne}");
+}
+
+/// Sessions are contiguous, numbered from 0 by start, and in time order.
+#[track_caller]
+fn check_session_order(partitions: &[(String, Vec<Place>)]) {
+    for (key, places) in partitions {
+        let mut last_start = i64::MIN;
+        let mut next = 0;
+        for session in places.chunk_by(|a, b| a.session == b.session) {
+            assert_eq!(session[0].session, next, "{key}: a session comes back or is left out");
+            assert!(session.is_sorted_by_key(|place| place.time), "{key}: session {next} is not in time order");
+            assert!(session[0].time >= last_start, "{key}: session {next} starts before the one before it");
+            (last_start, next) = (session[0].time, next + 1);
+        }
+    }
+}
+
+/// The rows of a folder of Parquet files.
+fn tables(folder: &Path) -> Vec<RecordBatch> {
+    let mut paths: Vec<_> = fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let read = |path| {
+        let file = fs_err::File::open(path).unwrap().into_file();
+        ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap().map(Result::unwrap)
+    };
+    paths.into_iter().flat_map(read).collect()
+}
+
+/// The samples of a generated log, joined in memory by request.
+fn naive_join(logs: &Path, schema: &Schema) -> Vec<Sample> {
+    let mut labels = BTreeMap::new();
+    for rows in tables(&logs.join("events")) {
+        let requests = rows.column_by_name("request_id").unwrap().as_primitive::<Int64Type>();
+        let values = rows.column_by_name("label").unwrap().as_primitive::<Float32Type>();
+        labels.extend(requests.values().iter().copied().zip(values.values().iter().copied()));
+    }
+    let mut samples = Vec::new();
+    for rows in tables(&logs.join("features")) {
+        let requests = rows.column_by_name("request_id").unwrap().as_primitive::<Int64Type>();
+        let dense: Vec<_> = schema.dense.iter().map(|name| rows.column_by_name(name).unwrap()).collect();
+        let lists: Vec<_> = schema.sparse_features().map(|feature| (&feature.name, rows.column_by_name(&feature.name))).collect();
+        for row in 0..rows.num_rows() {
+            let request = requests.value(row);
+            let ids = |column: Option<&ArrayRef>| match column {
+                Some(column) => column.as_list::<i32>().value(row).as_primitive::<Int64Type>().values().to_vec(),
+                None => vec![request],
+            };
+            samples.push(Sample {
+                labels: vec![labels[&request]],
+                dense: dense.iter().map(|column| column.as_primitive::<Float32Type>().value(row)).collect(),
+                sparse: lists.iter().map(|(name, column)| ((*name).clone(), ids(*column))).collect(),
+            });
+        }
+    }
+    samples
+}
