@@ -144,12 +144,31 @@ fn render(error: &anyhow::Error) -> String {
             hints.push(hint.to_owned());
         }
     }
+    if hints.is_empty() {
+        hints.extend(system_hint(error).map(str::to_owned));
+    }
     let mut rendered = messages.join(": ");
     for hint in hints {
         rendered.push_str("\n  hint: ");
         rendered.push_str(&hint);
     }
     rendered
+}
+
+/// What to do about an error of the operating system, which names a path and no remedy.
+fn system_hint(error: &anyhow::Error) -> Option<&'static str> {
+    let error = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>())?;
+    Some(match error.kind() {
+        io::ErrorKind::NotFound => "check the path; it is relative to the directory in which the command runs",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "check who owns the path and who may read and write it"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or choose another disk",
+        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists => {
+            "something else is at this path; choose another one"
+        }
+        _ => "check the path and the disk, then run this again",
+    })
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
@@ -178,6 +197,14 @@ mod tests {
         let inner = crate::Error::Schema { message: "no label".into(), hint: "add one".into() };
         let error = anyhow::Error::new(inner).context("dataset.toml");
         assert_eq!(render(&error), "dataset.toml: no label\n  hint: add one");
+    }
+
+    #[test]
+    fn an_error_of_the_operating_system_has_a_hint() {
+        let error = anyhow::Error::new(crate::Error::from(fs_err::read("no/such/file").unwrap_err()));
+        let text = render(&error);
+        assert!(text.starts_with("failed to open file `no/such/file`: "), "{text}");
+        assert!(text.ends_with("\n  hint: check the path; it is relative to the directory in which the command runs"), "{text}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub enum Error {
     },
 
     /// A data file that is not what the manifest says.
-    #[error("`{}`: {message}\n  hint: the file was replaced after the build; build the dataset again", path.display())]
+    #[error("`{}`: {message}\n  hint: the file was replaced or removed after the build; build the dataset again", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,

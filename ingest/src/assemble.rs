@@ -1,5 +1,5 @@
-//! From the rows of the ordered query to rows of a dataset: sessions numbered, columns converted, null and
-//! non-finite values refused.
+//! From the rows of the ordered query to rows of a dataset: partitions named, columns converted, null and non-finite
+//! values refused.
 
 use std::sync::Arc;
 
@@ -8,9 +8,8 @@ use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef};
 use datafusion::arrow::error::ArrowError;
-use datafusion::arrow::row::{OwnedRow, RowConverter, SortField};
 use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
-use onefold_datasets::{Order, PartitionKey};
+use onefold_datasets::PartitionKey;
 
 use crate::sessionize::{self, SESSION, START, TIME};
 use crate::{Config, Error, FeatureKind, PartitionBy, Result};
@@ -53,32 +52,13 @@ fn is_id_list(data_type: &DataType) -> bool {
 #[derive(Debug)]
 pub struct Assembler<'a> {
     config: &'a Config,
-    order: Order,
     schema: SchemaRef,
-    identities: RowConverter,
-    last: Option<OwnedRow>,
-    partition: Option<PartitionKey>,
-    session: i64,
 }
 
 impl<'a> Assembler<'a> {
-    /// An assembler for the query of [`sessionize::ordered_samples`], whose columns are `columns`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Column`] if a session or partition column has a type that cannot be compared.
-    pub fn try_new(config: &'a Config, columns: &ArrowSchema, order: Order) -> Result<Self> {
-        let mut fields = Vec::new();
-        for name in identity_columns(config) {
-            let field = columns.field_with_name(name).map_err(|_| column_error(name, "it is missing", "add it to the query"))?;
-            if field.data_type().is_nested() {
-                let message = format!("a session or partition column cannot be a {}", field.data_type());
-                return Err(column_error(name, &message, "use a column of numbers, text or times"));
-            }
-            fields.push(SortField::new(field.data_type().clone()));
-        }
-        let identities = RowConverter::new(fields).map_err(|error| column_error("session", &error.to_string(), "use columns of numbers or text"))?;
-        Ok(Self { config, order, schema: config.schema.to_arrow(), identities, last: None, partition: None, session: -1 })
+    /// An assembler for the query of [`sessionize::ordered_samples`].
+    pub fn new(config: &'a Config) -> Self {
+        Self { config, schema: config.schema.to_arrow() }
     }
 
     /// Converts the next rows; gives runs of rows of one partition.
@@ -86,15 +66,18 @@ impl<'a> Assembler<'a> {
     /// # Errors
     ///
     /// [`Error::Column`] for a null or non-finite value where none may be, or an id beyond 64 bits.
-    pub fn assemble(&mut self, rows: &RecordBatch) -> Result<Vec<(PartitionKey, RecordBatch)>> {
+    pub fn assemble(&self, rows: &RecordBatch) -> Result<Vec<(PartitionKey, RecordBatch)>> {
         if rows.num_rows() == 0 {
             return Ok(Vec::new());
         }
-        let keys = self.partition_keys(rows)?;
-        let sessions = self.sessions(rows, &keys)?;
         let time = required(rows, TIME, &self.config.time)?;
+        for name in self.config.session_columns() {
+            required(rows, name, name)?;
+        }
+        let keys = self.partition_keys(rows)?;
+        let sessions = required(rows, SESSION, "session")?;
         let time = TimestampMicrosecondArray::new(time.as_primitive::<Int64Type>().values().clone(), None);
-        let mut columns: Vec<ArrayRef> = vec![Arc::new(sessions), Arc::new(time)];
+        let mut columns: Vec<ArrayRef> = vec![Arc::clone(sessions), Arc::new(time)];
         for (name, kind) in self.config.feature_columns() {
             let column = column(rows, name)?;
             columns.push(match kind {
@@ -132,41 +115,6 @@ impl<'a> Assembler<'a> {
             })
             .collect()
     }
-
-    /// The session of every row, numbered from 0 in each partition by start.
-    fn sessions(&mut self, rows: &RecordBatch, keys: &[PartitionKey]) -> Result<Int64Array> {
-        let identity = identity_columns(self.config).map(|name| required(rows, name, name).map(Arc::clone));
-        let identity = identity.collect::<Result<Vec<_>>>()?;
-        if self.order == Order::Arrival {
-            let ranks = required(rows, SESSION, "session")?;
-            return Ok(ranks.as_primitive::<Int64Type>().clone());
-        }
-        let identity = self.identities.convert_columns(&identity).map_err(engine)?;
-        let mut numbers = Vec::with_capacity(rows.num_rows());
-        for (row, key) in keys.iter().enumerate() {
-            if self.partition.as_ref() != Some(key) {
-                self.partition = Some(key.clone());
-                self.session = -1;
-                self.last = None;
-            }
-            let same = match row {
-                0 => self.last.as_ref().is_some_and(|last| last.row() == identity.row(0)),
-                _ => self.last.is_some() && identity.row(row - 1) == identity.row(row),
-            };
-            if !same {
-                self.session += 1;
-                self.last = Some(identity.row(row).owned());
-            }
-            numbers.push(self.session);
-        }
-        Ok(numbers.into())
-    }
-}
-
-/// The columns whose equality makes two samples of one session.
-fn identity_columns(config: &Config) -> impl Iterator<Item = &str> {
-    let partition = config.partition_columns.iter().map(String::as_str);
-    partition.chain(config.session_columns()).chain([START])
 }
 
 /// The `date` (and `hour`) columns of the partition of a session that starts at `micros`.

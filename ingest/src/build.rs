@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::context::SQLOptions;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::physical_plan::{displayable, execute_stream};
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
 use futures::StreamExt;
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
@@ -14,11 +16,13 @@ use onefold_datasets::{DatasetWriter, Manifest, Order, WriterOptions};
 use serde::Serialize;
 
 use crate::assemble::{Assembler, check_types};
+use crate::probe_lists::physical_rules;
 use crate::sessionize::{SAMPLES_VIEW, ordered_samples};
 use crate::{Config, Error, Result, sources};
 
-/// Rows in flight between operators: few, because one row can hold thousands of ids.
-const ENGINE_BATCH_ROWS: usize = 1024;
+/// Bytes that a batch between two of the engine's operators should have. A merge of spilled runs holds a batch of
+/// every run, and one row can hold thousands of ids, so the rows of a batch follow from their width.
+const ENGINE_BATCH_BYTES: u64 = 1 << 20;
 
 /// How a dataset is built.
 #[derive(Debug, Clone)]
@@ -93,20 +97,23 @@ pub fn build(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn
 }
 
 async fn run(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn Reporter) -> Result<(Manifest, u64)> {
-    let context = context(options)?;
-    let source_rows = sources::register(&context, config).await?;
+    let sources = sources::find(config)?;
+    let context = context(options, sources::widest_row_bytes(&sources))?;
+    sources::register(&context, &sources).await?;
     let samples = user_query(&context, config).await?;
     let columns = samples.schema().as_arrow().clone();
     let sql = ordered_samples(config, &columns, options.order)?;
     check_types(config, &columns)?;
     context.register_table(SAMPLES_VIEW, samples.into_view())?;
     let ordered = context.sql(&sql).await?;
-    let mut assembler = Assembler::try_new(config, ordered.schema().as_arrow(), options.order)?;
+    let assembler = Assembler::new(config);
 
     let writer_options = WriterOptions { overwrite: options.overwrite, ..WriterOptions::new(options.order) };
     let mut writer = DatasetWriter::create(out, config.schema.clone(), writer_options)?;
     reporter.begin("building", None, "samples");
-    let mut stream = ordered.execute_stream().await?;
+    let plan = ordered.create_physical_plan().await?;
+    tracing::debug!("plan:\n{}", displayable(plan.as_ref()).indent(false));
+    let mut stream = execute_stream(plan, context.task_ctx())?;
     let mut samples = 0;
     while let Some(rows) = stream.next().await {
         for (key, batch) in assembler.assemble(&rows?)? {
@@ -120,21 +127,28 @@ async fn run(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn
         let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`".to_owned();
         return Err(Error::NoSamples { path: config.path.clone(), hint });
     }
-    Ok((writer.finish()?, source_rows))
+    Ok((writer.finish()?, sources::total_rows(&sources)))
 }
 
-fn context(options: &BuildOptions) -> Result<SessionContext> {
+fn context(options: &BuildOptions, row_bytes: u64) -> Result<SessionContext> {
     let limit = usize::try_from(options.memory_limit).unwrap_or(usize::MAX);
     let mut runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(FairSpillPool::new(limit)));
     if let Some(directory) = &options.spill_directory {
         runtime = runtime.with_temp_file_path(directory);
     }
     let runtime: Arc<RuntimeEnv> = runtime.build_arc()?;
+    let batch_rows = (ENGINE_BATCH_BYTES / row_bytes.max(1)).clamp(16, 8192) as usize;
     let session = SessionConfig::new()
         .with_target_partitions(options.threads.max(1))
-        .with_batch_size(ENGINE_BATCH_ROWS)
+        .with_batch_size(batch_rows)
         .with_information_schema(false);
-    Ok(SessionContext::new_with_config_rt(session, runtime))
+    let state = SessionStateBuilder::new()
+        .with_default_features()
+        .with_config(session)
+        .with_runtime_env(runtime)
+        .with_physical_optimizer_rules(physical_rules())
+        .build();
+    Ok(SessionContext::new_with_state(state))
 }
 
 /// Plans the user's query, which may only read.

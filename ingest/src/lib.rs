@@ -15,6 +15,7 @@ pub mod assemble;
 mod build;
 mod config;
 mod error;
+mod probe_lists;
 pub mod sessionize;
 mod sources;
 

@@ -4,6 +4,10 @@
 //! **start**, the time of its first sample. With a gap, a session begins wherever the user paused for longer
 //! (the usual gaps-and-islands query: mark the pauses, sum the marks). Samples of one instant are always in
 //! one session, so the result does not depend on how ties were ordered.
+//!
+//! All of that is found from the session columns and the time alone, in a narrow table that is then joined to the
+//! samples. The lists pass through one sort, the last; a window over the samples would be a second one. The user's
+//! query is therefore evaluated twice (the first time for the narrow columns only) and must give the same rows.
 
 use std::collections::BTreeSet;
 
@@ -19,55 +23,79 @@ pub(crate) const SAMPLES_VIEW: &str = "__onefold_samples";
 pub(crate) const TIME: &str = "__onefold_time";
 /// The time of the first sample of a sample's session, likewise.
 pub(crate) const START: &str = "__onefold_start";
-/// Number of a sample's session within its partition; only computed for [`Order::Arrival`], because in
-/// session order counting the changes does it.
+/// Number of a sample's session within its partition, from 0 by start.
 pub(crate) const SESSION: &str = "__onefold_session";
 
-/// The query that gives the samples of `config` in `order`, with [`TIME`], [`START`] and (in arrival order)
-/// [`SESSION`] beside the columns that the dataset needs. `columns` are those of the user's query.
+/// The query that gives the samples of `config` in `order`, with [`TIME`], [`START`] and [`SESSION`] beside the columns
+/// that the dataset needs. `columns` are those of the user's query.
 ///
 /// # Errors
 ///
 /// [`Error::Config`] if the configuration names a column that the query does not give; [`Error::Column`] if
-/// the time is neither a timestamp nor an integer.
+/// the time is neither a timestamp nor an integer, or a session or partition column is a list.
 pub fn ordered_samples(config: &Config, columns: &ArrowSchema, order: Order) -> Result<String> {
     check_names(config, columns)?;
-    let partition = quoted(&config.partition_columns);
-    let identity = [partition.clone(), quoted(&config.session_columns())].concat();
-    let mut sql = format!(
-        "SELECT {}, {} AS {TIME} FROM {SAMPLES_VIEW}",
-        quoted(&needed_columns(config)).join(", "),
-        time_in_micros(config, columns)?
-    );
-    let mut session = identity.clone();
-    if let SessionConfig::Gap { gap_micros, .. } = &config.session {
-        let over = format!("OVER (PARTITION BY {} ORDER BY {TIME}", identity.join(", "));
-        sql = format!(
-            "SELECT *, CASE WHEN {TIME} - lag({TIME}) {over}) > {gap_micros} THEN 1 ELSE 0 END AS __onefold_pause FROM ({sql})"
-        );
-        sql = format!(
-            "SELECT *, sum(__onefold_pause) {over} RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS __onefold_pauses FROM ({sql})"
-        );
-        session.push("__onefold_pauses".to_owned());
+    check_comparable(config, columns)?;
+    let time = time_in_micros(config, columns)?;
+    let samples = format!("SELECT {}, {time} AS {TIME} FROM {SAMPLES_VIEW}", quoted(&needed_columns(config)).join(", "));
+    let mut on = identity(config);
+    if matches!(config.session, SessionConfig::Gap { .. }) {
+        on.push(TIME.to_owned());
     }
-    sql = format!("SELECT *, min({TIME}) OVER (PARTITION BY {}) AS {START} FROM ({sql})", session.join(", "));
-
+    let equal: Vec<String> = on.iter().map(|column| format!("n.{column} = s.{column}")).collect();
+    let joined = format!(
+        "SELECT s.*, n.{START}, n.{SESSION} FROM ({}) n RIGHT JOIN ({samples}) s ON {}",
+        numbered_sessions(config, &time),
+        equal.join(" AND ")
+    );
     let bucket = config.partition_by.map(start_of_bucket);
-    let ties = [quoted(&config.order), scalar_columns(config, columns)].concat();
-    let keys = match order {
-        Order::Session => {
-            let session = [vec![START.to_owned()], quoted(&config.session_columns())].concat();
-            [partition, session, vec![TIME.to_owned()], ties].concat()
-        }
-        Order::Arrival => {
-            let place: Vec<String> = partition.into_iter().chain(bucket).collect();
-            let within = if place.is_empty() { String::new() } else { format!("PARTITION BY {} ", place.join(", ")) };
-            let by = [vec![START.to_owned()], identity].concat().join(", ");
-            sql = format!("SELECT *, CAST(dense_rank() OVER ({within}ORDER BY {by}) AS BIGINT) - 1 AS {SESSION} FROM ({sql})");
-            [place, vec![TIME.to_owned()], ties].concat()
+    let place = [quoted(&config.partition_columns), bucket.into_iter().collect()].concat();
+    let within = match order {
+        Order::Session => vec![SESSION.to_owned(), TIME.to_owned()],
+        Order::Arrival => vec![TIME.to_owned()],
+    };
+    let keys = [place, within, quoted(&config.order), scalar_columns(config, columns)].concat();
+    Ok(format!("SELECT * FROM ({joined}) ORDER BY {}", first_of_each(keys).join(", ")))
+}
+
+/// The narrow table of sessions: identity, start and number; with a gap one row for every instant of a user.
+fn numbered_sessions(config: &Config, time: &str) -> String {
+    let identity = identity(config);
+    let by = identity.join(", ");
+    let narrow = format!("SELECT {by}, {time} AS {TIME} FROM {SAMPLES_VIEW}");
+    let starts = match &config.session {
+        SessionConfig::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
+        SessionConfig::Gap { gap_micros, .. } => {
+            let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
+            let pause = format!("CASE WHEN {TIME} - lag({TIME}) {over}) > {gap_micros} THEN 1 ELSE 0 END");
+            let marked = format!("SELECT *, {pause} AS pause FROM (SELECT DISTINCT * FROM ({narrow}))");
+            let summed = format!("SELECT *, sum(pause) {over} ROWS UNBOUNDED PRECEDING) AS pauses FROM ({marked})");
+            format!("SELECT *, min({TIME}) OVER (PARTITION BY {by}, pauses) AS {START} FROM ({summed})")
         }
     };
-    Ok(format!("SELECT * FROM ({sql}) ORDER BY {}", first_of_each(keys).join(", ")))
+    let place = [quoted(&config.partition_columns), config.partition_by.map(start_of_bucket).into_iter().collect()].concat();
+    let within = if place.is_empty() { String::new() } else { format!("PARTITION BY {} ", place.join(", ")) };
+    format!("SELECT *, CAST(dense_rank() OVER ({within}ORDER BY {START}, {by}) AS BIGINT) - 1 AS {SESSION} FROM ({starts})")
+}
+
+/// The columns that identify a session, apart from its start.
+fn identity(config: &Config) -> Vec<String> {
+    first_of_each([quoted(&config.partition_columns), quoted(&config.session_columns())].concat())
+}
+
+/// Lists cannot be compared as keys.
+fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
+    let names = config.partition_columns.iter().map(String::as_str).chain(config.session_columns());
+    for name in names {
+        if let Some(data_type) = columns.field_with_name(name).ok().map(|field| field.data_type()).filter(|t| t.is_nested()) {
+            return Err(Error::Column {
+                column: name.to_owned(),
+                message: format!("a session or partition column cannot be a {data_type}"),
+                hint: "use a column of numbers, text or times".to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Every column that configuration names must be one of the query.

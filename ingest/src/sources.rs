@@ -7,24 +7,57 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use crate::{Config, Error, Result};
 
-/// Registers every source of `config` as a table; gives the number of rows of all their files.
+/// One table of raw logs.
+#[derive(Debug)]
+pub(crate) struct Source {
+    name: String,
+    files: Vec<PathBuf>,
+    rows: u64,
+    values: u64,
+}
+
+/// Finds the files of every source of `config` and reads their footers.
 ///
 /// # Errors
 ///
 /// [`Error::Source`] if a pattern matches no file, or a file's Parquet footer cannot be read.
-pub(crate) async fn register(context: &SessionContext, config: &Config) -> Result<u64> {
+pub(crate) fn find(config: &Config) -> Result<Vec<Source>> {
     let base = config.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut rows = 0;
+    let mut sources = Vec::new();
     for (name, pattern) in &config.sources {
-        let files = expand(name, &base.join(pattern))?;
-        for file in &files {
-            rows += check_footer(name, file)?;
+        let mut source = Source { name: name.clone(), files: expand(name, &base.join(pattern))?, rows: 0, values: 0 };
+        for file in &source.files {
+            let (rows, values) = read_footer(name, file)?;
+            source.rows += rows;
+            source.values += values;
         }
-        let paths: Vec<String> = files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
-        let table = context.read_parquet(paths, ParquetReadOptions::default()).await?;
-        context.register_table(name, table.into_view())?;
+        sources.push(source);
     }
-    Ok(rows)
+    Ok(sources)
+}
+
+/// Makes every source a table of the query.
+///
+/// # Errors
+///
+/// [`Error::Engine`] if the files of a source have schemas that do not go together.
+pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Result<()> {
+    for source in sources {
+        let paths: Vec<String> = source.files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
+        let table = context.read_parquet(paths, ParquetReadOptions::default()).await?;
+        context.register_table(&source.name, table.into_view())?;
+    }
+    Ok(())
+}
+
+/// Rows of all sources together.
+pub(crate) fn total_rows(sources: &[Source]) -> u64 {
+    sources.iter().map(|source| source.rows).sum()
+}
+
+/// Decoded bytes of a row of the widest source, counting 8 for every number of every column and list.
+pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
+    sources.iter().map(|source| 8 * source.values / source.rows.max(1)).max().unwrap_or(0)
 }
 
 /// The files that `pattern` matches, sorted.
@@ -50,8 +83,9 @@ fn expand(name: &str, pattern: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads a file's footer, so that a damaged file is named before any work is done; gives its row count.
-fn check_footer(name: &str, path: &Path) -> Result<u64> {
+/// Reads a file's footer, so that a damaged file is named before any work is done; gives its rows and the values of
+/// all its columns.
+fn read_footer(name: &str, path: &Path) -> Result<(u64, u64)> {
     let reader = SerializedFileReader::new(fs_err::File::open(path)?.into_file());
     let reader = reader.map_err(|error| Error::Source {
         source_name: name.to_owned(),
@@ -59,5 +93,9 @@ fn check_footer(name: &str, path: &Path) -> Result<u64> {
         message: format!("not a whole Parquet file: {error}"),
         hint: "the file is truncated, damaged or of another format; write it again".to_owned(),
     })?;
-    Ok(u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0))
+    let metadata = reader.metadata();
+    let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+    let values: i64 = columns.map(|column| column.num_values().max(0)).fold(0, i64::saturating_add);
+    let rows = metadata.file_metadata().num_rows();
+    Ok((u64::try_from(rows).unwrap_or(0), u64::try_from(values).unwrap_or(0)))
 }

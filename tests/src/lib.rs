@@ -5,8 +5,7 @@
 //! let dir = onefold_tests::Dir::new();
 //! let log = dir.command("onefold-data generate --workload rm3 --samples 100 --seed 1 --out logs").json();
 //! assert_eq!(log["samples"], 100);
-//! let error = dir.command("onefold-read head logs").fails();
-//! assert!(error.contains("`logs` is not a dataset"));
+//! dir.command("onefold-read head logs").fails(&["`logs` is not a dataset"]);
 //! ```
 //!
 //! A failure prints the command, its folder and the files there, its stdout and stderr.
@@ -88,20 +87,26 @@ impl Dir {
 
 /// Every file below `root`, by its path relative to it, with its bytes.
 pub fn files_below(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut files = BTreeMap::new();
+    entries_below(root).into_iter().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
+}
+
+/// Every file below `root` with its bytes, and every folder with none.
+fn entries_below(root: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut entries = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs_err::read_dir(folder).expect("a folder") {
             let path = entry.expect("an entry").path();
+            let name = path.strip_prefix(root).unwrap_or(&path).to_owned();
             if path.is_dir() {
+                entries.insert(name, None);
                 folders.push(path);
             } else {
-                let name = path.strip_prefix(root).unwrap_or(&path).to_owned();
-                files.insert(name, fs_err::read(path).expect("a file"));
+                entries.insert(name, Some(fs_err::read(path).expect("a file")));
             }
         }
     }
-    files
+    entries
 }
 
 /// A run of one of the workspace's binaries.
@@ -140,33 +145,37 @@ impl TestCommand {
         last.unwrap_or_default()
     }
 
-    /// Runs the command, which must fail as a person deserves it: exit status 1, nothing on stdout, one error
-    /// with a hint on stderr, and every file in the folder as it was. Gives its stderr.
+    /// Runs the command, which must fail as a person deserves it: exit status 1, nothing on stdout, one error on
+    /// stderr that holds all of `parts` and a hint, and every file in the folder as it was. Gives its stderr.
     #[track_caller]
-    pub fn fails(mut self) -> String {
-        let before = files_below(&self.root);
+    pub fn fails(self, parts: &[&str]) -> String {
+        self.fails_with_status(1, parts)
+    }
+
+    /// The same for what is wrong with the command line itself, whose exit status is 2.
+    #[track_caller]
+    pub fn is_misused(self, parts: &[&str]) -> String {
+        self.fails_with_status(2, parts)
+    }
+
+    #[track_caller]
+    fn fails_with_status(mut self, status: i32, parts: &[&str]) -> String {
+        let before = entries_below(&self.root);
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        self.check(output.status.code() == Some(1), "its exit status must be 1", &output);
+        let code = output.status.code();
+        self.check(code == Some(status), &format!("its exit status must be {status}, for {parts:?}"), &output);
         self.check(output.stdout.is_empty(), "it must print nothing on stdout", &output);
         let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
         self.check(errors == 1 && !stderr.contains("panicked"), "it must print one error", &output);
         self.check(stderr.contains("\n  hint: "), "its error must have a hint", &output);
-        let after = files_below(&self.root);
+        let missing: Vec<_> = parts.iter().filter(|part| !stderr.contains(**part)).collect();
+        self.check(missing.is_empty(), &format!("its error must hold {missing:?}"), &output);
+        let after = entries_below(&self.root);
         let changed = |name: &&PathBuf| before.get(*name) != after.get(*name);
         let changed: Vec<_> = before.keys().chain(after.keys()).filter(changed).collect();
         self.check(changed.is_empty(), &format!("it must leave the files alone, but changed {changed:?}"), &output);
         stderr
-    }
-
-    /// Runs the command, which must fail as in [`fails`](Self::fails) with all of `parts` in its error.
-    #[track_caller]
-    pub fn fails_with(self, parts: &[&str]) {
-        let line = self.line.clone();
-        let stderr = self.fails();
-        for part in parts {
-            assert!(stderr.contains(part), "`{line}`: no `{part}` in its error:\n{stderr}");
-        }
     }
 
     /// Runs the command and gives its exit status, stdout and stderr, whatever they are.

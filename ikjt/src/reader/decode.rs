@@ -1,14 +1,17 @@
 //! Data files to record batches, one row group at a time.
 
+use std::collections::HashSet;
+use std::io::{ErrorKind, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
 
@@ -21,26 +24,65 @@ pub(crate) struct RowGroup {
     index: usize,
 }
 
-/// Reads a file's footer and gives its row groups, for the columns of `schema`.
+/// The files whose bytes were found to be what the manifest says.
+#[derive(Debug, Default)]
+pub(crate) struct Verified(Mutex<HashSet<PathBuf>>);
+
+impl Verified {
+    /// Checks a file's bytes once. Pages carry no checksums, so a flipped bit in one may decode to other samples.
+    fn check(&self, path: &Path, mut file: &fs_err::File, sha256: &str) -> Result<()> {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known().contains(path) {
+            return Ok(());
+        }
+        let mut digest = Sha256::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let length = file.read(&mut buffer)?;
+            match buffer.get(..length) {
+                None | Some([]) => break,
+                Some(bytes) => digest.update(bytes),
+            }
+        }
+        let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        if found != sha256 {
+            let message = format!("its bytes have SHA-256 {found}, the manifest says {sha256}");
+            return Err(Error::Corrupt { path: path.to_owned(), row_group: None, message });
+        }
+        known().insert(path.to_owned());
+        Ok(())
+    }
+}
+
+/// Checks a file against the manifest, reads its footer and gives its row groups, for the columns of `schema`.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if the file is missing, [`Error::Corrupt`] if the footer cannot be decoded, and
-/// [`Error::Mismatch`] if the file has another size, row count or schema than the dataset's manifest says.
-pub(crate) fn open(directory: &Path, file: &DataFile, all: &SchemaRef, schema: &Schema) -> Result<Vec<RowGroup>> {
+/// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the dataset's manifest
+/// says, [`Error::Corrupt`] if it has another checksum or the footer cannot be decoded.
+pub(crate) fn open(
+    directory: &Path,
+    file: &DataFile,
+    all: &SchemaRef,
+    schema: &Schema,
+    verified: &Verified,
+) -> Result<Vec<RowGroup>> {
     let path = Arc::new(directory.join(&file.path));
-    let handle = fs_err::File::open(path.as_path())?;
+    let mismatch = |message: String| Error::Mismatch { path: path.to_path_buf(), message };
+    let handle = fs_err::File::open(path.as_path()).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => mismatch("it is missing, the manifest names it".to_owned()),
+        _ => error.into(),
+    })?;
     let bytes = handle.metadata()?.len();
     if bytes != file.bytes_on_disk {
-        let message = format!("it has {bytes} bytes, the manifest says {}", file.bytes_on_disk);
-        return Err(Error::Mismatch { path: path.to_path_buf(), message });
+        return Err(mismatch(format!("it has {bytes} bytes, the manifest says {}", file.bytes_on_disk)));
     }
+    verified.check(&path, &handle, &file.sha256)?;
     let load = || ArrowReaderMetadata::load(handle.file(), ArrowReaderOptions::new());
     let metadata = guarded(&path, None, || load().map_err(|error| error.to_string()))?;
     let rows = metadata.metadata().file_metadata().num_rows();
     if u64::try_from(rows).ok() != Some(file.samples) {
-        let message = format!("it has {rows} rows, the manifest says {}", file.samples);
-        return Err(Error::Mismatch { path: path.to_path_buf(), message });
+        return Err(mismatch(format!("it has {rows} rows, the manifest says {}", file.samples)));
     }
     check_schema(&path, &metadata, all)?;
     let wanted: Vec<usize> = schema.to_arrow().fields().iter().filter_map(|field| all.index_of(field.name()).ok()).collect();

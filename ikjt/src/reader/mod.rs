@@ -8,6 +8,7 @@ mod decode;
 mod pipeline;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onefold_datasets::console::available_threads;
 use onefold_datasets::{FeatureGroup, Manifest, PartitionFilter, Schema, suggest};
@@ -60,6 +61,7 @@ pub struct Reader {
     manifest: Manifest,
     schema: Schema,
     options: ReaderOptions,
+    verified: Arc<decode::Verified>,
 }
 
 impl Reader {
@@ -79,7 +81,7 @@ impl Reader {
             });
         }
         let schema = project(&manifest.schema, options.features.as_deref())?;
-        Ok(Self { directory: directory.to_owned(), manifest, schema, options })
+        Ok(Self { directory: directory.to_owned(), manifest, schema, options, verified: Arc::default() })
     }
 
     /// The dataset's manifest.
@@ -102,14 +104,15 @@ impl Reader {
         Ok(chosen.iter().map(|partition| partition.samples).sum())
     }
 
-    /// The batches of one epoch, in the dataset's order.
+    /// The batches of one epoch, in the dataset's order. Every file is checked against the manifest's checksum the
+    /// first time it is read.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if threads cannot be started. What is wrong with files comes from the iterator, which
     /// ends after an error.
     pub fn batches(&self) -> Result<Batches> {
-        Batches::start(&self.directory, &self.manifest, &self.schema, &self.options)
+        Batches::start(&self.directory, &self.manifest, &self.schema, &self.options, &self.verified)
     }
 }
 

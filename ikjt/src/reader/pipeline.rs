@@ -6,7 +6,7 @@
 //! which thread was faster. The queue is bounded: a slow caller stops the scheduler, and with it the decoding.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -18,7 +18,7 @@ use onefold_datasets::{DataFile, Manifest, Schema};
 use rayon::ThreadPool;
 
 use super::convert::{Parts, to_batch};
-use super::decode::{RowGroup, open};
+use super::decode::{RowGroup, Verified, open};
 use super::{Dedupe, ReaderOptions};
 use crate::{Batch, Error, Result};
 
@@ -34,7 +34,13 @@ pub struct Batches {
 }
 
 impl Batches {
-    pub(super) fn start(directory: &Path, manifest: &Manifest, schema: &Schema, options: &ReaderOptions) -> Result<Self> {
+    pub(super) fn start(
+        directory: &Path,
+        manifest: &Manifest,
+        schema: &Schema,
+        options: &ReaderOptions,
+        verified: &Arc<Verified>,
+    ) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("onefold-read-{i}"))
@@ -44,9 +50,11 @@ impl Batches {
         let files: VecDeque<DataFile> = chosen.into_iter().flat_map(|partition| partition.files.clone()).collect();
         let scheduler = Scheduler {
             pool: Arc::new(pool),
-            directory: directory.to_owned(),
+            directory: Arc::from(directory),
             files,
+            opening: None,
             row_groups: VecDeque::new(),
+            verified: Arc::clone(verified),
             all: manifest.schema.to_arrow(),
             schema: Arc::new(schema.clone()),
             batch_size: options.batch_size,
@@ -96,9 +104,12 @@ fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
 
 struct Scheduler {
     pool: Arc<ThreadPool>,
-    directory: PathBuf,
+    directory: Arc<Path>,
     files: VecDeque<DataFile>,
+    /// The next file: it is read and checked while the one before it is decoded.
+    opening: Option<Promise<Vec<RowGroup>>>,
     row_groups: VecDeque<RowGroup>,
+    verified: Arc<Verified>,
     all: SchemaRef,
     schema: Arc<Schema>,
     batch_size: usize,
@@ -139,13 +150,21 @@ impl Scheduler {
 
     fn next_row_group(&mut self) -> Option<Result<RowGroup>> {
         while self.row_groups.is_empty() {
-            let file = self.files.pop_front()?;
-            match open(&self.directory, &file, &self.all, &self.schema) {
+            let opened = self.opening.take().or_else(|| self.open_next_file())?;
+            self.opening = self.open_next_file();
+            match fulfilled(&opened) {
                 Ok(row_groups) => self.row_groups = row_groups.into(),
                 Err(error) => return Some(Err(error)),
             }
         }
         self.row_groups.pop_front().map(Ok)
+    }
+
+    fn open_next_file(&mut self) -> Option<Promise<Vec<RowGroup>>> {
+        let file = self.files.pop_front()?;
+        let (directory, verified) = (Arc::clone(&self.directory), Arc::clone(&self.verified));
+        let (all, schema) = (Arc::clone(&self.all), Arc::clone(&self.schema));
+        Some(self.promise(move || open(&directory, &file, &all, &schema, &verified)))
     }
 
     fn convert(&self, parts: Parts) -> Promise<Batch> {
