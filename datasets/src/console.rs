@@ -3,7 +3,9 @@
 //! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
 //! and errors go to stderr. Libraries take a [`Reporter`] and never print.
 
+use std::any::Any;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -88,8 +90,9 @@ impl Reporter for Printer {
             (false, Some(total)) => ProgressBar::new(total).with_style(style(&format!(
                 "{{prefix:<12}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{per_sec}}  {{msg}}"
             ))),
-            (false, None) => ProgressBar::new_spinner()
-                .with_style(style(&format!("{{prefix:<12}} {{spinner}} {{human_pos}} {unit}  {{per_sec}}  {{msg}}"))),
+            (false, None) => ProgressBar::new_spinner().with_style(style(&format!(
+                "{{prefix:<12}} {{spinner}} {{human_pos}} {unit}  {{per_sec}}  {{msg}}"
+            ))),
         };
         bar.set_prefix(stage.to_owned());
         bar.enable_steady_tick(Duration::from_millis(200));
@@ -114,20 +117,38 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 /// Runs a binary's command: logs to stderr by `ONEFOLD_LOG` (default `warn`), an error with its causes to
-/// stderr and exit status 1, a closed pipe as success.
+/// stderr and exit status 1, a closed pipe as success. A panic is told as the internal error that it is, with exit
+/// status 101; under `ONEFOLD_LOG=debug` with its place.
 pub fn run(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     // A second call in one process (a test) finds the logger set, which is as good.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
-    match command() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
+    // Some panics are foreseen (decoders on damaged bytes) and become errors: nobody should see them twice.
+    std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
+    match catch_unwind(AssertUnwindSafe(command)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
             let _ = writeln!(io::stderr().lock(), "error: {}", render(&error));
             ExitCode::from(1)
         }
+        Err(panic) => {
+            let hint = "this is a bug in Onefold; please report it with the command line and what it says under `ONEFOLD_LOG=debug`";
+            let _ = writeln!(
+                io::stderr().lock(),
+                "error: internal error: {}\n  hint: {hint}",
+                panic_text(&*panic)
+            );
+            ExitCode::from(101)
+        }
     }
+}
+
+/// What a panic that was caught says.
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
 /// The causes of an error joined by `: `, with all hints after them and no message said twice.
@@ -136,7 +157,8 @@ fn render(error: &anyhow::Error) -> String {
     let mut hints: Vec<String> = Vec::new();
     for cause in error.chain() {
         let text = cause.to_string();
-        let (message, hint) = text.split_once("\n  hint: ").map_or((text.as_str(), None), |(m, h)| (m, Some(h)));
+        let (message, hint) =
+            text.split_once("\n  hint: ").map_or((text.as_str(), None), |(m, h)| (m, Some(h)));
         if messages.last().is_none_or(|last| !last.contains(message)) {
             messages.push(message.to_owned());
         }
@@ -159,11 +181,15 @@ fn render(error: &anyhow::Error) -> String {
 fn system_hint(error: &anyhow::Error) -> Option<&'static str> {
     let error = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>())?;
     Some(match error.kind() {
-        io::ErrorKind::NotFound => "check the path; it is relative to the directory in which the command runs",
+        io::ErrorKind::NotFound => {
+            "check the path; it is relative to the directory in which the command runs"
+        }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "check who owns the path and who may read and write it"
         }
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or choose another disk",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some space, or choose another disk"
+        }
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists => {
             "something else is at this path; choose another one"
         }
@@ -204,7 +230,19 @@ mod tests {
         let error = anyhow::Error::new(crate::Error::from(fs_err::read("no/such/file").unwrap_err()));
         let text = render(&error);
         assert!(text.starts_with("failed to open file `no/such/file`: "), "{text}");
-        assert!(text.ends_with("\n  hint: check the path; it is relative to the directory in which the command runs"), "{text}");
+        assert!(
+            text.ends_with(
+                "\n  hint: check the path; it is relative to the directory in which the command runs"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_panic_says_what_it_said() {
+        let caught = |panic: fn()| catch_unwind(panic).unwrap_err();
+        assert_eq!(panic_text(&*caught(|| panic!("fixed"))), "fixed");
+        assert_eq!(panic_text(&*caught(|| panic!("number {}", 7))), "number 7");
     }
 
     #[test]

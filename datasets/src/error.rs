@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error(transparent)]
+    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// A directory that should hold a dataset does not.

@@ -34,5 +34,5 @@ pub use manifest::{
     DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Partition, Statistics,
 };
 pub use partition::{PartitionFilter, PartitionKey};
-pub use schema::{FeatureGroup, Schema, SESSION_COLUMN, SparseFeature, SparseKind, TIME_COLUMN};
+pub use schema::{FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
 pub use writer::{DatasetWriter, WriterOptions};

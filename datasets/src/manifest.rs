@@ -121,10 +121,22 @@ impl Manifest {
         let statistics = Statistics {
             samples: partitions.iter().map(|partition| partition.samples).sum(),
             sessions: partitions.iter().map(|partition| partition.sessions).sum(),
-            bytes_on_disk: partitions.iter().flat_map(|partition| &partition.files).map(|file| file.bytes_on_disk).sum(),
+            bytes_on_disk: partitions
+                .iter()
+                .flat_map(|partition| &partition.files)
+                .map(|file| file.bytes_on_disk)
+                .sum(),
             features,
         };
-        Self { format_version: FORMAT_VERSION, generation, layout: Layout::Rows, order, schema, partitions, statistics }
+        Self {
+            format_version: FORMAT_VERSION,
+            generation,
+            layout: Layout::Rows,
+            order,
+            schema,
+            partitions,
+            statistics,
+        }
     }
 
     /// Reads the manifest of the dataset in `directory`.
@@ -149,7 +161,8 @@ impl Manifest {
         }
         let version: Versioned = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         if version.format_version != FORMAT_VERSION {
-            let message = format!("format version {}, this program reads {FORMAT_VERSION}", version.format_version);
+            let message =
+                format!("format version {}, this program reads {FORMAT_VERSION}", version.format_version);
             return Err(wrong(message));
         }
         let manifest: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
@@ -186,7 +199,11 @@ impl Manifest {
             return Err(Error::PartitionFilter {
                 filter: filter.to_string(),
                 message: "no partition matches".to_owned(),
-                hint: format!("the dataset holds {}{}", some.join(", "), if self.partitions.len() > 5 { ", …" } else { "" }),
+                hint: format!(
+                    "the dataset holds {}{}",
+                    some.join(", "),
+                    if self.partitions.len() > 5 { ", …" } else { "" }
+                ),
             });
         }
         Ok(chosen)
@@ -203,7 +220,10 @@ impl Manifest {
         for partition in &self.partitions {
             let files: u64 = partition.files.iter().fold(0, |sum, file| sum.saturating_add(file.samples));
             if files != partition.samples {
-                return Err(format!("partition `{}` has {} samples, its files have {files}", partition.key, partition.samples));
+                return Err(format!(
+                    "partition `{}` has {} samples, its files have {files}",
+                    partition.key, partition.samples
+                ));
             }
             for file in &partition.files {
                 let path = Path::new(&file.path);
@@ -212,7 +232,8 @@ impl Manifest {
                 }
             }
         }
-        let partitions: u64 = self.partitions.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples));
+        let partitions: u64 =
+            self.partitions.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples));
         if partitions != self.statistics.samples {
             let total = self.statistics.samples;
             return Err(format!("the statistics count {total} samples, the partitions {partitions}"));
@@ -226,8 +247,15 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let schema = Schema { labels: vec!["label".into()], weight: None, dense: vec!["age".into()], groups: vec![] };
-        let file = DataFile { path: "split=a/part-00000-g1.parquet".into(), samples: 3, row_groups: 1, bytes_on_disk: 9, sha256: "00".into() };
+        let schema =
+            Schema { labels: vec!["label".into()], weight: None, dense: vec!["age".into()], groups: vec![] };
+        let file = DataFile {
+            path: "split=a/part-00000-g1.parquet".into(),
+            samples: 3,
+            row_groups: 1,
+            bytes_on_disk: 9,
+            sha256: "00".into(),
+        };
         let key = PartitionKey::parse("split=a").unwrap();
         let partition = Partition { key, samples: 3, sessions: 2, files: vec![file] };
         Manifest::new(1, Order::Session, schema, vec![partition], BTreeMap::new())

@@ -225,6 +225,9 @@ mod tests {
         assert!(error.contains("`train` is not a condition") && error.contains("split=train"), "{error}");
         let key = PartitionKey::parse("split=train").unwrap();
         let error = PartitionFilter::parse("date=1").unwrap().matches(&key).unwrap_err().to_string();
-        assert!(error.contains("no partition column `date`") && error.contains("partitioned by `split`"), "{error}");
+        assert!(
+            error.contains("no partition column `date`") && error.contains("partitioned by `split`"),
+            "{error}"
+        );
     }
 }

@@ -115,7 +115,8 @@ impl Schema {
         let mut groups = HashSet::new();
         for group in &self.groups {
             if group.name.is_empty() || group.features.is_empty() || !groups.insert(&group.name) {
-                let message = format!("the feature group `{}` is unnamed, empty or declared twice", group.name);
+                let message =
+                    format!("the feature group `{}` is unnamed, empty or declared twice", group.name);
                 return wrong(message, "give every group a name of its own and at least one feature");
             }
         }
@@ -133,7 +134,11 @@ mod tests {
             labels: vec!["clicked".into()],
             weight: None,
             dense: vec!["age".into()],
-            groups: vec![FeatureGroup { name: "user".into(), deduplicated: true, features: vec![feature("user_id")] }],
+            groups: vec![FeatureGroup {
+                name: "user".into(),
+                deduplicated: true,
+                features: vec![feature("user_id")],
+            }],
         }
     }
 
@@ -149,7 +154,13 @@ mod tests {
     fn reserved_and_repeated_names_are_refused() {
         let mut reserved = schema();
         reserved.dense[0] = SESSION_COLUMN.into();
-        assert!(reserved.validate().unwrap_err().to_string().contains("`session_id` is empty, reserved or used twice"));
+        assert!(
+            reserved
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("`session_id` is empty, reserved or used twice")
+        );
         let mut twice = schema();
         twice.dense[0] = "user_id".into();
         assert!(twice.validate().is_err());

@@ -23,7 +23,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => return Err(format!("`{text}` is not a size; write it like `512MiB` or `4GB`")),
     };
     match number.parse::<f64>() {
-        Ok(number) if number * factor >= 1.0 && number * factor < 2f64.powi(63) => Ok((number * factor) as u64),
+        Ok(number) if number * factor >= 1.0 && number * factor < 2f64.powi(63) => {
+            Ok((number * factor) as u64)
+        }
         _ => Err(format!("`{text}` is not a size of at least one byte; write it like `512MiB` or `4GB`")),
     }
 }
@@ -47,7 +49,9 @@ pub fn parse_duration_micros(text: &str) -> Result<i64, String> {
         _ => return Err(format!("`{text}` is not a duration; write it like `30m`, `45s` or `6h`")),
     };
     let micros = number.parse::<i64>().ok().and_then(|number| number.checked_mul(factor));
-    micros.filter(|micros| *micros > 0).ok_or_else(|| format!("`{text}` is not a positive duration; write it like `30m`"))
+    micros
+        .filter(|micros| *micros > 0)
+        .ok_or_else(|| format!("`{text}` is not a positive duration; write it like `30m`"))
 }
 
 /// Writes a number of bytes for a person: `1.5 MiB`.

@@ -97,7 +97,10 @@ impl DatasetWriter {
             lock: Some(lock),
             generation: 1,
             arrow_schema: schema.to_arrow(),
-            features: schema.sparse_features().map(|f| (f.name.clone(), FeatureStatistics::default())).collect(),
+            features: schema
+                .sparse_features()
+                .map(|f| (f.name.clone(), FeatureStatistics::default()))
+                .collect(),
             schema,
             options,
             partitions: Vec::new(),
@@ -154,7 +157,8 @@ impl DatasetWriter {
         }
         let partitions = std::mem::take(&mut self.partitions);
         let features = std::mem::take(&mut self.features);
-        let manifest = Manifest::new(self.generation, self.options.order, self.schema.clone(), partitions, features);
+        let manifest =
+            Manifest::new(self.generation, self.options.order, self.schema.clone(), partitions, features);
         manifest.store(&self.root)?;
         self.finished = true;
         let new_files: Vec<PathBuf> = manifest.file_paths().collect();
@@ -242,7 +246,8 @@ impl DatasetWriter {
     /// Whether the current row group is full and `rows` may start a new one.
     fn must_end_row_group(&self, rows: &RecordBatch) -> bool {
         let filled = self.open.as_ref().map_or(0, |open| open.group_bytes);
-        let boundary = self.options.order == Order::Arrival || self.last_session != session_ids(rows).first().copied();
+        let boundary =
+            self.options.order == Order::Arrival || self.last_session != session_ids(rows).first().copied();
         filled >= self.options.row_group_bytes.max(1) && boundary
             || filled >= self.options.row_group_bytes.max(1).saturating_mul(2)
     }
@@ -258,7 +263,8 @@ impl DatasetWriter {
     }
 
     fn open_file(&self) -> Result<OpenFile> {
-        let (key, number) = self.partitions.last().map_or((String::new(), 0), |p| (p.key.to_string(), p.files.len()));
+        let (key, number) =
+            self.partitions.last().map_or((String::new(), 0), |p| (p.key.to_string(), p.files.len()));
         let name = format!("part-{number:05}-g{}.parquet", self.generation);
         let path = if key.is_empty() { name } else { format!("{key}/{name}") };
         let full = self.root.join(&path);
@@ -428,7 +434,8 @@ fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
             if nulls > 0 {
                 return Err(wrong(format!("its lists hold {nulls} nulls")));
             }
-            let values = arrow::array::make_array(lists.values().to_data().into_builder().nulls(None).build()?);
+            let values =
+                arrow::array::make_array(lists.values().to_data().into_builder().nulls(None).build()?);
             Ok(Arc::new(ListArray::try_new(Arc::clone(item), lists.offsets().clone(), values, None)?))
         }
         (found, expected) if found == expected => Ok(Arc::clone(column)),
@@ -468,7 +475,11 @@ fn count_feature(lists: &ListArray, statistics: &mut FeatureStatistics) {
 
 fn parquet_error(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> Error + use<> {
     let path = path.to_owned();
-    move |source| Error::Parquet { path, source, hint: "check the disk's free space and permissions".to_owned() }
+    move |source| Error::Parquet {
+        path,
+        source,
+        hint: "check the disk's free space and permissions".to_owned(),
+    }
 }
 
 /// A file that digests what is written to it.

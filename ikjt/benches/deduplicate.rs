@@ -29,7 +29,8 @@ fn group(s: usize, d: f64, length: usize) -> Group {
             lists.push(list.clone());
         }
     }
-    let features = lists.iter().enumerate().map(|(i, rows)| Feature::from_rows(format!("f{i}"), rows).unwrap());
+    let features =
+        lists.iter().enumerate().map(|(i, rows)| Feature::from_rows(format!("f{i}"), rows).unwrap());
     Group::try_new("g", None, features.collect()).unwrap()
 }
 

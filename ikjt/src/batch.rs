@@ -112,9 +112,18 @@ mod tests {
         let batch = Batch::try_new(parts.clone()).unwrap();
         assert_eq!((batch.dense_width(), batch.label_width()), (3, 1));
         let refused = |parts: BatchParts| Batch::try_new(parts).unwrap_err().to_string();
-        assert_eq!(refused(BatchParts { dense: vec![0.0; 5].into(), ..parts.clone() }), "dense features: 5 values for 2 samples");
-        assert_eq!(refused(BatchParts { labels: vec![0.0].into(), ..parts.clone() }), "labels: 1 values for 2 samples");
-        assert_eq!(refused(BatchParts { weights: Some(vec![1.0].into()), ..parts.clone() }), "weights: 1 values for 2 samples");
+        assert_eq!(
+            refused(BatchParts { dense: vec![0.0; 5].into(), ..parts.clone() }),
+            "dense features: 5 values for 2 samples"
+        );
+        assert_eq!(
+            refused(BatchParts { labels: vec![0.0].into(), ..parts.clone() }),
+            "labels: 1 values for 2 samples"
+        );
+        assert_eq!(
+            refused(BatchParts { weights: Some(vec![1.0].into()), ..parts.clone() }),
+            "weights: 1 values for 2 samples"
+        );
         let three = BatchParts { size: 3, labels: vec![0.0; 3].into(), ..parts };
         assert_eq!(refused(three), "group `g`: 2 samples in a batch of 3");
     }

@@ -22,7 +22,9 @@ pub fn deduplicate(group: &Group) -> Group {
         let before = sample.checked_sub(1).map(|before| group.row_of(before));
         let slot = match before {
             Some(before) if before == row || equal_rows(features, before, row) => inverse[sample - 1],
-            _ => index.find_or_insert(hash_row(features, row), &mut distinct, row, |other| equal_rows(features, other, row)),
+            _ => index.find_or_insert(hash_row(features, row), &mut distinct, row, |other| {
+                equal_rows(features, other, row)
+            }),
         };
         inverse.push(slot);
     }
@@ -72,7 +74,13 @@ impl Index {
     }
 
     /// The number of the distinct row that `equal` accepts, or a new one for `row`.
-    fn find_or_insert(&mut self, hash: u64, distinct: &mut Vec<usize>, row: usize, equal: impl Fn(usize) -> bool) -> i32 {
+    fn find_or_insert(
+        &mut self,
+        hash: u64,
+        distinct: &mut Vec<usize>,
+        row: usize,
+        equal: impl Fn(usize) -> bool,
+    ) -> i32 {
         let mask = self.entries.len() - 1;
         let mut place = hash as usize & mask;
         loop {
@@ -106,7 +114,8 @@ mod tests {
         let mut rows = Vec::new();
         let inverse = (0..group.samples())
             .map(|sample| {
-                let row: Vec<_> = group.features().iter().map(|f| f.row(group.row_of(sample)).to_vec()).collect();
+                let row: Vec<_> =
+                    group.features().iter().map(|f| f.row(group.row_of(sample)).to_vec()).collect();
                 *seen.entry(row.clone()).or_insert_with(|| {
                     rows.push(row);
                     rows.len() as i32 - 1
@@ -152,7 +161,13 @@ mod tests {
     #[test]
     fn weights_count() {
         let weights = |weights: Vec<f32>| Some(weights.into());
-        let feature = Feature::try_new("x", vec![1_i64, 1, 1], weights(vec![0.5, 0.5, 2.0]), vec![0, 1, 2], vec![1, 1, 1]);
+        let feature = Feature::try_new(
+            "x",
+            vec![1_i64, 1, 1],
+            weights(vec![0.5, 0.5, 2.0]),
+            vec![0, 1, 2],
+            vec![1, 1, 1],
+        );
         let group = Group::try_new("g", None, vec![feature.unwrap()]).unwrap();
         assert_eq!(&deduplicate(&group).inverse().unwrap()[..], [0, 0, 1]);
     }

@@ -35,7 +35,13 @@ impl Feature {
         offsets: impl Into<ScalarBuffer<i32>>,
         sizes: impl Into<ScalarBuffer<i32>>,
     ) -> Result<Self> {
-        let feature = Self { name: name.into(), values: values.into(), weights, offsets: offsets.into(), sizes: sizes.into() };
+        let feature = Self {
+            name: name.into(),
+            values: values.into(),
+            weights,
+            offsets: offsets.into(),
+            sizes: sizes.into(),
+        };
         feature.check()?;
         Ok(feature)
     }
@@ -66,7 +72,10 @@ impl Feature {
         for length in lengths {
             let fits = i32::try_from(end).ok().zip(i32::try_from(length).ok());
             let (offset, size) = fits.ok_or_else(|| {
-                let message = format!("row {} starts at value {end} with {length} ids, which 32-bit offsets cannot address", sizes.len());
+                let message = format!(
+                    "row {} starts at value {end} with {length} ids, which 32-bit offsets cannot address",
+                    sizes.len()
+                );
                 Error::invariant(format!("feature `{name}`"), message)
             })?;
             offsets.push(offset);
@@ -91,10 +100,15 @@ impl Feature {
             return wrong(format!("{} offsets for {} sizes", self.offsets.len(), self.sizes.len()));
         }
         for (row, (&offset, &size)) in self.offsets.iter().zip(&*self.sizes).enumerate() {
-            let end = usize::try_from(offset).ok().zip(usize::try_from(size).ok()).map(|(offset, size)| offset + size);
+            let end = usize::try_from(offset)
+                .ok()
+                .zip(usize::try_from(size).ok())
+                .map(|(offset, size)| offset + size);
             if end.is_none_or(|end| end > self.values.len()) {
                 let bound = self.values.len();
-                return wrong(format!("row {row} has offset {offset} and size {size}, but there are {bound} values"));
+                return wrong(format!(
+                    "row {row} has offset {offset} and size {size}, but there are {bound} values"
+                ));
             }
         }
         Ok(())
@@ -131,7 +145,9 @@ impl Feature {
     ///
     /// If there is no such row.
     pub fn row_weights(&self, row: usize) -> Option<&[f32]> {
-        self.weights.as_ref().map(|weights| &weights[self.offsets[row] as usize..][..self.sizes[row] as usize])
+        self.weights
+            .as_ref()
+            .map(|weights| &weights[self.offsets[row] as usize..][..self.sizes[row] as usize])
     }
 
     /// All ids; rows are slices of it.
@@ -167,7 +183,11 @@ impl Feature {
     pub fn gather(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Self {
         let sizes: Vec<i32> = rows.clone().into_iter().map(|row| self.sizes[row]).collect();
         let total: usize = sizes.iter().map(|&size| size as usize).sum();
-        assert!(i32::try_from(total).is_ok(), "feature `{}`: {total} ids are more than 32-bit offsets address", self.name);
+        assert!(
+            i32::try_from(total).is_ok(),
+            "feature `{}`: {total} ids are more than 32-bit offsets address",
+            self.name
+        );
         let mut values = Vec::with_capacity(total);
         let mut weights = self.weights.as_ref().map(|_| Vec::with_capacity(total));
         for row in rows {
@@ -194,7 +214,9 @@ impl Feature {
 /// Features are equal if their names and rows are, wherever the rows stand in the buffers.
 impl PartialEq for Feature {
     fn eq(&self, other: &Self) -> bool {
-        let bits = |weights: Option<&[f32]>| weights.map(|weights| weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>());
+        let bits = |weights: Option<&[f32]>| {
+            weights.map(|weights| weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>())
+        };
         self.name == other.name
             && self.rows() == other.rows()
             && (0..self.rows()).all(|u| {
@@ -212,9 +234,18 @@ mod tests {
         let refused = |values: Vec<i64>, offsets: Vec<i32>, sizes: Vec<i32>| {
             Feature::try_new("x", values, None, offsets, sizes).unwrap_err().to_string()
         };
-        assert_eq!(refused(vec![1], vec![0], vec![2]), "feature `x`: row 0 has offset 0 and size 2, but there are 1 values");
-        assert_eq!(refused(vec![1], vec![-1], vec![1]), "feature `x`: row 0 has offset -1 and size 1, but there are 1 values");
-        assert_eq!(refused(vec![1], vec![0], vec![-1]), "feature `x`: row 0 has offset 0 and size -1, but there are 1 values");
+        assert_eq!(
+            refused(vec![1], vec![0], vec![2]),
+            "feature `x`: row 0 has offset 0 and size 2, but there are 1 values"
+        );
+        assert_eq!(
+            refused(vec![1], vec![-1], vec![1]),
+            "feature `x`: row 0 has offset -1 and size 1, but there are 1 values"
+        );
+        assert_eq!(
+            refused(vec![1], vec![0], vec![-1]),
+            "feature `x`: row 0 has offset 0 and size -1, but there are 1 values"
+        );
         assert!(refused(vec![], vec![i32::MAX], vec![i32::MAX]).contains("row 0"));
         assert_eq!(refused(vec![], vec![0], vec![]), "feature `x`: 1 offsets for 0 sizes");
         let weights = Some(vec![1.0_f32].into());

@@ -24,14 +24,21 @@ impl Group {
     ///
     /// [`Error::Invariant`] if there is no feature, the features differ in their number of rows, or an entry
     /// of `inverse` is no row.
-    pub fn try_new(name: impl Into<Arc<str>>, inverse: Option<ScalarBuffer<i32>>, features: Vec<Feature>) -> Result<Self> {
+    pub fn try_new(
+        name: impl Into<Arc<str>>,
+        inverse: Option<ScalarBuffer<i32>>,
+        features: Vec<Feature>,
+    ) -> Result<Self> {
         let name = name.into();
         let wrong = |message: String| Error::invariant(format!("group `{name}`"), message);
         let rows = features.first().ok_or_else(|| wrong("it has no features".to_owned()))?.rows();
         for feature in &features {
             if feature.rows() != rows {
                 let (first, other) = (features[0].name(), feature.name());
-                return Err(wrong(format!("feature `{first}` has {rows} rows, `{other}` has {}", feature.rows())));
+                return Err(wrong(format!(
+                    "feature `{first}` has {rows} rows, `{other}` has {}",
+                    feature.rows()
+                )));
             }
         }
         for (sample, &row) in inverse.iter().flat_map(|inverse| inverse.iter()).enumerate() {
@@ -124,13 +131,20 @@ mod tests {
         let uneven = vec![feature("a", &[&[1]]), feature("b", &[&[1], &[2]])];
         assert_eq!(refused(None, uneven), "group `g`: feature `a` has 1 rows, `b` has 2");
         let one = vec![feature("a", &[&[1]])];
-        assert_eq!(refused(Some(vec![0, 1]), one.clone()), "group `g`: the inverse index leads sample 1 to row 1 of 1");
-        assert_eq!(refused(Some(vec![-1]), one), "group `g`: the inverse index leads sample 0 to row -1 of 1");
+        assert_eq!(
+            refused(Some(vec![0, 1]), one.clone()),
+            "group `g`: the inverse index leads sample 1 to row 1 of 1"
+        );
+        assert_eq!(
+            refused(Some(vec![-1]), one),
+            "group `g`: the inverse index leads sample 0 to row -1 of 1"
+        );
     }
 
     #[test]
     fn expansion_copies_rows_to_samples() {
-        let group = Group::try_new("g", Some(vec![1, 0, 1].into()), vec![feature("a", &[&[1], &[2, 3]])]).unwrap();
+        let group =
+            Group::try_new("g", Some(vec![1, 0, 1].into()), vec![feature("a", &[&[1], &[2, 3]])]).unwrap();
         assert_eq!((group.samples(), group.rows()), (3, 2));
         assert_eq!((group.sample_values(), group.row_values()), (5, 3));
         assert_eq!(group.expand().features()[0], feature("a", &[&[2, 3], &[1], &[2, 3]]));

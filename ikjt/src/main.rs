@@ -114,7 +114,8 @@ impl GroupFigures {
         self.rows += group.rows() as u64;
         self.sample_values += group.sample_values();
         self.row_values += group.row_values();
-        self.dedupe_factor = if self.row_values == 0 { 1.0 } else { self.sample_values as f64 / self.row_values as f64 };
+        self.dedupe_factor =
+            if self.row_values == 0 { 1.0 } else { self.sample_values as f64 / self.row_values as f64 };
     }
 }
 
@@ -182,7 +183,9 @@ fn describe_head(head: &Head, batch: &Batch) -> String {
         );
     }
     for (i, sample) in head.shown.iter().enumerate() {
-        let pairs = |map: &BTreeMap<String, f32>| map.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" ");
+        let pairs = |map: &BTreeMap<String, f32>| {
+            map.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" ")
+        };
         let _ = writeln!(text, "\nsample {i}   {}", pairs(&sample.labels));
         if !sample.dense.is_empty() {
             let _ = writeln!(text, "  {:<24} {}", "dense", shorten(&pairs(&sample.dense), 100));
@@ -249,7 +252,11 @@ fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> {
         values,
         dedupe_factor: groups.iter().map(|(name, group)| (name.clone(), group.dedupe_factor)).collect(),
         groups,
-        bytes_on_disk: chosen.iter().flat_map(|partition| &partition.files).map(|file| file.bytes_on_disk).sum(),
+        bytes_on_disk: chosen
+            .iter()
+            .flat_map(|partition| &partition.files)
+            .map(|file| file.bytes_on_disk)
+            .sum(),
         wall_seconds,
         samples_per_second: samples as f64 / wall_seconds,
         values_per_second: values as f64 / wall_seconds,

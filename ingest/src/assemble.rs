@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray,
+};
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::{CastOptions, cast_with_options};
-use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef};
+use datafusion::arrow::datatypes::{
+    DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef,
+};
 use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
@@ -27,13 +31,17 @@ pub fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
             FeatureKind::Label | FeatureKind::Weight | FeatureKind::Dense => {
                 (data_type.is_numeric() || *data_type == DataType::Boolean, "a number or boolean")
             }
-            FeatureKind::Sparse => (data_type.is_integer() || is_id_list(data_type), "an integer or a list of integers"),
+            FeatureKind::Sparse => {
+                (data_type.is_integer() || is_id_list(data_type), "an integer or a list of integers")
+            }
             FeatureKind::Sequence => (is_id_list(data_type), "a list of integers"),
         };
         if !fits {
             return Err(Error::Column {
                 column: name.to_owned(),
-                message: format!("`[features]` makes it {kind:?}, which needs {wanted}, but its type is {data_type}"),
+                message: format!(
+                    "`[features]` makes it {kind:?}, which needs {wanted}, but its type is {data_type}"
+                ),
                 hint: "convert the column in the query with `CAST`, or correct its `kind`".to_owned(),
             });
         }
@@ -43,7 +51,9 @@ pub fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
 
 fn is_id_list(data_type: &DataType) -> bool {
     match data_type {
-        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => item.data_type().is_integer(),
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            item.data_type().is_integer()
+        }
         _ => false,
     }
 }
@@ -106,7 +116,9 @@ impl<'a> Assembler<'a> {
         let starts = starts.as_primitive::<Int64Type>().values();
         (0..rows.num_rows())
             .map(|row| {
-                let given = texts.iter().map(|(name, text)| ((*name).clone(), text.as_string::<i32>().value(row).to_owned()));
+                let given = texts
+                    .iter()
+                    .map(|(name, text)| ((*name).clone(), text.as_string::<i32>().value(row).to_owned()));
                 let mut key: Vec<_> = given.collect();
                 if let Some(by) = self.config.partition_by {
                     key.extend(date_and_hour(starts[row], by)?);
@@ -141,7 +153,8 @@ fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b Ar
     match column.null_count() {
         0 => Ok(column),
         nulls => {
-            let message = format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
+            let message =
+                format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
             Err(column_error(shown, &message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
         }
     }
@@ -155,9 +168,11 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
         let message = format!("{} of {} samples have no value", floats.null_count(), floats.len());
         return Err(column_error(name, &message, &hint));
     }
-    let wild = floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
+    let wild =
+        floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
     if wild > 0 {
-        let message = format!("{wild} of {} samples have a value that is not a finite 32-bit number", floats.len());
+        let message =
+            format!("{wild} of {} samples have a value that is not a finite 32-bit number", floats.len());
         return Err(column_error(name, &message, &hint));
     }
     Ok(floats)
@@ -171,7 +186,12 @@ fn list_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
         let ids = ids.as_primitive::<Int64Type>();
         let lengths = (0..ids.len()).map(|row| usize::from(ids.is_valid(row)));
         let present: ScalarBuffer<i64> = ids.iter().flatten().collect();
-        let lists = ListArray::try_new(item, OffsetBuffer::from_lengths(lengths), Arc::new(Int64Array::new(present, None)), None);
+        let lists = ListArray::try_new(
+            item,
+            OffsetBuffer::from_lengths(lengths),
+            Arc::new(Int64Array::new(present, None)),
+            None,
+        );
         return Ok(Arc::new(lists.map_err(engine)?));
     }
     let nullable = Arc::new(Field::new("element", DataType::Int64, true));
@@ -181,7 +201,11 @@ fn list_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     let ids = lists.values().slice(start, end - start);
     if ids.null_count() > 0 {
         let message = format!("its lists hold {} nulls", ids.null_count());
-        return Err(column_error(name, &message, "remove them in the query, as with `array_remove_all(…, NULL)`"));
+        return Err(column_error(
+            name,
+            &message,
+            "remove them in the query, as with `array_remove_all(…, NULL)`",
+        ));
     }
     let ids = Int64Array::new(ids.as_primitive::<Int64Type>().values().clone(), None);
     let lengths = lists.offsets().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
@@ -224,7 +248,10 @@ fn column_error(column: &str, message: &str, hint: &str) -> Error {
 
 /// An Arrow error on columns that were just made to fit: ours, not the user's.
 fn engine(error: ArrowError) -> Error {
-    Error::Engine { message: error.to_string(), hint: "this is a bug in Onefold; please report it".to_owned() }
+    Error::Engine {
+        message: error.to_string(),
+        hint: "this is a bug in Onefold; please report it".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -243,7 +270,11 @@ mod tests {
     fn scalars_and_missing_lists_become_lists() {
         let scalar: ArrayRef = Arc::new(Int64Array::from(vec![Some(7), None, Some(9)]));
         assert_eq!(ids(&list_column("x", &scalar).unwrap()), [vec![7], vec![], vec![9]]);
-        let lists = LargeListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1), Some(2)]), None, Some(vec![])]);
+        let lists = LargeListArray::from_iter_primitive::<Int32Type, _, _>([
+            Some(vec![Some(1), Some(2)]),
+            None,
+            Some(vec![]),
+        ]);
         let lists: ArrayRef = Arc::new(lists);
         assert_eq!(ids(&list_column("x", &lists).unwrap()), [vec![1, 2], vec![], vec![]]);
         assert_eq!(ids(&list_column("x", &lists.slice(1, 2)).unwrap()), [vec![], vec![]] as [Vec<i64>; 2]);

@@ -1,12 +1,13 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use datafusion::execution::SessionStateBuilder;
-use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::context::SQLOptions;
+use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::physical_plan::{displayable, execute_stream};
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
@@ -75,10 +76,17 @@ pub struct BuildSummary {
 /// query runs, [`Error::NoSamples`] if it gives none, [`Error::Memory`] if an operator that cannot spill
 /// needs more than the limit, [`Error::Dataset`] if `out` may not be or cannot be written. After any error
 /// `out` is as it was.
-pub fn build(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn Reporter) -> Result<BuildSummary> {
+pub fn build(
+    config: &Config,
+    out: &Path,
+    options: &BuildOptions,
+    reporter: &dyn Reporter,
+) -> Result<BuildSummary> {
     let started = Instant::now();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(options.threads.max(1)).build()?;
-    let (manifest, source_rows) = runtime.block_on(run(config, out, options, reporter))?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(options.threads.max(1)).build()?;
+    let (manifest, source_rows) =
+        name_unreadable(config, || runtime.block_on(run(config, out, options, reporter)))?;
     let wall_seconds = started.elapsed().as_secs_f64();
     let statistics = &manifest.statistics;
     Ok(BuildSummary {
@@ -96,7 +104,25 @@ pub fn build(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn
     })
 }
 
-async fn run(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn Reporter) -> Result<(Manifest, u64)> {
+/// Runs the engine. Where it cannot read a source, which decoders of damaged bytes say by an error or a panic, the
+/// source is named; other panics go on.
+fn name_unreadable<T>(config: &Config, engine: impl FnOnce() -> Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(engine)) {
+        Ok(Err(error @ Error::Unreadable { .. })) => Err(sources::find_unreadable(config).unwrap_or(error)),
+        Ok(result) => result,
+        Err(panic) => match sources::find_unreadable(config) {
+            Some(error) => Err(error),
+            None => resume_unwind(panic),
+        },
+    }
+}
+
+async fn run(
+    config: &Config,
+    out: &Path,
+    options: &BuildOptions,
+    reporter: &dyn Reporter,
+) -> Result<(Manifest, u64)> {
     let sources = sources::find(config)?;
     let context = context(options, sources::widest_row_bytes(&sources))?;
     sources::register(&context, &sources).await?;
@@ -124,7 +150,8 @@ async fn run(config: &Config, out: &Path, options: &BuildOptions, reporter: &dyn
     }
     reporter.end();
     if samples == 0 {
-        let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`".to_owned();
+        let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`"
+            .to_owned();
         return Err(Error::NoSamples { path: config.path.clone(), hint });
     }
     Ok((writer.finish()?, sources::total_rows(&sources)))
@@ -138,9 +165,12 @@ fn context(options: &BuildOptions, row_bytes: u64) -> Result<SessionContext> {
     }
     let runtime: Arc<RuntimeEnv> = runtime.build_arc()?;
     let batch_rows = (ENGINE_BATCH_BYTES / row_bytes.max(1)).clamp(16, 8192) as usize;
+    // What every sort sets aside for merging its runs: DataFusion's 10 MiB, less where that would use up the limit.
+    let merge_bytes = (limit / (8 * options.threads.max(1))).min(10 << 20);
     let session = SessionConfig::new()
         .with_target_partitions(options.threads.max(1))
         .with_batch_size(batch_rows)
+        .with_sort_spill_reservation_bytes(merge_bytes)
         .with_information_schema(false);
     let state = SessionStateBuilder::new()
         .with_default_features()
@@ -153,7 +183,8 @@ fn context(options: &BuildOptions, row_bytes: u64) -> Result<SessionContext> {
 
 /// Plans the user's query, which may only read.
 async fn user_query(context: &SessionContext, config: &Config) -> Result<DataFrame> {
-    let read_only = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
+    let read_only =
+        SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let planned = context.sql_with_options(&config.query, read_only).await;
     planned.map_err(|error| Error::Config {
         path: config.path.clone(),

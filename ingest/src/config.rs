@@ -138,18 +138,29 @@ impl Config {
     ///
     /// [`Error::Config`], as [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        let wrong = |message: String, hint: &str| Error::Config { path: path.to_owned(), message, hint: hint.to_owned() };
-        let file: File = toml::from_str(text)
-            .map_err(|error| wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `dataset.toml`"))?;
+        let wrong = |message: String, hint: &str| Error::Config {
+            path: path.to_owned(),
+            message,
+            hint: hint.to_owned(),
+        };
+        let file: File = toml::from_str(text).map_err(|error| {
+            wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `dataset.toml`")
+        })?;
         if file.format_version != FORMAT_VERSION {
-            let message = format!("`format_version` is {}, this program reads {FORMAT_VERSION}", file.format_version);
+            let message =
+                format!("`format_version` is {}, this program reads {FORMAT_VERSION}", file.format_version);
             return Err(wrong(message, "write the configuration for this version"));
         }
         if file.sources.is_empty() {
-            return Err(wrong("`[sources]` is empty".to_owned(), "name at least one Parquet file, as `events = \"events.parquet\"`"));
+            return Err(wrong(
+                "`[sources]` is empty".to_owned(),
+                "name at least one Parquet file, as `events = \"events.parquet\"`",
+            ));
         }
         let schema = schema(&file.features).map_err(|(message, hint)| wrong(message, &hint))?;
-        schema.validate().map_err(|error| wrong(format!("`[features]`: {}", first_line(&error)), "see `[features]`"))?;
+        schema
+            .validate()
+            .map_err(|error| wrong(format!("`[features]`: {}", first_line(&error)), "see `[features]`"))?;
         let session = session(&file.session).map_err(|message| {
             wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
         })?;
@@ -199,7 +210,8 @@ fn session(section: &Session) -> Result<SessionConfig, String> {
     match (section.key.as_slice(), &section.user, &section.gap) {
         ([_, ..], None, None) => Ok(SessionConfig::Key(section.key.clone())),
         ([], Some(user), Some(gap)) => {
-            let gap_micros = units::parse_duration_micros(gap).map_err(|error| format!("`[session].gap`: {error}"))?;
+            let gap_micros =
+                units::parse_duration_micros(gap).map_err(|error| format!("`[session].gap`: {error}"))?;
             Ok(SessionConfig::Gap { user: user.clone(), gap_micros })
         }
         ([], None, None) => Err("`[session]` says nothing about what makes a session".to_owned()),
@@ -222,7 +234,8 @@ fn schema(features: &toml::Table) -> Result<Schema, (String, String)> {
             FeatureKind::Sparse => sparse(SparseKind::Sparse),
             FeatureKind::Sequence => sparse(SparseKind::Sequence),
             _ if feature.group.is_some() => {
-                let message = format!("`[features].{name}`: only sparse and sequence features have a `group`");
+                let message =
+                    format!("`[features].{name}`: only sparse and sequence features have a `group`");
                 return Err((message, "remove the `group`".to_owned()));
             }
             FeatureKind::Label => {
@@ -249,12 +262,20 @@ fn schema(features: &toml::Table) -> Result<Schema, (String, String)> {
             }
             Some(group) => match schema.groups.iter_mut().find(|known| known.name == group) {
                 Some(known) => known.features.push(sparse),
-                None => schema.groups.push(FeatureGroup { name: group, deduplicated: true, features: vec![sparse] }),
+                None => schema.groups.push(FeatureGroup {
+                    name: group,
+                    deduplicated: true,
+                    features: vec![sparse],
+                }),
             },
         }
     }
     if !ungrouped.is_empty() {
-        schema.groups.push(FeatureGroup { name: UNGROUPED.to_owned(), deduplicated: false, features: ungrouped });
+        schema.groups.push(FeatureGroup {
+            name: UNGROUPED.to_owned(),
+            deduplicated: false,
+            features: ungrouped,
+        });
     }
     Ok(schema)
 }
@@ -324,7 +345,10 @@ zip = { kind = "sparse", group = "user" }
         assert!(refused("gap = \"30m\"", "key = [\"a\"]").contains("has both"));
         assert!(refused("[partition]", "[partitions]").contains("partitions"));
         assert!(refused("label = { kind = \"label\" }", "").contains("no label"));
-        assert!(refused("age = { kind = \"dense\" }", "age = { kind = \"dense\", group = \"g\" }").contains("only sparse"));
+        assert!(
+            refused("age = { kind = \"dense\" }", "age = { kind = \"dense\", group = \"g\" }")
+                .contains("only sparse")
+        );
         assert!(refused("features = \"features/*.parquet\"", "").contains("`[sources]` is empty"));
     }
 }

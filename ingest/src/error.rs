@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
 
 /// What can go wrong between raw logs and a dataset.
@@ -9,7 +10,7 @@ use datafusion::error::DataFusionError;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error(transparent)]
+    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset could not be written.
@@ -61,9 +62,20 @@ pub enum Error {
     },
 
     /// The engine ran out of the memory it was given.
-    #[error("the memory limit does not suffice: {message}\n  hint: raise `--memory-limit`, or lower `--threads` so that fewer operators share it")]
+    #[error(
+        "the memory limit does not suffice: {message}\n  hint: raise `--memory-limit`, or lower `--threads` so that fewer operators share it"
+    )]
     Memory {
         /// The engine's account, with the operator.
+        message: String,
+    },
+
+    /// A source turned out to be damaged while the query read it.
+    #[error(
+        "a source cannot be read: {message}\n  hint: a file under `[sources]` is damaged or was changed while it was read; write it again"
+    )]
+    Unreadable {
+        /// The engine's message, which names no file.
         message: String,
     },
 
@@ -83,13 +95,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl From<DataFusionError> for Error {
     fn from(error: DataFusionError) -> Self {
         let message = error.strip_backtrace();
+        let engine = |message, hint: &str| Self::Engine { message, hint: hint.to_owned() };
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
-            DataFusionError::ParquetError(_) | DataFusionError::ObjectStore(_) | DataFusionError::IoError(_) => {
-                let hint = "a source file is damaged or was changed while it was read; write it again".to_owned();
-                Self::Engine { message, hint }
+            DataFusionError::ParquetError(_) | DataFusionError::ObjectStore(_) => {
+                Self::Unreadable { message }
             }
-            _ => Self::Engine { message, hint: "check the query and the types of its columns".to_owned() },
+            DataFusionError::ArrowError(cause, _) if matches!(**cause, ArrowError::ParquetError(_)) => {
+                Self::Unreadable { message }
+            }
+            DataFusionError::IoError(_) => engine(
+                message,
+                "check that no source changes while it is read, and the free space where `--spill-directory` is",
+            ),
+            _ => engine(message, "check the query and the types of its columns"),
         }
     }
 }

@@ -37,7 +37,10 @@ pub fn ordered_samples(config: &Config, columns: &ArrowSchema, order: Order) -> 
     check_names(config, columns)?;
     check_comparable(config, columns)?;
     let time = time_in_micros(config, columns)?;
-    let samples = format!("SELECT {}, {time} AS {TIME} FROM {SAMPLES_VIEW}", quoted(&needed_columns(config)).join(", "));
+    let samples = format!(
+        "SELECT {}, {time} AS {TIME} FROM {SAMPLES_VIEW}",
+        quoted(&needed_columns(config)).join(", ")
+    );
     let mut on = identity(config);
     if matches!(config.session, SessionConfig::Gap { .. }) {
         on.push(TIME.to_owned());
@@ -69,13 +72,18 @@ fn numbered_sessions(config: &Config, time: &str) -> String {
             let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
             let pause = format!("CASE WHEN {TIME} - lag({TIME}) {over}) > {gap_micros} THEN 1 ELSE 0 END");
             let marked = format!("SELECT *, {pause} AS pause FROM (SELECT DISTINCT * FROM ({narrow}))");
-            let summed = format!("SELECT *, sum(pause) {over} ROWS UNBOUNDED PRECEDING) AS pauses FROM ({marked})");
+            let summed =
+                format!("SELECT *, sum(pause) {over} ROWS UNBOUNDED PRECEDING) AS pauses FROM ({marked})");
             format!("SELECT *, min({TIME}) OVER (PARTITION BY {by}, pauses) AS {START} FROM ({summed})")
         }
     };
-    let place = [quoted(&config.partition_columns), config.partition_by.map(start_of_bucket).into_iter().collect()].concat();
+    let place =
+        [quoted(&config.partition_columns), config.partition_by.map(start_of_bucket).into_iter().collect()]
+            .concat();
     let within = if place.is_empty() { String::new() } else { format!("PARTITION BY {} ", place.join(", ")) };
-    format!("SELECT *, CAST(dense_rank() OVER ({within}ORDER BY {START}, {by}) AS BIGINT) - 1 AS {SESSION} FROM ({starts})")
+    format!(
+        "SELECT *, CAST(dense_rank() OVER ({within}ORDER BY {START}, {by}) AS BIGINT) - 1 AS {SESSION} FROM ({starts})"
+    )
 }
 
 /// The columns that identify a session, apart from its start.
@@ -87,7 +95,9 @@ fn identity(config: &Config) -> Vec<String> {
 fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let names = config.partition_columns.iter().map(String::as_str).chain(config.session_columns());
     for name in names {
-        if let Some(data_type) = columns.field_with_name(name).ok().map(|field| field.data_type()).filter(|t| t.is_nested()) {
+        if let Some(data_type) =
+            columns.field_with_name(name).ok().map(|field| field.data_type()).filter(|t| t.is_nested())
+        {
             return Err(Error::Column {
                 column: name.to_owned(),
                 message: format!("a session or partition column cannot be a {data_type}"),
@@ -125,7 +135,8 @@ fn needed_columns(config: &Config) -> Vec<String> {
 /// Columns that break the ties that are left after `[session].order`: every scalar one, so that equal input
 /// gives equal bytes. Lists are left out, because sorting by them would copy them.
 fn scalar_columns(config: &Config, columns: &ArrowSchema) -> Vec<String> {
-    let is_scalar = |name: &String| columns.field_with_name(name).is_ok_and(|field| !field.data_type().is_nested());
+    let is_scalar =
+        |name: &String| columns.field_with_name(name).is_ok_and(|field| !field.data_type().is_nested());
     quoted(&needed_columns(config).into_iter().filter(is_scalar).collect::<Vec<_>>())
 }
 

@@ -1,8 +1,11 @@
 //! The raw logs' files: found, looked at and registered with DataFusion.
 
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use onefold_datasets::console::panic_text;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use crate::{Config, Error, Result};
@@ -25,7 +28,8 @@ pub(crate) fn find(config: &Config) -> Result<Vec<Source>> {
     let base = config.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut sources = Vec::new();
     for (name, pattern) in &config.sources {
-        let mut source = Source { name: name.clone(), files: expand(name, &base.join(pattern))?, rows: 0, values: 0 };
+        let mut source =
+            Source { name: name.clone(), files: expand(name, &base.join(pattern))?, rows: 0, values: 0 };
         for file in &source.files {
             let (rows, values) = read_footer(name, file)?;
             source.rows += rows;
@@ -43,7 +47,8 @@ pub(crate) fn find(config: &Config) -> Result<Vec<Source>> {
 /// [`Error::Engine`] if the files of a source have schemas that do not go together.
 pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Result<()> {
     for source in sources {
-        let paths: Vec<String> = source.files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
+        let paths: Vec<String> =
+            source.files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
         let table = context.read_parquet(paths, ParquetReadOptions::default()).await?;
         context.register_table(&source.name, table.into_view())?;
     }
@@ -60,6 +65,36 @@ pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
     sources.iter().map(|source| 8 * source.values / source.rows.max(1)).max().unwrap_or(0)
 }
 
+/// The error that names the first source file that cannot be decoded, if there is one.
+pub(crate) fn find_unreadable(config: &Config) -> Option<Error> {
+    let sources = match find(config) {
+        Ok(sources) => sources,
+        Err(error) => return Some(error),
+    };
+    let mut files = sources.iter().flat_map(|source| source.files.iter().map(|file| (&source.name, file)));
+    files.find_map(|(name, file)| {
+        // Decoders panic on some damaged bytes.
+        let decoded =
+            catch_unwind(|| decode(file)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()));
+        Some(Error::Source {
+            source_name: name.clone(),
+            path: file.clone(),
+            message: format!("it cannot be decoded: {}", decoded.err()?),
+            hint: "the file is damaged or was changed while it was read; write it again".to_owned(),
+        })
+    })
+}
+
+/// Decodes a file and keeps nothing.
+fn decode(path: &Path) -> Result<(), String> {
+    let file = fs_err::File::open(path).map_err(|error| error.to_string())?.into_file();
+    let rows = ParquetRecordBatchReaderBuilder::try_new(file).and_then(|builder| builder.build());
+    for batch in rows.map_err(|error| error.to_string())? {
+        batch.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
 /// The files that `pattern` matches, sorted.
 fn expand(name: &str, pattern: &Path) -> Result<Vec<PathBuf>> {
     let wrong = |message: String| Error::Source {
@@ -68,7 +103,8 @@ fn expand(name: &str, pattern: &Path) -> Result<Vec<PathBuf>> {
         message,
         hint: "correct the path under `[sources]`; it is relative to the configuration file".to_owned(),
     };
-    let matches = glob::glob(&pattern.to_string_lossy()).map_err(|error| wrong(format!("bad pattern: {error}")))?;
+    let matches =
+        glob::glob(&pattern.to_string_lossy()).map_err(|error| wrong(format!("bad pattern: {error}")))?;
     let mut files = Vec::new();
     for path in matches {
         let path = path.map_err(|error| wrong(error.to_string()))?;

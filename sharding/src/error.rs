@@ -9,7 +9,7 @@ use onefold_datasets::units::format_bytes;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error(transparent)]
+    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// An error about a dataset or an output path.

@@ -63,13 +63,18 @@ impl Run {
     /// [`Error::Run`] if `directory` holds no run, or one of another version.
     pub fn load(directory: &Path) -> Result<Self> {
         let path = directory.join(RUN_FILE);
-        let wrong = |message: String, hint: &str| Error::Run { path: path.clone(), message, hint: hint.to_owned() };
-        let text = fs_err::read_to_string(&path)
-            .map_err(|error| wrong(format!("not a run: {error}"), "give the directory that `onefold-train run --out` wrote"))?;
+        let wrong =
+            |message: String, hint: &str| Error::Run { path: path.clone(), message, hint: hint.to_owned() };
+        let text = fs_err::read_to_string(&path).map_err(|error| {
+            wrong(format!("not a run: {error}"), "give the directory that `onefold-train run --out` wrote")
+        })?;
         let again = "train again, or use the program that wrote it";
         let run: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string(), again))?;
         if run.format_version != FORMAT_VERSION {
-            return Err(wrong(format!("format version {}, this program reads {FORMAT_VERSION}", run.format_version), again));
+            return Err(wrong(
+                format!("format version {}, this program reads {FORMAT_VERSION}", run.format_version),
+                again,
+            ));
         }
         Ok(run)
     }
@@ -88,20 +93,31 @@ impl Run {
             if view.dtype() != Dtype::F32 {
                 return Err(damaged(&path, &format!("`{name}` is {:?}", view.dtype())));
             }
-            Ok(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect::<Vec<_>>())
+            Ok(view
+                .data()
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect::<Vec<_>>())
         };
         let mut tables = Vec::with_capacity(self.tables.len());
         for config in &self.tables {
             let (weight, accumulator) = table_names(&config.feature);
             let table = Table::from_parts(config, floats(&weight)?, floats(&accumulator)?);
-            tables.push(table.ok_or_else(|| damaged(&path, &format!("`{weight}` has another size than the run says")))?);
+            tables.push(
+                table.ok_or_else(|| {
+                    damaged(&path, &format!("`{weight}` has another size than the run says"))
+                })?,
+            );
         }
         let embeddings = Embeddings::from_tables(tables, threads)?;
         let model = Model::with_embeddings(&self.config, &self.schema, &self.tables, embeddings)?;
         for (name, mut parameter) in model.named_dense_parameters() {
             let values = floats(&dense_name(&name))?;
             if values.len() != parameter.numel() {
-                return Err(damaged(&path, &format!("`{name}` has {} values, not {}", values.len(), parameter.numel())));
+                return Err(damaged(
+                    &path,
+                    &format!("`{name}` has {} values, not {}", values.len(), parameter.numel()),
+                ));
             }
             let values = tensors::from_f32(&values, &parameter.size());
             tch::no_grad(|| parameter.copy_(&values));
@@ -123,7 +139,11 @@ impl Run {
             hint: "evaluate on a dataset that was built with the same `[features]`".to_owned(),
         };
         if trained.dense != given.dense {
-            return Err(differs("dense features", format!("{:?}", trained.dense), format!("{:?}", given.dense)));
+            return Err(differs(
+                "dense features",
+                format!("{:?}", trained.dense),
+                format!("{:?}", given.dense),
+            ));
         }
         if trained.labels != given.labels {
             return Err(differs("labels", format!("{:?}", trained.labels), format!("{:?}", given.labels)));

@@ -168,12 +168,18 @@ impl TrainConfig {
     ///
     /// [`Error::Config`], as [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        let wrong = |message: String, hint: &str| Error::Config { path: path.to_owned(), message, hint: hint.to_owned() };
-        let mut config: Self = toml::from_str(text)
-            .map_err(|error| wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `train.toml`"))?;
+        let wrong = |message: String, hint: &str| Error::Config {
+            path: path.to_owned(),
+            message,
+            hint: hint.to_owned(),
+        };
+        let mut config: Self = toml::from_str(text).map_err(|error| {
+            wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `train.toml`")
+        })?;
         config.path = path.to_owned();
         if config.format_version != FORMAT_VERSION {
-            let message = format!("`format_version` is {}, this program reads {FORMAT_VERSION}", config.format_version);
+            let message =
+                format!("`format_version` is {}, this program reads {FORMAT_VERSION}", config.format_version);
             return Err(wrong(message, "write the configuration for this version"));
         }
         config.check().map_err(|(message, hint)| wrong(message, hint))?;
@@ -183,9 +189,15 @@ impl TrainConfig {
     fn check(&self) -> Result<(), (String, &'static str)> {
         let (model, dim) = (&self.model, self.embedding.dim);
         let positive = |widths: &[i64]| !widths.is_empty() && widths.iter().all(|width| *width > 0);
-        if !positive(&model.bottom_mlp) || model.bottom_mlp.last().and_then(|w| u64::try_from(*w).ok()) != Some(dim) {
-            let message = format!("`[model].bottom_mlp` is {:?}, but `[embedding].dim` is {dim}", model.bottom_mlp);
-            return Err((message, "all widths must be positive, and the last must be the embedding dimension"));
+        if !positive(&model.bottom_mlp)
+            || model.bottom_mlp.last().and_then(|w| u64::try_from(*w).ok()) != Some(dim)
+        {
+            let message =
+                format!("`[model].bottom_mlp` is {:?}, but `[embedding].dim` is {dim}", model.bottom_mlp);
+            return Err((
+                message,
+                "all widths must be positive, and the last must be the embedding dimension",
+            ));
         }
         if !positive(&model.top_mlp) || model.top_mlp.last() != Some(&1) {
             let message = format!("`[model].top_mlp` is {:?}", model.top_mlp);
@@ -193,11 +205,15 @@ impl TrainConfig {
         }
         let heads = u64::try_from(model.attention_heads).unwrap_or(0);
         if dim.checked_rem(heads) != Some(0) {
-            let message = format!("`[model].attention_heads` is {}, `[embedding].dim` is {dim}", model.attention_heads);
+            let message =
+                format!("`[model].attention_heads` is {}, `[embedding].dim` is {dim}", model.attention_heads);
             return Err((message, "the dimension must be a multiple of the heads"));
         }
         if self.train.batch_size == 0 || self.train.epochs == 0 {
-            return Err(("`[train]` has a batch size or number of epochs of zero".to_owned(), "both must be at least 1"));
+            return Err((
+                "`[train]` has a batch size or number of epochs of zero".to_owned(),
+                "both must be at least 1",
+            ));
         }
         let optimizer = &self.optimizer;
         let rates = [f64::from(optimizer.tables.learning_rate), optimizer.dense.learning_rate];
@@ -247,20 +263,25 @@ impl TrainConfig {
             return Err(Error::Config {
                 path: self.path.clone(),
                 message: "the dataset has no sparse feature, so there is nothing to embed".to_owned(),
-                hint: "declare one of `kind = \"sparse\"` in `dataset.toml` and build the dataset again".to_owned(),
+                hint: "declare one of `kind = \"sparse\"` in `dataset.toml` and build the dataset again"
+                    .to_owned(),
             });
         }
         manifest.select(&self.train_partitions()?)?;
         if let Some(eval) = self.eval_partitions()? {
             manifest.select(&eval)?;
         }
-        let tables = resolve_tables(&self.embedding, &self.tables, schema)?;
-        check_ids(&tables, &manifest.statistics.features)?;
+        let wrong = |source| Error::Sharding { path: self.path.clone(), source };
+        let tables = resolve_tables(&self.embedding, &self.tables, schema).map_err(wrong)?;
+        check_ids(&tables, &manifest.statistics.features).map_err(wrong)?;
         if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
             return Err(Error::Config {
                 path: self.path.clone(),
                 message: format!("`[tables.{}]` has {} rows", table.feature, table.rows),
-                hint: format!("this trainer holds tables of up to {} rows; hash the ids into fewer", u32::MAX),
+                hint: format!(
+                    "this trainer holds tables of up to {} rows; hash the ids into fewer",
+                    u32::MAX
+                ),
             });
         }
         Ok(tables)
@@ -282,7 +303,11 @@ impl TrainConfig {
         let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
         let attention = if attends { mlp(dim, &[3 * dim]) + mlp(dim, &[dim]) } else { 0 };
         let embedding = tables.iter().map(|table| table.rows * table.dim).sum();
-        ParameterCount { dense: (bottom + top + attention) as u64, embedding, rows: tables.iter().map(|table| table.rows).sum() }
+        ParameterCount {
+            dense: (bottom + top + attention) as u64,
+            embedding,
+            rows: tables.iter().map(|table| table.rows).sum(),
+        }
     }
 }
 
@@ -345,9 +370,15 @@ learning_rate = 0.1
     fn every_mistake_names_its_place() {
         TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
         assert!(refused("format_version = 1", "format_version = 3").contains("`format_version` is 3"));
-        assert!(refused("[8, 4]", "[8, 5]").contains("`[model].bottom_mlp` is [8, 5], but `[embedding].dim` is 4"));
+        assert!(
+            refused("[8, 4]", "[8, 5]")
+                .contains("`[model].bottom_mlp` is [8, 5], but `[embedding].dim` is 4")
+        );
         assert!(refused("[8, 1]", "[]").contains("`[model].top_mlp` is []"));
-        assert!(refused("interaction = \"dot\"", "interaction = \"dot\"\nattention_heads = 3").contains("attention_heads"));
+        assert!(
+            refused("interaction = \"dot\"", "interaction = \"dot\"\nattention_heads = 3")
+                .contains("attention_heads")
+        );
         assert!(refused("interaction = \"dot\"", "interaction = \"cross\"").contains("interaction"));
         assert!(refused("epochs = 1", "epochs = 0").contains("`[train]`"));
         assert!(refused("learning_rate = 0.1", "learning_rate = -1.0").contains("`[optimizer]`"));

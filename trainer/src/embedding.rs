@@ -45,7 +45,8 @@ impl Table {
     /// A table of given weights, `[rows, dim]` row-major, and accumulators, `[rows]`; `None` if their sizes differ
     /// from the configuration's.
     pub fn from_parts(config: &TableConfig, weights: Vec<f32>, accumulators: Vec<f32>) -> Option<Self> {
-        let fits = weights.len() as u64 == config.rows * config.dim && accumulators.len() as u64 == config.rows;
+        let fits =
+            weights.len() as u64 == config.rows * config.dim && accumulators.len() as u64 == config.rows;
         fits.then(|| Self { config: config.clone(), dim: config.dim as usize, weights, accumulators })
     }
 
@@ -171,7 +172,12 @@ impl Embeddings {
     /// Updates every table from the gradients that `backward` left at the leaves of `lookups`: the gradient of an id
     /// is summed over all places where it was looked up, then the row is updated once (FBGEMM's exact row-wise
     /// Adagrad: the accumulator grows by the mean of the squared gradient before it divides).
-    pub fn backward_and_update(&mut self, groups: &[Group], lookups: &[Lookup], optimizer: &TableOptimizerConfig) {
+    pub fn backward_and_update(
+        &mut self,
+        groups: &[Group],
+        lookups: &[Lookup],
+        optimizer: &TableOptimizerConfig,
+    ) {
         let Self { tables, threads } = self;
         let mut work = Vec::new();
         for (group, lookup) in groups.iter().zip(lookups) {
@@ -200,7 +206,8 @@ impl Embeddings {
 }
 
 fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
-    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("onefold-tables-{i}"));
+    let builder =
+        rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("onefold-tables-{i}"));
     Ok(builder.build().map_err(std::io::Error::other)?)
 }
 
@@ -236,7 +243,8 @@ fn gather_sequence(feature: &Feature, table: &Table, table_rows: &[u32], i: usiz
     let dim = table.dim;
     let vectors = tensors::filled(&[feature.rows() as i64, longest as i64, dim as i64], |output| {
         output.par_chunks_mut(longest * dim).enumerate().for_each(|(row, output)| {
-            for (&row, output) in row_slice(feature, table_rows, row).iter().zip(output.chunks_exact_mut(dim)) {
+            for (&row, output) in row_slice(feature, table_rows, row).iter().zip(output.chunks_exact_mut(dim))
+            {
                 output.copy_from_slice(table.vector(row));
             }
         });
@@ -421,7 +429,8 @@ mod tests {
 
     #[test]
     fn ids_without_a_row_are_named_or_hashed() {
-        let group = Group::try_new("g", None, vec![Feature::from_rows("a", &[[3_i64], [10]]).unwrap()]).unwrap();
+        let group =
+            Group::try_new("g", None, vec![Feature::from_rows("a", &[[3_i64], [10]]).unwrap()]).unwrap();
         let checked = Embeddings::new(&[config("a", Pooling::Sum)], 1, 1).unwrap();
         let error = checked.forward(std::slice::from_ref(&group)).unwrap_err().to_string();
         assert!(error.starts_with("feature `a`: id 10 is outside the table's rows 0..10"), "{error}");
@@ -432,7 +441,10 @@ mod tests {
     #[test]
     fn threads_change_nothing() {
         let configs: Vec<_> = (0..5).map(|i| config(&format!("f{i}"), Pooling::Sum)).collect();
-        assert_eq!(Embeddings::new(&configs, 3, 1).unwrap().tables, Embeddings::new(&configs, 3, 4).unwrap().tables);
+        assert_eq!(
+            Embeddings::new(&configs, 3, 1).unwrap().tables,
+            Embeddings::new(&configs, 3, 4).unwrap().tables
+        );
         assert_ne!(Table::new(&configs[0], 3, 0).weights, Table::new(&configs[0], 4, 0).weights);
         assert_ne!(Table::new(&configs[0], 3, 0).weights, Table::new(&configs[0], 3, 1).weights);
     }

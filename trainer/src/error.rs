@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error(transparent)]
+    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset, or the run directory.
@@ -19,8 +19,13 @@ pub enum Error {
     Read(#[from] onefold_ikjt::Error),
 
     /// The tables' configuration, or the plan.
-    #[error(transparent)]
-    Sharding(#[from] onefold_sharding::Error),
+    #[error("`{}`: {source}", path.display())]
+    Sharding {
+        /// The configuration or plan.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: onefold_sharding::Error,
+    },
 
     /// `train.toml` does not say what it should.
     #[error("`{}`: {message}\n  hint: {hint}", path.display())]
@@ -34,7 +39,9 @@ pub enum Error {
     },
 
     /// An id that its table has no row for.
-    #[error("feature `{feature}`: id {id} is outside the table's rows 0..{rows}\n  hint: raise `rows` under `[tables.{feature}]`, or set `ids = \"hashed\"` there")]
+    #[error(
+        "feature `{feature}`: id {id} is outside the table's rows 0..{rows}\n  hint: raise `rows` under `[tables.{feature}]`, or set `ids = \"hashed\"` there"
+    )]
     Id {
         /// The feature.
         feature: String,
@@ -56,7 +63,9 @@ pub enum Error {
     },
 
     /// The loss became infinite or not a number.
-    #[error("the loss is {loss} at step {step}\n  hint: lower the learning rates under `[optimizer]`, or look for extreme values among the dense features")]
+    #[error(
+        "the loss is {loss} at step {step}\n  hint: lower the learning rates under `[optimizer]`, or look for extreme values among the dense features"
+    )]
     Diverged {
         /// The step, counted from 1.
         step: u64,

@@ -11,7 +11,6 @@ use serde::Serialize;
 use crate::checkpoint::Run;
 use crate::metrics::BinaryMetrics;
 use crate::model::Model;
-use crate::train::add_predictions;
 use crate::{Result, tensors};
 
 /// Figures of a model on samples that it was not trained on.
@@ -69,7 +68,11 @@ pub fn evaluate(
 }
 
 /// Evaluates a model on everything that `reader` reads.
-pub(crate) fn evaluate_model(model: &Model, reader: &Reader, reporter: &dyn Reporter) -> Result<EvaluationSummary> {
+pub(crate) fn evaluate_model(
+    model: &Model,
+    reader: &Reader,
+    reporter: &dyn Reporter,
+) -> Result<EvaluationSummary> {
     reporter.begin("evaluating", Some(reader.samples()?), "samples");
     let started = Instant::now();
     let mut metrics = BinaryMetrics::new();
@@ -77,10 +80,11 @@ pub(crate) fn evaluate_model(model: &Model, reader: &Reader, reporter: &dyn Repo
     for batch in reader.batches()? {
         let batch = batch?;
         let logits = tch::no_grad(|| model.forward(&batch))?.logits;
-        add_predictions(&mut metrics, model, &batch, &logits);
+        model.add_predictions(&mut metrics, &batch, &logits);
         let predictions = logits.sigmoid().contiguous();
         for (i, prediction) in tensors::as_slice(&predictions).iter().enumerate() {
-            predicted += f64::from(*prediction) * batch.weights().map_or(1.0, |weights| f64::from(weights[i]));
+            predicted +=
+                f64::from(*prediction) * batch.weights().map_or(1.0, |weights| f64::from(weights[i]));
         }
         reporter.advance(batch.size() as u64);
     }

@@ -137,7 +137,8 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
     let shared = &arguments.shared;
     let filter = arguments.partitions.as_ref();
-    let summary = evaluate(&arguments.run, &arguments.data, filter, shared.dedupe(), shared.threads(), printer)?;
+    let summary =
+        evaluate(&arguments.run, &arguments.data, filter, shared.dedupe(), shared.threads(), printer)?;
     Ok(printer.summary(&describe_evaluation(&summary), &summary)?)
 }
 
@@ -160,7 +161,13 @@ fn describe_run(summary: &TrainSummary, out: &Path) -> String {
     );
     let factors = summary.dedupe_factor.iter().map(|(group, factor)| format!("{group} {factor:.2}"));
     let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
-    let _ = writeln!(text, "training    loss {:.4}  ne {}  auc {}", summary.loss, figure(summary.ne), figure(summary.auc));
+    let _ = writeln!(
+        text,
+        "training    loss {:.4}  ne {}  auc {}",
+        summary.loss,
+        figure(summary.ne),
+        figure(summary.auc)
+    );
     if let Some(eval) = &summary.eval {
         text.push_str(&describe_evaluation(eval));
     }

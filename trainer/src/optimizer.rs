@@ -16,7 +16,9 @@ impl DenseOptimizer {
     /// An optimizer of `parameters`, with accumulators of zero where it needs them.
     pub fn new(config: &DenseOptimizerConfig, parameters: Vec<Tensor>) -> Self {
         let accumulators = match config.kind {
-            DenseOptimizerKind::Adagrad => parameters.iter().map(|parameter| parameter.detach().zeros_like()).collect(),
+            DenseOptimizerKind::Adagrad => {
+                parameters.iter().map(|parameter| parameter.detach().zeros_like()).collect()
+            }
             DenseOptimizerKind::Sgd => Vec::new(),
         };
         Self { config: config.clone(), parameters, accumulators }
@@ -55,7 +57,8 @@ mod tests {
     #[test]
     fn adagrad_equals_pytorch() {
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0]).set_requires_grad(true);
-        let config = DenseOptimizerConfig { kind: DenseOptimizerKind::Adagrad, learning_rate: 0.1, eps: 1e-8 };
+        let config =
+            DenseOptimizerConfig { kind: DenseOptimizerKind::Adagrad, learning_rate: 0.1, eps: 1e-8 };
         let mut optimizer = DenseOptimizer::new(&config, vec![parameter.shallow_clone()]);
         for _ in 0..2 {
             (&parameter * &parameter).sum(tch::Kind::Float).backward();

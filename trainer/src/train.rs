@@ -17,7 +17,7 @@ use crate::evaluate::{EvaluationSummary, evaluate_model};
 use crate::metrics::BinaryMetrics;
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::{Error, Result, TrainConfig, tensors};
+use crate::{Error, Result, TrainConfig};
 
 /// Losses of this many steps stand in the summary; all of them stand in `metrics.jsonl`.
 const SUMMARY_LOSSES: usize = 10_000;
@@ -89,7 +89,8 @@ pub fn train(
     let reader = Reader::open(dataset, ReaderOptions { partitions, ..reader_options(options, config) })?;
     let tables = config.tables(reader.manifest())?;
     if let Some(plan) = &options.plan {
-        Plan::load(plan)?.check_single_rank(&tables)?;
+        let checked = Plan::load(plan).and_then(|plan| plan.check_single_rank(&tables));
+        checked.map_err(|source| Error::Sharding { path: plan.clone(), source })?;
     }
     let schema = &reader.manifest().schema;
     let parameters = config.parameters(&tables, schema.dense.len());
@@ -177,7 +178,13 @@ impl Training {
         })
     }
 
-    fn run(&mut self, reader: &Reader, epochs: u32, max_steps: Option<u64>, reporter: &dyn Reporter) -> Result<()> {
+    fn run(
+        &mut self,
+        reader: &Reader,
+        epochs: u32,
+        max_steps: Option<u64>,
+        reporter: &dyn Reporter,
+    ) -> Result<()> {
         let total = reader.samples()?.saturating_mul(u64::from(epochs));
         reporter.begin("training", Some(total), "samples");
         let started = Instant::now();
@@ -226,7 +233,7 @@ impl Training {
         if self.losses.len() < SUMMARY_LOSSES {
             self.losses.push(loss);
         }
-        add_predictions(&mut self.metrics, &self.model, batch, logits);
+        self.model.add_predictions(&mut self.metrics, batch, logits);
         for group in batch.groups() {
             let (samples, rows) = self.values.entry(group.name().to_owned()).or_default();
             *samples += group.sample_values();
@@ -258,14 +265,5 @@ impl Training {
             peak_rss_bytes: peak_rss_bytes(),
             eval: None,
         }
-    }
-}
-
-/// Adds a batch's predictions to `metrics`.
-pub(crate) fn add_predictions(metrics: &mut BinaryMetrics, model: &Model, batch: &Batch, logits: &tch::Tensor) {
-    let logits = logits.detach().contiguous();
-    let weights = batch.weights();
-    for (i, (logit, label)) in tensors::as_slice(&logits).iter().zip(model.label_values(batch)).enumerate() {
-        metrics.add(*logit, label, weights.map_or(1.0, |weights| weights[i]));
     }
 }

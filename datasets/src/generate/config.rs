@@ -94,12 +94,12 @@ interaction = "dot"
 const TRAIN_TAIL: &str = r#"
 [optimizer.tables]
 kind = "row_wise_adagrad"
-learning_rate = 0.02
+learning_rate = 0.005
 eps = 1e-8
 
 [optimizer.dense]
 kind = "adagrad"
-learning_rate = 0.02
+learning_rate = 0.001
 eps = 1e-8
 "#;
 

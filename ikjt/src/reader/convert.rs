@@ -31,7 +31,8 @@ pub(crate) fn to_batch(parts: &Parts, schema: &Schema, dedupe: Dedupe) -> Result
 }
 
 fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
-    rows.column_by_name(name).ok_or_else(|| Error::invariant(format!("column `{name}`"), "it was not decoded"))
+    rows.column_by_name(name)
+        .ok_or_else(|| Error::invariant(format!("column `{name}`"), "it was not decoded"))
 }
 
 /// Float columns, interleaved to `[rows, columns]`.
@@ -51,7 +52,8 @@ fn row_major(parts: &Parts, names: &[String], size: usize) -> Result<ScalarBuffe
 }
 
 fn to_group(parts: &Parts, group: &FeatureGroup, dedupe: Dedupe) -> Result<Group> {
-    let features = group.features.iter().map(|feature| to_feature(parts, &feature.name)).collect::<Result<_>>()?;
+    let features =
+        group.features.iter().map(|feature| to_feature(parts, &feature.name)).collect::<Result<_>>()?;
     let plain = Group::try_new(group.name.as_str(), None, features)?;
     Ok(match dedupe {
         Dedupe::Exact if group.deduplicated => deduplicate(&plain),
@@ -90,7 +92,9 @@ mod tests {
     #[test]
     fn a_batch_of_several_parts_keeps_every_value_in_its_place() {
         let part = |start: f32| {
-            let column = |shift: f32| Arc::new(Float32Array::from_iter_values((0..3).map(|i| start + shift + i as f32)));
+            let column = |shift: f32| {
+                Arc::new(Float32Array::from_iter_values((0..3).map(|i| start + shift + i as f32)))
+            };
             let columns = [("a", column(0.0) as ArrayRef), ("b", column(100.0) as ArrayRef)];
             RecordBatch::try_from_iter(columns).unwrap()
         };

@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, SchemaRef};
+use onefold_datasets::console::panic_text;
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
 use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
@@ -85,11 +88,17 @@ pub(crate) fn open(
         return Err(mismatch(format!("it has {rows} rows, the manifest says {}", file.samples)));
     }
     check_schema(&path, &metadata, all)?;
-    let wanted: Vec<usize> = schema.to_arrow().fields().iter().filter_map(|field| all.index_of(field.name()).ok()).collect();
+    let wanted: Vec<usize> =
+        schema.to_arrow().fields().iter().filter_map(|field| all.index_of(field.name()).ok()).collect();
     let columns = ProjectionMask::roots(metadata.parquet_schema(), wanted);
     let groups = metadata.metadata().num_row_groups();
     Ok((0..groups)
-        .map(|index| RowGroup { path: Arc::clone(&path), metadata: metadata.clone(), columns: columns.clone(), index })
+        .map(|index| RowGroup {
+            path: Arc::clone(&path),
+            metadata: metadata.clone(),
+            columns: columns.clone(),
+            index,
+        })
         .collect())
 }
 
@@ -141,7 +150,12 @@ impl RowGroup {
 }
 
 /// Runs a decoder on bytes that may be anything: its errors, and its panics, become [`Error::Corrupt`].
-fn guarded<T>(path: &Path, row_group: Option<usize>, decode: impl FnOnce() -> Result<T, String>) -> Result<T> {
-    let decoded = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| Err("the decoder gave up".to_owned()));
+fn guarded<T>(
+    path: &Path,
+    row_group: Option<usize>,
+    decode: impl FnOnce() -> Result<T, String>,
+) -> Result<T> {
+    let decoded =
+        catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()));
     decoded.map_err(|message| Error::Corrupt { path: path.to_owned(), row_group, message })
 }

@@ -76,7 +76,10 @@ impl Reader {
         manifest.select(&options.partitions)?;
         if options.batch_size == 0 || options.threads == 0 || i32::try_from(options.batch_size).is_err() {
             return Err(Error::Options {
-                message: format!("cannot read batches of {} with {} threads", options.batch_size, options.threads),
+                message: format!(
+                    "cannot read batches of {} with {} threads",
+                    options.batch_size, options.threads
+                ),
                 hint: "both must be at least 1, and a batch must have fewer than 2^31 samples".to_owned(),
             });
         }

@@ -47,7 +47,8 @@ impl Batches {
             .build()
             .map_err(std::io::Error::other)?;
         let chosen = manifest.select(&options.partitions)?;
-        let files: VecDeque<DataFile> = chosen.into_iter().flat_map(|partition| partition.files.clone()).collect();
+        let files: VecDeque<DataFile> =
+            chosen.into_iter().flat_map(|partition| partition.files.clone()).collect();
         let scheduler = Scheduler {
             pool: Arc::new(pool),
             directory: Arc::from(directory),
@@ -62,7 +63,9 @@ impl Batches {
             ahead: options.threads + 1,
         };
         let (sender, queue) = sync_channel(2 * options.threads);
-        let scheduler = std::thread::Builder::new().name("onefold-schedule".to_owned()).spawn(move || scheduler.run(&sender))?;
+        let scheduler = std::thread::Builder::new()
+            .name("onefold-schedule".to_owned())
+            .spawn(move || scheduler.run(&sender))?;
         Ok(Self { queue: Some(queue), scheduler: Some(scheduler), waited: Duration::ZERO })
     }
 
@@ -99,7 +102,9 @@ impl Drop for Batches {
 
 /// Waits for a pool thread; one that panicked has dropped its end.
 fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
-    promise.recv().unwrap_or_else(|_| Err(Error::invariant("reader", "a reader thread ended without a result")))
+    promise
+        .recv()
+        .unwrap_or_else(|_| Err(Error::invariant("reader", "a reader thread ended without a result")))
 }
 
 struct Scheduler {

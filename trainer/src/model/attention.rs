@@ -24,14 +24,24 @@ impl SelfAttention {
     /// `[U, L, D]` to `[U, D]`. An empty row gives what a mean of zero gives.
     pub(super) fn forward(&self, sequence: &Sequence) -> Tensor {
         let (rows, length, dim) = sequence.vectors.size3().unwrap_or((0, 1, 1));
-        let heads = self.project.forward(&sequence.vectors).reshape([rows, length, 3, self.heads, dim / self.heads]);
+        let heads =
+            self.project.forward(&sequence.vectors).reshape([rows, length, 3, self.heads, dim / self.heads]);
         let head = |i: i64| heads.select(2, i).transpose(1, 2);
         let positions = Tensor::arange(length, (Kind::Float, Device::Cpu));
         let valid = positions.lt_tensor(&sequence.lengths.unsqueeze(1));
         // A row without any key would be a softmax over nothing: it attends to its zeros, which the mean then drops.
-        let keys = positions.lt_tensor(&sequence.lengths.clamp_min(1.0).unsqueeze(1)).reshape([rows, 1, 1, length]);
-        let attended =
-            Tensor::scaled_dot_product_attention(&head(0), &head(1), &head(2), Some(&keys), 0.0, false, None, false);
+        let keys =
+            positions.lt_tensor(&sequence.lengths.clamp_min(1.0).unsqueeze(1)).reshape([rows, 1, 1, length]);
+        let attended = Tensor::scaled_dot_product_attention(
+            &head(0),
+            &head(1),
+            &head(2),
+            Some(&keys),
+            0.0,
+            false,
+            None,
+            false,
+        );
         let attended = attended.transpose(1, 2).reshape([rows, length, dim]);
         let valid = valid.to_kind(Kind::Float).unsqueeze(2);
         let sum = (attended * valid).sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);

@@ -1,7 +1,7 @@
 //! Multi-layer perceptrons.
 
-use tch::nn::{self, Module};
 use tch::Tensor;
+use tch::nn::{self, Module};
 
 /// Linear layers with ReLU between them.
 #[derive(Debug)]
@@ -14,7 +14,9 @@ impl Mlp {
     /// Layers of the given widths on an input of width `input`; ReLU also after the last one if `activate_last`.
     pub(super) fn new(path: &nn::Path<'_>, input: i64, widths: &[i64], activate_last: bool) -> Self {
         let inputs = std::iter::once(&input).chain(widths);
-        let layer = |(i, (from, to)): (usize, (&i64, &i64))| nn::linear(path / i, *from, *to, nn::LinearConfig::default());
+        let layer = |(i, (from, to)): (usize, (&i64, &i64))| {
+            nn::linear(path / i, *from, *to, nn::LinearConfig::default())
+        };
         Self { layers: inputs.zip(widths).enumerate().map(layer).collect(), activate_last }
     }
 

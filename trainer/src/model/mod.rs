@@ -13,6 +13,7 @@ use self::attention::SelfAttention;
 use self::interaction::DotInteraction;
 use self::mlp::Mlp;
 use crate::embedding::{Embeddings, Lookup};
+use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
 
 /// A DLRM: the dense part's parameters, and the embedding tables.
@@ -43,7 +44,12 @@ impl Model {
     /// # Errors
     ///
     /// [`Error::Config`] as [`TrainConfig::tables`] found them, [`Error::Io`] if threads cannot be started.
-    pub fn new(config: &TrainConfig, schema: &Schema, tables: &[TableConfig], threads: usize) -> Result<Self> {
+    pub fn new(
+        config: &TrainConfig,
+        schema: &Schema,
+        tables: &[TableConfig],
+        threads: usize,
+    ) -> Result<Self> {
         let embeddings = Embeddings::new(tables, config.train.seed, threads)?;
         Self::with_embeddings(config, schema, tables, embeddings)
     }
@@ -59,10 +65,15 @@ impl Model {
         tables: &[TableConfig],
         embeddings: Embeddings,
     ) -> Result<Self> {
-        let label = schema.labels.iter().position(|label| *label == config.data.label).ok_or_else(|| Error::Config {
-            path: "train.toml".into(),
-            message: format!("`[data].label` is `{}`, which is no label of the dataset", config.data.label),
-            hint: "name one of the dataset's labels".to_owned(),
+        let label = schema.labels.iter().position(|label| *label == config.data.label).ok_or_else(|| {
+            Error::Config {
+                path: "train.toml".into(),
+                message: format!(
+                    "`[data].label` is `{}`, which is no label of the dataset",
+                    config.data.label
+                ),
+                hint: "name one of the dataset's labels".to_owned(),
+            }
         })?;
         // libtorch's initialisers draw from its global generator.
         tch::manual_seed(config.train.seed as i64);
@@ -70,7 +81,8 @@ impl Model {
         let root = variables.root();
         let dim = config.embedding.dim as i64;
         let dense = schema.dense.len() as i64;
-        let bottom = (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
+        let bottom =
+            (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
         let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
         let attention =
             attends.then(|| SelfAttention::new(&(&root / "attention"), dim, config.model.attention_heads));
@@ -141,14 +153,31 @@ impl Model {
         batch.labels().iter().skip(self.label).step_by(batch.label_width().max(1)).copied()
     }
 
+    /// Adds the predictions of a batch to `metrics`.
+    pub fn add_predictions(&self, metrics: &mut BinaryMetrics, batch: &Batch, logits: &Tensor) {
+        let logits = logits.detach().contiguous();
+        let weights = batch.weights();
+        for (i, (logit, label)) in tensors::as_slice(&logits).iter().zip(self.label_values(batch)).enumerate()
+        {
+            metrics.add(*logit, label, weights.map_or(1.0, |weights| weights[i]));
+        }
+    }
+
     /// The mean binary cross-entropy of logits, weighted by the samples' weights where there are any.
     pub fn loss(&self, logits: &Tensor, batch: &Batch) -> Tensor {
         let labels = self.labels(batch);
         match batch.weights() {
-            None => logits.binary_cross_entropy_with_logits::<Tensor>(&labels, None, None, tch::Reduction::Mean),
+            None => {
+                logits.binary_cross_entropy_with_logits::<Tensor>(&labels, None, None, tch::Reduction::Mean)
+            }
             Some(weights) => {
                 let weights = tensors::from_f32(weights, &[batch.size() as i64]);
-                let sum = logits.binary_cross_entropy_with_logits(&labels, Some(&weights), None, tch::Reduction::Sum);
+                let sum = logits.binary_cross_entropy_with_logits(
+                    &labels,
+                    Some(&weights),
+                    None,
+                    tch::Reduction::Sum,
+                );
                 sum / weights.sum(Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE))
             }
         }
