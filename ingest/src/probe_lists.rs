@@ -51,3 +51,49 @@ impl PhysicalOptimizerRule for ProbeLists {
 fn has_lists(schema: &Schema) -> bool {
     schema.fields().iter().any(|field| field.data_type().is_nested())
 }
+
+#[cfg(test)]
+mod tests {
+    use datafusion::execution::SessionStateBuilder;
+    use datafusion::prelude::SessionContext;
+
+    use super::*;
+
+    /// The schema of the side that the plan's only hash join holds.
+    fn held(query: &str) -> Vec<String> {
+        let state = SessionStateBuilder::new()
+            .with_default_features()
+            .with_physical_optimizer_rules(physical_rules());
+        let context = SessionContext::new_with_state(state.build());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let plan = runtime.block_on(async {
+            // The lists' side has fewer rows, so DataFusion alone would hold it.
+            context.sql("CREATE TABLE lists AS VALUES (1, [1, 2]), (2, [3])").await.unwrap();
+            context.sql("CREATE TABLE scalars AS VALUES (1, 10), (2, 20), (3, 30), (4, 40)").await.unwrap();
+            context.sql(query).await.unwrap().create_physical_plan().await.unwrap()
+        });
+        let mut found = Vec::new();
+        let _ = plan.transform_down(|plan| {
+            if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
+                found.push(
+                    join.left().schema().fields().iter().map(|field| field.data_type().to_string()).collect(),
+                );
+            }
+            Ok(Transformed::no(plan))
+        });
+        assert_eq!(found.len(), 1, "{query}");
+        found.remove(0)
+    }
+
+    #[test]
+    fn the_side_with_lists_is_never_held() {
+        let select = "SELECT l.column2, s.column2 FROM";
+        for query in [
+            format!("{select} lists l JOIN scalars s ON l.column1 = s.column1"),
+            format!("{select} scalars s JOIN lists l ON l.column1 = s.column1"),
+            format!("{select} lists l LEFT JOIN scalars s ON l.column1 = s.column1"),
+        ] {
+            assert_eq!(held(&query), ["Int64", "Int64"], "{query}");
+        }
+    }
+}

@@ -188,3 +188,79 @@ fn quoted(columns: &[impl AsRef<str>]) -> Vec<String> {
 fn quote(column: &str) -> String {
     format!("\"{}\"", column.replace('"', "\"\""))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use datafusion::arrow::util::pretty::pretty_format_batches;
+    use datafusion::prelude::SessionContext;
+
+    use super::*;
+
+    /// The ordered samples of rows `(user, seconds, item)` under a `[session]` section, as a text table of item,
+    /// session number and start in seconds.
+    fn ordered(rows: &str, session: &str, order: Order) -> String {
+        let text = format!(
+            "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\ntime = \"time\"\n{session}\n\
+             [features]\nitem = {{ kind = \"label\" }}\nx = {{ kind = \"dense\" }}\n"
+        );
+        let config = Config::parse(Path::new("dataset.toml"), &text).unwrap();
+        let context = SessionContext::new();
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        runtime.block_on(async {
+            let view = format!(
+                "CREATE VIEW {SAMPLES_VIEW} AS SELECT column1 AS user, column2 * 1000000 AS time, column3 AS item, \
+                 0.5 AS x FROM (VALUES {rows})"
+            );
+            context.sql(&view).await.unwrap();
+            let columns = context.table(SAMPLES_VIEW).await.unwrap().schema().as_arrow().clone();
+            let sql = ordered_samples(&config, &columns, order).unwrap();
+            let start = format!("{START} / 1000000 AS start");
+            let shown = ["item", &format!("{SESSION} AS session"), &start];
+            let samples = context.sql(&sql).await.unwrap().select_exprs(&shown).unwrap();
+            let batches = samples.collect().await.unwrap();
+            pretty_format_batches(&batches).unwrap().to_string()
+        })
+    }
+
+    const LOG: &str =
+        "('b', 5, 1), ('a', 0, 2), ('a', 90, 3), ('a', 30, 4), ('b', 5, 5), ('a', 61, 6), ('a', 200, 7)";
+
+    #[test]
+    fn a_pause_beyond_the_gap_begins_a_session() {
+        // User a: 0 and 30 are 30 s apart, which is no more than the gap; 61 is 31 s after 30, 90 is 29 s after 61.
+        let table = ordered(LOG, "user = \"user\"\ngap = \"30s\"", Order::Session);
+        let expected = "\
++------+---------+-------+
+| item | session | start |
++------+---------+-------+
+| 2    | 0       | 0     |
+| 4    | 0       | 0     |
+| 1    | 1       | 5     |
+| 5    | 1       | 5     |
+| 6    | 2       | 61    |
+| 3    | 2       | 61    |
+| 7    | 3       | 200   |
++------+---------+-------+";
+        assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn arrival_order_keeps_the_sessions_numbers() {
+        let table = ordered(LOG, "key = [\"user\"]", Order::Arrival);
+        let expected = "\
++------+---------+-------+
+| item | session | start |
++------+---------+-------+
+| 2    | 0       | 0     |
+| 1    | 1       | 5     |
+| 5    | 1       | 5     |
+| 4    | 0       | 0     |
+| 6    | 0       | 0     |
+| 3    | 0       | 0     |
+| 7    | 0       | 0     |
++------+---------+-------+";
+        assert_eq!(table, expected);
+    }
+}
