@@ -5,7 +5,7 @@
 //!                 config      DataFusion SQL     DataFusion windows     assemble     onefold-datasets
 //! ```
 //!
-//! [`Config`] is `dataset.toml`, checked. [`build`] runs it on DataFusion, which does the joins, windows,
+//! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows,
 //! sorts and spilling; what is ours is the plan around the user's query ([`sessionize`]) and the conversion
 //! of its rows into a dataset ([`assemble`]). The dataset format and its writer live in `onefold-datasets`,
 //! which is the only crate of the workspace that this one needs.

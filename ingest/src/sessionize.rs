@@ -18,13 +18,13 @@ use crate::config::{SessionConfig, missing_column};
 use crate::{Config, Error, PartitionBy, Result};
 
 /// The view that holds the user's query.
-pub(crate) const SAMPLES_VIEW: &str = "__onefold_samples";
+pub const SAMPLES_VIEW: &str = "__onefold_samples";
 /// A sample's time in microseconds since 1970.
-pub(crate) const TIME: &str = "__onefold_time";
+pub const TIME: &str = "__onefold_time";
 /// The time of the first sample of a sample's session, likewise.
-pub(crate) const START: &str = "__onefold_start";
+pub const START: &str = "__onefold_start";
 /// Number of a sample's session within its partition, from 0 by start.
-pub(crate) const SESSION: &str = "__onefold_session";
+pub const SESSION: &str = "__onefold_session";
 
 /// The query that gives the samples of `config` in `order`, with [`TIME`], [`START`] and [`SESSION`] beside the columns
 /// that the dataset needs. `columns` are those of the user's query.

@@ -9,7 +9,7 @@
 //! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM
 //! (Naumov et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables, whose lookups and
 //! row-wise Adagrad updates are our own and outside autograd: what is looked up is a leaf tensor, and its gradient
-//! after `backward` goes to the table's update. [`train`] and [`evaluate`] are the loops; [`metrics`] has NE and AUC.
+//! after `backward` goes to the table's update. [`train()`] and [`evaluate()`] are the loops; [`metrics`] has NE and AUC.
 //!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
 
