@@ -30,8 +30,9 @@ const ENGINE_BATCH_BYTES: u64 = 1 << 20;
 pub struct BuildOptions {
     /// The order of the samples within a partition.
     pub order: Order,
-    /// Bytes that DataFusion's sorts, joins and windows may hold together before they spill. Its scans and
-    /// the row group being written (64 MiB decoded) come on top.
+    /// Bytes that DataFusion's sorts, joins, aggregations and windows may hold together. Sorts and aggregations spill
+    /// beyond it; a join holds its side without lists and fails with [`Error::Memory`] if that does not fit. Its scans
+    /// and the row group being written (64 MiB decoded) come on top.
     pub memory_limit: u64,
     /// Threads of the engine.
     pub threads: usize,

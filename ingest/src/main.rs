@@ -37,7 +37,7 @@ struct BuildArguments {
     /// Order of the samples within a partition
     #[arg(long, value_enum, default_value_t = OrderArgument::Session)]
     order: OrderArgument,
-    /// Memory for sorts, joins and windows, which spill to disk beyond it
+    /// Memory for sorts, which spill to disk beyond it, and joins, which hold their side without lists in it
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
     memory_limit: u64,
     /// Where they spill [default: the system's temporary directory]

@@ -70,6 +70,21 @@ impl Dir {
         self.write(name, text.replace(from, to));
     }
 
+    /// Sets every `key = …` of a TOML file, of which there must be at least one, to `value`.
+    #[track_caller]
+    pub fn set(&self, name: impl AsRef<Path>, key: &str, value: &str) {
+        let (text, start) = (self.text(&name), format!("{key} = "));
+        assert!(
+            text.lines().any(|line| line.starts_with(&start)),
+            "no `{key}` in `{}`:\n{text}",
+            name.as_ref().display()
+        );
+        let line = |line: &str| {
+            if line.starts_with(&start) { format!("{start}{value}\n") } else { format!("{line}\n") }
+        };
+        self.write(name, text.lines().map(line).collect::<String>());
+    }
+
     /// Every file below the folder, by its path relative to it, with its bytes.
     pub fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         files_below(self.root())
@@ -81,6 +96,8 @@ impl Dir {
         let mut words = line.split_whitespace();
         let mut command = Command::new(binary(words.next().unwrap_or_default()));
         command.args(words).current_dir(self.root()).env_remove("ONEFOLD_LOG").env("RUST_BACKTRACE", "0");
+        // Tests run beside each other, and OpenMP's threads would spin while they wait for a processor.
+        command.env("OMP_WAIT_POLICY", "passive");
         TestCommand { command, line: line.to_owned(), root: self.root().to_owned() }
     }
 }
@@ -164,7 +181,11 @@ impl TestCommand {
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let code = output.status.code();
-        self.check(code == Some(status), &format!("its exit status must be {status}, for {parts:?}"), &output);
+        self.check(
+            code == Some(status),
+            &format!("its exit status must be {status}, for {parts:?}"),
+            &output,
+        );
         self.check(output.stdout.is_empty(), "it must print nothing on stdout", &output);
         let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
         self.check(errors == 1 && !stderr.contains("panicked"), "it must print one error", &output);
@@ -174,7 +195,11 @@ impl TestCommand {
         let after = entries_below(&self.root);
         let changed = |name: &&PathBuf| before.get(*name) != after.get(*name);
         let changed: Vec<_> = before.keys().chain(after.keys()).filter(changed).collect();
-        self.check(changed.is_empty(), &format!("it must leave the files alone, but changed {changed:?}"), &output);
+        self.check(
+            changed.is_empty(),
+            &format!("it must leave the files alone, but changed {changed:?}"),
+            &output,
+        );
         stderr
     }
 
@@ -216,7 +241,8 @@ impl TestCommand {
 fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folders = test.ancestors().skip(1).take(2);
-    let candidates: Vec<_> = folders.map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))).collect();
+    let candidates: Vec<_> =
+        folders.map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))).collect();
     let found = candidates.iter().find(|path| path.is_file()).cloned();
     found.unwrap_or_else(|| panic!("`{name}` is in none of {candidates:?}; run `make build` first"))
 }

@@ -42,8 +42,10 @@ fn demo(out: &Path) -> anyhow::Result<()> {
 
     let log = call("onefold-data", &["fetch", "movielens-100k", "--out", &logs, "--overwrite"])?;
     let build = ["build", &dataset_config, "--overwrite"];
-    let unclustered = call("onefold-ingest", &[&build[..], &["--order", "arrival", "--out", &arrival]].concat())?;
-    let clustered = call("onefold-ingest", &[&build[..], &["--order", "session", "--out", &dataset]].concat())?;
+    let unclustered =
+        call("onefold-ingest", &[&build[..], &["--order", "arrival", "--out", &arrival]].concat())?;
+    let clustered =
+        call("onefold-ingest", &[&build[..], &["--order", "session", "--out", &dataset]].concat())?;
     call("onefold-shard", &["tables", &train_config, "--data", &dataset, "--out", &tables, "--overwrite"])?;
     let one_rank = ["topology", "--ranks", "1", "--memory", "4GiB", "--out", &topology, "--overwrite"];
     call("onefold-shard", &one_rank)?;
@@ -55,7 +57,8 @@ fn demo(out: &Path) -> anyhow::Result<()> {
     for _ in 0..RUNS {
         for (dedupe, rates) in ["off", "exact"].iter().zip(&mut rates) {
             let arguments = ["run", &train_config, "--data", &dataset, "--out", &run, "--plan", &plan];
-            trained = call("onefold-train", &[&arguments[..], &["--dedupe", dedupe, "--overwrite"]].concat())?;
+            trained =
+                call("onefold-train", &[&arguments[..], &["--dedupe", dedupe, "--overwrite"]].concat())?;
             rates.push(number(&trained, "samples_per_second")?);
         }
     }
@@ -118,7 +121,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// The table that a person reads.
 fn describe(summary: &Value) -> anyhow::Result<String> {
     let count = |value: f64| format_count(value as u64);
-    let bytes = |key: &str| Ok::<_, anyhow::Error>(format_bytes(number(&summary["bytes_on_disk"], key)? as u64));
+    let bytes =
+        |key: &str| Ok::<_, anyhow::Error>(format_bytes(number(&summary["bytes_on_disk"], key)? as u64));
     let rate = |key: &str| number(&summary["samples_per_second"], key);
     let mut rows = vec![
         ("samples".to_owned(), count(number(summary, "samples")?)),
@@ -133,7 +137,10 @@ fn describe(summary: &Value) -> anyhow::Result<String> {
     }
     rows.extend([
         ("training, dedupe off".to_owned(), format!("{} samples/s", count(rate("off")?))),
-        ("training, dedupe exact".to_owned(), format!("{} samples/s ({:.2} x)", count(rate("exact")?), rate("ratio")?)),
+        (
+            "training, dedupe exact".to_owned(),
+            format!("{} samples/s ({:.2} x)", count(rate("exact")?), rate("ratio")?),
+        ),
         ("held-out samples".to_owned(), count(number(summary, "held_out_samples")?)),
         ("held-out loss".to_owned(), format!("{:.4}", number(summary, "loss")?)),
         ("held-out NE".to_owned(), format!("{:.4}", number(summary, "ne")?)),

@@ -210,7 +210,9 @@ pub(crate) fn with_column(
 
 /// Writes a Parquet file, and the folders on the way to it.
 pub(crate) fn write_table(path: &Path, columns: Vec<(&'static str, ArrayRef)>) {
-    let rows = RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, values)| (name, values, true)));
+    let rows = RecordBatch::try_from_iter_with_nullable(
+        columns.into_iter().map(|(name, values)| (name, values, true)),
+    );
     let rows = rows.unwrap();
     fs_err::create_dir_all(path.parent().unwrap()).unwrap();
     let mut writer = ArrowWriter::try_new(fs_err::File::create(path).unwrap(), rows.schema(), None).unwrap();

@@ -20,11 +20,14 @@ type Expected<'a> = [(&'a str, u64, &'a [i64])];
 fn check_hand_made(dataset: &Path, expected: &Expected) {
     let manifest = Manifest::load(dataset).unwrap();
     let found = manifest.partitions.iter().map(|p| (p.key.to_string(), p.sessions, p.samples));
-    let wanted = expected.iter().map(|(key, sessions, requests)| ((*key).to_owned(), *sessions, requests.len() as u64));
+    let wanted = expected
+        .iter()
+        .map(|(key, sessions, requests)| ((*key).to_owned(), *sessions, requests.len() as u64));
     assert_eq!(found.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
     let requests = |places: &[Place]| places.iter().map(|place| place.request).collect::<Vec<_>>();
     let found: Vec<_> = places(dataset).iter().map(|(key, places)| (key.clone(), requests(places))).collect();
-    let wanted: Vec<_> = expected.iter().map(|(key, _, requests)| ((*key).to_owned(), requests.to_vec())).collect();
+    let wanted: Vec<_> =
+        expected.iter().map(|(key, _, requests)| ((*key).to_owned(), requests.to_vec())).collect();
     assert_eq!(found, wanted);
     assert_eq!(sorted(read_samples(dataset)), sorted(expected_samples()));
 }
@@ -45,7 +48,8 @@ fn a_gap_makes_sessions_and_their_start_the_partition() {
     write_logs(&dir);
     let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
     check_hand_made(&dir.path("dataset"), BY_GAP_AND_HOUR);
-    let counts = ["samples", "sessions", "partitions", "files", "source_rows"].map(|key| summary[key].as_u64());
+    let counts =
+        ["samples", "sessions", "partitions", "files", "source_rows"].map(|key| summary[key].as_u64());
     assert_eq!(counts, [12, 7, 5, 5, 26].map(Some));
     assert_eq!(summary["samples_per_session"].as_f64(), Some(12.0 / 7.0));
     assert_eq!(summary["order"], "session");
@@ -158,7 +162,11 @@ fn a_plan_for_one_rank_changes_nothing() {
 fn a_generated_log_survives_the_path() {
     let dir = Dir::new();
     let log = dir.command("onefold-data generate --workload rm3 --samples 20000 --seed 5 --out logs").json();
-    dir.edit("logs/dataset.toml", "label = { kind = \"label\" }", "label = { kind = \"label\" }\nrequest = { kind = \"sparse\" }");
+    dir.edit(
+        "logs/dataset.toml",
+        "label = { kind = \"label\" }",
+        "label = { kind = \"label\" }\nrequest = { kind = \"sparse\" }",
+    );
     dir.edit("logs/dataset.toml", "SELECT f.*,", "SELECT f.*, f.request_id AS request,");
     let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
     assert_eq!(summary["samples"], 20_000);
@@ -192,7 +200,11 @@ fn a_generated_log_is_cut_at_its_pauses() {
     for rows in tables(&dir.path("logs/features")) {
         let users = rows.column_by_name("user_id").unwrap().as_primitive::<Int64Type>();
         let stamps = rows.column_by_name("timestamp").unwrap().as_primitive::<TimestampMicrosecondType>();
-        users.values().iter().zip(stamps.values()).for_each(|(user, time)| times.entry(*user).or_default().push(*time));
+        users
+            .values()
+            .iter()
+            .zip(stamps.values())
+            .for_each(|(user, time)| times.entry(*user).or_default().push(*time));
     }
     let pauses = |times: &Vec<i64>| times.windows(2).filter(|pair| pair[1] - pair[0] > gap_micros).count();
     let sessions = times.len() + times.values().map(pauses).sum::<usize>();
@@ -204,24 +216,27 @@ fn a_generated_log_is_cut_at_its_pauses() {
 fn a_model_learns_from_one_log_what_holds_in_another() {
     let dir = Dir::new();
     for (seed, name) in [(1, "train"), (2, "test")] {
-        let logs = format!("onefold-data generate --workload rm3 --samples 20000 --seed {seed} --out logs-{name}");
+        let logs =
+            format!("onefold-data generate --workload rm3 --samples 20000 --seed {seed} --out logs-{name}");
         dir.command(&logs).works();
         dir.command(&format!("onefold-ingest build logs-{name}/dataset.toml --out {name}")).works();
     }
-    for (from, to) in [
-        ("batch_size = 2048", "batch_size = 128"),
-        ("bottom_mlp = [512, 256, 64]", "bottom_mlp = [32, 8]"),
-        ("top_mlp = [512, 256, 1]", "top_mlp = [32, 1]"),
-        ("dim = 64", "dim = 8"),
-    ] {
-        dir.edit("logs-train/train.toml", from, to);
+    let light = [
+        ("batch_size", "128"),
+        ("bottom_mlp", "[32, 8]"),
+        ("top_mlp", "[32, 1]"),
+        ("dim", "8"),
+        ("learning_rate", "0.02"),
+    ];
+    for (key, value) in light {
+        dir.set("logs-train/train.toml", key, value);
     }
     let run = dir.command("onefold-train run logs-train/train.toml --data train --out run").json();
     assert_eq!(run["steps"].as_u64(), Some(20_000_u64.div_ceil(128)));
     let eval = dir.command("onefold-train eval run --data test").json();
     let (auc, ne) = (eval["auc"].as_f64().unwrap(), eval["ne"].as_f64().unwrap());
     assert_eq!(eval["samples"], 20_000);
-    assert!(auc > 0.6 && ne < 1.0, "AUC {auc}, NE {ne}");
+    assert!(auc > 0.65 && ne < 1.0, "AUC {auc}, NE {ne}");
 }
 
 /// Sessions are contiguous, numbered from 0 by start, and in time order.
@@ -232,7 +247,10 @@ fn check_session_order(partitions: &[(String, Vec<Place>)]) {
         let mut next = 0;
         for session in places.chunk_by(|a, b| a.session == b.session) {
             assert_eq!(session[0].session, next, "{key}: a session comes back or is left out");
-            assert!(session.is_sorted_by_key(|place| place.time), "{key}: session {next} is not in time order");
+            assert!(
+                session.is_sorted_by_key(|place| place.time),
+                "{key}: session {next} is not in time order"
+            );
             assert!(session[0].time >= last_start, "{key}: session {next} starts before the one before it");
             (last_start, next) = (session[0].time, next + 1);
         }
@@ -262,11 +280,16 @@ fn naive_join(logs: &Path, schema: &Schema) -> Vec<Sample> {
     for rows in tables(&logs.join("features")) {
         let requests = rows.column_by_name("request_id").unwrap().as_primitive::<Int64Type>();
         let dense: Vec<_> = schema.dense.iter().map(|name| rows.column_by_name(name).unwrap()).collect();
-        let lists: Vec<_> = schema.sparse_features().map(|feature| (&feature.name, rows.column_by_name(&feature.name))).collect();
+        let lists: Vec<_> = schema
+            .sparse_features()
+            .map(|feature| (&feature.name, rows.column_by_name(&feature.name)))
+            .collect();
         for row in 0..rows.num_rows() {
             let request = requests.value(row);
             let ids = |column: Option<&ArrayRef>| match column {
-                Some(column) => column.as_list::<i32>().value(row).as_primitive::<Int64Type>().values().to_vec(),
+                Some(column) => {
+                    column.as_list::<i32>().value(row).as_primitive::<Int64Type>().values().to_vec()
+                }
                 None => vec![request],
             };
             samples.push(Sample {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Manifest, Order, PartitionKey, SESSION_COLUMN, Schema, SparseFeature, SparseKind,
-    TIME_COLUMN, WriterOptions,
+    DatasetWriter, FeatureGroup, Manifest, Order, PartitionKey, SESSION_COLUMN, Schema, SparseFeature,
+    SparseKind, TIME_COLUMN, WriterOptions,
 };
 use onefold_tests::Dir;
 
@@ -22,7 +22,8 @@ const GROUP_SAMPLES: usize = 20;
 fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
     let feature = SparseFeature { name: "request".to_owned(), kind: SparseKind::Sparse };
     let group = FeatureGroup { name: "ungrouped".to_owned(), deduplicated: false, features: vec![feature] };
-    let schema = Schema { labels: vec!["label".to_owned()], weight: None, dense: vec![], groups: vec![group] };
+    let schema =
+        Schema { labels: vec!["label".to_owned()], weight: None, dense: vec![], groups: vec![group] };
     let sessions = (0_i64..).zip(sizes).flat_map(|(session, size)| vec![session; *size]);
     let sessions = Int64Array::from_iter_values(sessions);
     let count = sessions.len();
@@ -81,7 +82,10 @@ fn row_groups_start_at_session_boundaries() {
         assert!(manifest.partitions[0].files.len() > 3, "{:?}", manifest.partitions);
         assert_eq!(manifest.partitions[0].sessions, 80);
         let requests = groups.iter().flatten().map(|place| place.request);
-        assert!(requests.eq(0..rows.num_rows() as i64), "batches of {batch}: samples are lost or out of order");
+        assert!(
+            requests.eq(0..rows.num_rows() as i64),
+            "batches of {batch}: samples are lost or out of order"
+        );
         for (i, pair) in groups.windows(2).enumerate() {
             let place = format!("batches of {batch}, row group {i}");
             let (last, next) = (pair[0].last().unwrap().session, pair[1][0].session);
@@ -91,7 +95,10 @@ fn row_groups_start_at_session_boundaries() {
         }
         layouts.push(groups.iter().map(Vec::len).collect::<Vec<_>>());
     }
-    assert!(layouts.windows(2).all(|pair| pair[0] == pair[1]), "the layout depends on how it is written: {layouts:?}");
+    assert!(
+        layouts.windows(2).all(|pair| pair[0] == pair[1]),
+        "the layout depends on how it is written: {layouts:?}"
+    );
 }
 
 #[test]
@@ -107,5 +114,8 @@ fn arrival_order_fills_row_groups_evenly() {
     let (_, full) = groups.split_last().unwrap();
     assert!(full.iter().all(|group| group.len() == GROUP_SAMPLES), "{groups:?}");
     let (_, full) = files.split_last().unwrap();
-    assert!(full.iter().all(|file| file.row_groups == 5 && file.samples == 5 * GROUP_SAMPLES as u64), "{files:?}");
+    assert!(
+        full.iter().all(|file| file.row_groups == 5 && file.samples == 5 * GROUP_SAMPLES as u64),
+        "{files:?}"
+    );
 }

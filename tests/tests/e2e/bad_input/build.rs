@@ -1,0 +1,282 @@
+//! Configurations, logs and output folders that no dataset can be built with.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BooleanArray, Float64Array, Int64Array, ListArray, StringArray, TimestampMicrosecondArray,
+    UInt64Array,
+};
+use arrow::datatypes::Int64Type;
+use onefold_tests::Dir;
+
+use super::{BUILD, replaced, with_dataset};
+use crate::logs::{
+    DATASET_CONFIG, EVENTS, REQUESTS, event_columns, expected_samples, feature_columns, with_column,
+    write_logs, write_table,
+};
+use crate::samples::{read_samples, sorted};
+
+/// A build that must fail with `parts` in its error, both where nothing is and over a dataset, which it leaves whole.
+#[track_caller]
+fn build_fails(dir: &Dir, parts: &[&str]) {
+    dir.command("onefold-ingest build logs/dataset.toml --out other --threads 2").fails(parts);
+    dir.command(&format!("{BUILD} --overwrite")).fails(parts);
+    assert!(!dir.path("other").exists());
+}
+#[test]
+fn dataset_configurations_that_do_not_fit() {
+    let dir = with_dataset();
+    let config = "`logs/dataset.toml`: ";
+    let gap = "user = \"user\"\ngap = \"30m\"";
+    let cases: &[(&str, &str, &[&str])] = &[
+        (
+            "e.clicked,",
+            "e.clickd AS clicked,",
+            &[config, "`[samples].query`", "clickd", "write one `SELECT`", "`events`, `features`"],
+        ),
+        ("JOIN events e", "JOIN event e", &[config, "`[samples].query`", "event", "`events`, `features`"]),
+        ("SELECT f.*", "SELEKT f.*", &[config, "`[samples].query`", "SELEKT"]),
+        (
+            "age = { kind",
+            "agee = { kind",
+            &[config, "`[features]` names the column `agee`", "did you mean `age`?"],
+        ),
+        (
+            gap,
+            "user = \"usr\"\ngap = \"30m\"",
+            &[config, "`[session]` names the column `usr`", "did you mean `user`?"],
+        ),
+        (
+            gap,
+            "key = [\"visits\"]",
+            &[config, "`[session]` names the column `visits`", "did you mean `visit`?"],
+        ),
+        (gap, "user = \"user\"", &[config, "`[session]` has one of `user` and `gap`", "gap = \"30m\""]),
+        ("gap = \"30m\"", "gap = \"30 parsecs\"", &[config, "`[session].gap`", "30 parsecs"]),
+        (
+            "time = \"time\"",
+            "time = \"tim\"",
+            &[config, "`[session].time` names the column `tim`", "did you mean `time`?"],
+        ),
+        (
+            "time = \"time\"",
+            "time = \"visit\"",
+            &["column `visit`", "`[session].time` must be a timestamp", "to_timestamp"],
+        ),
+        (
+            "order = [\"request\"]",
+            "order = [\"rank\"]",
+            &[config, "`[session].order` names the column `rank`", "`request`"],
+        ),
+        (
+            "columns = [\"split\"]",
+            "columns = [\"spilt\"]",
+            &[config, "`[partition].columns` names the column `spilt`", "did you mean `split`?"],
+        ),
+        ("columns = [\"split\"]", "columns = [\"history\"]", &["column `history`", "partition", "text"]),
+        ("by = \"hour\"", "by = \"minute\"", &[config, "line", "minute", "`day` or `hour`"]),
+        ("by = \"hour\"", "buy = \"hour\"", &[config, "line", "unknown field `buy`"]),
+        (
+            "age = { kind = \"dense\" }",
+            "age = { kind = \"dens\" }",
+            &[config, "`[features].age`", "`dens`", "kinds are"],
+        ),
+        (
+            "group = \"history\"",
+            "groop = \"history\"",
+            &[config, "`[features].history`", "unknown field `groop`"],
+        ),
+        (
+            "age = { kind = \"dense\" }",
+            "visit = { kind = \"dense\" }",
+            &["column `visit`", "a number or boolean", "Utf8", "CAST"],
+        ),
+        (
+            "age = { kind = \"dense\" }",
+            "age = { kind = \"sparse\" }",
+            &["column `age`", "an integer or a list of integers", "Float64", "CAST"],
+        ),
+        ("age = { kind = \"dense\" }", "history = { kind = \"dense\" }", &[config, "duplicate key"]),
+        (
+            "kind = \"sequence\"",
+            "kind = \"dense\"",
+            &[config, "`[features].history`", "only sparse and sequence features have a `group`"],
+        ),
+        (
+            "city = { kind = \"sparse\"",
+            "city = { kind = \"sequence\"",
+            &["column `city`", "a list of integers", "Int64", "correct its `kind`"],
+        ),
+        ("clicked = { kind = \"label\" }", "", &[config, "no label"]),
+        (
+            "clicked = { kind = \"label\" }",
+            "time = { kind = \"label\" }",
+            &["column `time`", "a number or boolean", "Timestamp"],
+        ),
+        (
+            "format_version = 1",
+            "format_version = 2",
+            &[config, "`format_version` is 2, this program reads 1"],
+        ),
+        ("format_version = 1", "format_version = ", &[config, "line 1"]),
+        (
+            "features/*.parquet",
+            "feature/*.parquet",
+            &["source `features`", "feature/*.parquet", "there is no such file", "`[sources]`"],
+        ),
+        ("features/*.parquet", "features/[*.parquet", &["source `features`", "bad pattern", "`[sources]`"]),
+        (
+            "features/*.parquet",
+            "dataset.toml",
+            &["source `features`", "logs/dataset.toml", "not a whole Parquet file"],
+        ),
+    ];
+    for (from, to, parts) in cases {
+        dir.write("logs/dataset.toml", replaced(DATASET_CONFIG, from, to));
+        build_fails(&dir, parts);
+    }
+    let select = DATASET_CONFIG.split("\"\"\"").nth(1).unwrap();
+    dir.write("logs/dataset.toml", replaced(DATASET_CONFIG, select, "DROP TABLE events"));
+    build_fails(&dir, &[config, "`[samples].query`", "write one `SELECT`"]);
+    dir.command("onefold-ingest build logs/nothing.toml --out other")
+        .fails(&["logs/nothing.toml", "check the path"]);
+    assert_eq!(sorted(read_samples(&dir.path("dataset"))), sorted(expected_samples()));
+}
+
+#[test]
+fn sources_that_are_damaged_or_disagree() {
+    let dir = with_dataset();
+    let late = "logs/features/part-1.parquet";
+    let whole = dir.read(late);
+    for bytes in [&whole[..whole.len() / 2], b"", b"{\"json\": true}\n"] {
+        dir.write(late, bytes);
+        let parts = ["source `features`", "part-1.parquet", "not a whole Parquet file", "write it again"];
+        build_fails(&dir, &parts);
+    }
+    let mut holed = whole.clone();
+    holed[4..300].fill(0xff);
+    dir.write(late, holed);
+    build_fails(&dir, &["source `features`", "part-1.parquet", "the file is damaged", "write it again"]);
+
+    let columns = feature_columns(REQUESTS);
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["x"; REQUESTS.len()]));
+    write_table(&dir.path(late), with_column(columns, "age", texts));
+    build_fails(&dir, &["'x'", "Float64", "check the query and the types of its columns"]);
+    dir.write(late, &whole);
+    dir.command(&format!("{BUILD} --overwrite")).works();
+}
+
+/// Raw logs have no checksums, so a flipped byte may go unseen; but it must not end in a panic, which decoders
+/// answer some of them with.
+#[test]
+fn flipped_bytes_of_a_source_are_no_panic() {
+    let dir = with_dataset();
+    let late = "logs/features/part-1.parquet";
+    let whole = dir.read(late);
+    let build = "onefold-ingest build logs/dataset.toml --out flipped --overwrite --threads 1";
+    let mut errors = 0;
+    for place in (4..whole.len()).step_by(40) {
+        let mut flipped = whole.clone();
+        flipped[place] ^= 0x10;
+        dir.write(late, flipped);
+        let output = dir.command(build).output();
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let told = stderr.starts_with("error: ") && stderr.contains("\n  hint: ");
+            assert!(output.status.code() == Some(1) && told, "byte {place}: {} {stderr}", output.status);
+            errors += 1;
+        }
+    }
+    assert!(errors > 10, "only {errors} flipped bytes were noticed");
+}
+
+#[test]
+fn logs_without_samples() {
+    let dir = with_dataset();
+    let nothing = ["gives no samples", "`logs/dataset.toml`", "check that the logs are not empty"];
+    write_table(&dir.path("logs/events.parquet"), event_columns(&[]));
+    build_fails(&dir, &nothing);
+    let strangers = Arc::new(Int64Array::from_iter_values((0..EVENTS.len() as i64).map(|i| 1000 + i)));
+    write_table(&dir.path("logs/events.parquet"), with_column(event_columns(EVENTS), "request", strangers));
+    build_fails(&dir, &nothing);
+}
+
+#[test]
+fn values_that_cannot_be_trained_on() {
+    let dir = with_dataset();
+    let floats = |bad: f64| {
+        Arc::new(Float64Array::from_iter_values(
+            (0..REQUESTS.len()).map(|i| if i == 1 { bad } else { i as f64 }),
+        ))
+    };
+    let ids = |bad: Option<i64>| {
+        Int64Array::from_iter((0..REQUESTS.len()).map(|i| if i == 1 { bad } else { Some(1) }))
+    };
+    let lists = (0..REQUESTS.len()).map(|i| Some(vec![Some(1), (i != 1).then_some(2)]));
+    let times = (0..REQUESTS.len()).map(|i| (i != 1).then_some(1_714_521_600_000_000));
+    let huge = (0..REQUESTS.len()).map(|i| if i == 1 { u64::MAX } else { 1 });
+    let features: Vec<(&str, ArrayRef, &[&str])> = vec![
+        ("age", floats(f64::NAN), &["column `age`", "1 of 12 samples", "not a finite", "COALESCE(age, 0)"]),
+        ("age", floats(1e300), &["column `age`", "1 of 12 samples", "not a finite"]),
+        (
+            "history",
+            Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists)),
+            &["column `history`", "1 nulls", "array_remove_all"],
+        ),
+        (
+            "time",
+            Arc::new(TimestampMicrosecondArray::from_iter(times)),
+            &["column `time`", "no value", "IS NOT NULL"],
+        ),
+        (
+            "time",
+            Arc::new(ids(Some(i64::MAX))),
+            &["column `time`", "is not a date", "unit of the time column"],
+        ),
+        ("user", Arc::new(ids(None)), &["column `user`", "no value", "IS NOT NULL"]),
+        (
+            "city",
+            Arc::new(UInt64Array::from_iter_values(huge)),
+            &["column `city`", "does not fit Int64", "CAST"],
+        ),
+    ];
+    for (name, values, parts) in features {
+        fs_err::remove_file(dir.path("logs/features/part-0.parquet")).ok();
+        write_table(
+            &dir.path("logs/features/part-1.parquet"),
+            with_column(feature_columns(REQUESTS), name, values),
+        );
+        build_fails(&dir, parts);
+    }
+    write_logs(&dir);
+    let clicked = Arc::new(BooleanArray::from_iter((0..EVENTS.len()).map(|i| (i != 1).then_some(true))));
+    let split = Arc::new(StringArray::from_iter((0..EVENTS.len()).map(|i| (i != 1).then_some("train"))));
+    let events: Vec<(&str, ArrayRef, &[&str])> = vec![
+        ("clicked", clicked, &["column `clicked`", "1 of 12 samples have no value", "COALESCE(clicked, 0)"]),
+        ("split", split, &["column `split`", "no value", "IS NOT NULL"]),
+    ];
+    for (name, values, parts) in events {
+        write_table(&dir.path("logs/events.parquet"), with_column(event_columns(EVENTS), name, values));
+        build_fails(&dir, parts);
+    }
+}
+
+#[test]
+fn places_where_no_dataset_may_go() {
+    let dir = with_dataset();
+    dir.command(BUILD).fails(&["`dataset` already exists", "`--overwrite`"]);
+    dir.write("letters/dear.txt", "dear");
+    for overwrite in ["", " --overwrite"] {
+        let line = "onefold-ingest build logs/dataset.toml --out letters";
+        dir.command(&format!("{line}{overwrite}")).fails(&[
+            "`letters` already exists",
+            "not a dataset",
+            "another directory",
+        ]);
+    }
+    dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt").fails(&["letters/dear.txt"]);
+    dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt/deeper")
+        .fails(&["letters/dear.txt"]);
+    let limit = ["the memory limit does not suffice", "raise `--memory-limit`"];
+    dir.command("onefold-ingest build logs/dataset.toml --out other --memory-limit 1KiB").fails(&limit);
+}

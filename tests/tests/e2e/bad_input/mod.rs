@@ -1,0 +1,38 @@
+//! Bad input: one error that names the place and the remedy, exit status 1, and every file as it was.
+//!
+//! [`TestCommand::fails`](onefold_tests::TestCommand::fails) checks all of this but the words.
+
+use onefold_tests::Dir;
+
+use crate::logs::write_logs;
+
+mod build;
+mod read;
+mod train;
+
+const BUILD: &str = "onefold-ingest build logs/dataset.toml --out dataset --threads 2";
+const READ: &str = "onefold-read bench dataset --batch-size 4 --threads 2";
+const TRAIN: &str = "onefold-train run logs/train.toml --data dataset --out run --threads 2";
+const EVAL: &str = "onefold-train eval run --data dataset --threads 2";
+
+/// A folder with the hand-made log in `logs` and its dataset in `dataset`.
+fn with_dataset() -> Dir {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.command(BUILD).works();
+    dir
+}
+
+/// The same with a trained model in `run`.
+fn with_run() -> Dir {
+    let dir = with_dataset();
+    dir.command(TRAIN).works();
+    dir
+}
+
+/// `text` with the first `from` replaced, of which there must be one.
+#[track_caller]
+fn replaced(text: &str, from: &str, to: &str) -> String {
+    assert!(text.contains(from), "no `{from}` in:\n{text}");
+    text.replacen(from, to, 1)
+}
