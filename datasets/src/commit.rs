@@ -31,6 +31,97 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     fs_err::File::open(path)?.sync_all()
 }
 
+/// The file that is locked while its directory is written. A directory that holds it belongs to a dataset even when no
+/// commit has happened yet, so an interrupted first build can be run again.
+const LOCK_FILE: &str = ".onefold-writing";
+
+/// The exclusive right to write a directory: a locked file in it, removed at the end. The kernel releases the lock when
+/// the process ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct DirectoryLock {
+    path: PathBuf,
+    _file: fs_err::File,
+}
+
+impl DirectoryLock {
+    /// Takes the lock of `directory`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Locked`] if another process holds it.
+    pub(crate) fn take(directory: &Path) -> Result<Self> {
+        let path = directory.join(LOCK_FILE);
+        loop {
+            let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            match file.file().try_lock() {
+                Ok(()) if is_still_at(&file, &path)? => return Ok(Self { path, _file: file }),
+                // The writer that held it removed it as it ended; the next one would lock another file.
+                Ok(()) => {}
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    return Err(Error::Locked { path: directory.to_owned() });
+                }
+                Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether `directory` is being written, or was when its writer was killed.
+    pub(crate) fn is_in(directory: &Path) -> bool {
+        directory.join(LOCK_FILE).exists()
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // Left behind, it is only a file that the next writer locks.
+        let _ = fs_err::remove_file(&self.path);
+    }
+}
+
+/// Whether the open file `file` is the one that `path` names now.
+#[cfg(unix)]
+fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    match fs_err::metadata(path) {
+        Ok(now) => file.metadata().map(|open| (open.dev(), open.ino()) == (now.dev(), now.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where an open file cannot be removed, it is.
+#[cfg(not(unix))]
+fn is_still_at(_: &fs_err::File, _: &Path) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Directories made on the way to an output. Dropped before [`keep`](Self::keep), those that are empty are removed.
+#[derive(Debug)]
+pub(crate) struct CreatedDirectories(Vec<PathBuf>);
+
+impl CreatedDirectories {
+    /// Makes `path` and what is missing above it.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let created = Self(missing.map(Path::to_owned).collect());
+        fs_err::create_dir_all(path)?;
+        Ok(created)
+    }
+
+    /// Leaves the directories where they are.
+    pub(crate) fn keep(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for CreatedDirectories {
+    fn drop(&mut self) {
+        for directory in &self.0 {
+            let _ = fs_err::remove_dir(directory);
+        }
+    }
+}
+
 /// A directory that is built under a temporary name beside its place and appears there by one rename.
 ///
 /// Dropped without [`commit`](Self::commit), it is removed, so a failed command leaves nothing. What a
@@ -41,6 +132,8 @@ pub struct StagedDirectory {
     staging: PathBuf,
     overwrite: bool,
     committed: bool,
+    lock: Option<DirectoryLock>,
+    created: CreatedDirectories,
 }
 
 impl StagedDirectory {
@@ -49,7 +142,8 @@ impl StagedDirectory {
     /// # Errors
     ///
     /// [`Error::Exists`] if something is there and `overwrite` is false, or if it is there and does not
-    /// hold `marker`, the file that makes it a directory of the kind being written.
+    /// hold `marker`, the file that makes it a directory of the kind being written; [`Error::Locked`] if another process
+    /// writes the same directory.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         let occupied = target.exists() && !is_empty_directory(target)?;
         if occupied && !target.join(marker).is_file() {
@@ -61,11 +155,20 @@ impl StagedDirectory {
             return Err(Error::Exists { path: target.to_owned(), hint });
         }
         let staging = sibling(target, "partial");
-        if staging.exists() {
-            fs_err::remove_dir_all(&staging)?;
-        }
-        fs_err::create_dir_all(&staging)?;
-        Ok(Self { target: target.to_owned(), staging, overwrite, committed: false })
+        let created = CreatedDirectories::create(&staging)?;
+        let lock = DirectoryLock::take(&staging).map_err(|error| match error {
+            Error::Locked { .. } => Error::Locked { path: target.to_owned() },
+            other => other,
+        })?;
+        remove_entries(&staging, LOCK_FILE)?;
+        Ok(Self {
+            target: target.to_owned(),
+            staging,
+            overwrite,
+            committed: false,
+            lock: Some(lock),
+            created,
+        })
     }
 
     /// Where the files are written until the commit.
@@ -93,8 +196,10 @@ impl StagedDirectory {
                 return Err(Error::Exists { path: self.target.clone(), hint });
             }
         }
+        drop(self.lock.take());
         fs_err::rename(&self.staging, &self.target)?;
         self.committed = true;
+        self.created.keep();
         sync_directory(parent(&self.target))?;
         if replaced.exists() {
             fs_err::remove_dir_all(&replaced)?;
@@ -110,6 +215,19 @@ impl Drop for StagedDirectory {
             let _ = fs_err::remove_dir_all(&self.staging);
         }
     }
+}
+
+/// Empties a directory but for the file `kept`.
+fn remove_entries(directory: &Path, kept: &str) -> io::Result<()> {
+    for entry in fs_err::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            fs_err::remove_dir_all(entry.path())?;
+        } else if entry.file_name() != kept {
+            fs_err::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether `path` is a directory without entries.
@@ -157,6 +275,22 @@ mod tests {
         staged.commit().unwrap();
         assert!(target.join("marker").is_file());
         assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn one_directory_is_staged_once_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("a/b");
+        let first = StagedDirectory::create(&target, "marker", false).unwrap();
+        let second = StagedDirectory::create(&target, "marker", false);
+        assert!(matches!(second, Err(Error::Locked { path }) if path == target));
+        drop(first);
+        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0, "the folder on the way is left");
+        // What a killed process leaves is cleared.
+        fs_err::create_dir_all(directory.path().join(".out.partial")).unwrap();
+        fs_err::write(directory.path().join(".out.partial/half"), b"1").unwrap();
+        let staged = StagedDirectory::create(&directory.path().join("out"), "marker", false).unwrap();
+        assert!(!staged.path().join("half").exists());
     }
 
     #[test]

@@ -13,14 +13,11 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use sha2::{Digest, Sha256};
 
+use crate::commit::{CreatedDirectories, DirectoryLock};
 use crate::{
     DataFile, Error, FeatureStatistics, MANIFEST_FILE, Manifest, Order, Partition, PartitionKey, Result,
     SESSION_COLUMN, Schema, commit,
 };
-
-/// Held locked while a dataset is written. A directory that holds it belongs to a dataset even when no
-/// commit has happened yet, so an interrupted first build can be run again.
-const LOCK_FILE: &str = ".onefold-writing";
 
 /// How a dataset is written.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +47,8 @@ impl WriterOptions {
 #[derive(Debug)]
 pub struct DatasetWriter {
     root: PathBuf,
-    created_root: bool,
-    lock: Option<fs_err::File>,
+    created: CreatedDirectories,
+    lock: Option<DirectoryLock>,
     generation: u64,
     schema: Schema,
     arrow_schema: SchemaRef,
@@ -84,16 +81,13 @@ impl DatasetWriter {
     pub fn create(root: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         schema.validate()?;
         old_dataset(root, options.overwrite)?;
-        let created_root = !root.exists();
-        fs_err::create_dir_all(root)?;
-        let lock = lock(root)?;
+        let created = CreatedDirectories::create(root)?;
+        let lock = DirectoryLock::take(root)?;
         // Looked at again: another writer may have committed before the lock was this one's.
-        let old = old_dataset(root, options.overwrite).inspect_err(|_| {
-            let _ = fs_err::remove_file(root.join(LOCK_FILE));
-        })?;
+        let old = old_dataset(root, options.overwrite)?;
         let mut writer = Self {
             root: root.to_owned(),
-            created_root,
+            created,
             lock: Some(lock),
             generation: 1,
             arrow_schema: schema.to_arrow(),
@@ -163,7 +157,7 @@ impl DatasetWriter {
         self.finished = true;
         let new_files: Vec<PathBuf> = manifest.file_paths().collect();
         remove_stray_files(&self.root, &new_files)?;
-        fs_err::remove_file(self.root.join(LOCK_FILE))?;
+        self.created.keep();
         Ok(manifest)
     }
 
@@ -330,11 +324,8 @@ impl Drop for DatasetWriter {
             Err(Error::NotADataset { .. }) => remove_stray_files(&self.root, &[]),
             Err(_) => Ok(()),
         };
-        let _ = fs_err::remove_file(self.root.join(LOCK_FILE));
+        // Before `created` takes the directory away.
         drop(self.lock.take());
-        if self.created_root {
-            let _ = fs_err::remove_dir(&self.root);
-        }
     }
 }
 
@@ -348,43 +339,11 @@ fn old_dataset(root: &Path, overwrite: bool) -> Result<Option<Manifest>> {
         }
         return Ok(Some(old));
     }
-    if !root.exists() || commit::is_empty_directory(root)? || root.join(LOCK_FILE).exists() {
+    if !root.exists() || commit::is_empty_directory(root)? || DirectoryLock::is_in(root) {
         return Ok(None);
     }
     let hint = "it is not a dataset, so nothing is written into it; choose another directory".to_owned();
     Err(Error::Exists { path: root.to_owned(), hint })
-}
-
-/// Takes the dataset's lock; the kernel releases it when the process ends, however it ends.
-fn lock(root: &Path) -> Result<fs_err::File> {
-    let path = root.join(LOCK_FILE);
-    loop {
-        let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-        match file.file().try_lock() {
-            Ok(()) if is_still_at(&file, &path)? => return Ok(file),
-            // The writer that held it removed it as it ended; the next one would lock another file.
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Locked { path: root.to_owned() }),
-            Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
-        }
-    }
-}
-
-/// Whether the open file `file` is the one that `path` names now.
-#[cfg(unix)]
-fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    match fs_err::metadata(path) {
-        Ok(now) => file.metadata().map(|open| (open.dev(), open.ino()) == (now.dev(), now.ino())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// Where an open file cannot be removed, it is.
-#[cfg(not(unix))]
-fn is_still_at(_: &fs_err::File, _: &Path) -> io::Result<bool> {
-    Ok(true)
 }
 
 /// Removes data files (`part-*.parquet`) of partition folders that are not in `keep`, and folders left empty.

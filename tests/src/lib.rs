@@ -96,8 +96,6 @@ impl Dir {
         let mut words = line.split_whitespace();
         let mut command = Command::new(binary(words.next().unwrap_or_default()));
         command.args(words).current_dir(self.root()).env_remove("ONEFOLD_LOG").env("RUST_BACKTRACE", "0");
-        // Tests run beside each other, and OpenMP's threads would spin while they wait for a processor.
-        command.env("OMP_WAIT_POLICY", "passive");
         TestCommand { command, line: line.to_owned(), root: self.root().to_owned() }
     }
 }
