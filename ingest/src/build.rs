@@ -172,6 +172,9 @@ fn context(options: &BuildOptions, row_bytes: u64) -> Result<SessionContext> {
         .with_target_partitions(options.threads.max(1))
         .with_batch_size(batch_rows)
         .with_sort_spill_reservation_bytes(merge_bytes)
+        // One last sort, not one a thread and a merge of them: the sorts would use up the limit before the merge asks
+        // for its share, which cannot spill.
+        .with_repartition_sorts(false)
         // DataFusion 55 takes a float column whose statistics show one value for constant, and loses its NaNs.
         .with_collect_statistics(false)
         .with_information_schema(false);
