@@ -27,6 +27,7 @@ mod partition;
 pub mod raw_log;
 mod schema;
 pub mod units;
+pub mod versioned;
 mod writer;
 
 pub use error::{Error, Result, suggest};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind, suggest, units};
 use serde::Deserialize;
 
@@ -79,7 +80,9 @@ pub enum FeatureKind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    format_version: u32,
+    /// Looked at by [`parse_toml`].
+    #[serde(rename = "format_version")]
+    _format_version: u32,
     sources: BTreeMap<String, PathBuf>,
     samples: Samples,
     session: Session,
@@ -143,14 +146,8 @@ impl Config {
             message,
             hint: hint.to_owned(),
         };
-        let file: File = toml::from_str(text).map_err(|error| {
-            wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `dataset.toml`")
-        })?;
-        if file.format_version != FORMAT_VERSION {
-            let message =
-                format!("`format_version` is {}, this program reads {FORMAT_VERSION}", file.format_version);
-            return Err(wrong(message, "write the configuration for this version"));
-        }
+        let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")
+            .map_err(|(message, hint)| wrong(message, &hint))?;
         if file.sources.is_empty() {
             return Err(wrong(
                 "`[sources]` is empty".to_owned(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use onefold_datasets::versioned::parse_toml;
 use onefold_sharding::{EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
 use serde::Deserialize;
 
@@ -12,7 +13,6 @@ const FORMAT_VERSION: u32 = 1;
 /// What a training configuration says about tables. Other sections and keys are the trainer's.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TrainConfig {
-    format_version: u32,
     pub(crate) train: TrainSection,
     pub(crate) embedding: EmbeddingConfig,
     #[serde(default)]
@@ -56,16 +56,7 @@ impl TrainConfig {
             }
             other => other?,
         };
-        let config: Self = toml::from_str(&text).map_err(|error| {
-            let hint =
-                "correct it; `[train]`, `[embedding]`, `[tables]` and `[optimizer.tables]` are read here";
-            wrong(error.to_string().trim_end().to_owned(), hint)
-        })?;
-        if config.format_version != FORMAT_VERSION {
-            let message =
-                format!("format version {}, this program reads {FORMAT_VERSION}", config.format_version);
-            return Err(wrong(message, "write it anew for this version, or use the program that it is for"));
-        }
-        Ok(config)
+        let hint = "correct it; `[train]`, `[embedding]`, `[tables]` and `[optimizer.tables]` are read here";
+        parse_toml(&text, FORMAT_VERSION, hint).map_err(|(message, hint)| wrong(message, &hint))
     }
 }

@@ -417,7 +417,7 @@ fn a_configuration_that_does_not_fit_the_dataset_is_refused() {
     assert!(error.contains("unknown variant `adadelta`") && error.contains("line 15"), "{error}");
     assert!(
         refused("format_version = 1", "format_version = 7")
-            .contains("format version 7, this program reads 1")
+            .contains("`format_version` is 7, this program reads 1")
     );
     assert_eq!(dir.names(), ["dataset", "train.toml"]);
 }

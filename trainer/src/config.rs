@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{Manifest, PartitionFilter, suggest};
 use onefold_sharding::{EmbeddingConfig, Pooling, TableConfig, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
@@ -173,15 +174,9 @@ impl TrainConfig {
             message,
             hint: hint.to_owned(),
         };
-        let mut config: Self = toml::from_str(text).map_err(|error| {
-            wrong(error.to_string().trim_end().to_owned(), "the README shows a whole `train.toml`")
-        })?;
+        let mut config: Self = parse_toml(text, FORMAT_VERSION, "the README shows a whole `train.toml`")
+            .map_err(|(message, hint)| wrong(message, &hint))?;
         config.path = path.to_owned();
-        if config.format_version != FORMAT_VERSION {
-            let message =
-                format!("`format_version` is {}, this program reads {FORMAT_VERSION}", config.format_version);
-            return Err(wrong(message, "write the configuration for this version"));
-        }
         config.check().map_err(|(message, hint)| wrong(message, hint))?;
         Ok(config)
     }
