@@ -145,8 +145,17 @@ pub fn run(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     }
 }
 
+/// Runs code that may panic on the bytes it is given, such as a foreign decoder; a panic becomes an error with its text.
+///
+/// # Errors
+///
+/// What `work` gives, or what its panic says.
+pub fn catch_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()))
+}
+
 /// What a panic that was caught says.
-pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }

@@ -66,6 +66,11 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
+/// Writes bytes as lower-case hexadecimal, as checksums are written.
+pub fn format_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Writes a count for a person: `1,234,567`.
 pub fn format_count(count: u64) -> String {
     let digits = count.to_string();
@@ -109,5 +114,6 @@ mod tests {
         assert_eq!(format_bytes(12), "12 B");
         assert_eq!(format_count(1_234_567), "1,234,567");
         assert_eq!(format_count(12), "12");
+        assert_eq!(format_hex(&[0, 10, 255]), "000aff");
     }
 }

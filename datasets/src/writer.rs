@@ -287,7 +287,7 @@ impl DatasetWriter {
             samples: open.samples,
             row_groups: metadata.num_row_groups() as u64,
             bytes_on_disk: output.bytes,
-            sha256: output.digest.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
+            sha256: crate::units::format_hex(&output.digest.clone().finalize()),
         };
         if let Some(partition) = self.partitions.last_mut() {
             partition.files.push(file);

@@ -1,10 +1,9 @@
 //! The raw logs' files: found, looked at and registered with DataFusion.
 
-use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
-use onefold_datasets::console::panic_text;
+use onefold_datasets::console::catch_panic;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -74,8 +73,7 @@ pub(crate) fn find_unreadable(config: &Config) -> Option<Error> {
     let mut files = sources.iter().flat_map(|source| source.files.iter().map(|file| (&source.name, file)));
     files.find_map(|(name, file)| {
         // Decoders panic on some damaged bytes.
-        let decoded =
-            catch_unwind(|| decode(file)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()));
+        let decoded = catch_panic(|| decode(file));
         Some(Error::Source {
             source_name: name.clone(),
             path: file.clone(),

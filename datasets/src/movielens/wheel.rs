@@ -169,7 +169,7 @@ fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
         }
         digest.update(buffer.get(..length).unwrap_or_default());
     }
-    let sha256: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let sha256 = crate::units::format_hex(&digest.finalize());
     Ok(sha256 == wheel.sha256)
 }
 

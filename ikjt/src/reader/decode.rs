@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, SchemaRef};
-use onefold_datasets::console::panic_text;
+use onefold_datasets::console::catch_panic;
+use onefold_datasets::units::format_hex;
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -47,7 +47,7 @@ impl Verified {
                 Some(bytes) => digest.update(bytes),
             }
         }
-        let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let found = format_hex(&digest.finalize());
         if found != sha256 {
             let message = format!("its bytes have SHA-256 {found}, the manifest says {sha256}");
             return Err(Error::Corrupt { path: path.to_owned(), row_group: None, message });
@@ -155,7 +155,5 @@ fn guarded<T>(
     row_group: Option<usize>,
     decode: impl FnOnce() -> Result<T, String>,
 ) -> Result<T> {
-    let decoded =
-        catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()));
-    decoded.map_err(|message| Error::Corrupt { path: path.to_owned(), row_group, message })
+    catch_panic(decode).map_err(|message| Error::Corrupt { path: path.to_owned(), row_group, message })
 }
