@@ -15,6 +15,8 @@ pub struct BatchParts {
     pub labels: ScalarBuffer<f32>,
     /// Sample weights, `[B]`.
     pub weights: Option<ScalarBuffer<f32>>,
+    /// Sample times in microseconds since 1970, UTC, `[B]`; only where something asks for them.
+    pub timestamps: Option<ScalarBuffer<i64>>,
     /// Sparse features by group.
     pub groups: Vec<Group>,
 }
@@ -26,6 +28,7 @@ pub struct Batch {
     dense: ScalarBuffer<f32>,
     labels: ScalarBuffer<f32>,
     weights: Option<ScalarBuffer<f32>>,
+    timestamps: Option<ScalarBuffer<i64>>,
     groups: Vec<Group>,
 }
 
@@ -34,23 +37,29 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the dense features or labels are no multiple of the batch size, or a group or
-    /// the weights have another number of samples.
+    /// [`Error::Invariant`] if the dense features or labels are no multiple of the batch size, or a group, the
+    /// weights or the timestamps have another number of samples.
     pub fn try_new(parts: BatchParts) -> Result<Self> {
-        let BatchParts { size, dense, labels, weights, groups } = parts;
+        let BatchParts { size, dense, labels, weights, timestamps, groups } = parts;
         for (place, length) in [("dense features", dense.len()), ("labels", labels.len())] {
             if length.checked_rem(size).unwrap_or(length) != 0 {
                 return Err(Error::invariant(place, format!("{length} values for {size} samples")));
             }
         }
-        if let Some(weights) = weights.as_ref().filter(|weights| weights.len() != size) {
-            return Err(Error::invariant("weights", format!("{} values for {size} samples", weights.len())));
+        let lengths = [
+            ("weights", weights.as_ref().map(|weights| weights.len())),
+            ("timestamps", timestamps.as_ref().map(|timestamps| timestamps.len())),
+        ];
+        for (place, length) in lengths {
+            if let Some(length) = length.filter(|length| *length != size) {
+                return Err(Error::invariant(place, format!("{length} values for {size} samples")));
+            }
         }
         if let Some(group) = groups.iter().find(|group| group.samples() != size) {
             let message = format!("{} samples in a batch of {size}", group.samples());
             return Err(Error::invariant(format!("group `{}`", group.name()), message));
         }
-        Ok(Self { size, dense, labels, weights, groups })
+        Ok(Self { size, dense, labels, weights, timestamps, groups })
     }
 
     /// The number of samples, B.
@@ -83,6 +92,11 @@ impl Batch {
         self.weights.as_ref()
     }
 
+    /// Sample times in microseconds since 1970, UTC, `[B]`, if the reader was asked for them.
+    pub fn timestamps(&self) -> Option<&ScalarBuffer<i64>> {
+        self.timestamps.as_ref()
+    }
+
     /// Sparse features by group.
     pub fn groups(&self) -> &[Group] {
         &self.groups
@@ -107,6 +121,7 @@ mod tests {
             dense: vec![0.0; 6].into(),
             labels: vec![0.0; 2].into(),
             weights: None,
+            timestamps: None,
             groups: vec![group],
         };
         let batch = Batch::try_new(parts.clone()).unwrap();
@@ -123,6 +138,10 @@ mod tests {
         assert_eq!(
             refused(BatchParts { weights: Some(vec![1.0].into()), ..parts.clone() }),
             "weights: 1 values for 2 samples"
+        );
+        assert_eq!(
+            refused(BatchParts { timestamps: Some(vec![1].into()), ..parts.clone() }),
+            "timestamps: 1 values for 2 samples"
         );
         let three = BatchParts { size: 3, labels: vec![0.0; 3].into(), ..parts };
         assert_eq!(refused(three), "group `g`: 2 samples in a batch of 3");

@@ -26,6 +26,7 @@ pub(crate) fn to_batch(parts: &Parts, schema: &Schema, dedupe: Dedupe) -> Result
         dense: row_major(parts, &schema.dense, size)?,
         labels: row_major(parts, &schema.labels, size)?,
         weights: if weights.is_empty() { None } else { Some(row_major(parts, weights, size)?) },
+        timestamps: None,
         groups,
     })
 }
