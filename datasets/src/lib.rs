@@ -23,6 +23,7 @@ mod error;
 pub mod generate;
 mod manifest;
 pub mod movielens;
+mod overlap;
 mod partition;
 pub mod raw_log;
 mod schema;
@@ -34,6 +35,7 @@ pub use error::{Error, Result, suggest};
 pub use manifest::{
     DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Partition, Statistics,
 };
+pub use overlap::overlap;
 pub use partition::{PartitionFilter, PartitionKey};
 pub use schema::{FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
 pub use writer::{DatasetWriter, WriterOptions};

@@ -1,0 +1,94 @@
+//! How two consecutive states of a sliding window overlap.
+
+/// The largest `n` such that `next` starts with the last `n` items of `previous`: what a window kept when items were
+/// appended to it and old ones dropped. 0 if nothing was kept.
+///
+/// Time is linear in the lengths for any input: shifts are tried one by one while that is cheap, then
+/// the failure function of Knuth, Morris and Pratt (1977) takes over.
+pub fn overlap<T: Eq>(previous: &[T], next: &[T]) -> usize {
+    let longest = previous.len().min(next.len());
+    let tail = &previous[previous.len() - longest..];
+    // A real window shifts by a few items, so one of the first shifts fits; what a wrong shift costs is bounded.
+    let mut credit = 4 * longest;
+    for shift in 0..longest {
+        let kept = &tail[shift..];
+        let equal = kept.iter().zip(next).take_while(|(a, b)| a == b).count();
+        if equal == kept.len() {
+            return equal;
+        }
+        if equal > credit {
+            return overlap_linear(kept, next);
+        }
+        credit -= equal;
+    }
+    0
+}
+
+/// Runs the automaton of `next` over `text`; its last state is the longest prefix of `next` that ends `text`.
+fn overlap_linear<T: Eq>(text: &[T], next: &[T]) -> usize {
+    let pattern = &next[..next.len().min(text.len())];
+    let mut failure = vec![0; pattern.len()];
+    let mut state = 0;
+    for i in 1..pattern.len() {
+        state = step(pattern, &failure, state, &pattern[i]);
+        failure[i] = state;
+    }
+    state = 0;
+    for item in text {
+        if state == pattern.len() {
+            state = failure[state - 1];
+        }
+        state = step(pattern, &failure, state, item);
+    }
+    state
+}
+
+fn step<T: Eq>(pattern: &[T], failure: &[usize], mut state: usize, item: &T) -> usize {
+    while state > 0 && pattern[state] != *item {
+        state = failure[state - 1];
+    }
+    state + usize::from(pattern[state] == *item)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(previous: &[i64], next: &[i64]) -> usize {
+        (0..=previous.len().min(next.len())).rev().find(|n| previous.ends_with(&next[..*n])).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_definition(
+            previous in prop::collection::vec(0_i64..2, 0..40),
+            next in prop::collection::vec(0_i64..2, 0..40),
+        ) {
+            prop_assert_eq!(overlap(&previous, &next), naive(&previous, &next));
+            if !previous.is_empty() && !next.is_empty() {
+                prop_assert_eq!(overlap_linear(&previous, &next), naive(&previous, &next));
+            }
+        }
+    }
+
+    #[test]
+    fn a_slid_window_overlaps_in_what_it_kept() {
+        assert_eq!(overlap(&[1, 2, 3, 4], &[3, 4, 5]), 2);
+        assert_eq!(overlap(&[1, 2, 3], &[1, 2, 3]), 3);
+        assert_eq!(overlap(&[1, 2, 3], &[2, 3]), 2);
+        assert_eq!(overlap(&[1, 2, 3], &[4, 1, 2]), 0);
+        assert_eq!(overlap(&[], &[1]), 0);
+    }
+
+    #[test]
+    fn repetitive_lists_take_linear_time() {
+        // Every shift agrees almost to the end: quadratic work would be 10^12 comparisons.
+        let mut previous = vec![0; 1_000_000];
+        previous.push(1);
+        let mut next = vec![0; 1_000_000];
+        next.push(2);
+        assert_eq!(overlap(&previous, &next), 0);
+    }
+}
