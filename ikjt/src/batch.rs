@@ -62,6 +62,14 @@ impl Batch {
         Ok(Self { size, dense, labels, weights, timestamps, groups })
     }
 
+    /// A batch of parts whose invariants the caller has made sure of; unit tests check them.
+    pub(crate) fn trusted(parts: BatchParts) -> Self {
+        #[cfg(test)]
+        Self::try_new(parts.clone()).unwrap();
+        let BatchParts { size, dense, labels, weights, timestamps, groups } = parts;
+        Self { size, dense, labels, weights, timestamps, groups }
+    }
+
     /// The number of samples, B.
     pub fn size(&self) -> usize {
         self.size

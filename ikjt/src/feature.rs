@@ -1,5 +1,6 @@
 //! A sparse feature of a batch: rows that are slices of one buffer of ids.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
@@ -44,6 +45,20 @@ impl Feature {
         };
         feature.check()?;
         Ok(feature)
+    }
+
+    /// A feature of buffers whose invariants the caller has made sure of; unit tests check them.
+    pub(crate) fn trusted(
+        name: Arc<str>,
+        values: ScalarBuffer<i64>,
+        weights: Option<ScalarBuffer<f32>>,
+        offsets: ScalarBuffer<i32>,
+        sizes: ScalarBuffer<i32>,
+    ) -> Self {
+        let feature = Self { name, values, weights, offsets, sizes };
+        #[cfg(test)]
+        feature.check().unwrap();
+        feature
     }
 
     /// A feature whose row `u` is a copy of `rows[u]`.
@@ -127,6 +142,12 @@ impl Feature {
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.sizes.len()
+    }
+
+    /// Where row `row` stands in [`values`](Self::values).
+    pub(crate) fn span(&self, row: usize) -> Range<usize> {
+        let offset = self.offsets[row] as usize;
+        offset..offset + self.sizes[row] as usize
     }
 
     /// The ids of row `row`.

@@ -49,9 +49,30 @@ impl Group {
         Ok(Self { name, inverse, rows, features })
     }
 
+    /// A group of parts whose invariants the caller has made sure of; unit tests check them.
+    pub(crate) fn trusted(
+        name: Arc<str>,
+        inverse: Option<ScalarBuffer<i32>>,
+        rows: usize,
+        features: Vec<Feature>,
+    ) -> Self {
+        let group = Self { name, inverse, rows, features };
+        #[cfg(test)]
+        assert_eq!(
+            group,
+            Self::try_new(group.shared_name(), group.inverse.clone(), group.features.clone()).unwrap()
+        );
+        group
+    }
+
     /// The group's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name, shared.
+    pub(crate) fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
     }
 
     /// The inverse index, one row number per sample; `None` if row and sample are the same.

@@ -42,12 +42,16 @@
 //! passes them.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+pub(crate) mod arbitrary;
 mod batch;
+mod builder;
 mod dedupe;
 mod error;
 mod feature;
 mod group;
 pub mod hash;
+mod operations;
 pub mod reader;
 
 pub use batch::{Batch, BatchParts};

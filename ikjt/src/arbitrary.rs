@@ -1,0 +1,199 @@
+//! Random groups and batches for property tests, and the naive model that they are compared with.
+
+use arrow::buffer::ScalarBuffer;
+use proptest::prelude::*;
+
+use crate::{Batch, BatchParts, Feature, Group};
+
+/// An id, and the bits of its weight if the feature has weights.
+pub(crate) type Item = (i64, Option<u32>);
+
+/// What a sample has of one feature.
+pub(crate) type List = Vec<Item>;
+
+/// The list that row `row` of a feature holds.
+pub(crate) fn list(feature: &Feature, row: usize) -> List {
+    let weights = feature.row_weights(row).map(|weights| weights.iter().map(|w| w.to_bits()).collect());
+    let weights: Vec<_> = weights
+        .map_or_else(|| vec![None; feature.row(row).len()], |w: Vec<u32>| w.into_iter().map(Some).collect());
+    feature.row(row).iter().copied().zip(weights).collect()
+}
+
+/// What a group means: every sample's list of every feature.
+pub(crate) fn lists(group: &Group) -> Vec<Vec<List>> {
+    let sample = |i| group.features().iter().map(|feature| list(feature, group.row_of(i))).collect();
+    (0..group.samples()).map(sample).collect()
+}
+
+/// What a batch says of one sample.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) dense: Vec<f32>,
+    pub(crate) labels: Vec<f32>,
+    pub(crate) weight: Option<f32>,
+    pub(crate) timestamp: Option<i64>,
+    /// By group, by feature.
+    pub(crate) lists: Vec<Vec<List>>,
+}
+
+/// What a batch means.
+pub(crate) fn samples(batch: &Batch) -> Vec<Sample> {
+    let groups: Vec<_> = batch.groups().iter().map(lists).collect();
+    let row = |matrix: &[f32], width: usize, i: usize| matrix[i * width..(i + 1) * width].to_vec();
+    let sample = |i| Sample {
+        dense: row(batch.dense(), batch.dense_width(), i),
+        labels: row(batch.labels(), batch.label_width(), i),
+        weight: batch.weights().map(|weights| weights[i]),
+        timestamp: batch.timestamps().map(|timestamps| timestamps[i]),
+        lists: groups.iter().map(|group| group[i].clone()).collect(),
+    };
+    (0..batch.size()).map(sample).collect()
+}
+
+/// What batches that can be put together have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    dense: usize,
+    labels: usize,
+    weights: bool,
+    timestamps: bool,
+    /// By group, by feature: whether it has weights.
+    groups: Vec<Vec<bool>>,
+}
+
+/// Random shapes: one to three groups of one to three features.
+pub(crate) fn shapes() -> impl Strategy<Value = Shape> {
+    let groups = prop::collection::vec(prop::collection::vec(any::<bool>(), 1..=3), 1..=3);
+    (0_usize..3, 0_usize..3, any::<bool>(), any::<bool>(), groups).prop_map(
+        |(dense, labels, weights, timestamps, groups)| Shape { dense, labels, weights, timestamps, groups },
+    )
+}
+
+/// Batches of a shape and up to 12 samples.
+pub(crate) fn batches_of(shape: Shape) -> impl Strategy<Value = Batch> {
+    (0_usize..=12).prop_flat_map(move |size| {
+        let shape = shape.clone();
+        let groups: Vec<_> =
+            shape.groups.iter().enumerate().map(|(i, weighted)| groups_of(i, weighted, size)).collect();
+        let floats = |width: usize| prop::collection::vec(-2.0_f32..2.0, size * width);
+        let weights = floats(1);
+        let timestamps = prop::collection::vec(any::<i64>(), size);
+        (floats(shape.dense), floats(shape.labels), weights, timestamps, groups).prop_map(
+            move |(dense, labels, weights, timestamps, groups)| {
+                Batch::try_new(BatchParts {
+                    size,
+                    dense: dense.into(),
+                    labels: labels.into(),
+                    weights: shape.weights.then(|| weights.into()),
+                    timestamps: shape.timestamps.then(|| timestamps.into()),
+                    groups,
+                })
+                .unwrap()
+            },
+        )
+    })
+}
+
+/// Random batches.
+pub(crate) fn batches() -> impl Strategy<Value = Batch> {
+    shapes().prop_flat_map(batches_of)
+}
+
+/// Random groups: plain, exact and partial ones, with and without weights.
+pub(crate) fn groups() -> impl Strategy<Value = Group> {
+    (prop::collection::vec(any::<bool>(), 1..=3), 0_usize..=16)
+        .prop_flat_map(|(weighted, size)| groups_of(0, &weighted, size))
+}
+
+/// Group number `index`, `g0` with `f0_0`, `f0_1`..., of `size` samples.
+fn groups_of(index: usize, weighted: &[bool], size: usize) -> impl Strategy<Value = Group> + use<> {
+    let weighted = weighted.to_vec();
+    inverses(size).prop_flat_map(move |(inverse, rows)| {
+        let inverse: Option<ScalarBuffer<i32>> = inverse.map(Into::into);
+        let features = weighted.iter().enumerate();
+        let features: Vec<_> =
+            features.map(|(i, &weighted)| features_of(format!("f{index}_{i}"), weighted, rows)).collect();
+        features
+            .prop_map(move |features| Group::try_new(format!("g{index}"), inverse.clone(), features).unwrap())
+    })
+}
+
+/// An inverse index, or none, and the number of rows.
+fn inverses(size: usize) -> impl Strategy<Value = (Option<Vec<i32>>, usize)> {
+    let steps = move |most: i32| prop::collection::vec(0..=most, size);
+    prop_oneof![
+        Just((None, size)),
+        // In order, as from a folded dataset (steps of at most 1) or after samples were dropped.
+        (1..3_i32).prop_flat_map(steps).prop_map(|steps| {
+            let ends = steps.iter().scan(0, |row, step| {
+                *row += step;
+                Some(*row)
+            });
+            let inverse: Vec<i32> = ends.collect();
+            let rows = inverse.last().map_or(0, |row| *row as usize + 1);
+            (Some(inverse), rows)
+        }),
+        // In any order, with rows that no sample uses.
+        (1..=size.max(1)).prop_flat_map(move |rows| {
+            let inverse = prop::collection::vec(0..rows as i32, size);
+            inverse.prop_map(move |inverse| (Some(inverse), rows))
+        }),
+    ]
+}
+
+/// How the rows of a random feature stand in its values.
+#[derive(Debug, Clone, Copy)]
+enum Layout {
+    OneAfterTheOther,
+    SlidingWindows,
+    Anywhere,
+}
+
+fn features_of(name: String, weighted: bool, rows: usize) -> impl Strategy<Value = Feature> {
+    let layouts =
+        prop::sample::select(vec![Layout::OneAfterTheOther, Layout::SlidingWindows, Layout::Anywhere]);
+    // Few different ids and weights, so that lists repeat; zeros of both signs, which only their bits tell apart.
+    let weight = prop::sample::select(vec![0.0_f32, -0.0, 1.0]);
+    let items = prop::collection::vec((-1_i64..3, weight), 0..24);
+    let slices = prop::collection::vec((0_usize..24, 0_usize..6), rows);
+    (layouts, items, slices).prop_map(move |(layout, mut items, slices)| {
+        let slices = layout.place(&mut items, slices);
+        let (offsets, sizes): (Vec<i32>, Vec<i32>) =
+            slices.into_iter().map(|(offset, size)| (offset as i32, size as i32)).unzip();
+        let (ids, weights): (Vec<i64>, Vec<f32>) = items.into_iter().unzip();
+        Feature::try_new(name.clone(), ids, weighted.then(|| weights.into()), offsets, sizes).unwrap()
+    })
+}
+
+impl Layout {
+    /// Makes `(offset, size)` of random numbers.
+    fn place(self, items: &mut Vec<(i64, f32)>, slices: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+        let mut end = 0;
+        match self {
+            Self::OneAfterTheOther => {
+                let total = slices.iter().map(|(_, size)| size).sum();
+                let cycle = if items.is_empty() { vec![(7, 0.5)] } else { items.clone() };
+                *items = cycle.into_iter().cycle().take(total).collect();
+                let place = |(_, size): (usize, usize)| {
+                    end += size;
+                    (end - size, size)
+                };
+                slices.into_iter().map(place).collect()
+            }
+            Self::SlidingWindows => {
+                let slide = |(step, size): (usize, usize)| {
+                    end = items.len().min(end + step % 3);
+                    (end, size.min(items.len() - end))
+                };
+                slices.into_iter().map(slide).collect()
+            }
+            Self::Anywhere => {
+                let place = |(offset, size): (usize, usize)| {
+                    let offset = offset.min(items.len());
+                    (offset, size.min(items.len() - offset))
+                };
+                slices.into_iter().map(place).collect()
+            }
+        }
+    }
+}

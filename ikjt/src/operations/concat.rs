@@ -1,0 +1,463 @@
+//! Slices of batches, and batches put together from slices of several.
+//!
+//! Rows that no sample uses are dropped, and rows that overlap go on overlapping: a batch cut out of decoded row
+//! groups costs its distinct values, not its samples'.
+
+use std::fmt::Display;
+use std::ops::Range;
+
+use arrow::buffer::ScalarBuffer;
+use arrow::datatypes::ArrowNativeType;
+
+use super::used::{Renumbering, UsedRows, UsedValues, listed};
+use crate::builder::{FeatureBuilder, check_values, rebased};
+use crate::{Batch, BatchParts, Error, Feature, Group, Result};
+
+impl Batch {
+    /// The samples `samples`. Dense features, labels and, where rows stand together, ids share this batch's buffers.
+    ///
+    /// # Panics
+    ///
+    /// If the range is out of bounds.
+    pub fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice_with(samples, &mut Renumbering::default())
+    }
+
+    fn slice_with(&self, samples: Range<usize>, renumbering: &mut Renumbering) -> Self {
+        let (dense, labels) = (self.dense_width(), self.label_width());
+        let groups = self.groups().iter();
+        Self::trusted(BatchParts {
+            size: samples.len(),
+            dense: slice_rows(self.dense(), &samples, dense),
+            labels: slice_rows(self.labels(), &samples, labels),
+            weights: self.weights().map(|weights| slice_rows(weights, &samples, 1)),
+            timestamps: self.timestamps().map(|timestamps| slice_rows(timestamps, &samples, 1)),
+            groups: groups.map(|group| group.slice_with(samples.clone(), renumbering)).collect(),
+        })
+    }
+
+    /// The samples of all pieces, one piece after the other. One piece is its [`slice`](Self::slice).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if
+    /// - there is no piece, or a range is out of bounds,
+    /// - the batches differ in dense features or labels per sample, in having weights or timestamps, or in the names of
+    ///   groups and features,
+    /// - [`Group::concat`] refuses a group.
+    pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
+        let first = check_pieces("batch", pieces.iter().map(|(batch, samples)| (batch.size(), samples)))
+            .map(|()| pieces[0].0)?;
+        let mut renumbering = Renumbering::default();
+        if let [(batch, samples)] = pieces {
+            return Ok(batch.slice_with(samples.clone(), &mut renumbering));
+        }
+        check_same("groups", pieces.iter().map(|(batch, _)| batch.groups().len()))?;
+        let size = pieces.iter().map(|(_, samples)| samples.len()).sum();
+        let mut of_group = Vec::with_capacity(pieces.len());
+        let groups = (0..first.groups().len()).map(|i| {
+            of_group.clear();
+            of_group.extend(pieces.iter().map(|(batch, samples)| (&batch.groups()[i], samples.clone())));
+            concat_groups(&of_group, &mut renumbering)
+        });
+        let groups = groups.collect::<Result<_>>()?;
+        Ok(Self::trusted(BatchParts {
+            size,
+            dense: concat_matrices("dense features", pieces, Self::dense)?,
+            labels: concat_matrices("labels", pieces, Self::labels)?,
+            weights: concat_optional("sample weights", pieces, Self::weights)?,
+            timestamps: concat_optional("timestamps", pieces, Self::timestamps)?,
+            groups,
+        }))
+    }
+}
+
+impl Group {
+    /// The samples `samples`, with the rows that they use.
+    ///
+    /// Values are shared and trimmed to those that the rows use. An inverse index stays one, its rows
+    /// numbered in the order of first use.
+    ///
+    /// # Panics
+    ///
+    /// If the range is out of bounds.
+    pub fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice_with(samples, &mut Renumbering::default())
+    }
+
+    fn slice_with(&self, samples: Range<usize>, renumbering: &mut Renumbering) -> Self {
+        let mut inverse = self.inverse().map(|_| Vec::with_capacity(samples.len()));
+        let rows = renumbering.used_rows(self, samples, 0, inverse.as_mut());
+        let features = self.features().iter().map(|feature| slice_feature(feature, &rows)).collect();
+        Self::trusted(self.shared_name(), inverse.map(Into::into), rows.len(), features)
+    }
+
+    /// The samples of all pieces, one piece after the other.
+    ///
+    /// The result has an inverse index if any piece has one. Rows are not compared: what two pieces have in
+    /// common stands there twice, until it is [deduplicated](crate::deduplicate).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if there is no piece, a range is out of bounds, the groups differ in their name, their
+    /// features' names or in which features have weights, or samples or values are more than `i32` counts.
+    pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
+        check_pieces("group", pieces.iter().map(|(group, samples)| (group.samples(), samples)))?;
+        concat_groups(pieces, &mut Renumbering::default())
+    }
+}
+
+fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
+    let used = UsedValues::new(feature, rows);
+    let name = feature.shared_name();
+    let (offsets, sizes): (ScalarBuffer<i32>, ScalarBuffer<i32>) = match rows {
+        UsedRows::Range(rows) => {
+            let offsets = feature.offsets().slice(rows.start, rows.len());
+            let all = used.span == (0..feature.values().len());
+            let offsets = if all { offsets } else { rebased(offsets.iter(), &used.span, 0).collect() };
+            (offsets, feature.sizes().slice(rows.start, rows.len()))
+        }
+        // What lies between the rows is left behind; as long as that can be addressed.
+        UsedRows::Listed(list) if !used.is_dense() && i32::try_from(used.total).is_ok() => {
+            let weighted = feature.weights().is_some();
+            let mut builder = FeatureBuilder::with_capacity(weighted, used.total as usize, list.len());
+            append(&mut builder, feature, rows, &used);
+            return builder.finish(name);
+        }
+        UsedRows::Listed(list) => {
+            let offsets = rebased(listed(feature.offsets(), list), &used.span, 0).collect();
+            (offsets, listed(feature.sizes(), list).copied().collect())
+        }
+    };
+    let UsedValues { span, .. } = used;
+    let weights = feature.weights().map(|weights| weights.slice(span.start, span.len()));
+    Feature::trusted(name, feature.values().slice(span.start, span.len()), weights, offsets, sizes)
+}
+
+/// One piece of a group, after its rows are known.
+struct Piece<'a> {
+    features: &'a [Feature],
+    rows: UsedRows,
+}
+
+/// `pieces` are in bounds, and there is one.
+fn concat_groups(pieces: &[(&Group, Range<usize>)], renumbering: &mut Renumbering) -> Result<Group> {
+    let (first, samples) = &pieces[0];
+    if pieces.len() == 1 {
+        return Ok(first.slice_with(samples.clone(), renumbering));
+    }
+    for (i, (group, _)) in pieces.iter().enumerate() {
+        check_alike(first, group, i)?;
+    }
+    let samples: usize = pieces.iter().map(|(_, samples)| samples.len()).sum();
+    if i32::try_from(samples).is_err() {
+        let message = format!("{samples} samples are more than a batch can have, {}", i32::MAX);
+        return Err(Error::invariant(format!("group `{}`", first.name()), message));
+    }
+    let plain = pieces.iter().all(|(group, _)| group.inverse().is_none());
+    let mut inverse = (!plain).then(|| Vec::with_capacity(samples));
+    let mut rows = 0;
+    let pieces: Vec<Piece<'_>> = pieces
+        .iter()
+        .map(|(group, samples)| {
+            let used = renumbering.used_rows(group, samples.clone(), rows, inverse.as_mut());
+            rows += used.len();
+            Piece { features: group.features(), rows: used }
+        })
+        .collect();
+    let mut used = Vec::with_capacity(pieces.len());
+    let features = (0..first.features().len()).map(|i| concat_feature(&pieces, i, rows, &mut used));
+    let features = features.collect::<Result<_>>()?;
+    Ok(Group::trusted(first.shared_name(), inverse.map(Into::into), rows, features))
+}
+
+fn concat_feature(
+    pieces: &[Piece<'_>],
+    index: usize,
+    rows: usize,
+    used: &mut Vec<UsedValues>,
+) -> Result<Feature> {
+    let first = &pieces[0].features[index];
+    used.clear();
+    used.extend(pieces.iter().map(|piece| UsedValues::new(&piece.features[index], &piece.rows)));
+    let total = used.iter().map(|used| used.total.min(used.span.len() as u64)).sum();
+    let total = check_values(first.name(), total)?;
+    let mut builder = FeatureBuilder::with_capacity(first.weights().is_some(), total, rows);
+    for (piece, used) in pieces.iter().zip(used) {
+        append(&mut builder, &piece.features[index], &piece.rows, used);
+    }
+    Ok(builder.finish(first.shared_name()))
+}
+
+/// Appends rows: their span whole if that is no more than their ids, else without what no row uses.
+fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used: &UsedValues) {
+    let span = used.span.clone();
+    let (offsets, sizes) = (feature.offsets(), feature.sizes());
+    match rows {
+        UsedRows::Range(rows) if used.is_dense() => {
+            builder.append_span(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), span);
+        }
+        UsedRows::Listed(rows) if used.is_dense() => {
+            builder.append_span(feature, listed(offsets, rows), listed(sizes, rows), span);
+        }
+        UsedRows::Range(rows) => builder.append_rows(feature, rows.clone()),
+        UsedRows::Listed(rows) => builder.append_rows(feature, rows.iter().map(|&row| row as usize)),
+    }
+}
+
+/// Checks that there are pieces, and that they are ranges of their sources' samples.
+fn check_pieces<'a>(
+    what: &str,
+    mut pieces: impl ExactSizeIterator<Item = (usize, &'a Range<usize>)>,
+) -> Result<()> {
+    if pieces.len() == 0 {
+        return Err(Error::invariant(what, "no pieces to put together"));
+    }
+    match pieces.find(|(size, samples)| samples.start > samples.end || samples.end > *size) {
+        None => Ok(()),
+        Some((size, samples)) => {
+            let message = format!("samples {}..{} of {size}", samples.start, samples.end);
+            Err(Error::invariant(what, message))
+        }
+    }
+}
+
+/// Checks that all pieces have the same of something.
+fn check_same<T: PartialEq + Display + Copy>(what: &str, had: impl Iterator<Item = T>) -> Result<()> {
+    let mut first = None;
+    for (i, got) in had.enumerate() {
+        let expected = *first.get_or_insert(got);
+        if got != expected {
+            let message = format!("piece {i} has {got}, piece 0 has {expected}");
+            return Err(Error::invariant(what, message));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that piece `i` has the names of the first one, and weights where that has them.
+fn check_alike(first: &Group, group: &Group, i: usize) -> Result<()> {
+    let wrong = |place: String, message: String| Err(Error::invariant(place, message));
+    if first.name() != group.name() {
+        return wrong(format!("group `{}`", first.name()), format!("piece {i} has group `{}`", group.name()));
+    }
+    if first.features().len() != group.features().len() {
+        let (got, expected) = (group.features().len(), first.features().len());
+        let message = format!("piece {i} has {got} features, piece 0 has {expected}");
+        return wrong(format!("group `{}`", first.name()), message);
+    }
+    for (first, feature) in first.features().iter().zip(group.features()) {
+        if first.name() != feature.name() {
+            let message = format!("piece {i} has feature `{}`", feature.name());
+            return wrong(format!("feature `{}`", first.name()), message);
+        }
+        if first.weights().is_some() != feature.weights().is_some() {
+            let (with, without) = if first.weights().is_some() { (0, i) } else { (i, 0) };
+            let message = format!("piece {with} has weights, piece {without} has none");
+            return wrong(format!("feature `{}`", first.name()), message);
+        }
+    }
+    Ok(())
+}
+
+/// Rows of a `[B, width]` matrix, shared.
+fn slice_rows<T: ArrowNativeType>(
+    matrix: &ScalarBuffer<T>,
+    rows: &Range<usize>,
+    width: usize,
+) -> ScalarBuffer<T> {
+    matrix.slice(rows.start * width, rows.len() * width)
+}
+
+/// Rows of several `[B, width]` matrices of equal width; a matrix of no rows has any.
+fn concat_matrices(
+    what: &str,
+    pieces: &[(&Batch, Range<usize>)],
+    matrix: impl Fn(&Batch) -> &ScalarBuffer<f32>,
+) -> Result<ScalarBuffer<f32>> {
+    let width = |batch: &Batch| matrix(batch).len().checked_div(batch.size());
+    check_same(what, pieces.iter().filter_map(|(batch, _)| width(batch)))?;
+    let rows = pieces.iter().map(|(batch, samples)| {
+        let width = width(batch).unwrap_or(0);
+        &matrix(batch)[samples.start * width..samples.end * width]
+    });
+    Ok(concat_slices(rows))
+}
+
+fn concat_optional<'a, T: ArrowNativeType>(
+    what: &str,
+    pieces: &[(&'a Batch, Range<usize>)],
+    column: impl Fn(&'a Batch) -> Option<&'a ScalarBuffer<T>>,
+) -> Result<Option<ScalarBuffer<T>>> {
+    let has = |batch| if column(batch).is_some() { "some" } else { "none" };
+    check_same(what, pieces.iter().map(|(batch, _)| has(batch)))?;
+    let slices = pieces.iter().map(|(batch, samples)| column(batch).map(|all| &all[samples.clone()]));
+    Ok(column(pieces[0].0).map(|_| concat_slices(slices.flatten())))
+}
+
+fn concat_slices<'a, T: ArrowNativeType>(slices: impl Iterator<Item = &'a [T]> + Clone) -> ScalarBuffer<T> {
+    let mut all = Vec::with_capacity(slices.clone().map(<[T]>::len).sum());
+    slices.for_each(|slice| all.extend_from_slice(slice));
+    all.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
+
+    /// A range of `0..size` from two random numbers.
+    fn range(size: usize, (a, b): (usize, usize)) -> Range<usize> {
+        let (a, b) = (a % (size + 1), b % (size + 1));
+        a.min(b)..a.max(b)
+    }
+
+    fn stored(feature: &Feature) -> u64 {
+        feature.values().len() as u64
+    }
+
+    proptest! {
+        #[test]
+        fn a_slice_has_the_samples_of_its_range(batch in batches(), ends in any::<(usize, usize)>()) {
+            let range = range(batch.size(), ends);
+            let slice = batch.slice(range.clone());
+            prop_assert_eq!(samples(&slice), &samples(&batch)[range.clone()]);
+            prop_assert_eq!(slice.expand(), batch.expand().slice(range));
+        }
+
+        #[test]
+        fn a_slice_keeps_what_it_uses_and_no_more(group in groups(), ends in any::<(usize, usize)>()) {
+            let range = range(group.samples(), ends);
+            let slice = group.slice(range.clone());
+            prop_assert_eq!(slice.inverse().is_some(), group.inverse().is_some());
+            // Rows in the order of first use, every one of them used.
+            let mut next = 0;
+            for sample in 0..slice.samples() {
+                prop_assert!(slice.row_of(sample) <= next);
+                next = next.max(slice.row_of(sample) + 1);
+            }
+            prop_assert_eq!(next, slice.rows());
+            for (kept, all) in slice.features().iter().zip(group.features()) {
+                prop_assert!(kept.values().len() <= all.values().len());
+            }
+        }
+
+        #[test]
+        fn concatenation_is_that_of_the_samples(
+            (sources, ends) in shapes().prop_flat_map(|shape| (
+                prop::collection::vec(batches_of(shape), 1..4),
+                prop::collection::vec(any::<(usize, usize, usize)>(), 1..6),
+            )),
+        ) {
+            let pieces: Vec<_> = ends.iter().map(|&(source, a, b)| {
+                let batch = &sources[source % sources.len()];
+                (batch, range(batch.size(), (a, b)))
+            }).collect();
+            // Widths of batches without samples are not known.
+            prop_assume!(sources.iter().all(|batch| batch.size() > 0));
+            let whole = Batch::concat(&pieces).unwrap();
+            let expected: Vec<_> = pieces.iter()
+                .flat_map(|(batch, range)| samples(batch)[range.clone()].to_vec())
+                .collect();
+            prop_assert_eq!(samples(&whole), expected);
+            for (i, group) in whole.groups().iter().enumerate() {
+                let plain = pieces.iter().all(|(batch, _)| batch.groups()[i].inverse().is_none());
+                prop_assert_eq!(group.inverse().is_none(), plain);
+                for feature in group.features().iter().filter(|_| pieces.len() > 1) {
+                    prop_assert!(stored(feature) <= feature.total_size());
+                }
+            }
+        }
+
+        #[test]
+        fn cutting_and_concatenating_restores_a_group(group in groups(), cut in any::<usize>()) {
+            let cut = cut % (group.samples() + 1);
+            let whole = Group::concat(&[(&group, 0..cut), (&group, cut..group.samples())]).unwrap();
+            prop_assert_eq!(lists(&whole), lists(&group));
+        }
+    }
+
+    fn feature(name: &str, values: Vec<i64>, offsets: Vec<i32>, sizes: Vec<i32>) -> Feature {
+        Feature::try_new(name, values, None, offsets, sizes).unwrap()
+    }
+
+    #[test]
+    fn a_slice_shares_and_trims() {
+        let window = feature("w", (0..10).collect(), vec![0, 2, 3, 5, 9], vec![4, 3, 4, 0, 1]);
+        let group = Group::try_new("g", None, vec![window]).unwrap();
+        let slice = group.slice(1..4);
+        let (part, whole) = (&slice.features()[0], &group.features()[0]);
+        assert_eq!(part.values()[..], [2, 3, 4, 5, 6]);
+        assert_eq!(part.values().as_ptr(), whole.values()[2..].as_ptr());
+        assert_eq!(part.sizes().as_ptr(), whole.sizes()[1..].as_ptr());
+        assert_eq!(part.offsets()[..], [0, 1, 3]);
+        assert_eq!(group.slice(0..5).features()[0].offsets().as_ptr(), whole.offsets().as_ptr());
+    }
+
+    #[test]
+    fn windows_stay_windows_across_pieces() {
+        let window = feature("w", (0..100).collect(), (0..91).collect(), vec![10; 91]);
+        let group = Group::try_new("g", None, vec![window]).unwrap();
+        let whole = Group::concat(&[(&group, 0..20), (&group, 50..60)]).unwrap();
+        assert_eq!(whole.features()[0].values().len(), 29 + 19);
+        assert_eq!(whole.features()[0].row(20), (50..60).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn values_that_no_row_uses_are_left_behind() {
+        // Two rows at the ends of many values, as when a session meets an old row again.
+        let far = feature("x", (0..1000).collect(), vec![0, 500, 998], vec![2, 400, 2]);
+        let group = Group::try_new("g", Some(vec![2, 0, 2].into()), vec![far]).unwrap();
+        for part in [group.slice(0..3), Group::concat(&[(&group, 0..2), (&group, 2..3)]).unwrap()] {
+            assert!(part.features()[0].values().len() <= 6);
+            assert_eq!(lists(&part), lists(&group));
+        }
+    }
+
+    #[test]
+    fn more_values_than_offsets_address_are_refused() {
+        // 2^24 zeros, of which no page is ever touched.
+        let rows = feature("x", vec![0; 1 << 24], vec![0], vec![1 << 24]);
+        let group = Group::try_new("g", None, vec![rows]).unwrap();
+        let pieces = vec![(&group, 0..1); 128];
+        assert_eq!(
+            Group::concat(&pieces).unwrap_err().to_string(),
+            "feature `x`: 2147483648 ids are more than 32-bit offsets address\n  hint: make batches of fewer samples"
+        );
+    }
+
+    #[test]
+    fn pieces_that_do_not_fit_together_are_named() {
+        let batch = |dense: usize, weights: bool, group: &str, weighted: bool| {
+            let weights_of = |some: bool| some.then(|| vec![1.0_f32; 2].into());
+            let ids = Feature::try_new("x", vec![1_i64, 2], weights_of(weighted), vec![0, 1], vec![1, 1]);
+            Batch::try_new(BatchParts {
+                size: 2,
+                dense: vec![0.0; 2 * dense].into(),
+                labels: vec![0.0; 2].into(),
+                weights: weights_of(weights),
+                timestamps: None,
+                groups: vec![Group::try_new(group, None, vec![ids.unwrap()]).unwrap()],
+            })
+            .unwrap()
+        };
+        let first = batch(1, false, "g", false);
+        let refused =
+            |other: &Batch| Batch::concat(&[(&first, 0..2), (other, 0..1)]).unwrap_err().to_string();
+        assert_eq!(refused(&batch(2, false, "g", false)), "dense features: piece 1 has 2, piece 0 has 1");
+        assert_eq!(
+            refused(&batch(1, true, "g", false)),
+            "sample weights: piece 1 has some, piece 0 has none"
+        );
+        assert_eq!(refused(&batch(1, false, "h", false)), "group `g`: piece 1 has group `h`");
+        assert_eq!(
+            refused(&batch(1, false, "g", true)),
+            "feature `x`: piece 1 has weights, piece 0 has none"
+        );
+        let bounds = Batch::concat(&[(&first, 0..2), (&first, 1..3)]).unwrap_err().to_string();
+        assert_eq!(bounds, "batch: samples 1..3 of 2");
+        assert_eq!(Batch::concat(&[]).unwrap_err().to_string(), "batch: no pieces to put together");
+    }
+}

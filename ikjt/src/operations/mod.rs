@@ -1,0 +1,7 @@
+//! What can be done to batches, groups and features, beside [deduplicating](crate::deduplicate) them.
+//!
+//! An operation means what it does to the expanded batch, and does it to distinct rows: it commutes with
+//! [`Batch::expand`](crate::Batch::expand).
+
+mod concat;
+mod used;
