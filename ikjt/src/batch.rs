@@ -70,6 +70,18 @@ impl Batch {
         Self { size, dense, labels, weights, timestamps, groups }
     }
 
+    /// What the batch is made of, shared.
+    pub(crate) fn parts(&self) -> BatchParts {
+        BatchParts {
+            size: self.size,
+            dense: self.dense.clone(),
+            labels: self.labels.clone(),
+            weights: self.weights.clone(),
+            timestamps: self.timestamps.clone(),
+            groups: self.groups.clone(),
+        }
+    }
+
     /// The number of samples, B.
     pub fn size(&self) -> usize {
         self.size

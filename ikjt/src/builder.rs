@@ -1,5 +1,6 @@
 //! A feature that grows at its end.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,15 +21,15 @@ pub(crate) struct FeatureBuilder {
 
 /// # Errors
 ///
-/// [`Error::Invariant`] if `total` values of feature `name` are more than 32-bit offsets address.
-pub(crate) fn check_values(name: &str, total: u64) -> Result<usize> {
+/// [`Error::Invariant`] if the `total` values of `place` are more than 32-bit offsets address.
+pub(crate) fn check_values(place: impl Display, total: u64) -> Result<usize> {
     match i32::try_from(total) {
         Ok(total) => Ok(total as usize),
         Err(_) => {
             let message = format!(
                 "{total} ids are more than 32-bit offsets address\n  hint: make batches of fewer samples"
             );
-            Err(Error::invariant(format!("feature `{name}`"), message))
+            Err(Error::invariant(place.to_string(), message))
         }
     }
 }
@@ -45,7 +46,7 @@ impl FeatureBuilder {
     }
 
     /// The number of values so far: where the next one will stand.
-    fn end(&self) -> usize {
+    pub(crate) fn end(&self) -> usize {
         self.values.len()
     }
 
@@ -57,8 +58,16 @@ impl FeatureBuilder {
         self.values.extend_from_slice(&source.values()[span]);
     }
 
+    /// Appends one value, with its weight if the feature has weights.
+    pub(crate) fn append_value(&mut self, id: i64, weight: Option<f32>) {
+        self.values.push(id);
+        if let Some(weights) = &mut self.weights {
+            weights.extend(weight);
+        }
+    }
+
     /// Appends the row `offset .. offset + size` of the values.
-    fn append_row(&mut self, offset: usize, size: usize) {
+    pub(crate) fn append_row(&mut self, offset: usize, size: usize) {
         // Both are below the capacity, which `check_values` has bounded.
         self.offsets.push(offset as i32);
         self.sizes.push(size as i32);

@@ -181,7 +181,7 @@ fn concat_feature(
     used.clear();
     used.extend(pieces.iter().map(|piece| UsedValues::new(&piece.features[index], &piece.rows)));
     let total = used.iter().map(|used| used.total.min(used.span.len() as u64)).sum();
-    let total = check_values(first.name(), total)?;
+    let total = check_values(format_args!("feature `{}`", first.name()), total)?;
     let mut builder = FeatureBuilder::with_capacity(first.weights().is_some(), total, rows);
     for (piece, used) in pieces.iter().zip(used) {
         append(&mut builder, &piece.features[index], &piece.rows, used);

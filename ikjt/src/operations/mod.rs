@@ -4,4 +4,6 @@
 //! [`Batch::expand`](crate::Batch::expand).
 
 mod concat;
+mod select;
+mod split;
 mod used;

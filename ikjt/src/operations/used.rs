@@ -82,6 +82,10 @@ impl Renumbering {
         for row in &rows {
             self.numbers[(row - lowest) as usize] = 0;
         }
+        // First used one by one, some of them again later: so it is in what was deduplicated by hashing.
+        if rows.len() == width && rows.is_sorted() {
+            return UsedRows::Range(lowest as usize..highest as usize + 1);
+        }
         UsedRows::Listed(rows)
     }
 }
