@@ -53,6 +53,7 @@ mod group;
 pub mod hash;
 mod operations;
 pub mod reader;
+mod window;
 
 pub use batch::{Batch, BatchParts};
 pub use dedupe::deduplicate;
@@ -60,3 +61,4 @@ pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
 pub use reader::{Batches, Dedupe, Reader, ReaderOptions};
+pub use window::fold_windows;

@@ -1,0 +1,233 @@
+//! Partial deduplication: rows that slide over shared values.
+//!
+//! A history that gains an item and drops the oldest one is a new row, but nearly all of it stands in the row before.
+//! RecD (Zhao et al., MLSys 2023) names these *partial* duplicates. Here the row becomes a slice of the same values:
+//!
+//! ```text
+//! row 0  [1, 2, 3]             values   [1, 2, 3, 4, 5]
+//! row 1  [2, 3, 4]      ─▶     offsets  [0, 1, 2]
+//! row 2  [3, 4, 5]             sizes    [3, 3, 3]
+//! ```
+
+use onefold_datasets::overlap;
+
+use crate::{Feature, Group};
+
+/// The group with rows that share the values in which they overlap: an IKJT becomes a partial one.
+///
+/// A row that starts with the last items stored so far stores only what comes after them, and a row that stands within
+/// the row before it stores nothing; weights must agree bit by bit. Every other row is stored whole. The rows
+/// and the inverse index are the same, and `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves
+/// nothing keeps its buffers, so no feature has more values than before. Time is linear in the rows' ids. The
+/// way back is [`Group::compact`].
+///
+/// ```
+/// use onefold_ikjt::{Feature, Group, fold_windows};
+///
+/// let history = Feature::from_rows("history", &[[1, 2, 3], [2, 3, 4], [3, 4, 5]])?;
+/// let folded = fold_windows(&Group::try_new("user", None, vec![history])?);
+/// assert_eq!(folded.features()[0].values()[..], [1, 2, 3, 4, 5]);
+/// assert_eq!(folded.features()[0].offsets()[..], [0, 1, 2]);
+/// # Ok::<(), onefold_ikjt::Error>(())
+/// ```
+pub fn fold_windows(group: &Group) -> Group {
+    let features =
+        group.features().iter().map(|feature| fold_feature(feature).unwrap_or_else(|| feature.clone()));
+    Group::trusted(group.shared_name(), group.inverse().cloned(), group.rows(), features.collect())
+}
+
+/// The feature with less values; none if there is none.
+fn fold_feature(feature: &Feature) -> Option<Feature> {
+    let (values, weights, offsets) = match feature.weights() {
+        None => {
+            let (values, offsets) = fold(feature, feature.values())?;
+            (values, None, offsets)
+        }
+        Some(weights) => {
+            let items = feature.values().iter().copied().zip(weights.iter().map(|weight| weight.to_bits()));
+            let (items, offsets) = fold(feature, &items.collect::<Vec<_>>())?;
+            let (values, bits): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+            (values, Some(bits.into_iter().map(f32::from_bits).collect()), offsets)
+        }
+    };
+    Some(Feature::trusted(
+        feature.shared_name(),
+        values.into(),
+        weights,
+        offsets.into(),
+        feature.sizes().clone(),
+    ))
+}
+
+/// Stores the rows of `feature`, whose values are `items`, anew; none if that needs as many items as now.
+fn fold<T: Copy + Eq>(feature: &Feature, items: &[T]) -> Option<(Vec<T>, Vec<i32>)> {
+    let limit = items.len().min(i32::MAX as usize);
+    let mut stored: Vec<T> = Vec::new();
+    let mut offsets = Vec::with_capacity(feature.rows());
+    // Where the last row that is not empty was stored.
+    let mut previous = 0..0;
+    for row in 0..feature.rows() {
+        let next = &items[feature.span(row)];
+        let tail = &stored[stored.len().saturating_sub(next.len())..];
+        let kept = overlap(tail, next);
+        let within = if kept < next.len() { find(&stored[previous.clone()], next) } else { None };
+        let offset = match within {
+            Some(place) => previous.start + place,
+            None => {
+                let offset = stored.len() - kept;
+                stored.extend_from_slice(&next[kept..]);
+                if stored.len() >= limit {
+                    return None;
+                }
+                offset
+            }
+        };
+        if !next.is_empty() {
+            previous = offset..offset + next.len();
+        }
+        offsets.push(offset as i32);
+    }
+    Some((stored, offsets))
+}
+
+/// Where `pattern`, which is not empty, first stands in `text` (Knuth, Morris and Pratt 1977).
+fn find<T: Copy + Eq>(text: &[T], pattern: &[T]) -> Option<usize> {
+    if text.len() == pattern.len() {
+        return (text == pattern).then_some(0);
+    }
+    let possible = &text[..(text.len() + 1).checked_sub(pattern.len())?];
+    let start = possible.iter().position(|item| *item == pattern[0])?;
+    // By prefix of the pattern: the longest shorter prefix that ends it.
+    let mut failure = vec![0; pattern.len()];
+    let mut state = 0;
+    for i in 1..pattern.len() {
+        while state > 0 && pattern[i] != pattern[state] {
+            state = failure[state - 1];
+        }
+        state += usize::from(pattern[i] == pattern[state]);
+        failure[i] = state;
+    }
+    state = 0;
+    for (i, item) in text.iter().enumerate().skip(start) {
+        while state > 0 && *item != pattern[state] {
+            state = failure[state - 1];
+        }
+        state += usize::from(*item == pattern[state]);
+        if state == pattern.len() {
+            return Some(i + 1 - state);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::arbitrary::{groups, list, lists};
+    use crate::deduplicate;
+
+    /// Lists of a window over a random walk: items come at the end and go at the start.
+    fn sliding() -> impl Strategy<Value = Vec<Vec<i64>>> {
+        let steps = prop::collection::vec((prop::collection::vec(0_i64..3, 0..4), 0_usize..4), 0..30);
+        steps.prop_map(|steps| {
+            let mut window = vec![];
+            let slide = |(items, drop): (Vec<i64>, usize)| {
+                window.extend(items);
+                window.drain(..drop.min(window.len()));
+                window.clone()
+            };
+            steps.into_iter().map(slide).collect()
+        })
+    }
+
+    /// How many values the rows need, found the slow way.
+    fn naive(rows: &[Vec<i64>]) -> usize {
+        let (mut stored, mut previous): (Vec<i64>, &[i64]) = (vec![], &[]);
+        for row in rows.iter().filter(|row| !row.is_empty()) {
+            let kept = (0..=row.len()).rev().find(|n| stored.ends_with(&row[..*n])).unwrap();
+            if !previous.windows(row.len()).any(|within| within == row) {
+                stored.extend(&row[kept..]);
+            }
+            previous = row;
+        }
+        stored.len()
+    }
+
+    proptest! {
+        #[test]
+        fn folding_changes_no_sample_and_costs_no_value(group in groups()) {
+            for group in [deduplicate(&group), group] {
+                let folded = fold_windows(&group);
+                prop_assert_eq!(lists(&folded), lists(&group));
+                prop_assert_eq!(folded.inverse(), group.inverse());
+                prop_assert_eq!(folded.expand(), group.expand());
+                for (new, old) in folded.features().iter().zip(group.features()) {
+                    prop_assert!(new.values().len() <= old.values().len());
+                }
+                prop_assert_eq!(lists(&folded.compact().unwrap()), lists(&group));
+            }
+        }
+
+        #[test]
+        fn a_sliding_window_costs_its_new_items(rows in sliding()) {
+            let feature = Feature::from_rows("w", &rows).unwrap();
+            let folded = fold_windows(&Group::try_new("g", None, vec![feature]).unwrap());
+            let folded = &folded.features()[0];
+            prop_assert_eq!(folded.values().len(), naive(&rows));
+            for (u, row) in rows.iter().enumerate() {
+                prop_assert_eq!(folded.row(u), &row[..]);
+            }
+        }
+
+        #[test]
+        fn find_equals_the_definition(
+            text in prop::collection::vec(0_i64..2, 0..30),
+            pattern in prop::collection::vec(0_i64..2, 1..6),
+        ) {
+            let naive = text.windows(pattern.len()).position(|window| window == pattern);
+            prop_assert_eq!(find(&text, &pattern), naive);
+        }
+    }
+
+    #[test]
+    fn a_row_within_the_one_before_costs_nothing() {
+        let rows = [vec![1, 2, 3, 4], vec![2, 3], vec![2, 3], vec![], vec![3], vec![4, 5]];
+        let group = Group::try_new("g", None, vec![Feature::from_rows("w", &rows).unwrap()]).unwrap();
+        let folded = fold_windows(&group);
+        assert_eq!(folded.features()[0].values()[..], [1, 2, 3, 4, 5]);
+        assert_eq!(folded.expand(), group);
+    }
+
+    #[test]
+    fn weights_count_bit_by_bit() {
+        let fold = |weights: Vec<f32>| {
+            let ids = vec![1_i64, 2, 2, 3];
+            let rows = Feature::try_new("w", ids, Some(weights.into()), vec![0, 2], vec![2, 2]).unwrap();
+            let folded = fold_windows(&Group::try_new("g", None, vec![rows.clone()]).unwrap());
+            assert_eq!(list(&folded.features()[0], 1), list(&rows, 1));
+            folded.features()[0].values().len()
+        };
+        assert_eq!(fold(vec![1.0, f32::NAN, f32::NAN, 1.0]), 3);
+        assert_eq!(fold(vec![1.0, 0.0, -0.0, 1.0]), 4);
+    }
+
+    #[test]
+    fn what_cannot_be_folded_is_shared() {
+        let feature = Feature::from_rows("x", &[[1, 2], [3, 4]]).unwrap();
+        let group = Group::try_new("g", None, vec![feature]).unwrap();
+        let folded = fold_windows(&group);
+        assert_eq!(folded.features()[0].values().as_ptr(), group.features()[0].values().as_ptr());
+    }
+
+    #[test]
+    fn repetitive_rows_take_linear_time() {
+        // Each row stands nearly everywhere in the one before; trying every place would be 10^11 comparisons.
+        let long = [vec![0; 1_000_000], vec![1]].concat();
+        let short = [vec![0; 500_000], vec![2]].concat();
+        let feature = Feature::from_rows("x", &[long, short.clone(), short]).unwrap();
+        let folded = fold_windows(&Group::try_new("g", None, vec![feature]).unwrap());
+        assert_eq!(folded.features()[0].values().len(), 1_500_002);
+    }
+}
