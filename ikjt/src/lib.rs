@@ -46,6 +46,7 @@
 pub(crate) mod arbitrary;
 mod batch;
 mod builder;
+mod convert;
 mod dedupe;
 mod error;
 mod feature;
@@ -56,6 +57,7 @@ pub mod reader;
 mod window;
 
 pub use batch::{Batch, BatchParts};
+pub use convert::GROUP_KEY;
 pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;
