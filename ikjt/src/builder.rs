@@ -109,6 +109,15 @@ impl FeatureBuilder {
         }
     }
 
+    /// Appends `rows` of `source` one after the other, without sharing.
+    pub(crate) fn append_copies(&mut self, source: &Feature, rows: impl IntoIterator<Item = usize>) {
+        for row in rows {
+            let span = source.span(row);
+            self.append_row(self.end(), span.len());
+            self.append_values(source, span);
+        }
+    }
+
     /// The feature.
     pub(crate) fn finish(self, name: Arc<str>) -> Feature {
         let weights = self.weights.map(ScalarBuffer::from);

@@ -57,7 +57,7 @@ pub mod reader;
 mod window;
 
 pub use batch::{Batch, BatchParts};
-pub use convert::GROUP_KEY;
+pub use convert::{GROUP_KEY, KeyedJaggedTensor, KjtParts};
 pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;
