@@ -38,6 +38,21 @@
 //! # Ok::<(), onefold_ikjt::Error>(())
 //! ```
 //!
+//! # What can be done to it
+//!
+//! | to | call |
+//! |---|---|
+//! | deduplicate rows exactly | [`deduplicate`] |
+//! | let windows overlap, and undo it | [`fold_windows`], [`Group::compact`] |
+//! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
+//! | choose rows or samples | [`Feature::index_select`], [`Batch::index_select`] |
+//! | choose and order features | [`Batch::select`], [`Batch::permute`] |
+//! | split features over ranks | [`Batch::split_table_wise`], [`Group::split_row_wise`] |
+//! | see what deduplication saves | [`Statistics`] |
+//! | exchange batches with Arrow and TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
+//!
+//! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
+//!
 //! Invariants are checked by the `try_new` constructors and trusted afterwards; data from files always
 //! passes them.
 #![forbid(unsafe_code)]
@@ -54,6 +69,7 @@ mod group;
 pub mod hash;
 mod operations;
 pub mod reader;
+mod statistics;
 mod window;
 
 pub use batch::{Batch, BatchParts};
@@ -63,4 +79,5 @@ pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
 pub use reader::{Batches, Dedupe, Reader, ReaderOptions};
+pub use statistics::{Figures, GroupStatistics, Statistics};
 pub use window::fold_windows;
