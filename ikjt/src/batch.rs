@@ -62,6 +62,12 @@ impl Batch {
         Ok(Self { size, dense, labels, weights, timestamps, groups })
     }
 
+    /// What the batch is made of.
+    pub fn into_parts(self) -> BatchParts {
+        let Self { size, dense, labels, weights, timestamps, groups } = self;
+        BatchParts { size, dense, labels, weights, timestamps, groups }
+    }
+
     /// The number of samples, B.
     pub fn size(&self) -> usize {
         self.size

@@ -5,6 +5,8 @@
 //! (onefold-datasets)      reader::decode   reader::pipeline   dedupe
 //! ```
 //!
+//! [`preprocess`] turns a batch into the batch that a model wants, once per distinct row.
+//!
 //! # One batch, from samples to slices
 //!
 //! Five samples with two features that change together, `user` and `history`, are one [`Group`] with two
@@ -48,6 +50,7 @@ mod error;
 mod feature;
 mod group;
 pub mod hash;
+pub mod preprocess;
 pub mod reader;
 
 pub use batch::{Batch, BatchParts};
