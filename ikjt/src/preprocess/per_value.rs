@@ -3,6 +3,7 @@
 //! They run once per *value* of the feature's buffer, not once per row that holds it: where rows overlap, as
 //! windows do, each id is still computed once, and the rows stay the slices that they were.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
@@ -130,62 +131,104 @@ impl Chain {
     }
 
     fn apply(&self, ids: &mut [i64]) {
-        for op in &self.ops {
-            op.apply(ids);
+        for block in ids.chunks_mut(BLOCK) {
+            for op in &self.ops {
+                op.apply(block);
+            }
         }
     }
 
-    /// Every value of the buffer, in place if nobody else holds it.
+    /// Every value of the buffer.
     fn whole(&self, feature: Feature) -> Checked<Feature> {
         let (name, values, weights, offsets, sizes) = feature.into_parts();
-        let values: Vec<i64> = match values.into_inner().into_vec() {
-            Ok(mut values) => {
-                values.chunks_mut(BLOCK).for_each(|block| self.apply(block));
-                values
-            }
-            Err(shared) => {
-                let shared = ScalarBuffer::<i64>::from(shared);
-                let mut values = Vec::with_capacity(shared.len());
-                for block in shared.chunks(BLOCK) {
-                    values.extend_from_slice(block);
-                    let start = values.len() - block.len();
-                    self.apply(&mut values[start..]);
-                }
-                values
-            }
-        };
+        let length = values.len();
+        let values = self.values(values, std::iter::once(0..length), length);
         Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
     }
 
     /// Only the `covered` values of the buffer that rows hold, moved together. Rows stand in the buffer's order.
     fn slices(&self, feature: Feature, covered: usize) -> Checked<Feature> {
-        let (name, values, weights, offsets, sizes) = feature.into_parts();
-        let mut ids: Vec<i64> = Vec::with_capacity(covered);
-        let mut kept_weights = weights.as_ref().map(|_| Vec::with_capacity(covered));
-        let mut moved = Vec::with_capacity(offsets.len());
-        let (mut done, mut end) = (0_usize, 0_usize);
-        for (&offset, &size) in offsets.iter().zip(&*sizes) {
-            let (offset, size) = (offset as usize, size as usize);
-            if size == 0 {
-                moved.push(0);
-                continue;
+        let (fresh, moved) = fresh_slices(&feature);
+        let (name, values, weights, _, sizes) = feature.into_parts();
+        let weights = weights.map(|weights| {
+            fresh.iter().flat_map(|slice| &weights[slice.clone()]).copied().collect::<ScalarBuffer<f32>>()
+        });
+        let values = self.values(values, fresh.into_iter(), covered);
+        Ok(Feature::try_new(name, values, weights, moved, sizes)?)
+    }
+
+    /// The `total` values of `slices`, which ascend, after the operators: in the same memory if nobody else holds it
+    /// and at least half of it stays in use.
+    fn values(
+        &self,
+        values: ScalarBuffer<i64>,
+        slices: impl Iterator<Item = Range<usize>>,
+        total: usize,
+    ) -> Vec<i64> {
+        let owned = match 2 * total >= values.len() {
+            true => values.into_inner().into_vec::<i64>().map_err(ScalarBuffer::from),
+            false => Err(values),
+        };
+        match owned {
+            Ok(ids) => self.in_place(ids, slices),
+            Err(shared) => self.copied(&shared, slices, total),
+        }
+    }
+
+    fn in_place(&self, mut ids: Vec<i64>, slices: impl Iterator<Item = Range<usize>>) -> Vec<i64> {
+        let (mut done, mut end) = (0, 0);
+        for slice in slices {
+            let length = slice.len();
+            // A slice moves down, or not at all, so that no later one is overwritten.
+            if slice.start != end {
+                ids.copy_within(slice, end);
             }
-            // The last `end - offset` ids so far are the row's first.
-            moved.push((ids.len() - end.saturating_sub(offset)) as i32);
-            let fresh = end.max(offset)..end.max(offset + size);
-            if let (Some(kept), Some(weights)) = (&mut kept_weights, &weights) {
-                kept.extend_from_slice(&weights[fresh.clone()]);
+            end += length;
+            if end - done >= BLOCK {
+                self.apply(&mut ids[done..end]);
+                done = end;
             }
-            end = fresh.end;
-            ids.extend_from_slice(&values[fresh]);
-            if ids.len() - done >= BLOCK {
-                self.apply(&mut ids[done..]);
-                done = ids.len();
+        }
+        self.apply(&mut ids[done..end]);
+        ids.truncate(end);
+        ids
+    }
+
+    fn copied(&self, values: &[i64], slices: impl Iterator<Item = Range<usize>>, total: usize) -> Vec<i64> {
+        let mut ids = Vec::with_capacity(total);
+        let mut done = 0;
+        for slice in slices {
+            for piece in values[slice].chunks(BLOCK) {
+                ids.extend_from_slice(piece);
+                if ids.len() - done >= BLOCK {
+                    self.apply(&mut ids[done..]);
+                    done = ids.len();
+                }
             }
         }
         self.apply(&mut ids[done..]);
-        Ok(Feature::try_new(name, ids, kept_weights.map(Into::into), moved, sizes)?)
+        ids
     }
+}
+
+/// The slices of the buffer that rows hold, and each row's offset once the slices stand one after the other. Rows
+/// stand in the buffer's order.
+fn fresh_slices(feature: &Feature) -> (Vec<Range<usize>>, Vec<i32>) {
+    let (mut slices, mut moved) = (Vec::with_capacity(feature.rows()), Vec::with_capacity(feature.rows()));
+    let (mut total, mut end) = (0, 0_usize);
+    for (&offset, &size) in feature.offsets().iter().zip(&**feature.sizes()) {
+        let (offset, size) = (offset as usize, size as usize);
+        if size == 0 {
+            moved.push(0);
+            continue;
+        }
+        // The last `end - offset` values so far are the row's first.
+        moved.push((total - end.saturating_sub(offset)) as i32);
+        let fresh = end.max(offset)..end.max(offset + size);
+        (total, end) = (total + fresh.len(), fresh.end);
+        slices.push(fresh);
+    }
+    (slices, moved)
 }
 
 /// Which values of a feature's buffer belong to rows.
@@ -251,9 +294,13 @@ mod tests {
         let alone = feature(3000, vec![0], vec![3000]);
         let place = alone.values().as_ptr();
         assert_eq!(add_one().run(alone).unwrap().values().as_ptr(), place);
-        let shared = feature(3000, vec![0], vec![3000]);
-        assert_eq!(add_one().run(shared.clone()).unwrap().row(0)[0], 1);
-        assert_eq!(shared.row(0)[0], 0);
+        let gaps = || feature(3000, vec![10, 1400, 1500], vec![1400, 50, 1500]);
+        let alone = gaps();
+        let place = alone.values().as_ptr();
+        let (alone, shared) = (add_one().run(alone).unwrap(), gaps());
+        assert_eq!((alone.values().as_ptr(), alone.values().len()), (place, 2940));
+        let copied = add_one().run(shared.clone()).unwrap();
+        assert_eq!((&copied, shared), (&alone, gaps()));
     }
 
     #[test]
