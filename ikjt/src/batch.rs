@@ -70,16 +70,10 @@ impl Batch {
         Self { size, dense, labels, weights, timestamps, groups }
     }
 
-    /// What the batch is made of, shared.
-    pub(crate) fn parts(&self) -> BatchParts {
-        BatchParts {
-            size: self.size,
-            dense: self.dense.clone(),
-            labels: self.labels.clone(),
-            weights: self.weights.clone(),
-            timestamps: self.timestamps.clone(),
-            groups: self.groups.clone(),
-        }
+    /// What the batch is made of.
+    pub fn into_parts(self) -> BatchParts {
+        let Self { size, dense, labels, weights, timestamps, groups } = self;
+        BatchParts { size, dense, labels, weights, timestamps, groups }
     }
 
     /// The number of samples, B.

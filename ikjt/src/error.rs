@@ -1,4 +1,4 @@
-//! The errors of tensors and of the reader.
+//! The errors of tensors, of the reader and of preprocessing.
 
 use std::path::PathBuf;
 
@@ -41,6 +41,34 @@ pub enum Error {
         path: PathBuf,
         /// What differs.
         message: String,
+    },
+
+    /// A `preprocess.toml` that is none: no TOML, another version, a table that does not belong there.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    PreprocessFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A step of a `preprocess.toml` that is wrong in itself, does not fit the schema, or cannot be run on a batch.
+    #[error("`{}`, line {line}, step {step} (`{op}`): {message}\n  hint: {hint}", path.display())]
+    Preprocess {
+        /// The file.
+        path: PathBuf,
+        /// The line of the step's `[[step]]`, from 1.
+        line: usize,
+        /// The number of the step in the file, from 1.
+        step: usize,
+        /// The step's operator, as written.
+        op: String,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
     },
 
     /// Options that cannot work with this dataset.

@@ -20,6 +20,10 @@ pub struct Feature {
     sizes: ScalarBuffer<i32>,
 }
 
+/// Name, values, weights, offsets and sizes of a [`Feature`].
+pub(crate) type FeatureParts =
+    (Arc<str>, ScalarBuffer<i64>, Option<ScalarBuffer<f32>>, ScalarBuffer<i32>, ScalarBuffer<i32>);
+
 impl Feature {
     /// A feature of these buffers.
     ///
@@ -137,6 +141,16 @@ impl Feature {
     /// The name, shared.
     pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
+    }
+
+    /// The same lists under another name.
+    pub(crate) fn with_name(self, name: Arc<str>) -> Self {
+        Self { name, ..self }
+    }
+
+    /// The name, values, weights, offsets and sizes.
+    pub(crate) fn into_parts(self) -> FeatureParts {
+        (self.name, self.values, self.weights, self.offsets, self.sizes)
     }
 
     /// The number of rows.

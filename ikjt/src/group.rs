@@ -65,6 +65,11 @@ impl Group {
         group
     }
 
+    /// The name, inverse index, number of rows and features.
+    pub(crate) fn into_parts(self) -> (Arc<str>, Option<ScalarBuffer<i32>>, usize, Vec<Feature>) {
+        (self.name, self.inverse, self.rows, self.features)
+    }
+
     /// The group's name.
     pub fn name(&self) -> &str {
         &self.name

@@ -5,6 +5,8 @@
 //! (onefold-datasets)      reader::decode   reader::pipeline   dedupe
 //! ```
 //!
+//! [`preprocess`] turns a batch into the batch that a model wants, once per distinct row.
+//!
 //! # One batch, from samples to slices
 //!
 //! Five samples with two features that change together, `user` and `history`, are one [`Group`] with two
@@ -68,6 +70,7 @@ mod feature;
 mod group;
 pub mod hash;
 mod operations;
+pub mod preprocess;
 pub mod reader;
 mod statistics;
 mod window;

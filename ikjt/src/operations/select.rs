@@ -165,7 +165,7 @@ impl Batch {
             }
         }
         let groups = chosen.into_iter().map(|(g, list)| self.groups()[g].with_features(list)).collect();
-        Ok(Self::trusted(BatchParts { groups, ..self.parts() }))
+        Ok(Self::trusted(BatchParts { groups, ..self.clone().into_parts() }))
     }
 }
 

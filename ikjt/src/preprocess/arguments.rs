@@ -1,0 +1,130 @@
+//! The keys of one `[[step]]`, taken one by one.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::suggest;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use super::problem::{Checked, Problem};
+
+/// The keys of a step.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    table: Table,
+    /// The directory of the file, to which paths in it are relative.
+    directory: PathBuf,
+}
+
+/// A number, as it was written.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Number {
+    /// Without a fraction.
+    Integer(i64),
+    /// With one, or `inf`.
+    Real(f64),
+}
+
+impl Number {
+    /// The number for a dense feature.
+    pub(super) fn real(self) -> f32 {
+        match self {
+            Self::Integer(value) => value as f32,
+            Self::Real(value) => value as f32,
+        }
+    }
+
+    /// The number for a list of ids.
+    pub(super) fn id(self, key: &str) -> Checked<i64> {
+        match self {
+            Self::Integer(value) => Ok(value),
+            Self::Real(value) => Err(Problem::new(
+                format!("`{key}` is {value}, but a list holds ids"),
+                "write an integer, or name only dense features in `inputs`",
+            )),
+        }
+    }
+}
+
+impl Arguments {
+    pub(super) fn new(table: Table, directory: &Path) -> Self {
+        Self { table, directory: directory.to_owned() }
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Refuses every key that is not in `known`.
+    pub(super) fn refuse_unknown(&self, known: &[&str]) -> Checked<()> {
+        match self.table.keys().find(|key| !known.contains(&key.as_str())) {
+            None => Ok(()),
+            Some(key) => {
+                Err(Problem::new(format!("unknown key `{key}`"), suggest(key, known.iter().copied())))
+            }
+        }
+    }
+
+    pub(super) fn optional<T: DeserializeOwned>(&mut self, key: &str) -> Checked<Option<T>> {
+        self.table.remove(key).map(|value| decode(key, value)).transpose()
+    }
+
+    pub(super) fn required<T: DeserializeOwned>(&mut self, key: &str) -> Checked<T> {
+        self.optional(key)?.ok_or_else(|| {
+            Problem::new(format!("`{key}` is missing"), format!("add a line `{key} = …` to the step"))
+        })
+    }
+
+    /// An integer of `least..=most`; `default` where it is not given, and required if that is `None`.
+    pub(super) fn integer(
+        &mut self,
+        key: &str,
+        default: Option<i64>,
+        (least, most): (i64, i64),
+    ) -> Checked<i64> {
+        let value = match default {
+            Some(default) => self.optional(key)?.unwrap_or(default),
+            None => self.required(key)?,
+        };
+        if (least..=most).contains(&value) {
+            return Ok(value);
+        }
+        let (bound, hint) = if value < least { ("least", least) } else { ("most", most) };
+        Err(Problem::new(
+            format!("`{key}` is {value}, which is out of range"),
+            format!("it must be at {bound} {hint}"),
+        ))
+    }
+
+    /// A number that is finite as `f32`; as [`integer`](Self::integer) otherwise.
+    pub(super) fn finite(&mut self, key: &str, default: Option<f64>) -> Checked<f32> {
+        let value = match default {
+            Some(default) => self.optional::<f64>(key)?.unwrap_or(default),
+            None => self.required::<f64>(key)?,
+        };
+        finite(key, value)
+    }
+}
+
+/// `value` as `f32`, if that is finite.
+pub(super) fn finite(key: &str, value: f64) -> Checked<f32> {
+    let single = value as f32;
+    if single.is_finite() {
+        return Ok(single);
+    }
+    Err(Problem::new(
+        format!("`{key}` is {value}, which is not finite as a 32-bit float"),
+        "write a number whose magnitude is below 3.4e38",
+    ))
+}
+
+fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Checked<T> {
+    value.try_into().map_err(|error: toml::de::Error| {
+        Problem::new(
+            format!("`{key}`: {}", error.message()),
+            "the documentation of `onefold_ikjt::preprocess` lists the keys of every operator",
+        )
+    })
+}

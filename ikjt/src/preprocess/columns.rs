@@ -1,0 +1,62 @@
+//! The dense features of a batch as columns, as far as steps look at them.
+
+use arrow::buffer::ScalarBuffer;
+
+/// Dense features: the row-major matrix that came in, and the columns that steps took out of it or made.
+#[derive(Debug)]
+pub(super) struct Columns {
+    matrix: ScalarBuffer<f32>,
+    width: usize,
+    /// By feature; `None` if the feature is still as it came.
+    columns: Vec<Option<Vec<f32>>>,
+}
+
+impl Columns {
+    /// `matrix` is `[B, width]` row-major.
+    pub(super) fn new(matrix: ScalarBuffer<f32>, width: usize) -> Self {
+        Self { matrix, width, columns: vec![None; width] }
+    }
+
+    /// A copy of a feature, one number per sample in `samples`, the places that are left of the batch.
+    pub(super) fn copy(&self, feature: usize, samples: impl Iterator<Item = usize>) -> Vec<f32> {
+        match &self.columns[feature] {
+            Some(column) => column.clone(),
+            None => samples.map(|sample| self.matrix[sample * self.width + feature]).collect(),
+        }
+    }
+
+    /// Replaces a feature, or adds it if it is the next.
+    pub(super) fn set(&mut self, feature: usize, column: Vec<f32>) {
+        if feature == self.columns.len() {
+            self.columns.push(None);
+        }
+        self.columns[feature] = Some(column);
+    }
+
+    /// Keeps the samples `kept` of the columns; the matrix stays.
+    pub(super) fn keep(&mut self, kept: &[u32]) {
+        for column in self.columns.iter_mut().flatten() {
+            *column = kept.iter().map(|sample| column[*sample as usize]).collect();
+        }
+    }
+
+    /// The `[samples, D]` matrix; `samples` are the places that are left of the batch, `None` if all are.
+    pub(super) fn into_matrix(self, samples: Option<&[u32]>, size: usize) -> ScalarBuffer<f32> {
+        if samples.is_none() && self.columns.iter().all(Option::is_none) {
+            return self.matrix;
+        }
+        let mut matrix = Vec::with_capacity(size * self.columns.len());
+        for row in 0..size {
+            let sample = samples.map_or(row, |samples| samples[row] as usize);
+            matrix.extend_from_slice(&self.matrix[sample * self.width..][..self.width]);
+            let first = matrix.len() - self.width;
+            matrix.resize(first + self.columns.len(), 0.0);
+            for (cell, column) in matrix[first..].iter_mut().zip(&self.columns) {
+                if let Some(column) = column {
+                    *cell = column[row];
+                }
+            }
+        }
+        matrix.into()
+    }
+}

@@ -1,0 +1,355 @@
+//! `preprocess.toml`: the steps, each checked by itself.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use chrono_tz::Tz;
+use onefold_datasets::suggest;
+use onefold_datasets::versioned::parse_toml;
+use serde::Deserialize;
+use toml::{Spanned, Table};
+
+use super::arguments::{Arguments, Number};
+use super::dense::{DenseOp, IdOp, bucketize, logit, onehot};
+use super::lists::{RowOp, enumerate, ngram};
+use super::local_hour;
+use super::pairs::{PairOp, cartesian, compute_score};
+use super::per_value::{ValueOp, map_id, positive_modulus, sigrid_hash};
+use super::problem::{Checked, Place, Problem};
+use super::sampling::{Sampling, sampling};
+use crate::{Error, Result};
+
+/// The version of `preprocess.toml` that this program reads.
+const FORMAT_VERSION: u32 = 1;
+
+/// A `preprocess.toml` whose steps are each valid by themselves;
+/// [`Preprocessor::try_new`](super::Preprocessor::try_new) checks them against a schema.
+#[derive(Debug, Clone)]
+pub struct PreprocessConfig {
+    pub(super) steps: Vec<Step>,
+}
+
+/// One `[[step]]`.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) place: Place,
+    /// Names and globs.
+    pub(super) inputs: Vec<String>,
+    /// The generated feature; without one the inputs change.
+    pub(super) output: Option<String>,
+    pub(super) op: Op,
+}
+
+/// What a step does.
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    /// List to list, id by id.
+    PerValue(ValueOp),
+    /// The first ids of a list.
+    FirstX(usize),
+    /// List to list, row by row.
+    PerRow(RowOp),
+    /// Dense to dense.
+    Dense(DenseOp),
+    /// Lists and dense features, into a range.
+    Clamp { min: Option<Number>, max: Option<Number> },
+    /// Lists and dense features, a value for the missing ones.
+    FillNull(Number),
+    /// Dense to one id.
+    ToId(IdOp),
+    /// The sample's time to one id.
+    LocalHour(Tz),
+    /// Two lists to a list or a dense feature.
+    Pair(PairOp),
+    /// Drops samples.
+    Sampling(Sampling),
+}
+
+/// An operator: its name, its keys, and how they become an [`Op`].
+struct Operator {
+    name: &'static str,
+    /// Whether `inputs` and `output` are keys too.
+    inputs: bool,
+    output: Output,
+    keys: &'static [&'static str],
+    parse: fn(&mut Arguments) -> Checked<Op>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Output {
+    No,
+    Optional,
+    Required,
+}
+
+impl Operator {
+    const fn new(
+        name: &'static str,
+        output: Output,
+        keys: &'static [&'static str],
+        parse: fn(&mut Arguments) -> Checked<Op>,
+    ) -> Self {
+        Self { name, inputs: true, output, keys, parse }
+    }
+
+    const fn without_inputs(self) -> Self {
+        Self { inputs: false, ..self }
+    }
+
+    fn known_keys(&self) -> Vec<&'static str> {
+        let mut known = vec!["op"];
+        known.extend(self.inputs.then_some("inputs"));
+        known.extend((self.output != Output::No).then_some("output"));
+        known.extend(self.keys);
+        known
+    }
+}
+
+use Output::{No, Optional, Required};
+
+const OPERATORS: &[Operator] = &[
+    Operator::new("sigrid_hash", Optional, &["salt", "max"], |a| sigrid_hash(a).map(Op::PerValue)),
+    Operator::new("positive_modulus", Optional, &["modulus"], |a| positive_modulus(a).map(Op::PerValue)),
+    Operator::new("clamp", Optional, &["min", "max"], clamp),
+    Operator::new("map_id", Optional, &["table", "table_file"], |a| map_id(a).map(Op::PerValue)),
+    Operator::new("firstx", Optional, &["count"], firstx),
+    Operator::new("ngram", Optional, &["n", "combine", "salt"], |a| ngram(a).map(Op::PerRow)),
+    Operator::new("enumerate", Optional, &["start"], |a| enumerate(a).map(Op::PerRow)),
+    Operator::new("fill_null", Optional, &["value"], |a| a.required("value").map(Op::FillNull)),
+    Operator::new("logit", Optional, &["epsilon"], |a| logit(a).map(Op::Dense)),
+    Operator::new("boxcox", Optional, &["lambda"], |a| {
+        a.finite("lambda", None).map(|lambda| Op::Dense(DenseOp::BoxCox { lambda }))
+    }),
+    Operator::new("log1p", Optional, &[], |_| Ok(Op::Dense(DenseOp::Log1p))),
+    Operator::new("bucketize", Required, &["borders", "edges"], |a| bucketize(a).map(Op::ToId)),
+    Operator::new("onehot", Required, &["low", "high", "buckets"], |a| onehot(a).map(Op::ToId)),
+    Operator::new("get_local_hour", Required, &["zone"], |a| local_hour::zone(a).map(Op::LocalHour))
+        .without_inputs(),
+    Operator::new("cartesian", Required, &["max", "salt"], |a| cartesian(a).map(Op::Pair)),
+    Operator::new("id_list_intersect", Required, &[], |_| Ok(Op::Pair(PairOp::Intersect))),
+    Operator::new("compute_score", Required, &["score"], |a| compute_score(a).map(Op::Pair)),
+    Operator::new("sampling", No, &["label", "keep", "rate", "seed", "correct_weights"], |a| {
+        sampling(a).map(Op::Sampling)
+    })
+    .without_inputs(),
+];
+
+fn clamp(arguments: &mut Arguments) -> Checked<Op> {
+    let (min, max) = (arguments.optional::<Number>("min")?, arguments.optional::<Number>("max")?);
+    let order = min.zip(max).map(|(min, max)| match (min, max) {
+        (Number::Integer(min), Number::Integer(max)) => min <= max,
+        _ => min.real() <= max.real(),
+    });
+    let not_a_number = [min, max].into_iter().flatten().any(|bound| bound.real().is_nan());
+    if order == Some(false) || not_a_number || (min.is_none() && max.is_none()) {
+        return Err(Problem::new(
+            "`min` and `max` are no range",
+            "give one of them, or both with `min` not above `max`",
+        ));
+    }
+    Ok(Op::Clamp { min, max })
+}
+
+fn firstx(arguments: &mut Arguments) -> Checked<Op> {
+    let count = arguments.integer("count", None, (1, i64::from(i32::MAX)))?;
+    Ok(Op::FirstX(count as usize))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Looked at by [`parse_toml`].
+    #[serde(rename = "format_version")]
+    _format_version: u32,
+    #[serde(default)]
+    step: Vec<Spanned<Table>>,
+}
+
+impl PreprocessConfig {
+    /// Reads a `preprocess.toml` and checks each of its steps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be read; [`Error::PreprocessFile`] if it is not TOML of this version;
+    /// [`Error::Preprocess`], with line, number and operator of the step, for an unknown operator, a key that is
+    /// unknown, missing or of the wrong type, or a value out of range, and for a `table_file` that cannot be read.
+    pub fn load(path: &Path) -> Result<Self> {
+        Self::parse(path, &fs_err::read_to_string(path)?)
+    }
+
+    /// Checks the text of a `preprocess.toml` that is (or would be) at `path`.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn parse(path: &Path, text: &str) -> Result<Self> {
+        let hint = "a `preprocess.toml` has `format_version = 1` and `[[step]]` tables";
+        let file: File = parse_toml(text, FORMAT_VERSION, hint)
+            .map_err(|(message, hint)| Error::PreprocessFile { path: path.to_owned(), message, hint })?;
+        let shared: Arc<Path> = path.into();
+        let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        let steps = file.step.into_iter().enumerate().map(|(index, step)| {
+            let before = text.get(..step.span().start).unwrap_or_default();
+            let line = 1 + before.bytes().filter(|byte| *byte == b'\n').count();
+            parse_step(Arc::clone(&shared), &directory, (index + 1, line), step.into_inner())
+        });
+        Ok(Self { steps: steps.collect::<Result<_>>()? })
+    }
+}
+
+fn parse_step(path: Arc<Path>, directory: &Path, (step, line): (usize, usize), table: Table) -> Result<Step> {
+    let mut arguments = Arguments::new(table, directory);
+    let place = |op: &str| Place { path, line, step, op: op.into() };
+    let name: String = match arguments.required("op") {
+        Ok(name) => name,
+        Err(problem) => return Err(place("no operator").error(problem)),
+    };
+    let place = place(&name);
+    let parsed = parse_operator(&name, &mut arguments);
+    let (inputs, output, op) = parsed.map_err(|problem| place.error(problem))?;
+    Ok(Step { place, inputs, output, op })
+}
+
+type Parsed = (Vec<String>, Option<String>, Op);
+
+fn parse_operator(name: &str, arguments: &mut Arguments) -> Checked<Parsed> {
+    let operator = OPERATORS.iter().find(|operator| operator.name == name).ok_or_else(|| {
+        let known = OPERATORS.iter().map(|operator| operator.name);
+        Problem::new(format!("there is no operator `{name}`"), suggest(name, known))
+    })?;
+    arguments.refuse_unknown(&operator.known_keys())?;
+    let inputs: Vec<String> = if operator.inputs { arguments.required("inputs")? } else { Vec::new() };
+    if operator.inputs && inputs.is_empty() {
+        return Err(Problem::new("`inputs` is empty", "name the features, or write `inputs = [\"*\"]`"));
+    }
+    let output = match operator.output {
+        Required => Some(arguments.required("output")?),
+        Optional => arguments.optional("output")?,
+        No => None,
+    };
+    Ok((inputs, output, (operator.parse)(arguments)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(step: &str) -> Result<PreprocessConfig> {
+        let text =
+            format!("format_version = 1\n\n[[step]]\nop = 'log1p'\ninputs = ['x']\n\n[[step]]\n{step}");
+        PreprocessConfig::parse(Path::new("preprocess.toml"), &text)
+    }
+
+    fn refused(step: &str) -> String {
+        parse(step).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_example_of_the_documentation_is_valid() {
+        let config = PreprocessConfig::parse(Path::new("preprocess.toml"), include_str!("example.toml"));
+        assert_eq!(config.unwrap().steps.len(), 9);
+    }
+
+    #[test]
+    fn an_error_names_line_step_and_operator() {
+        assert_eq!(
+            refused("op = 'firstx'\ninputs = ['x']\ncount = 0"),
+            "`preprocess.toml`, line 7, step 2 (`firstx`): `count` is 0, which is out of range\n  \
+             hint: it must be at least 1"
+        );
+        assert_eq!(
+            refused("op = 'sigrid_hsh'").lines().next().unwrap(),
+            "`preprocess.toml`, line 7, step 2 (`sigrid_hsh`): there is no operator `sigrid_hsh`"
+        );
+        assert!(refused("op = 'sigrid_hsh'").contains("did you mean `sigrid_hash`?"));
+        assert!(refused("inputs = ['x']").contains("step 2 (`no operator`): `op` is missing"));
+        let unknown = refused("op = 'firstx'\ninputs = ['x']\ncuont = 3");
+        assert!(unknown.contains("unknown key `cuont`\n  hint: did you mean `count`?"), "{unknown}");
+    }
+
+    #[test]
+    fn every_parameter_is_checked() {
+        let cases = [
+            ("op = 'firstx'\ninputs = ['x']", "`count` is missing"),
+            ("op = 'firstx'\ninputs = ['x']\ncount = '3'", "`count`: invalid type"),
+            ("op = 'firstx'\ninputs = []\ncount = 3", "`inputs` is empty"),
+            ("op = 'firstx'\ncount = 3", "`inputs` is missing"),
+            ("op = 'firstx'\ninputs = ['x']\ncount = 2147483648", "at most 2147483647"),
+            ("op = 'sigrid_hash'\ninputs = ['x']\nmax = 0", "`max` is 0"),
+            ("op = 'sigrid_hash'\ninputs = ['x']\nmax = 1\nsalt = -1", "`salt`: invalid value"),
+            ("op = 'positive_modulus'\ninputs = ['x']\nmodulus = -2", "`modulus` is -2"),
+            ("op = 'clamp'\ninputs = ['x']", "no range"),
+            ("op = 'clamp'\ninputs = ['x']\nmin = 2\nmax = 1", "no range"),
+            ("op = 'clamp'\ninputs = ['x']\nmin = nan", "no range"),
+            ("op = 'map_id'\ninputs = ['x']", "one of `table` and `table_file`"),
+            ("op = 'map_id'\ninputs = ['x']\ntable = []", "the table is empty"),
+            ("op = 'map_id'\ninputs = ['x']\ntable_file = 'none.txt'", "none.txt"),
+            ("op = 'ngram'\ninputs = ['x']\nn = 0", "`n` is 0"),
+            ("op = 'ngram'\ninputs = ['x']\nn = 2\ncombine = 'sum'", "unknown variant `sum`"),
+            ("op = 'ngram'\ninputs = ['x']\nn = 2\nsalt = 1", "`salt` is of no use"),
+            ("op = 'enumerate'\ninputs = ['x']\nstart = 9223372036854775807", "`start` is"),
+            ("op = 'fill_null'\ninputs = ['x']", "`value` is missing"),
+            ("op = 'logit'\ninputs = ['x']\nepsilon = 0.5", "`epsilon` is 0.5"),
+            ("op = 'logit'\ninputs = ['x']\nepsilon = 1e-9", "no room between 0 and 1"),
+            ("op = 'boxcox'\ninputs = ['x']\nlambda = inf", "`lambda` is inf, which is not finite"),
+            ("op = 'bucketize'\ninputs = ['x']\nborders = [1]", "`output` is missing"),
+            ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = []", "`borders` is empty"),
+            ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [2, 1]", "2 stands before 1"),
+            ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [1, nan]", "not finite"),
+            ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [1e39]", "not finite"),
+            ("op = 'onehot'\ninputs = ['x']\noutput = 'y'\nlow = 1\nhigh = 1\nbuckets = 2", "no width"),
+            ("op = 'onehot'\ninputs = ['x']\noutput = 'y'\nlow = 0\nhigh = 1\nbuckets = 0", "`buckets` is 0"),
+            ("op = 'get_local_hour'\noutput = 'y'\nzone = 'Europe/Copenhagn'", "no time zone"),
+            ("op = 'get_local_hour'\noutput = 'y'\nzone = 'UTC'\ninputs = ['x']", "unknown key `inputs`"),
+            ("op = 'cartesian'\ninputs = ['x', 'y']\noutput = 'z'\nmax = 0", "`max` is 0"),
+            ("op = 'compute_score'\ninputs = ['x', 'y']\noutput = 'z'\nscore = 'dice'", "unknown variant"),
+            ("op = 'sampling'", "neither `label` and `keep` nor `rate`"),
+            ("op = 'sampling'\nrate = 0.5\nlabel = 'y'", "neither `label` and `keep` nor `rate`"),
+            ("op = 'sampling'\nrate = 0", "`rate` is 0, which is no rate"),
+            ("op = 'sampling'\nrate = nan", "which is no rate"),
+            ("op = 'sampling'\nlabel = 'y'\nkeep = {}", "`keep` is empty"),
+            ("op = 'sampling'\nlabel = 'y'\nkeep = { a = 1.0 }", "`a` is no value of a label"),
+            ("op = 'sampling'\nlabel = 'y'\nkeep = { '0' = 1.0, '0.0' = 1.0 }", "or is there twice"),
+            ("op = 'sampling'\nlabel = 'y'\nkeep = { '0' = 1.5 }", "`keep.\"0\"` is 1.5"),
+            ("op = 'sampling'\nrate = 0.5\noutput = 'y'", "unknown key `output`"),
+        ];
+        for (step, expected) in cases {
+            let message = refused(step);
+            assert!(message.contains(expected), "{step}\n{message}");
+            assert!(message.contains("step 2") && message.contains("\n  hint: "), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_near_time_zone_is_suggested() {
+        let message = refused("op = 'get_local_hour'\noutput = 'y'\nzone = 'Europe/Copenhagn'");
+        assert!(message.contains("did you mean `Europe/Copenhagen`?"), "{message}");
+        let message = refused("op = 'get_local_hour'\noutput = 'y'\nzone = 'Mars/Quietus'");
+        assert!(message.contains("IANA"), "{message}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_pipeline_is_refused_as_a_whole() {
+        let refused = |text| {
+            let error = PreprocessConfig::parse(Path::new("preprocess.toml"), text).unwrap_err();
+            assert!(matches!(error, Error::PreprocessFile { .. }));
+            error.to_string()
+        };
+        assert!(refused("format_version = 2").contains("`format_version` is 2"));
+        assert!(refused("format_version = 1\n[[steps]]\nop = 'log1p'").contains("unknown field `steps`"));
+        assert!(refused("format_version = 1\n[[step]\n").contains("line 2"));
+    }
+
+    #[test]
+    fn a_table_file_is_relative_to_the_pipeline() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("preprocess.toml");
+        let step = "format_version = 1\n[[step]]\nop = 'map_id'\ninputs = ['x']\ntable_file = 'ids.txt'";
+        fs_err::write(&file, step).unwrap();
+        fs_err::write(directory.path().join("ids.txt"), "7\n-8\n").unwrap();
+        assert!(PreprocessConfig::load(&file).is_ok());
+        fs_err::write(directory.path().join("ids.txt"), "7\neight\n").unwrap();
+        let message = PreprocessConfig::load(&file).unwrap_err().to_string();
+        assert!(message.contains("ids.txt`, line 2: `eight` is no 64-bit integer"), "{message}");
+    }
+}

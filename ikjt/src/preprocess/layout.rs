@@ -1,0 +1,332 @@
+//! Which features there are while the steps are bound, and where they lie.
+
+use onefold_datasets::{
+    FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, suggest,
+};
+
+use super::problem::{Checked, Problem};
+
+/// The group of the features that are generated from dense features and times.
+const PER_SAMPLE: &str = "per_sample";
+/// The sample weights that sampling creates.
+const WEIGHT: &str = "sample_weight";
+
+/// A sparse feature: its group and its place in it, which it keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SparseAt {
+    pub(super) group: usize,
+    pub(super) feature: usize,
+}
+
+/// A feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Column {
+    Dense(usize),
+    Sparse(SparseAt),
+}
+
+/// The kinds of features that an operator takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kinds {
+    Dense,
+    Sparse,
+    Either,
+}
+
+/// Where a group comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    Input,
+    /// One row per sample.
+    PerSample,
+    /// One row per distinct pair of rows of these groups.
+    Pair(usize, usize),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct GroupLayout {
+    pub(super) name: String,
+    pub(super) origin: Origin,
+    deduplicated: bool,
+    features: Vec<SparseFeature>,
+}
+
+/// The features after the steps so far.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    labels: Vec<String>,
+    weight: Option<String>,
+    dense: Vec<String>,
+    groups: Vec<GroupLayout>,
+}
+
+impl Layout {
+    pub(super) fn new(schema: &Schema) -> Self {
+        let group = |group: &FeatureGroup| GroupLayout {
+            name: group.name.clone(),
+            origin: Origin::Input,
+            deduplicated: group.deduplicated,
+            features: group.features.clone(),
+        };
+        Self {
+            labels: schema.labels.clone(),
+            weight: schema.weight.clone(),
+            dense: schema.dense.clone(),
+            groups: schema.groups.iter().map(group).collect(),
+        }
+    }
+
+    pub(super) fn groups(&self) -> &[GroupLayout] {
+        &self.groups
+    }
+
+    /// The schema, without the groups that have no feature.
+    pub(super) fn to_schema(&self) -> Schema {
+        let groups = self.groups.iter().filter(|group| !group.features.is_empty());
+        let group = |group: &GroupLayout| FeatureGroup {
+            name: group.name.clone(),
+            deduplicated: group.deduplicated,
+            features: group.features.clone(),
+        };
+        Schema {
+            labels: self.labels.clone(),
+            weight: self.weight.clone(),
+            dense: self.dense.clone(),
+            groups: groups.map(group).collect(),
+        }
+    }
+
+    fn columns(&self) -> impl Iterator<Item = (&str, Column)> {
+        let dense = self.dense.iter().enumerate().map(|(i, name)| (name.as_str(), Column::Dense(i)));
+        let sparse = self.groups.iter().enumerate().flat_map(|(group, layout)| {
+            layout.features.iter().enumerate().map(move |(feature, sparse)| {
+                (sparse.name.as_str(), Column::Sparse(SparseAt { group, feature }))
+            })
+        });
+        dense.chain(sparse)
+    }
+
+    /// The features that `inputs` name, each once.
+    pub(super) fn select(&self, inputs: &[String], kinds: Kinds) -> Checked<Vec<Column>> {
+        let mut selected = Vec::new();
+        for input in inputs {
+            let columns = match self.columns().any(|(name, _)| name == input) || !input.contains('*') {
+                true => vec![self.find(input, kinds)?],
+                false => self.matching(input, kinds)?,
+            };
+            for column in columns {
+                if !selected.contains(&column) {
+                    selected.push(column);
+                }
+            }
+        }
+        Ok(selected)
+    }
+
+    /// The feature `name`.
+    pub(super) fn find(&self, name: &str, kinds: Kinds) -> Checked<Column> {
+        if let Some((_, column)) = self.columns().find(|(known, _)| *known == name) {
+            return match kinds.take(column) {
+                true => Ok(column),
+                false => Err(Problem::new(
+                    format!(
+                        "`{name}` is a {} feature, but the operator takes {}",
+                        kind(column),
+                        kinds.name()
+                    ),
+                    self.suggest(name, kinds),
+                )),
+            };
+        }
+        let other = match name {
+            _ if self.labels.iter().any(|label| label == name) => "a label",
+            _ if self.weight.as_deref() == Some(name) => "the sample weight",
+            _ => {
+                let message = format!("there is no feature `{name}`");
+                return Err(Problem::new(message, self.suggest(name, kinds)));
+            }
+        };
+        Err(Problem::new(format!("`{name}` is {other}, not a feature"), self.suggest(name, kinds)))
+    }
+
+    /// The features that a glob matches.
+    fn matching(&self, glob: &str, kinds: Kinds) -> Checked<Vec<Column>> {
+        let matches = |(name, column): &(&str, Column)| kinds.take(*column) && matches_glob(glob, name);
+        let found: Vec<Column> = self.columns().filter(matches).map(|(_, column)| column).collect();
+        if found.is_empty() {
+            let message =
+                format!("`{glob}` matches no feature of those that the operator takes: {}", kinds.name());
+            return Err(Problem::new(message, self.suggest(glob, kinds)));
+        }
+        Ok(found)
+    }
+
+    fn suggest(&self, name: &str, kinds: Kinds) -> String {
+        let known = self.columns().filter(|(_, column)| kinds.take(*column));
+        suggest(name, known.map(|(name, _)| name))
+    }
+
+    /// The place of the label `name`.
+    pub(super) fn label(&self, name: &str) -> Checked<usize> {
+        self.labels.iter().position(|label| label == name).ok_or_else(|| {
+            let hint = suggest(name, self.labels.iter().map(String::as_str));
+            Problem::new(format!("there is no label `{name}`"), hint)
+        })
+    }
+
+    /// The kind of a sparse feature.
+    pub(super) fn kind(&self, at: SparseAt) -> SparseKind {
+        self.groups[at.group].features[at.feature].kind
+    }
+
+    fn check_new(&self, name: &str) -> Checked<()> {
+        let used = [SESSION_COLUMN, TIME_COLUMN].contains(&name)
+            || self.labels.iter().chain(&self.weight).any(|column| column == name)
+            || self.columns().any(|(column, _)| column == name);
+        if used || name.is_empty() {
+            let message = format!("the name `{name}` is empty, reserved or already used");
+            return Err(Problem::new(message, "give the generated feature a name of its own in `output`"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_dense(&mut self, name: &str) -> Checked<usize> {
+        self.check_new(name)?;
+        self.dense.push(name.to_owned());
+        Ok(self.dense.len() - 1)
+    }
+
+    pub(super) fn add_sparse(&mut self, group: usize, name: &str, kind: SparseKind) -> Checked<SparseAt> {
+        self.check_new(name)?;
+        let own = &self.groups[group].name;
+        let others = self.groups.iter().enumerate().filter(|(i, _)| *i != group);
+        if others.map(|(_, other)| other).any(|other| other.name == *own && !other.features.is_empty()) {
+            let message =
+                format!("the feature group `{own}` exists already, and generated features need that name");
+            return Err(Problem::new(
+                message,
+                "give the group of the dataset another name in `dataset.toml`",
+            ));
+        }
+        let features = &mut self.groups[group].features;
+        features.push(SparseFeature { name: name.to_owned(), kind });
+        Ok(SparseAt { group, feature: features.len() - 1 })
+    }
+
+    /// The group of generated features with one row per sample.
+    pub(super) fn per_sample(&mut self) -> usize {
+        self.group(Origin::PerSample, |_| PER_SAMPLE.to_owned())
+    }
+
+    /// The group of features generated from these two groups, in either order.
+    pub(super) fn pair(&mut self, left: usize, right: usize) -> usize {
+        if left == right {
+            return left;
+        }
+        if let Some(same) = self.groups.iter().position(|group| group.origin == Origin::Pair(right, left)) {
+            return same;
+        }
+        self.group(Origin::Pair(left, right), |groups| {
+            let part = |group: usize| match groups[group].origin {
+                Origin::Pair(..) => format!("({})", groups[group].name),
+                _ => groups[group].name.clone(),
+            };
+            format!("{}+{}", part(left), part(right))
+        })
+    }
+
+    fn group(&mut self, origin: Origin, name: impl Fn(&[GroupLayout]) -> String) -> usize {
+        if let Some(known) = self.groups.iter().position(|group| group.origin == origin) {
+            return known;
+        }
+        let name = name(&self.groups);
+        let deduplicated = match origin {
+            Origin::Pair(left, right) => self.groups[left].deduplicated && self.groups[right].deduplicated,
+            _ => false,
+        };
+        self.groups.push(GroupLayout { name, origin, deduplicated, features: Vec::new() });
+        self.groups.len() - 1
+    }
+
+    /// Sample weights, created if there are none.
+    pub(super) fn add_weight(&mut self) -> Checked<()> {
+        if self.weight.is_none() {
+            self.check_new(WEIGHT).map_err(|_| {
+                Problem::new(
+                    format!("the weights of the samples need the name `{WEIGHT}`, which is already used"),
+                    "write `correct_weights = false`, or rename the column in `dataset.toml`",
+                )
+            })?;
+            self.weight = Some(WEIGHT.to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl Kinds {
+    fn take(self, column: Column) -> bool {
+        matches!(
+            (self, column),
+            (Self::Either, _) | (Self::Dense, Column::Dense(_)) | (Self::Sparse, Column::Sparse(_))
+        )
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense features",
+            Self::Sparse => "sparse features",
+            Self::Either => "dense and sparse features",
+        }
+    }
+}
+
+fn kind(column: Column) -> &'static str {
+    match column {
+        Column::Dense(_) => "dense",
+        Column::Sparse(_) => "sparse",
+    }
+}
+
+/// Whether `name` is `glob`, where each `*` of the glob is any text.
+fn matches_glob(glob: &str, name: &str) -> bool {
+    let mut parts = glob.split('*');
+    let Some(mut rest) = parts.next().and_then(|start| name.strip_prefix(start)) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(end) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        match rest.find(part) {
+            Some(place) => rest = &rest[place + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_is_any_text() {
+        let matches = [
+            ("*", ""),
+            ("*", "a"),
+            ("user_*", "user_"),
+            ("user_*", "user_id"),
+            ("*_id", "item_id"),
+            ("a*b*c", "abc"),
+            ("a*b*c", "axbxbc"),
+            ("ab", "ab"),
+            ("**", "x"),
+            ("a*a", "aa"),
+        ];
+        for (glob, name) in matches {
+            assert!(matches_glob(glob, name), "{glob} {name}");
+        }
+        for (glob, name) in
+            [("user_*", "users"), ("*_id", "id"), ("a*b*c", "acb"), ("ab", "abc"), ("a*a", "a")]
+        {
+            assert!(!matches_glob(glob, name), "{glob} {name}");
+        }
+    }
+}

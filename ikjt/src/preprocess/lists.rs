@@ -1,0 +1,315 @@
+//! List operators that look at a whole row: `firstx`, `ngram`, `enumerate` and `fill_null`.
+
+use std::sync::Arc;
+
+use arrow::buffer::ScalarBuffer;
+use serde::Deserialize;
+
+use super::arguments::Arguments;
+use super::problem::{Checked, Problem};
+use crate::Feature;
+use crate::hash::mix;
+
+/// The most ids that an operator may make of one feature of one batch: 1 GiB. More is taken for a mistake,
+/// such as the product of two long lists.
+pub(super) const MOST_IDS: usize = 1 << 27;
+
+/// An operator from row to row of one feature.
+#[derive(Debug, Clone)]
+pub(super) enum RowOp {
+    Ngram {
+        n: usize,
+        combine: Combine,
+    },
+    Enumerate {
+        start: i64,
+    },
+    /// `fill_null` of a list.
+    FillEmpty {
+        value: i64,
+    },
+}
+
+/// What an n-gram becomes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Combine {
+    /// Its ids, one after the other.
+    Concat,
+    /// One id.
+    Hash { salt: u64 },
+}
+
+pub(super) fn ngram(arguments: &mut Arguments) -> Checked<RowOp> {
+    #[derive(Deserialize, Default, PartialEq)]
+    #[serde(rename_all = "snake_case")]
+    enum Name {
+        #[default]
+        Concat,
+        Hash,
+    }
+    let n = arguments.integer("n", None, (1, i64::from(i32::MAX)))? as usize;
+    let salt: Option<u64> = arguments.optional("salt")?;
+    let combine = match arguments.optional::<Name>("combine")?.unwrap_or_default() {
+        Name::Hash => Combine::Hash { salt: salt.unwrap_or(0) },
+        Name::Concat if salt.is_none() => Combine::Concat,
+        Name::Concat => {
+            let hint = "leave it out, or write `combine = \"hash\"`";
+            return Err(Problem::new("`salt` is of no use where n-grams are concatenated", hint));
+        }
+    };
+    Ok(RowOp::Ngram { n, combine })
+}
+
+pub(super) fn enumerate(arguments: &mut Arguments) -> Checked<RowOp> {
+    // A row has fewer than 2^31 ids, so that no position overflows.
+    let most = i64::MAX - i64::from(i32::MAX);
+    Ok(RowOp::Enumerate { start: arguments.integer("start", Some(0), (i64::MIN, most))? })
+}
+
+impl RowOp {
+    pub(super) fn run(&self, feature: Feature) -> Checked<Feature> {
+        match *self {
+            Self::Ngram { n, combine } => ngrams(&feature, n, combine),
+            Self::Enumerate { start } => positions(feature, start),
+            Self::FillEmpty { value } => fill_empty(feature, value),
+        }
+    }
+}
+
+/// That one batch may hold `total` ids of a feature.
+pub(super) fn check_total(name: &str, total: usize) -> Checked<()> {
+    if total <= MOST_IDS {
+        return Ok(());
+    }
+    Err(Problem::new(
+        format!("`{name}` would have {total} ids in one batch; at most {MOST_IDS} are allowed"),
+        "shorten the lists with `firstx` before this step, or read smaller batches",
+    ))
+}
+
+/// A feature whose rows stand one after the other in `values`; there are at most [`MOST_IDS`] of them.
+pub(super) fn contiguous(
+    name: Arc<str>,
+    values: Vec<i64>,
+    weights: Option<Vec<f32>>,
+    sizes: Vec<i32>,
+) -> Checked<Feature> {
+    let starts = sizes.iter().scan(0, |end, size| {
+        *end += size;
+        Some(*end - size)
+    });
+    let offsets: Vec<i32> = starts.collect();
+    Ok(Feature::try_new(name, values, weights.map(Into::into), offsets, sizes)?)
+}
+
+/// The first `count` ids of every row; of weighted lists the `count` ids with the highest weights, in their
+/// order, of equal weights the earlier. A weight that is not a number counts as the lowest.
+///
+/// Without weights only sizes change, and nothing is copied.
+pub(super) fn first_x(feature: Feature, count: usize) -> Checked<Feature> {
+    let most = i32::try_from(count).unwrap_or(i32::MAX);
+    if feature.sizes().iter().all(|size| *size <= most) {
+        return Ok(feature);
+    }
+    let shorter: Vec<i32> = feature.sizes().iter().map(|size| (*size).min(most)).collect();
+    if feature.weights().is_some() {
+        return heaviest(&feature, shorter);
+    }
+    let (name, values, weights, offsets, _) = feature.into_parts();
+    Ok(Feature::try_new(name, values, weights, offsets, shorter)?)
+}
+
+/// The heaviest `sizes[u]` ids of every row `u`.
+fn heaviest(feature: &Feature, sizes: Vec<i32>) -> Checked<Feature> {
+    let total = sizes.iter().map(|size| *size as usize).sum();
+    check_total(feature.name(), total)?;
+    let (mut values, mut weights) = (Vec::with_capacity(total), Vec::with_capacity(total));
+    let mut places: Vec<usize> = Vec::new();
+    for (row, &size) in sizes.iter().enumerate() {
+        let (ids, row_weights) = (feature.row(row), feature.row_weights(row).unwrap_or_default());
+        places.clear();
+        places.extend(0..ids.len());
+        let size = size as usize;
+        if size < ids.len() {
+            let weight = |place: usize| match row_weights[place] {
+                weight if weight.is_nan() => f32::NEG_INFINITY,
+                // -0 is no lighter than 0.
+                weight => weight + 0.0,
+            };
+            places.select_nth_unstable_by(size, |&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+            places.truncate(size);
+            places.sort_unstable();
+        }
+        values.extend(places.iter().map(|place| ids[*place]));
+        weights.extend(places.iter().map(|place| row_weights[*place]));
+    }
+    contiguous(feature.shared_name(), values, Some(weights), sizes)
+}
+
+/// Every id replaced by its place in the row, counted from `start`.
+///
+/// Without weights all rows are slices of one buffer that is as long as the longest row.
+fn positions(feature: Feature, start: i64) -> Checked<Feature> {
+    let (name, sizes) = (feature.shared_name(), feature.sizes().clone());
+    let count = |size: i32| start..start + i64::from(size);
+    if feature.weights().is_none() {
+        let longest = sizes.iter().copied().max().unwrap_or(0);
+        let values: Vec<i64> = count(longest).collect();
+        return Ok(Feature::try_new(name, values, None, vec![0; sizes.len()], sizes)?);
+    }
+    check_total(&name, usize::try_from(feature.total_size()).unwrap_or(usize::MAX))?;
+    let (_, _, weights, _, sizes) = feature.gather(0..feature.rows()).into_parts();
+    let values: Vec<i64> = sizes.iter().flat_map(|size| count(*size)).collect();
+    let starts = sizes.iter().scan(0, |end, size| {
+        *end += size;
+        Some(*end - size)
+    });
+    let offsets: Vec<i32> = starts.collect();
+    Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
+}
+
+/// Every empty row replaced by one of the id `value` (with weight 1): all of them are one slice at the end of
+/// the buffer.
+fn fill_empty(feature: Feature, value: i64) -> Checked<Feature> {
+    if feature.sizes().iter().all(|size| *size > 0) {
+        return Ok(feature);
+    }
+    check_total(feature.name(), feature.values().len())?;
+    let (name, values, weights, offsets, sizes) = feature.into_parts();
+    let end = values.len() as i32;
+    let fill = |(&offset, &size): (&i32, &i32)| if size == 0 { (end, 1) } else { (offset, size) };
+    let (offsets, sizes): (Vec<i32>, Vec<i32>) = offsets.iter().zip(&*sizes).map(fill).unzip();
+    let weights = weights.map(|weights| ScalarBuffer::from([&weights[..], &[1.0]].concat()));
+    Ok(Feature::try_new(name, [&values[..], &[value]].concat(), weights, offsets, sizes)?)
+}
+
+/// The windows of `n` consecutive ids of every row.
+fn ngrams(feature: &Feature, n: usize, combine: Combine) -> Checked<Feature> {
+    if feature.weights().is_some() && combine != Combine::Concat {
+        return Err(Problem::new(
+            format!("`{}` has weights, and a hashed n-gram has no weight of its own", feature.name()),
+            "write `combine = \"concat\"`, which keeps the weights of the ids, or leave the feature out",
+        ));
+    }
+    let width = if combine == Combine::Concat { n } else { 1 };
+    let grams = |ids: usize| (ids + 1).saturating_sub(n);
+    let length = |ids: usize| grams(ids).saturating_mul(width);
+    let values = feature.values().len();
+    // Rows that overlap share their n-grams as they share their ids.
+    let overlapping = feature.total_size() > values as u64;
+    let lengths = feature.sizes().iter().map(|size| length(*size as usize));
+    let total = match overlapping {
+        true => length(values),
+        false => lengths.clone().fold(0, usize::saturating_add),
+    };
+    check_total(feature.name(), total)?;
+    // No length exceeds the total, or else its row has no n-gram in the buffer.
+    let sizes: Vec<i32> = lengths.map(|length| length as i32).collect();
+    let mut ids = Vec::with_capacity(total);
+    let mut weights = feature.weights().map(|_| Vec::with_capacity(total));
+    let slices = if overlapping { 1 } else { feature.rows() };
+    for row in 0..slices {
+        let (row_ids, row_weights) = match overlapping {
+            true => (&feature.values()[..], feature.weights().map(|weights| &weights[..])),
+            false => (feature.row(row), feature.row_weights(row)),
+        };
+        match combine {
+            Combine::Hash { salt } => ids.extend(row_ids.windows(n).map(|gram| hash_gram(gram, salt))),
+            Combine::Concat => concatenate(row_ids, n, &mut ids),
+        }
+        if let (Some(weights), Some(row_weights)) = (&mut weights, row_weights) {
+            concatenate(row_weights, n, weights);
+        }
+    }
+    if !overlapping {
+        return contiguous(feature.shared_name(), ids, weights, sizes);
+    }
+    let moved = |(&offset, &size): (&i32, &i32)| if size == 0 { 0 } else { offset * width as i32 };
+    let offsets: Vec<i32> = feature.offsets().iter().zip(&sizes).map(moved).collect();
+    Ok(Feature::try_new(feature.shared_name(), ids, weights.map(Into::into), offsets, sizes)?)
+}
+
+fn concatenate<T: Copy>(row: &[T], n: usize, out: &mut Vec<T>) {
+    for gram in row.windows(n) {
+        out.extend_from_slice(gram);
+    }
+}
+
+/// The hash of each id salted with that of the ids before it, as a non-negative id.
+fn hash_gram(gram: &[i64], salt: u64) -> i64 {
+    (gram.iter().fold(salt, |state, id| mix(*id, state)) >> 1) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn windows() -> Feature {
+        Feature::try_new("h", vec![1_i64, 2, 3, 4, 5], None, vec![0, 1, 2, 5], vec![3, 3, 3, 0]).unwrap()
+    }
+
+    fn rows(feature: &Feature) -> Vec<Vec<i64>> {
+        (0..feature.rows()).map(|row| feature.row(row).to_vec()).collect()
+    }
+
+    #[test]
+    fn the_first_ids_of_windows_are_slices_of_the_same_buffer() {
+        let (before, after) = (windows(), first_x(windows(), 2).unwrap());
+        assert_eq!(rows(&after), [vec![1, 2], vec![2, 3], vec![3, 4], vec![]]);
+        assert_eq!(after.values()[..], before.values()[..]);
+        let shared = windows();
+        assert_eq!(first_x(shared.clone(), 2).unwrap().values().as_ptr(), shared.values().as_ptr());
+    }
+
+    #[test]
+    fn the_highest_weights_stay_in_order() {
+        let weights = vec![1.0, f32::NAN, 3.0, 1.0, -0.0, 0.0, 3.0];
+        let ids: Vec<i64> = (0..7).collect();
+        let feature = Feature::try_new("w", ids, Some(weights.into()), vec![0, 4], vec![7, 2]).unwrap();
+        let kept = |count| first_x(feature.clone(), count).unwrap().row(0).to_vec();
+        assert_eq!(kept(1), [2]);
+        assert_eq!(kept(3), [0, 2, 6]);
+        assert_eq!(kept(4), [0, 2, 3, 6]);
+        // 0 and -0 are equal, so the earlier stays.
+        assert_eq!(kept(5), [0, 2, 3, 4, 6]);
+        assert_eq!(kept(6), [0, 2, 3, 4, 5, 6]);
+        assert_eq!(first_x(feature.clone(), 1).unwrap().row_weights(0).unwrap(), [3.0]);
+    }
+
+    #[test]
+    fn ngrams_of_windows_overlap_as_the_windows_do() {
+        let concat = ngrams(&windows(), 2, Combine::Concat).unwrap();
+        assert_eq!(rows(&concat), [vec![1, 2, 2, 3], vec![2, 3, 3, 4], vec![3, 4, 4, 5], vec![]]);
+        assert_eq!(concat.values().len(), 8);
+        let hashed = ngrams(&windows(), 3, Combine::Hash { salt: 1 }).unwrap();
+        assert_eq!(hashed.values().len(), 3);
+        assert_eq!(hashed.row(1), [(mix(4, mix(3, mix(2, 1))) >> 1) as i64]);
+        assert!(hashed.values().iter().all(|id| *id >= 0));
+    }
+
+    #[test]
+    fn ngrams_of_short_lists_are_empty() {
+        let short = Feature::from_rows("x", &[vec![1, 2], vec![], vec![1, 2, 3]]).unwrap();
+        assert_eq!(rows(&ngrams(&short, 3, Combine::Concat).unwrap()), [vec![], vec![], vec![1, 2, 3]]);
+        let none = ngrams(&short, usize::MAX, Combine::Concat).unwrap();
+        assert_eq!(none.total_size(), 0);
+    }
+
+    #[test]
+    fn places_and_fillings_are_stored_once() {
+        let places = positions(windows(), 5).unwrap();
+        assert_eq!(rows(&places), [vec![5, 6, 7], vec![5, 6, 7], vec![5, 6, 7], vec![]]);
+        assert_eq!(places.values()[..], [5, 6, 7]);
+        let filled = fill_empty(windows(), -1).unwrap();
+        assert_eq!(rows(&filled)[2..], [vec![3, 4, 5], vec![-1]]);
+        assert_eq!(filled.values().len(), 6);
+    }
+
+    #[test]
+    fn a_weighted_list_has_no_hashed_ngrams() {
+        let weights = Some(vec![1.0_f32; 2].into());
+        let feature = Feature::try_new("w", vec![1_i64, 2], weights, vec![0], vec![2]).unwrap();
+        let problem = ngrams(&feature, 2, Combine::Hash { salt: 0 }).unwrap_err();
+        assert!(format!("{problem:?}").contains("`w` has weights"));
+    }
+}

@@ -1,0 +1,330 @@
+//! List operators that look at one id at a time, and how a chain of them runs over a feature.
+//!
+//! They run once per *value* of the feature's buffer, not once per row that holds it: where rows overlap, as
+//! windows do, each id is still computed once, and the rows stay the slices that they were.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::buffer::ScalarBuffer;
+
+use super::arguments::Arguments;
+use super::lists::first_x;
+use super::problem::{Checked, Problem};
+use crate::Feature;
+use crate::hash::{Modulus, SigridHash};
+
+/// Ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
+const BLOCK: usize = 1024;
+
+/// An operator from id to id.
+#[derive(Debug, Clone)]
+pub(super) enum ValueOp {
+    SigridHash(SigridHash),
+    PositiveModulus(Modulus),
+    Clamp { min: i64, max: i64 },
+    MapId(MapId),
+}
+
+/// A table from ids to ids; see [`map_id`].
+#[derive(Debug, Clone)]
+pub(super) struct MapId {
+    table: Arc<[i64]>,
+    length: Modulus,
+}
+
+impl MapId {
+    fn map(&self, id: i64) -> i64 {
+        if id < 0 { 0 } else { self.table[self.length.of(id) as usize] }
+    }
+}
+
+impl ValueOp {
+    fn apply(&self, ids: &mut [i64]) {
+        match self {
+            Self::SigridHash(hash) => hash.hash_all(ids),
+            Self::PositiveModulus(modulus) => modulus.of_all(ids),
+            Self::Clamp { min, max } => ids.iter_mut().for_each(|id| *id = (*id).clamp(*min, *max)),
+            Self::MapId(map) => ids.iter_mut().for_each(|id| *id = map.map(*id)),
+        }
+    }
+}
+
+pub(super) fn sigrid_hash(arguments: &mut Arguments) -> Checked<ValueOp> {
+    let salt = arguments.optional::<u64>("salt")?.unwrap_or(0);
+    Ok(ValueOp::SigridHash(SigridHash::new(salt, arguments.integer("max", None, (1, i64::MAX))?)))
+}
+
+pub(super) fn positive_modulus(arguments: &mut Arguments) -> Checked<ValueOp> {
+    let modulus = arguments.integer("modulus", None, (1, i64::MAX))?;
+    Ok(ValueOp::PositiveModulus(Modulus::new(modulus)))
+}
+
+pub(super) fn map_id(arguments: &mut Arguments) -> Checked<ValueOp> {
+    let inline: Option<Vec<i64>> = arguments.optional("table")?;
+    let file: Option<String> = arguments.optional("table_file")?;
+    let table = match (inline, file) {
+        (Some(table), None) => table,
+        (None, Some(file)) => read_table(arguments, &file)?,
+        _ => {
+            let hint = "write `table = [7, 8, 9]`, or `table_file = \"ids.txt\"` with one integer a line";
+            return Err(Problem::new("one of `table` and `table_file` must be given", hint));
+        }
+    };
+    if table.is_empty() {
+        return Err(Problem::new("the table is empty", "give it at least one id"));
+    }
+    let length = Modulus::new(table.len() as i64);
+    Ok(ValueOp::MapId(MapId { table: table.into(), length }))
+}
+
+fn read_table(arguments: &Arguments, file: &str) -> Checked<Vec<i64>> {
+    let path = arguments.directory().join(file);
+    let text = fs_err::read_to_string(&path)
+        .map_err(|error| Problem::new(error.to_string(), "the path is relative to the `preprocess.toml`"))?;
+    let id = |(number, line): (usize, &str)| {
+        line.trim().parse().map_err(|_| {
+            let message = format!("`{}`, line {}: `{line}` is no 64-bit integer", path.display(), number + 1);
+            Problem::new(message, "write one integer a line and nothing else")
+        })
+    };
+    text.lines().enumerate().map(id).collect()
+}
+
+/// Consecutive steps on one feature that run in one pass: `firstx` first, then id by id.
+///
+/// What an operator makes of an id does not depend on where the id stands, and `firstx` chooses by place or by
+/// weight, which these operators leave alone. So they commute with `firstx`, and two `firstx` are one with the
+/// smaller count.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Chain {
+    count: Option<usize>,
+    ops: Vec<ValueOp>,
+}
+
+impl Chain {
+    pub(super) fn first_x(&mut self, count: usize) {
+        self.count = Some(self.count.map_or(count, |before| before.min(count)));
+    }
+
+    pub(super) fn push(&mut self, op: ValueOp) {
+        self.ops.push(op);
+    }
+
+    /// The feature after these steps.
+    pub(super) fn run(&self, feature: Feature) -> Checked<Feature> {
+        let feature = match self.count {
+            Some(count) => first_x(feature, count)?,
+            None => feature,
+        };
+        if self.ops.is_empty() {
+            return Ok(feature);
+        }
+        match used_values(&feature) {
+            Used::All => self.whole(feature),
+            Used::Slices(covered) => self.slices(feature, covered),
+            Used::Rows => {
+                let rows = 0..feature.rows();
+                self.whole(feature.gather(rows))
+            }
+        }
+    }
+
+    fn apply(&self, ids: &mut [i64]) {
+        for block in ids.chunks_mut(BLOCK) {
+            for op in &self.ops {
+                op.apply(block);
+            }
+        }
+    }
+
+    /// Every value of the buffer.
+    fn whole(&self, feature: Feature) -> Checked<Feature> {
+        let (name, values, weights, offsets, sizes) = feature.into_parts();
+        let length = values.len();
+        let values = self.values(values, std::iter::once(0..length), length);
+        Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
+    }
+
+    /// Only the `covered` values of the buffer that rows hold, moved together. Rows stand in the buffer's order.
+    fn slices(&self, feature: Feature, covered: usize) -> Checked<Feature> {
+        let (fresh, moved) = fresh_slices(&feature);
+        let (name, values, weights, _, sizes) = feature.into_parts();
+        let weights = weights.map(|weights| {
+            fresh.iter().flat_map(|slice| &weights[slice.clone()]).copied().collect::<ScalarBuffer<f32>>()
+        });
+        let values = self.values(values, fresh.into_iter(), covered);
+        Ok(Feature::try_new(name, values, weights, moved, sizes)?)
+    }
+
+    /// The `total` values of `slices`, which ascend, after the operators: in the same memory if nobody else holds it
+    /// and at least half of it stays in use.
+    fn values(
+        &self,
+        values: ScalarBuffer<i64>,
+        slices: impl Iterator<Item = Range<usize>>,
+        total: usize,
+    ) -> Vec<i64> {
+        let owned = match 2 * total >= values.len() {
+            true => values.into_inner().into_vec::<i64>().map_err(ScalarBuffer::from),
+            false => Err(values),
+        };
+        match owned {
+            Ok(ids) => self.in_place(ids, slices),
+            Err(shared) => self.copied(&shared, slices, total),
+        }
+    }
+
+    fn in_place(&self, mut ids: Vec<i64>, slices: impl Iterator<Item = Range<usize>>) -> Vec<i64> {
+        let (mut done, mut end) = (0, 0);
+        for slice in slices {
+            let length = slice.len();
+            // A slice moves down, or not at all, so that no later one is overwritten.
+            if slice.start != end {
+                ids.copy_within(slice, end);
+            }
+            end += length;
+            if end - done >= BLOCK {
+                self.apply(&mut ids[done..end]);
+                done = end;
+            }
+        }
+        self.apply(&mut ids[done..end]);
+        ids.truncate(end);
+        ids
+    }
+
+    fn copied(&self, values: &[i64], slices: impl Iterator<Item = Range<usize>>, total: usize) -> Vec<i64> {
+        let mut ids = Vec::with_capacity(total);
+        let mut done = 0;
+        for slice in slices {
+            for piece in values[slice].chunks(BLOCK) {
+                ids.extend_from_slice(piece);
+                if ids.len() - done >= BLOCK {
+                    self.apply(&mut ids[done..]);
+                    done = ids.len();
+                }
+            }
+        }
+        self.apply(&mut ids[done..]);
+        ids
+    }
+}
+
+/// The slices of the buffer that rows hold, and each row's offset once the slices stand one after the other. Rows
+/// stand in the buffer's order.
+fn fresh_slices(feature: &Feature) -> (Vec<Range<usize>>, Vec<i32>) {
+    let (mut slices, mut moved) = (Vec::with_capacity(feature.rows()), Vec::with_capacity(feature.rows()));
+    let (mut total, mut end) = (0, 0_usize);
+    for (&offset, &size) in feature.offsets().iter().zip(&**feature.sizes()) {
+        let (offset, size) = (offset as usize, size as usize);
+        if size == 0 {
+            moved.push(0);
+            continue;
+        }
+        // The last `end - offset` values so far are the row's first.
+        moved.push((total - end.saturating_sub(offset)) as i32);
+        let fresh = end.max(offset)..end.max(offset + size);
+        (total, end) = (total + fresh.len(), fresh.end);
+        slices.push(fresh);
+    }
+    (slices, moved)
+}
+
+/// Which values of a feature's buffer belong to rows.
+#[derive(Debug, PartialEq)]
+enum Used {
+    /// All, or so many that picking them would cost more.
+    All,
+    /// This many, and the rows stand in the order of the buffer.
+    Slices(usize),
+    /// Fewer than the buffer has, even counted once per row, and the rows stand in no order.
+    Rows,
+}
+
+fn used_values(feature: &Feature) -> Used {
+    let (mut covered, mut total, mut start, mut end) = (0_usize, 0_usize, 0_usize, 0_usize);
+    let mut in_order = true;
+    for (&offset, &size) in feature.offsets().iter().zip(&**feature.sizes()) {
+        let (offset, size) = (offset as usize, size as usize);
+        if size > 0 {
+            in_order &= start <= offset;
+            covered += (offset + size).saturating_sub(end.max(offset));
+            (start, end) = (offset, end.max(offset + size));
+            total += size;
+        }
+    }
+    let values = feature.values().len();
+    match in_order {
+        true if covered == values => Used::All,
+        true => Used::Slices(covered),
+        // `gather` copies, so the copy must be addressable, and worth it.
+        false if total < values && i32::try_from(total).is_ok() => Used::Rows,
+        false => Used::All,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every id becomes the next one, so that a second pass would show.
+    fn add_one() -> Chain {
+        let mut chain = Chain::default();
+        let table: Arc<[i64]> = (1..=5000).collect();
+        chain.push(ValueOp::MapId(MapId { table, length: Modulus::new(5000) }));
+        chain
+    }
+
+    fn feature(values: i64, offsets: Vec<i32>, sizes: Vec<i32>) -> Feature {
+        Feature::try_new("x", (0..values).collect::<Vec<_>>(), None, offsets, sizes).unwrap()
+    }
+
+    #[test]
+    fn windows_stay_windows_and_each_id_is_computed_once() {
+        let windows = feature(4000, vec![0, 1000, 1500], vec![2000, 2000, 2500]);
+        let done = add_one().run(windows.clone()).unwrap();
+        assert_eq!(done.values()[..], (1..=4000).collect::<Vec<_>>()[..]);
+        assert_eq!(done.offsets().as_ptr(), windows.offsets().as_ptr());
+        assert_eq!(done.sizes().as_ptr(), windows.sizes().as_ptr());
+    }
+
+    #[test]
+    fn a_buffer_that_nobody_else_holds_is_changed_in_place() {
+        let alone = feature(3000, vec![0], vec![3000]);
+        let place = alone.values().as_ptr();
+        assert_eq!(add_one().run(alone).unwrap().values().as_ptr(), place);
+        let gaps = || feature(3000, vec![10, 1400, 1500], vec![1400, 50, 1500]);
+        let alone = gaps();
+        let place = alone.values().as_ptr();
+        let (alone, shared) = (add_one().run(alone).unwrap(), gaps());
+        assert_eq!((alone.values().as_ptr(), alone.values().len()), (place, 2940));
+        let copied = add_one().run(shared.clone()).unwrap();
+        assert_eq!((&copied, shared), (&alone, gaps()));
+    }
+
+    #[test]
+    fn what_no_row_uses_is_left_out() {
+        // Two windows that overlap, an empty row, a gap, a row within the row before.
+        let gaps = feature(4000, vec![10, 12, 9, 2000, 2010], vec![4, 4, 0, 1500, 5]);
+        assert_eq!(used_values(&gaps), Used::Slices(1506));
+        let done = add_one().run(gaps.clone()).unwrap();
+        assert_eq!(done.values().len(), 1506);
+        for row in 0..gaps.rows() {
+            assert_eq!(done.row(row), gaps.row(row).iter().map(|id| id + 1).collect::<Vec<_>>());
+        }
+        let unordered = feature(100, vec![90, 3], vec![2, 4]);
+        assert_eq!(used_values(&unordered), Used::Rows);
+        assert_eq!(add_one().run(unordered).unwrap().values()[..], [91, 92, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn the_smaller_of_two_counts_holds() {
+        let mut chain = add_one();
+        chain.first_x(3);
+        chain.push(ValueOp::Clamp { min: 2, max: 2 });
+        chain.first_x(2);
+        chain.first_x(5);
+        assert_eq!(chain.run(feature(9, vec![4], vec![5])).unwrap().row(0), [2, 2]);
+    }
+}

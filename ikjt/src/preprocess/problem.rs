@@ -1,0 +1,52 @@
+//! What is wrong with a step, and which step it is.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::Error;
+
+/// What is wrong and what to do about it; [`Place::error`] says where.
+#[derive(Debug)]
+pub(super) struct Problem {
+    message: String,
+    hint: String,
+}
+
+pub(super) type Checked<T> = std::result::Result<T, Problem>;
+
+impl Problem {
+    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into() }
+    }
+}
+
+/// A tensor that an operator built wrongly.
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::new(error.to_string(), "this is a bug in Onefold; please report it with the `preprocess.toml`")
+    }
+}
+
+/// Where a step stands.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) path: Arc<Path>,
+    /// From 1.
+    pub(super) line: usize,
+    /// From 1.
+    pub(super) step: usize,
+    pub(super) op: Arc<str>,
+}
+
+impl Place {
+    pub(super) fn error(&self, problem: Problem) -> Error {
+        Error::Preprocess {
+            path: self.path.to_path_buf(),
+            line: self.line,
+            step: self.step,
+            op: self.op.to_string(),
+            message: problem.message,
+            hint: problem.hint,
+        }
+    }
+}

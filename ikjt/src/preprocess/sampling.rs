@@ -1,0 +1,136 @@
+//! `sampling`: which samples stay, and what they weigh then.
+
+use std::collections::BTreeMap;
+
+use super::arguments::Arguments;
+use super::problem::{Checked, Problem};
+
+/// Which samples stay.
+#[derive(Debug, Clone)]
+pub(super) struct Sampling {
+    pub(super) rates: Rates,
+    pub(super) seed: u64,
+    /// Whether a sample that stays weighs for those that went.
+    pub(super) correct_weights: bool,
+}
+
+/// The probability to stay.
+#[derive(Debug, Clone)]
+pub(super) enum Rates {
+    /// For every sample.
+    Every(f64),
+    /// By the value of a label; 1 for values that are not listed.
+    ByLabel { label: String, keep: Vec<(f32, f64)> },
+}
+
+pub(super) fn sampling(arguments: &mut Arguments) -> Checked<Sampling> {
+    let label: Option<String> = arguments.optional("label")?;
+    let keep: Option<BTreeMap<String, f64>> = arguments.optional("keep")?;
+    let rates = match (label, keep, arguments.optional("rate")?) {
+        (None, None, Some(rate)) => Rates::Every(checked_rate("rate", rate)?),
+        (Some(label), Some(keep), None) => Rates::ByLabel { label, keep: label_rates(&keep)? },
+        _ => {
+            let hint = "write `label = \"clicked\"` with `keep = { \"0\" = 0.1 }`, or `rate = 0.5`";
+            return Err(Problem::new("neither `label` and `keep` nor `rate` alone is given", hint));
+        }
+    };
+    let seed = arguments.optional("seed")?.unwrap_or(0);
+    Ok(Sampling { rates, seed, correct_weights: arguments.optional("correct_weights")?.unwrap_or(true) })
+}
+
+fn label_rates(keep: &BTreeMap<String, f64>) -> Checked<Vec<(f32, f64)>> {
+    let mut rates: Vec<(f32, f64)> = Vec::with_capacity(keep.len());
+    for (text, &rate) in keep {
+        let value = text.parse::<f32>().ok().filter(|value| !value.is_nan());
+        let value = value.filter(|value| rates.iter().all(|(other, _)| other != value)).ok_or_else(|| {
+            let message = format!("`keep`: `{text}` is no value of a label, or is there twice");
+            Problem::new(message, "write numbers in quotation marks, as `keep = { \"0\" = 0.1 }`")
+        })?;
+        rates.push((value, checked_rate(&format!("keep.\"{text}\""), rate)?));
+    }
+    if rates.is_empty() {
+        return Err(Problem::new("`keep` is empty", "give the rate of at least one value of the label"));
+    }
+    Ok(rates)
+}
+
+fn checked_rate(key: &str, rate: f64) -> Checked<f64> {
+    if rate > 0.0 && rate <= 1.0 {
+        return Ok(rate);
+    }
+    let hint = "a rate is above 0 and at most 1";
+    Err(Problem::new(format!("`{key}` is {rate}, which is no rate"), hint))
+}
+
+impl Rates {
+    /// The rate of a sample with this label; the label is not looked at if there is one rate for all.
+    pub(super) fn of(&self, label: Option<f32>) -> f64 {
+        match self {
+            Self::Every(rate) => *rate,
+            Self::ByLabel { keep, .. } => {
+                keep.iter().find(|(value, _)| Some(*value) == label).map_or(1.0, |(_, rate)| *rate)
+            }
+        }
+    }
+}
+
+/// The random numbers of one sampling step: one of `0..1` for every sample of the epoch, whichever batch it is in.
+///
+/// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), of which any
+/// number can be computed without those before it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Draws {
+    state: u64,
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Draws {
+    /// The numbers of the `number`-th sampling step, so that steps with one seed decide independently.
+    pub(super) fn new(seed: u64, number: u64) -> Self {
+        Self { state: finalize(seed ^ finalize(number.wrapping_add(GOLDEN))) }
+    }
+
+    /// The number of the epoch's sample `ordinal`.
+    pub(super) fn draw(&self, ordinal: u64) -> f64 {
+        let bits = finalize(self.state.wrapping_add(ordinal.wrapping_add(1).wrapping_mul(GOLDEN)));
+        (bits >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// Stafford's variant 13 of MurmurHash3's finalizer.
+fn finalize(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first outputs of Vigna's `splitmix64.c` from state 1234567.
+    #[test]
+    fn agrees_with_splitmix64() {
+        let draws = Draws { state: 1_234_567 };
+        let expected = [6_457_827_717_110_365_317_u64, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
+        for (ordinal, bits) in expected.into_iter().enumerate() {
+            assert_eq!(draws.draw(ordinal as u64), (bits >> 11) as f64 / 9_007_199_254_740_992.0);
+        }
+    }
+
+    #[test]
+    fn as_many_stay_as_the_rate_says_and_steps_are_independent() {
+        let samples = 100_000_u64;
+        let (first, second) = (Draws::new(5, 0), Draws::new(5, 1));
+        let count = |keep: &dyn Fn(u64) -> bool| (0..samples).filter(|i| keep(*i)).count() as f64;
+        // Five standard deviations.
+        let expect = |found: f64, rate: f64| {
+            let n = samples as f64;
+            assert!((found - n * rate).abs() < 5.0 * (n * rate * (1.0 - rate)).sqrt(), "{found} at {rate}");
+        };
+        expect(count(&|i| first.draw(i) < 0.1), 0.1);
+        expect(count(&|i| first.draw(i) < 0.5 && second.draw(i) < 0.5), 0.25);
+        assert_eq!(count(&|i| first.draw(i) < 1.0), samples as f64);
+    }
+}
