@@ -17,9 +17,11 @@
 #![forbid(unsafe_code)]
 
 pub mod commit;
+mod conform;
 pub mod console;
 pub mod ebnerd;
 mod error;
+pub mod folded;
 pub mod generate;
 mod manifest;
 pub mod movielens;

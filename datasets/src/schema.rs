@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -62,6 +62,21 @@ pub enum SparseKind {
     Sequence,
 }
 
+impl FeatureGroup {
+    /// Whether the `folded` layout stores `feature`, one of this group's, as a window: the items appended and, in
+    /// [its own column](SparseFeature::length_column), the list's length.
+    pub fn folds_to_window(&self, feature: &SparseFeature) -> bool {
+        self.deduplicated && feature.kind == SparseKind::Sequence
+    }
+}
+
+impl SparseFeature {
+    /// The column that holds the lengths of a window in the `folded` layout.
+    pub fn length_column(&self) -> String {
+        format!("{}.length", self.name)
+    }
+}
+
 impl Schema {
     /// All sparse features, by group and then column order.
     pub fn sparse_features(&self) -> impl Iterator<Item = &SparseFeature> {
@@ -77,17 +92,38 @@ impl Schema {
     /// The columns of a `rows` data file: [`SESSION_COLUMN`], [`TIME_COLUMN`], the [`f32`
     /// columns](Self::float_columns), then a `List<Int64>` for every sparse feature. None is nullable.
     pub fn to_arrow(&self) -> SchemaRef {
+        let mut fields = self.sample_fields();
+        fields.extend(self.sparse_features().map(|feature| list_field(feature, false)));
+        Arc::new(ArrowSchema::new(fields))
+    }
+
+    /// The columns of a `folded` data file: those of [`to_arrow`](Self::to_arrow) in their order, but that in
+    /// deduplicated groups a sparse feature's lists are nullable, and a sequence feature's lists (the items appended)
+    /// are followed by a nullable `Int32` of its own, the [length](SparseFeature::length_column).
+    /// [`folded`](crate::folded) says what they hold.
+    pub fn to_folded_arrow(&self) -> SchemaRef {
+        let mut fields = self.sample_fields();
+        for group in &self.groups {
+            for feature in &group.features {
+                if group.folds_to_window(feature) {
+                    fields.push(list_field(feature, false));
+                    fields.push(Field::new(feature.length_column(), DataType::Int32, true));
+                } else {
+                    fields.push(list_field(feature, group.deduplicated));
+                }
+            }
+        }
+        Arc::new(ArrowSchema::new(fields))
+    }
+
+    /// The columns that every layout begins with, one number a sample each.
+    fn sample_fields(&self) -> Vec<Field> {
         let mut fields = vec![
             Field::new(SESSION_COLUMN, DataType::Int64, false),
             Field::new(TIME_COLUMN, DataType::Timestamp(TimeUnit::Microsecond, None), false),
         ];
         fields.extend(self.float_columns().map(|name| Field::new(name, DataType::Float32, false)));
-        let item = Arc::new(Field::new("element", DataType::Int64, false));
-        fields.extend(
-            self.sparse_features()
-                .map(|feature| Field::new(&feature.name, DataType::List(Arc::clone(&item)), false)),
-        );
-        Arc::new(ArrowSchema::new(fields))
+        fields
     }
 
     /// Checks that a dataset can have this schema.
@@ -95,7 +131,8 @@ impl Schema {
     /// # Errors
     ///
     /// [`Error::Schema`] if there is no label or no feature, a column or group name is used twice or is
-    /// empty, a group is empty, or a column has one of the two reserved names.
+    /// empty, a group is empty, or a column has a reserved name: one of the two that every file has, or that of a
+    /// window's lengths.
     pub fn validate(&self) -> Result<()> {
         let wrong = |message: String, hint: &str| Err(Error::Schema { message, hint: hint.to_owned() });
         if self.labels.is_empty() {
@@ -106,6 +143,15 @@ impl Schema {
         for name in self.float_columns().chain(sparse) {
             if name.is_empty() || !names.insert(name) {
                 let message = format!("the column name `{name}` is empty, reserved or used twice");
+                return wrong(message, "give the column another name with `AS` in the query");
+            }
+        }
+        let windows = self.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
+        for (_, feature) in windows.filter(|(group, feature)| group.folds_to_window(feature)) {
+            let length = feature.length_column();
+            if names.contains(length.as_str()) {
+                let message =
+                    format!("the column name `{length}` is reserved for the lengths of `{}`", feature.name);
                 return wrong(message, "give the column another name with `AS` in the query");
             }
         }
@@ -122,6 +168,15 @@ impl Schema {
         }
         Ok(())
     }
+}
+
+fn list_field(feature: &SparseFeature, nullable: bool) -> Field {
+    Field::new(&feature.name, DataType::List(item_field()), nullable)
+}
+
+/// The field of a list's ids.
+pub(crate) fn item_field() -> FieldRef {
+    Arc::new(Field::new("element", DataType::Int64, false))
 }
 
 #[cfg(test)]
@@ -148,6 +203,39 @@ mod tests {
         let names: Vec<_> = arrow.fields().iter().map(|field| field.name().as_str()).collect();
         assert_eq!(names, ["session_id", "timestamp", "clicked", "age", "user_id"]);
         assert!(arrow.fields().iter().all(|field| !field.is_nullable()));
+    }
+
+    #[test]
+    fn folded_columns_stand_in_the_same_order_with_lengths_behind_their_windows() {
+        let mut schema = schema();
+        let feature = |name: &str, kind| SparseFeature { name: name.into(), kind };
+        schema.groups[0].features.push(feature("history", SparseKind::Sequence));
+        schema.groups.push(FeatureGroup {
+            name: "item".into(),
+            deduplicated: false,
+            features: vec![feature("item", SparseKind::Sparse), feature("words", SparseKind::Sequence)],
+        });
+        let arrow = schema.to_folded_arrow();
+        let columns: Vec<_> = arrow.fields().iter().map(|f| (f.name().as_str(), f.is_nullable())).collect();
+        let start = [("session_id", false), ("timestamp", false), ("clicked", false), ("age", false)];
+        assert_eq!(columns[..4], start);
+        let user = [("user_id", true), ("history", false), ("history.length", true)];
+        assert_eq!(columns[4..7], user);
+        assert_eq!(columns[7..], [("item", false), ("words", false)]);
+        assert_eq!(arrow.field(6).data_type(), &DataType::Int32);
+        assert_eq!(arrow.field(5), schema.to_arrow().field(5));
+    }
+
+    #[test]
+    fn names_of_length_columns_are_refused_where_there_is_a_window() {
+        let mut schema = schema();
+        schema.dense[0] = "user_id.length".into();
+        assert!(schema.validate().is_ok());
+        schema.groups[0].features[0].kind = SparseKind::Sequence;
+        let error = schema.validate().unwrap_err().to_string();
+        assert!(error.contains("`user_id.length` is reserved for the lengths of `user_id`"), "{error}");
+        schema.groups[0].deduplicated = false;
+        assert!(schema.validate().is_ok());
     }
 
     #[test]

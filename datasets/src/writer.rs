@@ -4,16 +4,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, ListArray, RecordBatch};
-use arrow::datatypes::{DataType, FieldRef, Int64Type, SchemaRef};
+use arrow::array::{Array, AsArray, ListArray, RecordBatch};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use sha2::{Digest, Sha256};
 
 use crate::commit::{CreatedDirectories, DirectoryLock};
+use crate::conform::conform;
 use crate::{
     DataFile, Error, FeatureStatistics, MANIFEST_FILE, Manifest, Order, Partition, PartitionKey, Result,
     SESSION_COLUMN, Schema, commit,
@@ -121,7 +121,7 @@ impl DatasetWriter {
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        let batch = &self.conform(batch)?;
+        let batch = &conform(batch, &self.arrow_schema)?;
         self.enter_partition(key)?;
         self.count(batch);
         let mut start = 0;
@@ -159,13 +159,6 @@ impl DatasetWriter {
         remove_stray_files(&self.root, &new_files)?;
         self.created.keep();
         Ok(manifest)
-    }
-
-    /// The columns of `batch` in the dataset's order and types, checked for nulls. Copies no values.
-    fn conform(&self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let columns = self.arrow_schema.fields().iter().map(|field| conform_column(batch, field));
-        let columns = columns.collect::<Result<Vec<_>>>()?;
-        Ok(RecordBatch::try_new(self.arrow_schema.clone(), columns)?)
     }
 
     fn enter_partition(&mut self, key: &PartitionKey) -> Result<()> {
@@ -371,35 +364,6 @@ fn remove_stray_below(directory: &Path, keep: &[PathBuf]) -> Result<()> {
 
 fn session_ids(batch: &RecordBatch) -> &[i64] {
     batch.column_by_name(SESSION_COLUMN).map_or(&[], |column| column.as_primitive::<Int64Type>().values())
-}
-
-/// The column of `batch` for `field`. The name and nullability of a list's items are the query's affair; a
-/// null is nobody's.
-fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
-    let wrong = |message: String| Error::Column {
-        column: field.name().clone(),
-        message,
-        hint: format!("the dataset's schema asks for {} without nulls", field.data_type()),
-    };
-    let column = batch.column_by_name(field.name()).ok_or_else(|| wrong("it is missing".to_owned()))?;
-    if column.null_count() > 0 {
-        return Err(wrong(format!("it has {} nulls", column.null_count())));
-    }
-    match (column.data_type(), field.data_type()) {
-        (DataType::List(found), DataType::List(item)) if found.data_type() == item.data_type() => {
-            let lists = column.as_list::<i32>();
-            let (start, end) = (lists.offsets()[0] as usize, lists.offsets()[lists.len()] as usize);
-            let nulls = lists.values().slice(start, end - start).null_count();
-            if nulls > 0 {
-                return Err(wrong(format!("its lists hold {nulls} nulls")));
-            }
-            let values =
-                arrow::array::make_array(lists.values().to_data().into_builder().nulls(None).build()?);
-            Ok(Arc::new(ListArray::try_new(Arc::clone(item), lists.offsets().clone(), values, None)?))
-        }
-        (found, expected) if found == expected => Ok(Arc::clone(column)),
-        (found, _) => Err(wrong(format!("it has type {found}"))),
-    }
 }
 
 /// Decoded bytes of each row of `batch`: 8 for a session id, a time and every id, 4 for every float.

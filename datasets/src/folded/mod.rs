@@ -1,0 +1,296 @@
+//! The `folded` layout: lists where they change, and what windows append. The one place that writes and reads it.
+//!
+//! In a deduplicated group, `null` means "as in the row above", within a row group. A sequence feature is a **window**:
+//! its column holds the ids appended, and a column of lengths behind it tells how long the list is; with T all that is
+//! appended up to a row, its list is the last `length` ids of T. What is no window, because an id was removed or ids
+//! changed places, is appended whole, so any lists can be folded. Every feature folds for itself; groups that are not
+//! deduplicated keep a list in every row. Here `city` is a sparse feature and `history` a sequence feature:
+//!
+//! ```text
+//!            rows                        folded                          unfolded
+//!  sample    city   history              city   history   .length       inverse of city   of history
+//!    0       [7]    [1 2 3]              [7]    [1 2 3]      3                0                0
+//!    1       [7]    [2 3 4]    Folder    null   [4]          3    unfold_     0                1
+//!    2       [8]    [2 3 4]   ───────▶   [8]    []         null   group──▶    1                1
+//!    3       [8]    []                   null   []           0                1                2
+//!    4       []     [9 9]                []     [9 9]        2                2                3
+//!
+//!  the distinct rows of city:     values 7 8          offsets 0 1 2      sizes 1 1 0
+//!  the distinct rows of history:  values 1 2 3 4 9 9  offsets 0 1 4 4    sizes 3 3 0 2
+//! ```
+//!
+//! [`Folder`] writes this, batch by batch. [`unfold_group`] reads a row group of it into the buffers of a
+//! deduplicated batch: the nulls are the inverse index, the columns' own ids are the values, and no list is repeated,
+//! hashed or compared. In a group of several features a distinct row starts where any of them changes.
+//!
+//! ```
+//! use arrow::array::{ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch};
+//! use arrow::array::TimestampMicrosecondArray;
+//! use arrow::datatypes::Int64Type;
+//! use onefold_datasets::folded::{Folder, unfold_group};
+//! use onefold_datasets::{FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
+//! use std::sync::Arc;
+//!
+//! let history = SparseFeature { name: "history".into(), kind: SparseKind::Sequence };
+//! let group = FeatureGroup { name: "past".into(), deduplicated: true, features: vec![history] };
+//! let schema = Schema { labels: vec!["clicked".into()], weight: None, dense: vec![], groups: vec![group] };
+//! let lists = [vec![1, 2, 3], vec![2, 3, 4], vec![2, 3, 4], vec![], vec![9, 9]];
+//! let lists = lists.map(|list| Some(list.into_iter().map(Some).collect::<Vec<_>>()));
+//! let rows = RecordBatch::try_from_iter([
+//!     (SESSION_COLUMN, Arc::new(Int64Array::from(vec![0; 5])) as ArrayRef),
+//!     (TIME_COLUMN, Arc::new(TimestampMicrosecondArray::from(vec![0; 5]))),
+//!     ("clicked", Arc::new(Float32Array::from(vec![0.0; 5]))),
+//!     ("history", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))),
+//! ])?;
+//! let folded = Folder::new(&schema).fold(&rows)?;
+//! assert!(folded["history.length"].is_null(2));
+//!
+//! let past = unfold_group(&folded, &schema.groups[0])?;
+//! assert_eq!(past.inverse, [0, 1, 1, 2, 3]);
+//! assert_eq!(past.features[0].values[..], [1, 2, 3, 4, 9, 9]);
+//! assert_eq!(past.features[0].offsets, [0, 1, 4, 4]);
+//! assert_eq!(past.features[0].sizes, [3, 3, 0, 2]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod fold;
+mod unfold;
+
+pub use fold::Folder;
+pub use unfold::{UnfoldError, UnfoldedFeature, UnfoldedGroup, unfold_group};
+
+/// Samples for tests, with a schema that has every case of folding.
+#[cfg(test)]
+pub(crate) mod samples {
+    use std::sync::Arc;
+
+    use arrow::array::{
+        ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray,
+    };
+    use arrow::datatypes::Int64Type;
+
+    use crate::{FeatureGroup, Schema, SparseFeature, SparseKind};
+
+    /// The lists of one sample: `city`, `tags`, `history` and `item`.
+    pub(crate) type Sample = [Vec<i64>; 4];
+
+    /// Group `user` of two sparse features and a sequence feature, and group `item`, which is not deduplicated.
+    pub(crate) fn schema() -> Schema {
+        let feature = |name: &str, kind| SparseFeature { name: name.to_owned(), kind };
+        let user = vec![
+            feature("city", SparseKind::Sparse),
+            feature("tags", SparseKind::Sparse),
+            feature("history", SparseKind::Sequence),
+        ];
+        let item = vec![feature("item", SparseKind::Sparse)];
+        let group = |name: &str, deduplicated, features| FeatureGroup {
+            name: name.to_owned(),
+            deduplicated,
+            features,
+        };
+        Schema {
+            labels: vec!["clicked".to_owned()],
+            weight: None,
+            dense: vec![],
+            groups: vec![group("user", true, user), group("item", false, item)],
+        }
+    }
+
+    /// The samples as columns of [`schema`]; session and label are 0, the time counts from 0.
+    pub(crate) fn rows(samples: &[Sample]) -> RecordBatch {
+        let lists = |feature: usize| -> ArrayRef {
+            let lists = samples.iter().map(|sample| Some(sample[feature].iter().copied().map(Some)));
+            Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))
+        };
+        let columns: Vec<(&str, ArrayRef)> = vec![
+            ("session_id", Arc::new(Int64Array::from(vec![0; samples.len()]))),
+            ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(0..samples.len() as i64))),
+            ("clicked", Arc::new(Float32Array::from(vec![0.0; samples.len()]))),
+            ("city", lists(0)),
+            ("tags", lists(1)),
+            ("history", lists(2)),
+            ("item", lists(3)),
+        ];
+        RecordBatch::try_from_iter(columns).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Array, AsArray, RecordBatch};
+    use arrow::compute::concat_batches;
+    use arrow::datatypes::{Int32Type, Int64Type};
+    use proptest::prelude::*;
+
+    use super::samples::{Sample, rows, schema};
+    use super::*;
+    use crate::FeatureGroup;
+
+    /// What the layout's definition says of the folded `columns` of a row group: the lists of `name` row by row, with T
+    /// written out.
+    fn lists_by_definition(columns: &RecordBatch, name: &str) -> Vec<Vec<i64>> {
+        let lists = columns.column_by_name(name).unwrap().as_list::<i32>();
+        let ids = |row| lists.value(row).as_primitive::<Int64Type>().values().to_vec();
+        let lengths = columns.column_by_name(&format!("{name}.length"));
+        let mut rows: Vec<Vec<i64>> = Vec::new();
+        let mut appended = Vec::new();
+        for row in 0..columns.num_rows() {
+            appended.extend(ids(row));
+            let list = match lengths.map(|lengths| lengths.as_primitive::<Int32Type>()) {
+                None => lists.is_valid(row).then(|| ids(row)),
+                Some(lengths) => lengths
+                    .is_valid(row)
+                    .then(|| appended[appended.len() - lengths.value(row) as usize..].to_vec()),
+            };
+            rows.push(list.unwrap_or_else(|| rows[row - 1].clone()));
+        }
+        rows
+    }
+
+    /// The lists of a group's samples, by way of its distinct rows.
+    fn expand(group: &UnfoldedGroup) -> Vec<Vec<Vec<i64>>> {
+        let row = |feature: &UnfoldedFeature, row: usize| {
+            feature.values[feature.offsets[row] as usize..][..feature.sizes[row] as usize].to_vec()
+        };
+        let sample = |distinct: &i32| group.features.iter().map(|f| row(f, *distinct as usize)).collect();
+        group.inverse.iter().map(sample).collect()
+    }
+
+    /// The inverse index if a distinct row starts wherever a sample differs from the one before.
+    fn naive_inverse(samples: &[Vec<Vec<i64>>], deduplicated: bool) -> Vec<i32> {
+        let mut inverse = vec![0; samples.len().min(1)];
+        for pair in samples.windows(2) {
+            inverse.push(inverse[inverse.len() - 1] + i32::from(!deduplicated || pair[0] != pair[1]));
+        }
+        inverse
+    }
+
+    fn group_samples(samples: &[Sample], group: usize) -> Vec<Vec<Vec<i64>>> {
+        let features = [0..3, 3..4][group].clone();
+        samples.iter().map(|sample| sample[features.clone()].to_vec()).collect()
+    }
+
+    fn check(columns: &RecordBatch, samples: &[Sample], group: usize, schema: &FeatureGroup) {
+        let unfolded = unfold_group(columns, schema).unwrap();
+        let expected = group_samples(samples, group);
+        assert_eq!(expand(&unfolded), expected);
+        assert_eq!(unfolded.inverse, naive_inverse(&expected, schema.deduplicated));
+        let distinct = unfolded.inverse.last().map_or(0, |last| *last as usize + 1);
+        assert!(unfolded.features.iter().all(|f| f.offsets.len() == distinct && f.sizes.len() == distinct));
+    }
+
+    /// What becomes of a list from one sample to the next.
+    fn change() -> impl Strategy<Value = (usize, usize, Vec<i64>)> {
+        // Kinds: 0 and 1 keep it, 2 slides, 3 drops an id within, 4 reverses, 5 replaces.
+        (0..6_usize, 0..4_usize, prop::collection::vec(0..3_i64, 0..4))
+    }
+
+    fn changed(list: &[i64], (kind, count, ids): (usize, usize, Vec<i64>)) -> Vec<i64> {
+        let mut list = list.to_vec();
+        match kind {
+            0 | 1 => {}
+            2 => {
+                list.drain(..count.min(list.len()));
+                list.extend(ids);
+            }
+            3 if count < list.len() => drop(list.remove(count)),
+            4 => list.reverse(),
+            _ => list = ids,
+        }
+        list
+    }
+
+    fn samples() -> impl Strategy<Value = Vec<Sample>> {
+        let changes = [change(), change(), change(), change()];
+        prop::collection::vec(changes, 0..60).prop_map(|all| {
+            let mut last: Sample = Default::default();
+            all.into_iter()
+                .map(|changes| {
+                    for (list, change) in last.iter_mut().zip(changes) {
+                        *list = changed(list, change);
+                    }
+                    last.clone()
+                })
+                .collect()
+        })
+    }
+
+    /// Folds in batches that end where `ends` says 1 or 2, and row groups that end where it says 2.
+    fn fold_row_groups(samples: &[Sample], ends: &[u8]) -> Vec<(std::ops::Range<usize>, RecordBatch)> {
+        // One batch, so that those to fold are slices that start anywhere.
+        let all = rows(samples);
+        let mut folder = Folder::new(&schema());
+        let (mut groups, mut batches, mut start, mut group_start) = (vec![], vec![], 0, 0);
+        for (end, kind) in (1..=samples.len()).zip(ends) {
+            let kind = if end == samples.len() { 2 } else { *kind };
+            if kind == 0 {
+                continue;
+            }
+            batches.push(folder.fold(&all.slice(start, end - start)).unwrap());
+            start = end;
+            if kind == 2 {
+                let group = concat_batches(folder.folded_schema(), &batches).unwrap();
+                groups.push((group_start..end, group));
+                batches.clear();
+                group_start = end;
+                folder.start_row_group();
+            }
+        }
+        groups
+    }
+
+    proptest! {
+        #[test]
+        fn unfolding_undoes_folding(samples in samples(), ends in prop::collection::vec(0..3_u8, 60)) {
+            let schema = schema();
+            let groups = fold_row_groups(&samples, &ends);
+            for (range, columns) in &groups {
+                let expected = &samples[range.clone()];
+                for (feature, name) in ["city", "tags", "history", "item"].iter().enumerate() {
+                    let lists: Vec<_> = expected.iter().map(|sample| sample[feature].clone()).collect();
+                    prop_assert_eq!(lists_by_definition(columns, name), lists, "{}", name);
+                }
+                for (i, group) in schema.groups.iter().enumerate() {
+                    check(columns, expected, i, group);
+                }
+            }
+            // A row group as a slice of more, and the first rows of it.
+            if let Some((_, first)) = groups.first() {
+                let all = concat_batches(first.schema_ref(), groups.iter().map(|(_, group)| group)).unwrap();
+                for (range, _) in &groups {
+                    for length in [range.len(), range.len() / 2] {
+                        let expected = &samples[range.start..range.start + length];
+                        check(&all.slice(range.start, length), expected, 0, &schema.groups[0]);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn a_feature_alone_has_its_own_distinct_rows(samples in samples()) {
+            for (range, columns) in fold_row_groups(&samples, &[0; 60]) {
+                for (i, feature) in schema().groups[0].features.iter().enumerate() {
+                    let features = vec![feature.clone()];
+                    let group = FeatureGroup { name: "one".into(), deduplicated: true, features };
+                    let unfolded = unfold_group(&columns, &group).unwrap();
+                    let expected = samples[range.clone()].iter().map(|sample| vec![sample[i].clone()]);
+                    let expected: Vec<_> = expected.collect();
+                    prop_assert_eq!(expand(&unfolded), &expected[..]);
+                    prop_assert_eq!(unfolded.inverse, naive_inverse(&expected, true));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_that_slides_stores_every_id_once() {
+        let timeline: Vec<i64> = (0..200).collect();
+        let sample = |row: usize| [vec![], vec![], timeline[row..row + 100].to_vec(), vec![]];
+        let samples: Vec<Sample> = (0..=100).map(sample).collect();
+        let columns = Folder::new(&schema()).fold(&rows(&samples)).unwrap();
+        let unfolded = unfold_group(&columns, &schema().groups[0]).unwrap();
+        assert_eq!(unfolded.features[2].values[..], timeline);
+        assert_eq!(unfolded.features[2].offsets, Vec::from_iter(0..=100));
+        assert_eq!(expand(&unfolded), group_samples(&samples, 0));
+    }
+}
