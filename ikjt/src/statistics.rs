@@ -327,6 +327,14 @@ mod tests {
     }
 
     #[test]
+    fn stored_are_the_values_that_rows_use() {
+        // Of twenty values: five for a window with a row within it, and two that no window reaches.
+        let (offsets, sizes) = (vec![0, 1, 2, 10], vec![4, 1, 3, 2]);
+        let feature = Feature::try_new("x", vec![0; 20], None, offsets, sizes).unwrap();
+        assert_eq!(stored_values(&feature), 5 + 2);
+    }
+
+    #[test]
     fn the_prediction_is_recds() {
         // Two sessions of five; of eight samples that have one before them, six repeat it.
         let ids = [1, 1, 1, 2, 2, 3, 3, 3, 3, 4].map(|id| [id]);

@@ -511,13 +511,15 @@ mod tests {
         assert!(refusal(vec![("x.weights", floats(vec![vec![1.0]]))]).contains("no feature `x`"));
         let uneven = vec![("x", Arc::new(lists()) as ArrayRef), ("x.weights", floats(vec![vec![1.0]; 3]))];
         assert_eq!(refusal(uneven), "column `x.weights`: its lists are not where `x` has them");
-        let far = LargeListArray::new(
-            item(DataType::Int64),
-            OffsetBuffer::new(vec![0_i64, 1].into()),
-            Arc::new(Int64Array::from(vec![5])),
-            None,
-        );
-        assert!(Batch::from_record_batch(&rows(vec![("x", Arc::new(far))])).is_ok());
+        let view = |offsets: Vec<i32>, items: ArrayRef| -> ArrayRef {
+            let sizes = vec![1; offsets.len()].into();
+            let field = item(items.data_type().clone());
+            Arc::new(ListViewArray::new(field, offsets.into(), sizes, items, None))
+        };
+        let ids = view(vec![0, 1], Arc::new(Int64Array::from(vec![1, 2])));
+        let crossed = view(vec![1, 0], Arc::new(Float32Array::from(vec![1.0, 2.0])));
+        let crossed = refusal(vec![("x", ids), ("x.weights", crossed)]);
+        assert_eq!(crossed, "column `x.weights`: its lists are not where `x` has them");
         assert_eq!(
             small("x", 3, 1_i64 << 31).unwrap_err().to_string(),
             "column `x`: list 3 has offset or size 2147483648, which 32 bits cannot hold"

@@ -63,7 +63,7 @@ impl KeyedJaggedTensor {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if
+    /// [`Error::Invariant`](crate::Error::Invariant) if
     /// - a key is there twice,
     /// - neither lengths nor offsets are given, or they contradict each other,
     /// - a length is negative, offsets do not start at 0 or fall, or the lists do not end with the last value,
@@ -109,7 +109,7 @@ impl KeyedJaggedTensor {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the groups differ in their number of samples, two features have the same name, some
+    /// [`Error::Invariant`](crate::Error::Invariant) if the groups differ in their number of samples, two features have the same name, some
     /// features have weights and others have none, or there are more ids than `i32` counts.
     pub fn expanded(groups: &[Group]) -> Result<Self> {
         Self::lay_out(groups, Group::inverse, None, None)
@@ -176,7 +176,7 @@ impl KeyedJaggedTensor {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if two keys of a group differ in their number of rows or their inverse indices.
+    /// [`Error::Invariant`](crate::Error::Invariant) if two keys of a group differ in their number of rows or their inverse indices.
     pub fn to_groups(&self, group_of: impl Fn(&str) -> String) -> Result<Vec<Group>> {
         let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
         for (i, key) in self.keys.iter().enumerate() {
