@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, PartitionFilter, PartitionKey, Result, Schema, commit};
@@ -10,8 +11,10 @@ use crate::{Error, PartitionFilter, PartitionKey, Result, Schema, commit};
 /// The manifest's file name in a dataset directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
-/// The version this code writes. A reader refuses every other one by number.
-const FORMAT_VERSION: u32 = 1;
+/// The version this code writes.
+const FORMAT_VERSION: u32 = 2;
+/// The oldest version this code reads; it has only the layout `rows`. A reader refuses by number what it cannot read.
+const OLDEST_VERSION: u32 = 1;
 
 /// How sparse features are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +22,18 @@ const FORMAT_VERSION: u32 = 1;
 pub enum Layout {
     /// Every sample carries every list.
     Rows,
+    /// In deduplicated groups a list stands only where it changes; [`folded`](crate::folded) says how.
+    Folded,
+}
+
+impl Layout {
+    /// The columns of a data file.
+    pub fn to_arrow(self, schema: &Schema) -> SchemaRef {
+        match self {
+            Self::Rows => schema.to_arrow(),
+            Self::Folded => schema.to_folded_arrow(),
+        }
+    }
 }
 
 /// How samples are ordered within a partition.
@@ -113,6 +128,7 @@ impl Manifest {
     /// A manifest of the current version; the statistics' totals are summed from the partitions.
     pub(crate) fn new(
         generation: u64,
+        layout: Layout,
         order: Order,
         schema: Schema,
         partitions: Vec<Partition>,
@@ -128,23 +144,15 @@ impl Manifest {
                 .sum(),
             features,
         };
-        Self {
-            format_version: FORMAT_VERSION,
-            generation,
-            layout: Layout::Rows,
-            order,
-            schema,
-            partitions,
-            statistics,
-        }
+        Self { format_version: FORMAT_VERSION, generation, layout, order, schema, partitions, statistics }
     }
 
     /// Reads the manifest of the dataset in `directory`.
     ///
     /// # Errors
     ///
-    /// [`Error::NotADataset`] if there is none, [`Error::Manifest`] if it is of another version, is not
-    /// what this version writes, or contradicts itself.
+    /// [`Error::NotADataset`] if there is none, [`Error::Manifest`] if it is of a version that this code does not
+    /// read, is not what its version is like, or contradicts itself.
     pub fn load(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST_FILE);
         let text = match fs_err::read_to_string(&path) {
@@ -160,10 +168,11 @@ impl Manifest {
             format_version: u32,
         }
         let version: Versioned = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        if version.format_version != FORMAT_VERSION {
-            let message =
-                format!("format version {}, this program reads {FORMAT_VERSION}", version.format_version);
-            return Err(wrong(message));
+        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&version.format_version) {
+            return Err(wrong(format!(
+                "format version {}, this program reads {OLDEST_VERSION} to {FORMAT_VERSION}",
+                version.format_version
+            )));
         }
         let manifest: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         manifest.check().map_err(wrong)?;
@@ -214,8 +223,11 @@ impl Manifest {
         self.partitions.iter().flat_map(|partition| &partition.files).map(|file| PathBuf::from(&file.path))
     }
 
-    /// Checks what serde cannot: the schema, the totals, and that no path leaves the directory.
+    /// Checks what serde cannot: the version's layouts, the schema, the totals, and that no path leaves the directory.
     fn check(&self) -> Result<(), String> {
+        if self.format_version == 1 && self.layout != Layout::Rows {
+            return Err("format version 1 has only the layout `rows`".to_owned());
+        }
         self.schema.validate().map_err(|error| error.to_string())?;
         for partition in &self.partitions {
             let files: u64 = partition.files.iter().fold(0, |sum, file| sum.saturating_add(file.samples));
@@ -258,7 +270,7 @@ mod tests {
         };
         let key = PartitionKey::parse("split=a").unwrap();
         let partition = Partition { key, samples: 3, sessions: 2, files: vec![file] };
-        Manifest::new(1, Order::Session, schema, vec![partition], BTreeMap::new())
+        Manifest::new(1, Layout::Folded, Order::Session, schema, vec![partition], BTreeMap::new())
     }
 
     #[test]
@@ -277,14 +289,30 @@ mod tests {
             Manifest::load(directory.path()).unwrap_err().to_string()
         };
         let mut newer = manifest();
-        newer.format_version = 2;
-        assert!(refused(newer).contains("format version 2, this program reads 1"));
+        newer.format_version = 3;
+        assert!(refused(newer).contains("format version 3, this program reads 1 to 2"));
+        let mut older = manifest();
+        older.format_version = 0;
+        assert!(refused(older).contains("format version 0, this program reads 1 to 2"));
         let mut escaping = manifest();
         escaping.partitions[0].files[0].path = "../secret.parquet".into();
         assert!(refused(escaping).contains("leaves the dataset"));
         let mut unequal = manifest();
         unequal.partitions[0].files[0].samples = 4;
         assert!(refused(unequal).contains("has 3 samples, its files have 4"));
+    }
+
+    #[test]
+    fn version_1_is_read_but_knows_no_folded_layout() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut first = manifest();
+        first.format_version = 1;
+        first.store(directory.path()).unwrap();
+        let error = Manifest::load(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("format version 1 has only the layout `rows`"), "{error}");
+        first.layout = Layout::Rows;
+        first.store(directory.path()).unwrap();
+        assert_eq!(Manifest::load(directory.path()).unwrap(), first);
     }
 
     #[test]

@@ -1,33 +1,35 @@
 //! The one writer of datasets: Parquet files per partition, row groups that start at session boundaries,
 //! checksums, statistics, and the commit.
 
+mod data_file;
+mod stray;
+
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray, ListArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef};
-use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::WriterProperties;
-use sha2::{Digest, Sha256};
 
+use self::data_file::OpenFile;
+use self::stray::remove_stray_files;
 use crate::commit::{CreatedDirectories, DirectoryLock};
 use crate::conform::conform;
 use crate::{
-    DataFile, Error, FeatureStatistics, MANIFEST_FILE, Manifest, Order, Partition, PartitionKey, Result,
+    Error, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Partition, PartitionKey, Result,
     SESSION_COLUMN, Schema, commit,
 };
 
 /// How a dataset is written.
 #[derive(Debug, Clone, Copy)]
 pub struct WriterOptions {
+    /// How sparse features are stored. What is written to the [`DatasetWriter`] does not depend on it.
+    pub layout: Layout,
     /// The order in which the samples will arrive at [`DatasetWriter::write`]; recorded in the manifest.
     pub order: Order,
     /// Whether an existing dataset is replaced.
     pub overwrite: bool,
     /// A row group ends at the first session boundary after this many decoded bytes, and at the latest
-    /// after twice as many.
+    /// after twice as many. Decoded, every sample carries every list, in any layout.
     pub row_group_bytes: usize,
     /// A file ends at the first row group end after this many decoded bytes.
     pub file_bytes: usize,
@@ -36,9 +38,16 @@ pub struct WriterOptions {
 }
 
 impl WriterOptions {
-    /// The options for samples in this order: row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
+    /// The options for samples in this order: layout `rows`, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
     pub fn new(order: Order) -> Self {
-        Self { order, overwrite: false, row_group_bytes: 64 << 20, file_bytes: 2 << 30, zstd_level: 3 }
+        Self {
+            layout: Layout::Rows,
+            order,
+            overwrite: false,
+            row_group_bytes: 64 << 20,
+            file_bytes: 2 << 30,
+            zstd_level: 3,
+        }
     }
 }
 
@@ -59,15 +68,6 @@ pub struct DatasetWriter {
     last_session: Option<i64>,
     features: BTreeMap<String, FeatureStatistics>,
     finished: bool,
-}
-
-#[derive(Debug)]
-struct OpenFile {
-    path: String,
-    writer: ArrowWriter<HashingWriter>,
-    file_bytes: usize,
-    group_bytes: usize,
-    samples: u64,
 }
 
 impl DatasetWriter {
@@ -124,17 +124,18 @@ impl DatasetWriter {
         let batch = &conform(batch, &self.arrow_schema)?;
         self.enter_partition(key)?;
         self.count(batch);
-        let mut start = 0;
-        while start < batch.num_rows() {
-            let end = self.next_cut(batch, start);
-            self.append(&batch.slice(start, end - start))?;
-            start = end;
-            if start < batch.num_rows() {
+        let (sessions, row_bytes) = (session_ids(batch), decoded_row_bytes(batch));
+        let (mut start, mut bytes) = (0, 0);
+        for (row, session) in sessions.iter().enumerate() {
+            if self.row_group_is_full(bytes, self.last_session != Some(*session)) {
+                self.append(&batch.slice(start, row - start), bytes)?;
                 self.end_row_group()?;
+                (start, bytes) = (row, 0);
             }
+            bytes += row_bytes(row);
+            self.last_session = Some(*session);
         }
-        self.last_session = session_ids(batch).last().copied();
-        Ok(())
+        self.append(&batch.slice(start, batch.num_rows() - start), bytes)
     }
 
     /// Closes the files and commits: from the moment the manifest is renamed, readers see the new dataset.
@@ -151,8 +152,9 @@ impl DatasetWriter {
         }
         let partitions = std::mem::take(&mut self.partitions);
         let features = std::mem::take(&mut self.features);
+        let WriterOptions { layout, order, .. } = self.options;
         let manifest =
-            Manifest::new(self.generation, self.options.order, self.schema.clone(), partitions, features);
+            Manifest::new(self.generation, layout, order, self.schema.clone(), partitions, features);
         manifest.store(&self.root)?;
         self.finished = true;
         let new_files: Vec<PathBuf> = manifest.file_paths().collect();
@@ -191,97 +193,51 @@ impl DatasetWriter {
         }
     }
 
-    /// The end of the rows from `start` on that still go into the current row group.
-    fn next_cut(&self, batch: &RecordBatch, start: usize) -> usize {
-        let sessions = session_ids(batch);
+    /// Whether the current row group, with `bytes` more in it, ends before a sample that starts a session or not.
+    fn row_group_is_full(&self, bytes: usize, starts_session: bool) -> bool {
+        let bytes = bytes.saturating_add(self.open.as_ref().map_or(0, |open| open.group_bytes));
         let target = self.options.row_group_bytes.max(1);
-        let mut bytes = self.open.as_ref().map_or(0, |open| open.group_bytes);
-        let row_bytes = decoded_row_bytes(batch);
-        for row in start..batch.num_rows() {
-            let previous = if row == 0 { self.last_session } else { Some(sessions[row - 1]) };
-            let boundary = self.options.order == Order::Arrival || previous != Some(sessions[row]);
-            if bytes >= target && boundary || bytes >= target.saturating_mul(2) {
-                if row > start {
-                    return row;
-                }
-                // `append` ends the full row group first.
-                bytes = 0;
+        let boundary = starts_session || self.options.order == Order::Arrival;
+        bytes >= target && boundary || bytes >= target.saturating_mul(2)
+    }
+
+    /// Appends rows with `bytes` decoded bytes to the current row group.
+    fn append(&mut self, rows: &RecordBatch, bytes: usize) -> Result<()> {
+        if rows.num_rows() == 0 {
+            return Ok(());
+        }
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => {
+                let path = self.next_path();
+                OpenFile::create(&self.root, path, &self.schema, &self.features, &self.options)?
             }
-            bytes = bytes.saturating_add(row_bytes(row));
-        }
-        batch.num_rows()
-    }
-
-    fn append(&mut self, rows: &RecordBatch) -> Result<()> {
-        if self.must_end_row_group(rows) {
-            self.end_row_group()?;
-        }
-        if self.open.is_none() {
-            self.open = Some(self.open_file()?);
-        }
-        let row_bytes = decoded_row_bytes(rows);
-        let bytes: usize = (0..rows.num_rows()).map(row_bytes).sum();
-        if let Some(open) = &mut self.open {
-            open.writer.write(rows).map_err(parquet_error(&self.root.join(&open.path)))?;
-            open.samples += rows.num_rows() as u64;
-            open.group_bytes += bytes;
-            open.file_bytes += bytes;
-        }
-        Ok(())
-    }
-
-    /// Whether the current row group is full and `rows` may start a new one.
-    fn must_end_row_group(&self, rows: &RecordBatch) -> bool {
-        let filled = self.open.as_ref().map_or(0, |open| open.group_bytes);
-        let boundary =
-            self.options.order == Order::Arrival || self.last_session != session_ids(rows).first().copied();
-        filled >= self.options.row_group_bytes.max(1) && boundary
-            || filled >= self.options.row_group_bytes.max(1).saturating_mul(2)
+        };
+        let appended = open.append(rows, bytes);
+        self.open = Some(open);
+        appended
     }
 
     fn end_row_group(&mut self) -> Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        open.writer.flush().map_err(parquet_error(&self.root.join(&open.path)))?;
-        open.group_bytes = 0;
+        open.end_row_group()?;
         if open.file_bytes >= self.options.file_bytes {
             self.close_file()?;
         }
         Ok(())
     }
 
-    fn open_file(&self) -> Result<OpenFile> {
+    /// The next data file's path in the dataset.
+    fn next_path(&self) -> String {
         let (key, number) =
             self.partitions.last().map_or((String::new(), 0), |p| (p.key.to_string(), p.files.len()));
         let name = format!("part-{number:05}-g{}.parquet", self.generation);
-        let path = if key.is_empty() { name } else { format!("{key}/{name}") };
-        let full = self.root.join(&path);
-        if let Some(parent) = full.parent() {
-            fs_err::create_dir_all(parent)?;
-        }
-        let level = ZstdLevel::try_new(self.options.zstd_level).map_err(parquet_error(&full))?;
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(level))
-            .set_max_row_group_row_count(None)
-            .build();
-        let file = HashingWriter { file: fs_err::File::create(&full)?, digest: Sha256::new(), bytes: 0 };
-        let writer = ArrowWriter::try_new(file, self.arrow_schema.clone(), Some(properties));
-        let writer = writer.map_err(parquet_error(&full))?;
-        Ok(OpenFile { path, writer, file_bytes: 0, group_bytes: 0, samples: 0 })
+        if key.is_empty() { name } else { format!("{key}/{name}") }
     }
 
     fn close_file(&mut self) -> Result<()> {
-        let Some(mut open) = self.open.take() else { return Ok(()) };
-        let path = self.root.join(&open.path);
-        let metadata = open.writer.finish().map_err(parquet_error(&path))?;
-        let output = open.writer.inner_mut();
-        output.file.sync_all()?;
-        let file = DataFile {
-            path: open.path,
-            samples: open.samples,
-            row_groups: metadata.num_row_groups() as u64,
-            bytes_on_disk: output.bytes,
-            sha256: crate::units::format_hex(&output.digest.clone().finalize()),
-        };
+        let Some(open) = self.open.take() else { return Ok(()) };
+        let file = open.finish()?;
         if let Some(partition) = self.partitions.last_mut() {
             partition.files.push(file);
         }
@@ -339,29 +295,6 @@ fn old_dataset(root: &Path, overwrite: bool) -> Result<Option<Manifest>> {
     Err(Error::Exists { path: root.to_owned(), hint })
 }
 
-/// Removes data files (`part-*.parquet`) of partition folders that are not in `keep`, and folders left empty.
-fn remove_stray_files(root: &Path, keep: &[PathBuf]) -> Result<()> {
-    let keep: Vec<PathBuf> = keep.iter().map(|path| root.join(path)).collect();
-    remove_stray_below(root, &keep)
-}
-
-fn remove_stray_below(directory: &Path, keep: &[PathBuf]) -> Result<()> {
-    for entry in fs_err::read_dir(directory)? {
-        let entry = entry?;
-        let (path, name) = (entry.path(), entry.file_name());
-        let name = name.to_string_lossy();
-        if entry.file_type()?.is_dir() && name.contains('=') {
-            remove_stray_below(&path, keep)?;
-            if commit::is_empty_directory(&path)? {
-                fs_err::remove_dir(&path)?;
-            }
-        } else if name.starts_with("part-") && name.ends_with(".parquet") && !keep.contains(&path) {
-            fs_err::remove_file(&path)?;
-        }
-    }
-    Ok(())
-}
-
 fn session_ids(batch: &RecordBatch) -> &[i64] {
     batch.column_by_name(SESSION_COLUMN).map_or(&[], |column| column.as_primitive::<Int64Type>().values())
 }
@@ -396,32 +329,141 @@ fn count_feature(lists: &ListArray, statistics: &mut FeatureStatistics) {
     statistics.max_length = statistics.max_length.max(longest.unwrap_or(0));
 }
 
-fn parquet_error(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> Error + use<> {
-    let path = path.to_owned();
-    move |source| Error::Parquet {
-        path,
-        source,
-        hint: "check the disk's free space and permissions".to_owned(),
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::Int64Array;
+    use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+    use parquet::basic::Encoding;
+
+    use super::*;
+    use crate::folded::samples::{Sample, rows, schema};
+    use crate::folded::{UnfoldedGroup, unfold_group};
+
+    /// Sessions of 1 to 13 samples: `city` changes with the session, `tags` never, `history` slides, `item` is the
+    /// sample's number.
+    fn samples() -> RecordBatch {
+        let sizes = (0..60).map(|session| 1 + session * 5 % 13);
+        let sessions: Vec<i64> = (0..).zip(sizes).flat_map(|(session, size)| vec![session; size]).collect();
+        let sample = |(i, session): (i64, &i64)| -> Sample {
+            [vec![*session, 1], vec![7, 7, 7], (i / 2..i / 2 + 5).collect(), vec![i]]
+        };
+        let samples: Vec<Sample> = (0..).zip(&sessions).map(sample).collect();
+        let rows = rows(&samples);
+        let mut columns = rows.columns().to_vec();
+        columns[0] = Arc::new(Int64Array::from(sessions));
+        RecordBatch::try_new(rows.schema(), columns).unwrap()
     }
-}
 
-/// A file that digests what is written to it.
-#[derive(Debug)]
-struct HashingWriter {
-    file: fs_err::File,
-    digest: Sha256,
-    bytes: u64,
-}
-
-impl Write for HashingWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.digest.update(&bytes[..written]);
-        self.bytes += written as u64;
-        Ok(written)
+    /// The row groups of a dataset of [`samples`], written in batches of 7 with small limits.
+    fn written_row_groups(layout: Layout) -> (Manifest, Vec<RecordBatch>) {
+        let directory = tempfile::tempdir().unwrap();
+        let limits =
+            WriterOptions { row_group_bytes: 2_000, file_bytes: 9_000, ..WriterOptions::new(Order::Session) };
+        let mut writer =
+            DatasetWriter::create(directory.path(), schema(), WriterOptions { layout, ..limits }).unwrap();
+        let samples = samples();
+        for start in (0..samples.num_rows()).step_by(7) {
+            let rows = samples.slice(start, 7.min(samples.num_rows() - start));
+            writer.write(&PartitionKey::default(), &rows).unwrap();
+        }
+        let manifest = writer.finish().unwrap();
+        assert_eq!(Manifest::load(directory.path()).unwrap(), manifest);
+        let mut groups = Vec::new();
+        for file in &manifest.partitions[0].files {
+            let path = directory.path().join(&file.path);
+            for group in 0..file.row_groups as usize {
+                let file = fs_err::File::open(&path).unwrap().into_file();
+                let reader =
+                    ParquetRecordBatchReaderBuilder::try_new(file).unwrap().with_row_groups(vec![group]);
+                let batches: Vec<_> = reader.build().unwrap().map(Result::unwrap).collect();
+                assert_eq!(batches.len(), 1);
+                groups.extend(batches);
+            }
+        }
+        (manifest, groups)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+    fn lists(group: &UnfoldedGroup, feature: usize) -> Vec<Vec<i64>> {
+        let feature = &group.features[feature];
+        let row = |row: usize| {
+            feature.values[feature.offsets[row] as usize..][..feature.sizes[row] as usize].to_vec()
+        };
+        group.inverse.iter().map(|distinct| row(*distinct as usize)).collect()
+    }
+
+    #[test]
+    fn folded_row_groups_hold_the_samples_of_plain_ones() {
+        let (rows, row_groups) = written_row_groups(Layout::Rows);
+        let (folded, folded_groups) = written_row_groups(Layout::Folded);
+        assert_eq!((rows.layout, folded.layout), (Layout::Rows, Layout::Folded));
+        assert_eq!(rows.statistics.features, folded.statistics.features);
+        assert!(rows.partitions[0].files.len() > 3 && row_groups.len() > 15, "{}", row_groups.len());
+        assert_eq!(row_groups.len(), folded_groups.len());
+        for (plain, folded) in row_groups.iter().zip(&folded_groups) {
+            assert_eq!(plain.columns()[..3], folded.columns()[..3]);
+            for group in &schema().groups {
+                let unfolded = unfold_group(folded, group).unwrap();
+                for (i, feature) in group.features.iter().enumerate() {
+                    let expected = plain.column_by_name(&feature.name).unwrap().as_list::<i32>();
+                    let expected = expected
+                        .iter()
+                        .map(|list| list.unwrap().as_primitive::<Int64Type>().values().to_vec());
+                    assert_eq!(lists(&unfolded, i), expected.collect::<Vec<_>>(), "{}", feature.name);
+                }
+            }
+            assert_eq!(folded.column_by_name("tags").unwrap().null_count(), folded.num_rows() - 1);
+            let history = folded.column_by_name("history").unwrap().as_list::<i32>();
+            assert!(history.values().len() <= folded.num_rows() / 2 + 6, "{} ids", history.values().len());
+        }
+    }
+
+    #[test]
+    fn folded_ids_are_packed_unless_they_are_far_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let hash = |id: i64| id.wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64);
+        let samples = (0..100).map(|id| [vec![id], vec![hash(id)], vec![id], vec![-id]]);
+        let options = WriterOptions { layout: Layout::Folded, ..WriterOptions::new(Order::Arrival) };
+        let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
+        writer.write(&PartitionKey::default(), &rows(&samples.collect::<Vec<_>>())).unwrap();
+        let path = directory.path().join(&writer.finish().unwrap().partitions[0].files[0].path);
+        let file = fs_err::File::open(path).unwrap().into_file();
+        let builder = ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+        let columns = builder.metadata().row_group(0).columns().iter();
+        let encodings = columns.map(|column| {
+            let dictionary = column.dictionary_page_offset().is_some();
+            let packed = column.encodings().any(|encoding| encoding == Encoding::DELTA_BINARY_PACKED);
+            (column.column_path().parts()[0].clone(), dictionary, packed)
+        });
+        let found: Vec<_> = encodings.collect();
+        let expected = [
+            ("session_id", false, true),
+            ("timestamp", false, true),
+            ("clicked", false, false),
+            ("city", false, true),
+            ("tags", true, false),
+            ("history", false, true),
+            ("history.length", false, true),
+            ("item", false, true),
+        ];
+        assert_eq!(found, expected.map(|(name, dictionary, packed)| (name.to_owned(), dictionary, packed)));
+    }
+
+    #[test]
+    fn row_groups_end_at_the_first_session_after_the_limit() {
+        let (_, groups) = written_row_groups(Layout::Rows);
+        let samples = samples();
+        let row_bytes = decoded_row_bytes(&samples);
+        let mut row = 0;
+        for group in groups.iter().take(groups.len() - 1) {
+            let start = row;
+            row += group.num_rows();
+            assert_ne!(session_ids(&samples)[row - 1], session_ids(&samples)[row]);
+            let last_session = session_ids(&samples)[row - 1];
+            let before = (start..row).filter(|row| session_ids(&samples)[*row] != last_session);
+            assert!((start..row).map(&row_bytes).sum::<usize>() >= 2_000);
+            assert!(before.map(&row_bytes).sum::<usize>() < 2_000);
+        }
     }
 }

@@ -1,0 +1,28 @@
+//! Data files that no manifest names: left by a killed writer, or replaced.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Result, commit};
+
+/// Removes data files (`part-*.parquet`) of partition folders that are not in `keep`, and folders left empty.
+pub(super) fn remove_stray_files(root: &Path, keep: &[PathBuf]) -> Result<()> {
+    let keep: Vec<PathBuf> = keep.iter().map(|path| root.join(path)).collect();
+    remove_stray_below(root, &keep)
+}
+
+fn remove_stray_below(directory: &Path, keep: &[PathBuf]) -> Result<()> {
+    for entry in fs_err::read_dir(directory)? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        if entry.file_type()?.is_dir() && name.contains('=') {
+            remove_stray_below(&path, keep)?;
+            if commit::is_empty_directory(&path)? {
+                fs_err::remove_dir(&path)?;
+            }
+        } else if name.starts_with("part-") && name.ends_with(".parquet") && !keep.contains(&path) {
+            fs_err::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
