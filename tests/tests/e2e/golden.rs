@@ -11,7 +11,7 @@ use crate::samples::{places, read_samples, sorted};
 
 /// The dataset of the version that this code writes; written if it is missing.
 static CURRENT: LazyLock<PathBuf> = LazyLock::new(|| {
-    let dataset = fixtures().join("v1");
+    let dataset = fixtures().join("v2");
     if !dataset.exists() {
         write_fixture(&dataset);
     }
@@ -22,13 +22,13 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")
 }
 
-/// Writes the hand-made log's dataset: two partitions, sessions by key. `data/README.md` says more.
+/// Writes the hand-made log's dataset: two partitions, sessions by key, folded. `data/README.md` says more.
 fn write_fixture(out: &Path) {
     let dir = Dir::new();
     write_logs(&dir);
     dir.edit("logs/dataset.toml", "user = \"user\"\ngap = \"30m\"", "key = [\"visit\"]");
     dir.edit("logs/dataset.toml", "by = \"hour\"\n", "");
-    dir.command("onefold-ingest build logs/dataset.toml --out").arg(out).works();
+    dir.command("onefold-ingest build logs/dataset.toml --layout folded --out").arg(out).works();
 }
 
 #[test]
@@ -71,14 +71,16 @@ fn builds_are_deterministic_to_the_byte() {
         dir.command(&format!("onefold-ingest build logs/dataset.toml --out {name} {options}")).works();
         Manifest::load(&dir.path(name)).unwrap()
     };
-    for order in ["session", "arrival"] {
-        let first = build(&format!("{order}-1"), &format!("--order {order} --threads 1"));
+    for (kind, choice) in
+        [("session", "--order session"), ("arrival", "--order arrival"), ("folded", "--layout folded")]
+    {
+        let first = build(&format!("{kind}-1"), &format!("{choice} --threads 1"));
         assert!(first.partitions.iter().flat_map(|p| &p.files).all(|file| file.sha256.len() == 64));
         for (name, options) in
             [("2", "--threads 2"), ("again", "--threads 1"), ("small", "--threads 2 --memory-limit 96MiB")]
         {
-            let other = build(&format!("{order}-{name}"), &format!("--order {order} {options}"));
-            assert!(other == first, "{order} order, {options}: other bytes");
+            let other = build(&format!("{kind}-{name}"), &format!("{choice} {options}"));
+            assert!(other == first, "{choice} {options}: other bytes");
         }
     }
 }
