@@ -13,7 +13,7 @@ use datafusion::physical_plan::{displayable, execute_stream};
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
 use futures::StreamExt;
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
-use onefold_datasets::{DatasetWriter, Manifest, Order, WriterOptions};
+use onefold_datasets::{DatasetWriter, Layout, Manifest, Order, WriterOptions};
 use serde::Serialize;
 
 use crate::assemble::{Assembler, check_types};
@@ -28,6 +28,8 @@ const ENGINE_BATCH_BYTES: u64 = 1 << 20;
 /// How a dataset is built.
 #[derive(Debug, Clone)]
 pub struct BuildOptions {
+    /// How sparse features are stored.
+    pub layout: Layout,
     /// The order of the samples within a partition.
     pub order: Order,
     /// Bytes that DataFusion's sorts, joins, aggregations and windows may hold together. Sorts and aggregations spill
@@ -57,6 +59,8 @@ pub struct BuildSummary {
     pub files: usize,
     /// Size of the files.
     pub bytes_on_disk: u64,
+    /// How sparse features are stored.
+    pub layout: Layout,
     /// The order of the samples within a partition.
     pub order: Order,
     /// Rows of the sources, all together.
@@ -97,6 +101,7 @@ pub fn build(
         partitions: manifest.partitions.len(),
         files: manifest.partitions.iter().map(|partition| partition.files.len()).sum(),
         bytes_on_disk: statistics.bytes_on_disk,
+        layout: manifest.layout,
         order: manifest.order,
         source_rows,
         wall_seconds,
@@ -135,7 +140,11 @@ async fn run(
     let ordered = context.sql(&sql).await?;
     let assembler = Assembler::new(config);
 
-    let writer_options = WriterOptions { overwrite: options.overwrite, ..WriterOptions::new(options.order) };
+    let writer_options = WriterOptions {
+        layout: options.layout,
+        overwrite: options.overwrite,
+        ..WriterOptions::new(options.order)
+    };
     let mut writer = DatasetWriter::create(out, config.schema.clone(), writer_options)?;
     reporter.begin("building", None, "samples");
     let plan = ordered.create_physical_plan().await?;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use onefold_datasets::Order;
 use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
+use onefold_datasets::{Layout, Order};
 use onefold_ingest::{BuildOptions, BuildSummary, Config, build};
 
 /// Build session-clustered training datasets from raw logs
@@ -34,6 +34,9 @@ struct BuildArguments {
     /// Directory of the dataset
     #[arg(long)]
     out: PathBuf,
+    /// How lists of ids are stored
+    #[arg(long, value_enum, default_value_t = LayoutArgument::Rows)]
+    layout: LayoutArgument,
     /// Order of the samples within a partition
     #[arg(long, value_enum, default_value_t = OrderArgument::Session)]
     order: OrderArgument,
@@ -49,6 +52,14 @@ struct BuildArguments {
     /// Replace the dataset that is at `--out`
     #[arg(long)]
     overwrite: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LayoutArgument {
+    /// Every sample with its lists, as other programs expect
+    Rows,
+    /// In feature groups a list only where it changes, and of a sequence only the ids appended
+    Folded,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -70,6 +81,10 @@ fn main() -> ExitCode {
 fn run_build(arguments: &BuildArguments, printer: &Printer) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     let options = BuildOptions {
+        layout: match arguments.layout {
+            LayoutArgument::Rows => Layout::Rows,
+            LayoutArgument::Folded => Layout::Folded,
+        },
         order: match arguments.order {
             OrderArgument::Session => Order::Session,
             OrderArgument::Arrival => Order::Arrival,
@@ -86,7 +101,7 @@ fn run_build(arguments: &BuildArguments, printer: &Printer) -> anyhow::Result<()
 fn describe(summary: &BuildSummary, out: &std::path::Path) -> String {
     format!(
         "built {}: {} samples in {} sessions ({:.2} samples per session)\n\
-         {} partitions, {} files, {} on disk ({:.1} bytes per sample), {} order\n\
+         {} partitions, {} files, {} on disk ({:.1} bytes per sample), {} order, {} layout\n\
          {:.1} s, {} samples/s",
         out.display(),
         format_count(summary.samples),
@@ -99,6 +114,10 @@ fn describe(summary: &BuildSummary, out: &std::path::Path) -> String {
         match summary.order {
             Order::Session => "session",
             Order::Arrival => "arrival",
+        },
+        match summary.layout {
+            Layout::Rows => "rows",
+            Layout::Folded => "folded",
         },
         summary.wall_seconds,
         format_count(summary.samples_per_second as u64),

@@ -190,6 +190,22 @@ fn a_generated_log_survives_the_path() {
 }
 
 #[test]
+fn a_folded_dataset_holds_the_samples_of_a_plain_one() {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm1 --samples 2000 --seed 8 --out logs").works();
+    let build = |layout: &str| {
+        dir.command(&format!("onefold-ingest build logs/dataset.toml --out {layout} --layout {layout}"))
+            .json()
+    };
+    let (rows, folded) = (build("rows"), build("folded"));
+    assert_eq!(rows["layout"], "rows");
+    assert_eq!(folded["layout"], "folded");
+    assert!(folded["bytes_on_disk"].as_u64() < rows["bytes_on_disk"].as_u64(), "{folded}, {rows}");
+    let samples = |name: &str| read_samples(&dir.path(name));
+    assert!(samples("folded") == samples("rows"), "the samples differ in the folded layout");
+}
+
+#[test]
 fn a_generated_log_is_cut_at_its_pauses() {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm3 --samples 20000 --seed 6 --out logs").works();
