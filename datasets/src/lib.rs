@@ -9,8 +9,9 @@
 //!
 //! A **dataset** is a directory: `manifest.json` beside Parquet files in hive-style partition folders.
 //! [`Manifest`] describes it, [`DatasetWriter`] is the only code that writes one, and its commit is one
-//! atomic rename of the manifest. **Raw logs** are what a service would have logged, in arrival order;
-//! this crate makes them, from public data ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]).
+//! atomic rename of the manifest. Its lists stand in every row, or only where they change ([`folded`]).
+//! **Raw logs** are what a service would have logged, in arrival order; this crate makes them, from public
+//! data ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]).
 //!
 //! Nothing here depends on another crate of the workspace; `onefold-ingest`, `onefold-ikjt` and
 //! `onefold-sharding` build on it.

@@ -208,7 +208,10 @@ impl DatasetWriter {
         }
         let mut open = match self.open.take() {
             Some(open) => open,
-            None => OpenFile::create(&self.root, self.next_path(), &self.schema, &self.options)?,
+            None => {
+                let path = self.next_path();
+                OpenFile::create(&self.root, path, &self.schema, &self.features, &self.options)?
+            }
         };
         let appended = open.append(rows, bytes);
         self.open = Some(open);
@@ -332,6 +335,7 @@ mod tests {
 
     use arrow::array::Int64Array;
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+    use parquet::basic::Encoding;
 
     use super::*;
     use crate::folded::samples::{Sample, rows, schema};
@@ -413,6 +417,37 @@ mod tests {
             let history = folded.column_by_name("history").unwrap().as_list::<i32>();
             assert!(history.values().len() <= folded.num_rows() / 2 + 6, "{} ids", history.values().len());
         }
+    }
+
+    #[test]
+    fn folded_ids_are_packed_unless_they_are_far_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let hash = |id: i64| id.wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64);
+        let samples = (0..100).map(|id| [vec![id], vec![hash(id)], vec![id], vec![-id]]);
+        let options = WriterOptions { layout: Layout::Folded, ..WriterOptions::new(Order::Arrival) };
+        let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
+        writer.write(&PartitionKey::default(), &rows(&samples.collect::<Vec<_>>())).unwrap();
+        let path = directory.path().join(&writer.finish().unwrap().partitions[0].files[0].path);
+        let file = fs_err::File::open(path).unwrap().into_file();
+        let builder = ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+        let columns = builder.metadata().row_group(0).columns().iter();
+        let encodings = columns.map(|column| {
+            let dictionary = column.dictionary_page_offset().is_some();
+            let packed = column.encodings().any(|encoding| encoding == Encoding::DELTA_BINARY_PACKED);
+            (column.column_path().parts()[0].clone(), dictionary, packed)
+        });
+        let found: Vec<_> = encodings.collect();
+        let expected = [
+            ("session_id", false, true),
+            ("timestamp", false, true),
+            ("clicked", false, false),
+            ("city", false, true),
+            ("tags", true, false),
+            ("history", false, true),
+            ("history.length", false, true),
+            ("item", false, true),
+        ];
+        assert_eq!(found, expected.map(|(name, dictionary, packed)| (name.to_owned(), dictionary, packed)));
     }
 
     #[test]
