@@ -162,20 +162,29 @@ impl Manifest {
             }
             other => other?,
         };
-        let wrong = |message: String| Error::Manifest { path: path.clone(), message };
+        Self::parse(&text).map_err(|message| Error::Manifest { path, message })
+    }
+
+    /// The manifest that `text` is.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, where `text` is of a version that this code does not read, is not what its version is like, or
+    /// contradicts itself.
+    pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Versioned {
             format_version: u32,
         }
-        let version: Versioned = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let version: Versioned = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&version.format_version) {
-            return Err(wrong(format!(
+            return Err(format!(
                 "format version {}, this program reads {OLDEST_VERSION} to {FORMAT_VERSION}",
                 version.format_version
-            )));
+            ));
         }
-        let manifest: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        manifest.check().map_err(wrong)?;
+        let manifest: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        manifest.check()?;
         Ok(manifest)
     }
 

@@ -116,6 +116,14 @@ impl Batch {
         &self.groups
     }
 
+    /// The bytes of the batch's buffers: 8 an id, a timestamp and a row of a feature, 4 a float and an entry of an inverse
+    /// index. Buffers that are shared with other batches count in full.
+    pub fn bytes(&self) -> u64 {
+        let floats = self.dense.len() + self.labels.len() + self.weights.as_ref().map_or(0, |w| w.len());
+        let times = self.timestamps.as_ref().map_or(0, |times| times.len());
+        4 * floats as u64 + 8 * times as u64 + self.groups.iter().map(Group::bytes).sum::<u64>()
+    }
+
     /// The batch with every group expanded: what the batch means.
     pub fn expand(&self) -> Self {
         Self { groups: self.groups.iter().map(Group::expand).collect(), ..self.clone() }

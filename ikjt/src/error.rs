@@ -1,6 +1,7 @@
 //! The errors of tensors, of the reader and of preprocessing.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// What can go wrong between a dataset and its batches.
 #[derive(Debug, thiserror::Error)]
@@ -24,14 +25,35 @@ pub enum Error {
     },
 
     /// A data file that cannot be decoded.
-    #[error("`{}`{}: {message}\n  hint: the file is damaged; build the dataset again, or restore the file from a copy", path.display(), row_group.map(|i| format!(", row group {i}")).unwrap_or_default())]
+    #[error("`{}`{}: {message}\n  hint: the file is damaged; build the dataset again, or restore the file from a copy", path.display(), Place(*row_group, column.as_deref(), *row))]
     Corrupt {
         /// The file.
         path: PathBuf,
         /// The row group, if it got that far.
         row_group: Option<usize>,
+        /// The column, where it is known.
+        column: Option<String>,
+        /// The row in the row group, where it is known.
+        row: Option<usize>,
         /// What the decoder says.
         message: String,
+    },
+
+    /// An id that an embedding table has no row for.
+    #[error("`{}`{}: id {id} is outside the table's {rows} rows\n  hint: give the table more rows, or hash or clamp the feature's ids", path.display(), Place(Some(*row_group), Some(column), *row))]
+    IdOutsideTable {
+        /// The file.
+        path: PathBuf,
+        /// The row group.
+        row_group: usize,
+        /// The feature.
+        column: String,
+        /// The row in the row group; unknown if samples were drawn from the batch.
+        row: Option<usize>,
+        /// The id, after preprocessing.
+        id: i64,
+        /// The table's rows.
+        rows: u64,
     },
 
     /// A data file that is not what the manifest says.
@@ -85,7 +107,31 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    pub(crate) fn corrupt(path: &Path, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self::Corrupt { path: path.to_owned(), row_group: None, column: None, row: None, message }
+    }
+
     pub(crate) fn invariant(place: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invariant { place: place.into(), message: message.into() }
+    }
+}
+
+/// Where in a file: row group, column and row, as far as known.
+struct Place<'a>(Option<usize>, Option<&'a str>, Option<usize>);
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(row_group, column, row) = self;
+        if let Some(row_group) = row_group {
+            write!(f, ", row group {row_group}")?;
+        }
+        if let Some(column) = column {
+            write!(f, ", column `{column}`")?;
+        }
+        if let Some(row) = row {
+            write!(f, ", row {row}")?;
+        }
+        Ok(())
     }
 }

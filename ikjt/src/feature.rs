@@ -205,6 +205,12 @@ impl Feature {
         &self.sizes
     }
 
+    /// The bytes of the feature's buffers.
+    pub(crate) fn bytes(&self) -> u64 {
+        let weights = self.weights.as_ref().map_or(0, |weights| weights.len());
+        8 * self.values.len() as u64 + 4 * weights as u64 + 8 * self.sizes.len() as u64
+    }
+
     /// The ids of all rows together, counting an id as often as a row holds it.
     pub fn total_size(&self) -> u64 {
         self.sizes.iter().map(|&size| size as u64).sum()

@@ -126,6 +126,12 @@ impl Group {
         self.features.iter().map(Feature::total_size).sum()
     }
 
+    /// The bytes of the group's buffers.
+    pub(crate) fn bytes(&self) -> u64 {
+        let inverse = self.inverse.as_ref().map_or(0, |inverse| inverse.len());
+        4 * inverse as u64 + self.features.iter().map(Feature::bytes).sum::<u64>()
+    }
+
     /// The group as a plain KJT, every sample with a copy of its lists: what the group means.
     pub fn expand(&self) -> Self {
         let samples = (0..self.samples()).map(|sample| self.row_of(sample));

@@ -81,6 +81,6 @@ pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
-pub use reader::{Batches, Dedupe, Reader, ReaderOptions};
+pub use reader::{Batches, Dedupe, Position, Reader, ReaderOptions, Shard, Shuffle, StageFigures};
 pub use statistics::{Figures, GroupStatistics, Statistics};
 pub use window::fold_windows;

@@ -1,11 +1,13 @@
 //! Evaluation of a trained model.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use onefold_datasets::PartitionFilter;
 use onefold_datasets::console::Reporter;
+use onefold_datasets::{Manifest, PartitionFilter};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_sharding::{IdPolicy, TableConfig};
 use serde::Serialize;
 
 use crate::checkpoint::Run;
@@ -54,17 +56,37 @@ pub fn evaluate(
         Some(filter) => filter.clone(),
         None => description.config.eval_partitions()?.unwrap_or_default(),
     };
+    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    description.check_schema(&manifest.schema, run)?;
     let options = ReaderOptions {
         dedupe,
         threads: threads.div_ceil(2),
         partitions,
+        table_rows: checked_rows(&description.tables),
         ..ReaderOptions::new(description.config.train.batch_size)
     };
-    let reader = Reader::open(dataset, options)?;
-    description.check_schema(&reader.manifest().schema, run)?;
+    let reader = open_for_evaluation(dataset, &manifest, options)?;
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
     let model = description.load_model(run, threads)?;
     evaluate_model(&model, &reader, reporter)
+}
+
+/// Opens what is evaluated, which may be fewer samples than a batch of training has.
+pub(crate) fn open_for_evaluation(
+    dataset: &Path,
+    manifest: &Manifest,
+    options: ReaderOptions,
+) -> Result<Reader> {
+    let chosen = manifest.select(&options.partitions).map_err(onefold_ikjt::Error::from)?;
+    let samples: u64 = chosen.iter().map(|partition| partition.samples).sum();
+    let batch_size = options.batch_size.min(usize::try_from(samples.max(1)).unwrap_or(usize::MAX));
+    Ok(Reader::open(dataset, ReaderOptions { batch_size, ..options })?)
+}
+
+/// The rows of the tables whose ids are checked, by feature: the reader says where in the dataset an id is too large.
+pub(crate) fn checked_rows(tables: &[TableConfig]) -> BTreeMap<String, u64> {
+    let checked = tables.iter().filter(|table| table.ids == IdPolicy::Checked);
+    checked.map(|table| (table.feature.clone(), table.rows)).collect()
 }
 
 /// Evaluates a model on everything that `reader` reads.
@@ -73,7 +95,7 @@ pub(crate) fn evaluate_model(
     reader: &Reader,
     reporter: &dyn Reporter,
 ) -> Result<EvaluationSummary> {
-    reporter.begin("evaluating", Some(reader.samples()?), "samples");
+    reporter.begin("evaluating", Some(reader.samples()), "samples");
     let started = Instant::now();
     let mut metrics = BinaryMetrics::new();
     let mut predicted = 0.0;

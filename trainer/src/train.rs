@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use onefold_datasets::Manifest;
 use onefold_datasets::commit::StagedDirectory;
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
 use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions};
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use crate::checkpoint::{RUN_FILE, Run};
 use crate::config::ParameterCount;
-use crate::evaluate::{EvaluationSummary, evaluate_model};
+use crate::evaluate::{EvaluationSummary, checked_rows, evaluate_model, open_for_evaluation};
 use crate::metrics::BinaryMetrics;
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
@@ -85,9 +86,16 @@ pub fn train(
     options: &TrainOptions,
     reporter: &dyn Reporter,
 ) -> Result<TrainSummary> {
+    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let tables = config.tables(&manifest)?;
+    let common = ReaderOptions {
+        dedupe: options.dedupe,
+        threads: options.threads.div_ceil(2),
+        table_rows: checked_rows(&tables),
+        ..ReaderOptions::new(config.train.batch_size)
+    };
     let partitions = config.train_partitions()?;
-    let reader = Reader::open(dataset, ReaderOptions { partitions, ..reader_options(options, config) })?;
-    let tables = config.tables(reader.manifest())?;
+    let reader = Reader::open(dataset, ReaderOptions { partitions, ..common.clone() })?;
     if let Some(plan) = &options.plan {
         let checked = Plan::load(plan).and_then(|plan| plan.check_single_rank(&tables));
         checked.map_err(|source| Error::Sharding { path: plan.clone(), source })?;
@@ -101,20 +109,11 @@ pub fn train(
     training.run(&reader, config.train.epochs, options.max_steps, reporter)?;
     let mut summary = training.summary(parameters);
     if let Some(partitions) = config.eval_partitions()? {
-        let eval = ReaderOptions { partitions, ..reader_options(options, config) };
-        let reader = Reader::open(dataset, eval)?;
+        let reader = open_for_evaluation(dataset, &manifest, ReaderOptions { partitions, ..common })?;
         summary.eval = Some(evaluate_model(&training.model, &reader, reporter)?);
     }
     store(&training, config, &tables, &summary, &reader, staged)?;
     Ok(summary)
-}
-
-fn reader_options(options: &TrainOptions, config: &TrainConfig) -> ReaderOptions {
-    ReaderOptions {
-        dedupe: options.dedupe,
-        threads: options.threads.div_ceil(2),
-        ..ReaderOptions::new(config.train.batch_size)
-    }
 }
 
 fn store(
@@ -185,7 +184,7 @@ impl Training {
         max_steps: Option<u64>,
         reporter: &dyn Reporter,
     ) -> Result<()> {
-        let total = reader.samples()?.saturating_mul(u64::from(epochs));
+        let total = reader.samples().saturating_mul(u64::from(epochs));
         reporter.begin("training", Some(total), "samples");
         let started = Instant::now();
         'epochs: for _ in 0..epochs {

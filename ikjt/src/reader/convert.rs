@@ -1,107 +1,149 @@
-//! Record batches to a [`Batch`].
+//! Cut samples to a finished [`Batch`]: deduplicated as asked, preprocessed, ids checked.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
-use arrow::array::{ArrayRef, AsArray, RecordBatch};
-use arrow::buffer::ScalarBuffer;
-use arrow::datatypes::{Float32Type, Int64Type};
-use onefold_datasets::{FeatureGroup, Schema};
+use onefold_datasets::Layout;
 
-use crate::{Batch, BatchParts, Dedupe, Error, Feature, Group, Result, deduplicate};
+use super::Dedupe;
+use super::decode::Decoded;
+use super::stages::Stages;
+use crate::preprocess::Preprocessor;
+use crate::{Batch, BatchParts, Error, Group, Result, deduplicate, fold_windows};
 
-/// Rows of decoded row groups, in order.
-pub(crate) type Parts = Vec<(RecordBatch, Range<usize>)>;
+/// Samples of decoded row groups, in order.
+pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
 
-/// The samples `parts` as one batch.
-///
-/// # Errors
-///
-/// [`Error::Invariant`] if a column is missing or a feature has more ids than 32-bit offsets address.
-pub(crate) fn to_batch(parts: &Parts, schema: &Schema, dedupe: Dedupe) -> Result<Batch> {
-    let size = parts.iter().map(|(_, rows)| rows.len()).sum();
-    let groups = schema.groups.iter().map(|group| to_group(parts, group, dedupe)).collect::<Result<_>>()?;
-    let weights = schema.weight.as_slice();
-    Batch::try_new(BatchParts {
-        size,
-        dense: row_major(parts, &schema.dense, size)?,
-        labels: row_major(parts, &schema.labels, size)?,
-        weights: if weights.is_empty() { None } else { Some(row_major(parts, weights, size)?) },
-        timestamps: None,
-        groups,
-    })
+/// What a batch goes through.
+#[derive(Debug)]
+pub(super) struct Conversion {
+    pub(super) layout: Layout,
+    pub(super) dedupe: Dedupe,
+    /// The groups that are searched for duplicates, by position.
+    pub(super) deduplicated: Vec<bool>,
+    pub(super) preprocessor: Option<Arc<Preprocessor>>,
+    /// Rows of the tables that ids must be in, by feature.
+    pub(super) table_rows: BTreeMap<String, u64>,
 }
 
-fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
-    rows.column_by_name(name)
-        .ok_or_else(|| Error::invariant(format!("column `{name}`"), "it was not decoded"))
-}
+impl Conversion {
+    /// The bytes of a batch of `pieces`, at most, before preprocessing.
+    pub(super) fn batch_bytes(&self, pieces: &Pieces) -> u64 {
+        let (mut samples, mut expanded, mut distinct) = (0, 0, 0);
+        for (decoded, rows) in pieces {
+            let (all, once) = decoded.ids_in(rows);
+            samples += rows.len() as u64;
+            expanded += all;
+            distinct += once;
+        }
+        let copies = match (self.layout, self.dedupe) {
+            // The plain rows that are searched, and the distinct ones.
+            (Layout::Rows, Dedupe::Exact | Dedupe::Window) => 2,
+            _ => 1,
+        };
+        let ids = if self.dedupe == Dedupe::Off { expanded } else { distinct };
+        copies * 8 * ids + 8 * samples * self.deduplicated.len() as u64
+    }
 
-/// Float columns, interleaved to `[rows, columns]`.
-fn row_major(parts: &Parts, names: &[String], size: usize) -> Result<ScalarBuffer<f32>> {
-    let mut matrix = vec![0.0_f32; size * names.len()];
-    for (i, name) in names.iter().enumerate() {
-        let mut cells = matrix.iter_mut().skip(i).step_by(names.len());
-        for (rows, range) in parts {
-            let values = &column(rows, name)?.as_primitive::<Float32Type>().values()[range.clone()];
-            // The values first: `zip` has taken a cell by the time it finds that there is no value left.
-            for (value, cell) in values.iter().zip(cells.by_ref()) {
-                *cell = *value;
+    /// The batch of `pieces`, whose first sample is number `start` of the epoch.
+    pub(super) fn run(&self, pieces: &Pieces, start: u64, stages: &Stages) -> Result<Batch> {
+        let started = Instant::now();
+        let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();
+        let cut = Batch::concat(&borrowed)?;
+        stages.cut(started);
+        let started = Instant::now();
+        let groups = cut.groups().iter().zip(&self.deduplicated);
+        let groups =
+            groups.map(|(group, deduplicated)| self.group(group, *deduplicated)).collect::<Result<_>>()?;
+        let mut batch = Batch::try_new(BatchParts { groups, ..cut.into_parts() })?;
+        stages.deduplicated(started);
+        let started = Instant::now();
+        if let Some(preprocessor) = &self.preprocessor {
+            batch = preprocessor.run(batch, start)?;
+        }
+        self.check_ids(&batch, pieces)?;
+        stages.preprocessed(started);
+        Ok(batch)
+    }
+
+    fn group(&self, group: &Group, deduplicated: bool) -> Result<Group> {
+        let is_folded = deduplicated && self.layout == Layout::Folded;
+        Ok(match self.dedupe {
+            Dedupe::Off if is_folded => expand(group)?,
+            Dedupe::Exact if is_folded => group.compact()?,
+            Dedupe::Exact if deduplicated => deduplicate(group),
+            Dedupe::Window if deduplicated && !is_folded => fold_windows(&deduplicate(group)),
+            _ => group.clone(),
+        })
+    }
+
+    fn check_ids(&self, batch: &Batch, pieces: &Pieces) -> Result<()> {
+        if self.table_rows.is_empty() {
+            return Ok(());
+        }
+        for group in batch.groups() {
+            for feature in group.features() {
+                let Some(&rows) = self.table_rows.get(feature.name()) else { continue };
+                let outside = |id: &i64| u64::try_from(*id).ok().is_none_or(|id| id >= rows);
+                if !feature.values().iter().any(outside) {
+                    continue;
+                }
+                let found = (0..group.samples()).find_map(|sample| {
+                    let ids = feature.row(group.row_of(sample));
+                    ids.iter().copied().find(|id| outside(id)).map(|id| (sample, id))
+                });
+                if let Some((sample, id)) = found {
+                    return Err(outside_table(feature.name(), id, rows, sample, batch.size(), pieces));
+                }
             }
         }
+        Ok(())
     }
-    Ok(matrix.into())
 }
 
-fn to_group(parts: &Parts, group: &FeatureGroup, dedupe: Dedupe) -> Result<Group> {
-    let features =
-        group.features.iter().map(|feature| to_feature(parts, &feature.name)).collect::<Result<_>>()?;
-    let plain = Group::try_new(group.name.as_str(), None, features)?;
-    Ok(match dedupe {
-        Dedupe::Exact if group.deduplicated => deduplicate(&plain),
-        _ => plain,
-    })
-}
-
-/// The lists of a column; without a copy if they come from one row group.
-fn to_feature(parts: &Parts, name: &str) -> Result<Feature> {
-    let mut values: Option<ScalarBuffer<i64>> = None;
-    let mut copied = Vec::new();
-    let mut lengths = Vec::new();
-    for (rows, range) in parts {
-        let lists = column(rows, name)?.as_list::<i32>();
-        let offsets = &lists.offsets()[range.start..=range.end];
-        let (start, end) = (offsets[0] as usize, offsets[range.len()] as usize);
-        let ids = lists.values().as_primitive::<Int64Type>().values();
-        if parts.len() == 1 {
-            values = Some(ids.slice(start, end - start));
-        } else {
-            copied.extend_from_slice(&ids[start..end]);
+/// [`Group::expand`], or an error where that would have more ids than offsets can address.
+fn expand(group: &Group) -> Result<Group> {
+    for feature in group.features() {
+        let ids: u64 = (0..group.samples()).map(|i| feature.sizes()[group.row_of(i)] as u64).sum();
+        if i32::try_from(ids).is_err() {
+            let message =
+                format!("{ids} ids in a batch are more than 32-bit offsets address; take smaller batches");
+            return Err(Error::invariant(format!("feature `{}`", feature.name()), message));
         }
-        lengths.extend(offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize));
     }
-    Feature::from_lengths(name, values.unwrap_or_else(|| copied.into()), lengths)
+    Ok(group.expand())
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::Float32Array;
-
-    use super::*;
-
-    #[test]
-    fn a_batch_of_several_parts_keeps_every_value_in_its_place() {
-        let part = |start: f32| {
-            let column = |shift: f32| {
-                Arc::new(Float32Array::from_iter_values((0..3).map(|i| start + shift + i as f32)))
-            };
-            let columns = [("a", column(0.0) as ArrayRef), ("b", column(100.0) as ArrayRef)];
-            RecordBatch::try_from_iter(columns).unwrap()
-        };
-        let parts = vec![(part(1.0), 1..3), (part(4.0), 0..3), (part(7.0), 0..1)];
-        let matrix = row_major(&parts, &["a".to_owned(), "b".to_owned()], 6).unwrap();
-        let expected: Vec<f32> = (2..8).flat_map(|i| [i as f32, i as f32 + 100.0]).collect();
-        assert_eq!(matrix[..], expected);
+/// The error for an id, at the place in the dataset that sample `sample` of the batch comes from; sampling by the
+/// preprocessing leaves only the first row group to be named.
+fn outside_table(
+    feature: &str,
+    id: i64,
+    rows: u64,
+    sample: usize,
+    batch_size: usize,
+    pieces: &Pieces,
+) -> Error {
+    let sampled = pieces.iter().map(|(_, rows)| rows.len()).sum::<usize>() != batch_size;
+    let mut before = sample;
+    let mut place = pieces.first().map(|(decoded, _)| (&decoded.origin, None));
+    if !sampled {
+        for (decoded, rows) in pieces {
+            if before < rows.len() {
+                place = Some((&decoded.origin, Some(rows.start + before)));
+                break;
+            }
+            before -= rows.len();
+        }
+    }
+    Error::IdOutsideTable {
+        path: place.map(|(origin, _)| origin.file.path.to_path_buf()).unwrap_or_default(),
+        row_group: place.map_or(0, |(origin, _)| origin.index),
+        column: feature.to_owned(),
+        row: place.and_then(|(_, row)| row),
+        id,
+        rows,
     }
 }

@@ -1,159 +1,367 @@
-//! Data files to record batches, one row group at a time.
+//! One row group: read, decoded, and made a [`Batch`] of all its samples.
 
-use std::collections::HashSet;
-use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::{DataType, Field, SchemaRef};
-use onefold_datasets::console::catch_panic;
-use onefold_datasets::units::format_hex;
-use onefold_datasets::{DataFile, Schema};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchReader};
+use arrow::buffer::ScalarBuffer;
+use arrow::compute::concat_batches;
+use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
+use onefold_datasets::{FeatureGroup, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
-};
-use sha2::{Digest, Sha256};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::metadata::RowGroupMetaData;
 
-use crate::{Error, Result};
+use super::budget::Reservation;
+use super::file::{OpenFile, guarded};
+use super::ranges::Ranges;
+use super::stages::Stages;
+use crate::{Batch, BatchParts, Error, Feature, Group, Result};
+
+/// What decoding needs to know besides the row group.
+#[derive(Debug)]
+pub(super) struct Decoding {
+    pub(super) layout: Layout,
+    pub(super) schema: Schema,
+    pub(super) sessions: bool,
+    pub(super) timestamps: bool,
+}
 
 /// One row group of a data file: the unit of decoding.
 #[derive(Debug, Clone)]
-pub(crate) struct RowGroup {
-    path: Arc<PathBuf>,
-    metadata: ArrowReaderMetadata,
-    columns: ProjectionMask,
-    index: usize,
+pub(super) struct RowGroup {
+    pub(super) file: Arc<OpenFile>,
+    pub(super) index: usize,
 }
 
-/// The files whose bytes were found to be what the manifest says.
-#[derive(Debug, Default)]
-pub(crate) struct Verified(Mutex<HashSet<PathBuf>>);
-
-impl Verified {
-    /// Checks a file's bytes once. Pages carry no checksums, so a flipped bit in one may decode to other samples.
-    fn check(&self, path: &Path, mut file: &fs_err::File, sha256: &str) -> Result<()> {
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().contains(path) {
-            return Ok(());
-        }
-        let mut digest = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let length = file.read(&mut buffer)?;
-            match buffer.get(..length) {
-                None | Some([]) => break,
-                Some(bytes) => digest.update(bytes),
-            }
-        }
-        let found = format_hex(&digest.finalize());
-        if found != sha256 {
-            let message = format!("its bytes have SHA-256 {found}, the manifest says {sha256}");
-            return Err(Error::Corrupt { path: path.to_owned(), row_group: None, message });
-        }
-        known().insert(path.to_owned());
-        Ok(())
-    }
+/// A decoded row group.
+#[derive(Debug)]
+pub(super) struct Decoded {
+    /// All samples; from the `folded` layout with inverse indices and windows, from `rows` without.
+    pub(super) batch: Batch,
+    /// Where the samples come from.
+    pub(super) origin: RowGroup,
+    sessions: Option<ScalarBuffer<i64>>,
+    ids: Vec<Ids>,
+    /// Its share of the memory budget.
+    _reservation: Option<Reservation>,
 }
 
-/// Checks a file against the manifest, reads its footer and gives its row groups, for the columns of `schema`.
-///
-/// # Errors
-///
-/// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the dataset's manifest
-/// says, [`Error::Corrupt`] if it has another checksum or the footer cannot be decoded.
-pub(crate) fn open(
-    directory: &Path,
-    file: &DataFile,
-    all: &SchemaRef,
-    schema: &Schema,
-    verified: &Verified,
-) -> Result<Vec<RowGroup>> {
-    let path = Arc::new(directory.join(&file.path));
-    let mismatch = |message: String| Error::Mismatch { path: path.to_path_buf(), message };
-    let handle = fs_err::File::open(path.as_path()).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => mismatch("it is missing, the manifest names it".to_owned()),
-        _ => error.into(),
-    })?;
-    let bytes = handle.metadata()?.len();
-    if bytes != file.bytes_on_disk {
-        return Err(mismatch(format!("it has {bytes} bytes, the manifest says {}", file.bytes_on_disk)));
-    }
-    verified.check(&path, &handle, &file.sha256)?;
-    let load = || ArrowReaderMetadata::load(handle.file(), ArrowReaderOptions::new());
-    let metadata = guarded(&path, None, || load().map_err(|error| error.to_string()))?;
-    let rows = metadata.metadata().file_metadata().num_rows();
-    if u64::try_from(rows).ok() != Some(file.samples) {
-        return Err(mismatch(format!("it has {rows} rows, the manifest says {}", file.samples)));
-    }
-    check_schema(&path, &metadata, all)?;
-    let wanted: Vec<usize> =
-        schema.to_arrow().fields().iter().filter_map(|field| all.index_of(field.name()).ok()).collect();
-    let columns = ProjectionMask::roots(metadata.parquet_schema(), wanted);
-    let groups = metadata.metadata().num_row_groups();
-    Ok((0..groups)
-        .map(|index| RowGroup {
-            path: Arc::clone(&path),
-            metadata: metadata.clone(),
-            columns: columns.clone(),
-            index,
-        })
-        .collect())
-}
-
-fn check_schema(path: &Path, metadata: &ArrowReaderMetadata, expected: &SchemaRef) -> Result<()> {
-    let found = metadata.schema();
-    for (i, field) in expected.fields().iter().enumerate() {
-        if !found.fields().get(i).is_some_and(|found| same_field(found, field)) {
-            let found = found.fields().get(i).map_or_else(|| "nothing".to_owned(), |found| found.to_string());
-            let message = format!("column {i} should be {field}, but is {found}");
-            return Err(Error::Mismatch { path: path.to_owned(), message });
-        }
-    }
-    Ok(())
-}
-
-/// Equal but for the name of a list's items, which other writers choose differently.
-fn same_field(found: &Field, expected: &Field) -> bool {
-    let same_type = match (found.data_type(), expected.data_type()) {
-        (DataType::List(found), DataType::List(expected)) => {
-            found.data_type() == expected.data_type() && found.is_nullable() == expected.is_nullable()
-        }
-        (found, expected) => found == expected,
-    };
-    same_type && found.name() == expected.name() && found.is_nullable() == expected.is_nullable()
+/// Ids of the samples before one sample of a row group.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ids {
+    /// As if every sample carried its lists.
+    expanded: u64,
+    /// Every distinct row once.
+    distinct: u64,
 }
 
 impl RowGroup {
+    fn metadata(&self) -> &RowGroupMetaData {
+        self.file.metadata.metadata().row_group(self.index)
+    }
+
+    /// The bytes that decoding takes at most: pages, ids and levels as decoded, and the batch made of them. An estimate
+    /// from the footer, replaced by the true size once that is known.
+    pub(super) fn decoding_bytes(&self) -> u64 {
+        let mut bytes = 0_u64;
+        let rows = u64::try_from(self.metadata().num_rows()).unwrap_or(0);
+        for (leaf, column) in self.metadata().columns().iter().enumerate() {
+            if !self.file.columns.leaf_included(leaf) {
+                continue;
+            }
+            let compressed = u64::try_from(column.compressed_size()).unwrap_or(0);
+            let values = u64::try_from(column.num_values()).unwrap_or(0);
+            // 8 bytes an id and two levels of 2 bytes; offsets, sizes or the interleaved floats per row.
+            bytes = bytes.saturating_add(compressed + 12 * values + 12 * rows);
+        }
+        // Two pages of 1 MiB each: one being decompressed, one dictionary.
+        bytes.saturating_add(2 << 20)
+    }
+
     /// Decodes the row group.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file is gone, [`Error::Corrupt`] if its pages cannot be decoded.
-    pub(crate) fn decode(&self) -> Result<Vec<RecordBatch>> {
-        let file = fs_err::File::open(self.path.as_path())?.into_file();
-        let rows = self.metadata.metadata().row_group(self.index).num_rows();
-        guarded(&self.path, Some(self.index), || {
+    /// [`Error::Io`] if the file is gone, [`Error::Corrupt`] if its bytes do not decode to what `decoding` expects: with
+    /// the column, and the row where that can be told.
+    pub(super) fn decode(
+        self,
+        decoding: &Decoding,
+        reservation: Option<Reservation>,
+        stages: &Stages,
+    ) -> Result<Decoded> {
+        let started = Instant::now();
+        let file = fs_err::File::open(self.file.path.as_path())?;
+        let ranges = self.read_ranges(&file)?;
+        stages.read(started, ranges.bytes());
+        let started = Instant::now();
+        let columns = match self.decode_columns(ranges, self.file.columns.clone()) {
+            Ok(columns) => columns,
+            Err(error) => return Err(self.find_damage(&file).unwrap_or(error)),
+        };
+        stages.decoded(started);
+        let started = Instant::now();
+        let batch = self.to_batch(&columns, decoding)?;
+        let sessions = decoding.sessions.then(|| session_ids(&columns));
+        drop(columns);
+        let ids = count_ids(&batch);
+        let mut reservation = reservation;
+        if let Some(reservation) = &mut reservation {
+            let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
+            reservation.resize(batch.bytes() + beside as u64);
+        }
+        stages.arranged(started);
+        Ok(Decoded { batch, origin: self, sessions, ids, _reservation: reservation })
+    }
+
+    fn read_ranges(&self, file: &fs_err::File) -> Result<Ranges> {
+        let ranges = guarded(&self.file.path, Some(self.index), || {
+            let leaves = self.metadata().columns().iter().enumerate();
+            let wanted = leaves.filter(|(leaf, _)| self.file.columns.leaf_included(*leaf));
+            let range = |(start, length): (u64, u64)| {
+                let end = start.checked_add(length).filter(|end| *end <= self.file.bytes);
+                end.map(|end| start..end)
+                    .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
+            };
+            wanted.map(|(_, column)| range(column.byte_range())).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ranges::read(file, self.file.bytes, ranges)
+    }
+
+    fn decode_columns(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch> {
+        let rows = self.metadata().num_rows();
+        guarded(&self.file.path, Some(self.index), || {
             let rows = usize::try_from(rows).map_err(|_| format!("{rows} rows"))?;
-            let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone())
-                .with_projection(self.columns.clone())
-                .with_row_groups(vec![self.index])
-                .with_batch_size(rows.max(1))
-                .build()
-                .map_err(|error| error.to_string())?;
-            let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-            let found: usize = batches.iter().map(RecordBatch::num_rows).sum();
-            if found == rows { Ok(batches) } else { Err(format!("{found} rows decoded of {rows}")) }
+            let reader =
+                ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.file.metadata.clone())
+                    .with_projection(columns)
+                    .with_row_groups(vec![self.index])
+                    .with_batch_size(rows.max(1))
+                    .build()
+                    .map_err(|error| error.to_string())?;
+            let schema = reader.schema();
+            let mut batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+            let whole = match batches.len() {
+                1 => batches.remove(0),
+                _ => concat_batches(&schema, &batches).map_err(|error| error.to_string())?,
+            };
+            if whole.num_rows() == rows {
+                Ok(whole)
+            } else {
+                Err(format!("{} rows decoded of {rows}", whole.num_rows()))
+            }
         })
+    }
+
+    /// Decodes column by column to say which one is damaged.
+    fn find_damage(&self, file: &fs_err::File) -> Option<Error> {
+        let fields = self.file.metadata.schema().fields();
+        let parquet = self.file.metadata.parquet_schema();
+        let wanted = |leaf: &usize| self.file.columns.leaf_included(*leaf);
+        (0..parquet.num_columns()).filter(wanted).find_map(|leaf| {
+            let root = parquet.get_column_root_idx(leaf);
+            let mask = ProjectionMask::roots(parquet, [root]);
+            let error = self.read_ranges(file).and_then(|ranges| self.decode_columns(ranges, mask)).err()?;
+            let name = fields.get(root).map(|field| field.name().clone());
+            Some(match error {
+                Error::Corrupt { path, row_group, row, message, .. } => {
+                    Error::Corrupt { path, row_group, column: name, row, message }
+                }
+                other => other,
+            })
+        })
+    }
+
+    fn to_batch(&self, columns: &RecordBatch, decoding: &Decoding) -> Result<Batch> {
+        let schema = &decoding.schema;
+        let groups = schema.groups.iter().map(|group| match decoding.layout {
+            Layout::Folded if group.deduplicated => self.unfold(columns, group),
+            Layout::Rows | Layout::Folded => self.plain_group(columns, group),
+        });
+        let groups = groups.collect::<Result<_>>()?;
+        let timestamps = |column: &ArrayRef| {
+            column.as_primitive_opt::<TimestampMicrosecondType>().map(|times| times.values().clone())
+        };
+        let timestamps = match decoding.timestamps {
+            false => None,
+            true => Some(self.column(columns, TIME_COLUMN, timestamps)?),
+        };
+        let weights = schema.weight.as_slice();
+        Batch::try_new(BatchParts {
+            size: columns.num_rows(),
+            dense: self.row_major(columns, &schema.dense)?,
+            labels: self.row_major(columns, &schema.labels)?,
+            weights: if weights.is_empty() { None } else { Some(self.row_major(columns, weights)?) },
+            timestamps,
+            groups,
+        })
+    }
+
+    /// A column as `convert` sees it, or where it went wrong.
+    fn column<T>(
+        &self,
+        columns: &RecordBatch,
+        name: &str,
+        convert: impl FnOnce(&ArrayRef) -> Option<T>,
+    ) -> Result<T> {
+        let wrong = |row: Option<usize>, message: String| self.corrupt(name, row, message);
+        let column =
+            columns.column_by_name(name).ok_or_else(|| wrong(None, "it was not decoded".to_owned()))?;
+        if column.null_count() > 0 {
+            let row = (0..column.len()).find(|row| column.is_null(*row));
+            return Err(wrong(row, "a null where none may be".to_owned()));
+        }
+        convert(column).ok_or_else(|| wrong(None, format!("it was decoded as {}", column.data_type())))
+    }
+
+    /// Float columns, interleaved to `[rows, columns]`.
+    fn row_major(&self, columns: &RecordBatch, names: &[String]) -> Result<ScalarBuffer<f32>> {
+        let floats = |column: &ArrayRef| {
+            column.as_primitive_opt::<Float32Type>().map(|floats| floats.values().clone())
+        };
+        let sources =
+            names.iter().map(|name| self.column(columns, name, floats)).collect::<Result<Vec<_>>>()?;
+        if let [only] = sources.as_slice() {
+            return Ok(only.clone());
+        }
+        Ok(interleave(&sources, columns.num_rows()).into())
+    }
+
+    fn plain_group(&self, columns: &RecordBatch, group: &FeatureGroup) -> Result<Group> {
+        let features = group.features.iter().map(|feature| self.plain_feature(columns, &feature.name));
+        Group::try_new(group.name.as_str(), None, features.collect::<Result<_>>()?)
+    }
+
+    /// A list column without copying its ids.
+    fn plain_feature(&self, columns: &RecordBatch, name: &str) -> Result<Feature> {
+        let lists = self.column(columns, name, |column| column.as_list_opt::<i32>().cloned())?;
+        let ids = lists.values().as_primitive_opt::<Int64Type>().filter(|ids| ids.null_count() == 0);
+        let ids = ids.ok_or_else(|| self.corrupt(name, None, "its lists hold nulls or no ids".to_owned()))?;
+        let offsets = lists.offsets();
+        let sizes: Vec<i32> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let feature =
+            Feature::try_new(name, ids.values().clone(), None, offsets.inner().slice(0, lists.len()), sizes);
+        feature.map_err(|error| self.corrupt(name, None, error.to_string()))
+    }
+
+    fn unfold(&self, columns: &RecordBatch, group: &FeatureGroup) -> Result<Group> {
+        let unfolded = unfold_group(columns, group)
+            .map_err(|error| self.corrupt(&error.column, error.row, error.message.clone()))?;
+        let feature = |UnfoldedFeature { name, values, offsets, sizes }| {
+            let feature = Feature::try_new(name.as_str(), values, None, offsets, sizes);
+            feature.map_err(|error| self.corrupt(&name, None, error.to_string()))
+        };
+        let features = unfolded.features.into_iter().map(feature).collect::<Result<_>>()?;
+        Group::try_new(group.name.as_str(), Some(unfolded.inverse.into()), features)
+            .map_err(|error| self.corrupt(&group.name, None, error.to_string()))
+    }
+
+    fn corrupt(&self, column: &str, row: Option<usize>, message: String) -> Error {
+        Error::Corrupt {
+            path: self.file.path.to_path_buf(),
+            row_group: Some(self.index),
+            column: Some(column.to_owned()),
+            row,
+            message,
+        }
     }
 }
 
-/// Runs a decoder on bytes that may be anything: its errors, and its panics, become [`Error::Corrupt`].
-fn guarded<T>(
-    path: &Path,
-    row_group: Option<usize>,
-    decode: impl FnOnce() -> Result<T, String>,
-) -> Result<T> {
-    catch_panic(decode).map_err(|message| Error::Corrupt { path: path.to_owned(), row_group, message })
+impl Decoded {
+    /// Ids in these samples, as if every sample carried its lists, and with every distinct row once.
+    pub(super) fn ids_in(&self, rows: &Range<usize>) -> (u64, u64) {
+        let (start, end) = (self.ids[rows.start], self.ids[rows.end]);
+        (end.expanded - start.expanded, end.distinct - start.distinct)
+    }
+
+    /// The ranges of samples in `rows` that belong to one session each.
+    pub(super) fn blocks(&self, rows: Range<usize>) -> Vec<Range<usize>> {
+        let Some(sessions) = &self.sessions else { return vec![rows] };
+        let mut blocks = Vec::new();
+        let mut start = rows.start;
+        for row in rows.clone() {
+            if row + 1 == rows.end || sessions[row] != sessions[row + 1] {
+                blocks.push(start..row + 1);
+                start = row + 1;
+            }
+        }
+        blocks
+    }
+}
+
+fn session_ids(columns: &RecordBatch) -> ScalarBuffer<i64> {
+    let ids =
+        columns.column_by_name(SESSION_COLUMN).and_then(|column| column.as_primitive_opt::<Int64Type>());
+    ids.map_or_else(|| vec![0; columns.num_rows()].into(), |ids| ids.values().clone())
+}
+
+/// Columns of `rows` floats each, to `[rows, columns]`.
+fn interleave(columns: &[ScalarBuffer<f32>], rows: usize) -> Vec<f32> {
+    let mut matrix = vec![0.0; rows * columns.len()];
+    for (i, column) in columns.iter().enumerate() {
+        for (cell, value) in matrix.iter_mut().skip(i).step_by(columns.len()).zip(column.iter()) {
+            *cell = *value;
+        }
+    }
+    matrix
+}
+
+/// Running sums: the ids before every sample, and all of them.
+fn count_ids(batch: &Batch) -> Vec<Ids> {
+    let mut ids = vec![Ids::default(); batch.size() + 1];
+    for group in batch.groups() {
+        let mut row_ids = vec![0_u64; group.rows()];
+        for feature in group.features() {
+            for (ids, size) in row_ids.iter_mut().zip(feature.sizes().iter()) {
+                *ids += *size as u64;
+            }
+        }
+        let mut before = usize::MAX;
+        for (sample, ids) in ids.iter_mut().skip(1).enumerate() {
+            let row = group.row_of(sample);
+            ids.expanded += row_ids[row];
+            ids.distinct += if row == before { 0 } else { row_ids[row] };
+            before = row;
+        }
+    }
+    for sample in 1..ids.len() {
+        ids[sample].expanded += ids[sample - 1].expanded;
+        ids[sample].distinct += ids[sample - 1].distinct;
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_are_interleaved_by_sample() {
+        let columns = [vec![1.0, 2.0].into(), vec![10.0, 20.0].into(), vec![100.0, 200.0].into()];
+        assert_eq!(interleave(&columns, 2), [1.0, 10.0, 100.0, 2.0, 20.0, 200.0]);
+    }
+
+    #[test]
+    fn ids_are_counted_by_sample() {
+        let a = Group::try_new(
+            "a",
+            Some(vec![0, 0, 1].into()),
+            vec![Feature::from_rows("a", &[vec![1, 2, 3], vec![4]]).unwrap()],
+        );
+        let b = Group::try_new("b", None, vec![Feature::from_rows("b", &[[1], [2], [3]]).unwrap()]);
+        let batch = Batch::try_new(BatchParts {
+            size: 3,
+            dense: vec![].into(),
+            labels: vec![0.0; 3].into(),
+            weights: None,
+            timestamps: None,
+            groups: vec![a.unwrap(), b.unwrap()],
+        });
+        let ids = count_ids(&batch.unwrap());
+        assert_eq!(ids.iter().map(|ids| ids.expanded).collect::<Vec<_>>(), [0, 4, 8, 10]);
+        assert_eq!(ids.iter().map(|ids| ids.distinct).collect::<Vec<_>>(), [0, 4, 5, 7]);
+    }
 }

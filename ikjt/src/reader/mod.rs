@@ -1,29 +1,65 @@
-//! From a dataset to batches: row groups decoded ahead in parallel, batches of exact size, deduplicated.
+//! From a dataset to batches: row groups decoded ahead in parallel, batches of exact size, deduplicated and
+//! preprocessed.
 //!
-//! Memory is bounded by the options alone: at most `threads + 1` decoded row groups (the writer makes them 64
-//! MiB), the samples of less than one batch left over from the last one, and `2 × threads` finished batches.
+//! ```text
+//! files ─verify, open─▶ row groups ─read ranges, decode─▶ samples ─cut─▶ B samples ─deduplicate, preprocess─▶ Batch
+//!        file, source                 ranges, decode               pipeline            convert
+//! ```
+//!
+//! `order` says which samples an epoch delivers in which order, `budget` how much of that is in memory. From the `rows`
+//! layout duplicates are searched for, batch by batch; from `folded` they are not: the nulls are the inverse index, and a
+//! repeated list never exists in memory.
+//!
+//! Memory stays under [`ReaderOptions::memory_limit`]: row groups (as estimated from the footer, then as decoded), batches
+//! under way and queued batches all count. What does not count is the batch that the caller holds, and what
+//! preprocessing adds to a batch while it runs.
 
+mod budget;
 mod convert;
 mod decode;
+mod file;
+mod order;
 mod pipeline;
+mod ranges;
+mod source;
+mod stages;
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use onefold_datasets::console::available_threads;
-use onefold_datasets::{FeatureGroup, Manifest, PartitionFilter, Schema, suggest};
+use onefold_datasets::{
+    FeatureGroup, Layout, Manifest, PartitionFilter, SESSION_COLUMN, Schema, TIME_COLUMN, suggest,
+};
 
-pub use pipeline::Batches;
-
+use self::convert::Conversion;
+use self::decode::Decoding;
+use self::file::Columns;
+use self::pipeline::{Pool, Work};
+use self::source::{Files, Source};
+use self::stages::Stages;
+use crate::preprocess::{PreprocessConfig, Preprocessor};
 use crate::{Error, Result};
+
+pub use order::{Position, Shard, Shuffle};
+pub use pipeline::Batches;
+pub use stages::StageFigures;
+
+/// The memory limit of [`ReaderOptions::new`]: 1 GiB.
+pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 
 /// Whether rows are deduplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dedupe {
     /// Every sample carries its lists: plain KJTs.
     Off,
-    /// Every distinct row of a deduplicated group once per batch: IKJTs.
+    /// Every distinct row of a deduplicated group once: IKJTs. From `rows`, once per batch; from `folded`, once for every
+    /// change within a session.
     Exact,
+    /// As `Exact`, and rows that overlap share their ids: partial IKJTs. From `folded`, sequences; from `rows`, whatever
+    /// slides from one distinct row to the next.
+    Window,
 }
 
 /// How a dataset is read.
@@ -33,16 +69,31 @@ pub struct ReaderOptions {
     pub batch_size: usize,
     /// Whether rows are deduplicated.
     pub dedupe: Dedupe,
-    /// Threads that decode and deduplicate. The batches do not depend on it.
+    /// Threads that decode, deduplicate and preprocess. The batches do not depend on it.
     pub threads: usize,
     /// Which partitions are read.
     pub partitions: PartitionFilter,
-    /// Which sparse features are read; all if `None`. Others cost no I/O.
+    /// Which sparse features are read; all if `None`. Others are not decoded, and not read either unless files are
+    /// verified.
     pub features: Option<Vec<String>>,
+    /// Shuffling by session blocks; file order if `None`.
+    pub shuffle: Option<Shuffle>,
+    /// Which rank's samples.
+    pub shard: Shard,
+    /// Bytes of memory for row groups and batches.
+    pub memory_limit: u64,
+    /// Whether a file's checksum is compared with the manifest's when it is first read, which reads all of it.
+    pub verify: bool,
+    /// A pipeline that every batch goes through.
+    pub preprocess: Option<PreprocessConfig>,
+    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it stands.
+    pub table_rows: BTreeMap<String, u64>,
+    /// Whether batches carry their samples' times.
+    pub timestamps: bool,
 }
 
 impl ReaderOptions {
-    /// Everything, deduplicated exactly, with all of the machine's threads.
+    /// Everything in file order, deduplicated exactly, verified, with all of the machine's threads and 1 GiB.
     pub fn new(batch_size: usize) -> Self {
         Self {
             batch_size,
@@ -50,18 +101,51 @@ impl ReaderOptions {
             threads: available_threads(),
             partitions: PartitionFilter::default(),
             features: None,
+            shuffle: None,
+            shard: Shard::default(),
+            memory_limit: DEFAULT_MEMORY_LIMIT,
+            verify: true,
+            preprocess: None,
+            table_rows: BTreeMap::new(),
+            timestamps: false,
         }
+    }
+
+    /// Refuses numbers that no dataset can be read with.
+    fn check(&self) -> Result<()> {
+        let wrong = |message: String, hint: &str| Err(Error::Options { message, hint: hint.to_owned() });
+        if self.batch_size == 0 || self.threads == 0 || i32::try_from(self.batch_size).is_err() {
+            return wrong(
+                format!("cannot read batches of {} with {} threads", self.batch_size, self.threads),
+                "both must be at least 1, and a batch must have fewer than 2^31 samples",
+            );
+        }
+        if self.shard.rank >= self.shard.world_size {
+            let Shard { rank, world_size } = self.shard;
+            return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0");
+        }
+        if self.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
+            return wrong(
+                "cannot shuffle over 0 row groups".to_owned(),
+                "mix at least one row group's sessions",
+            );
+        }
+        Ok(())
     }
 }
 
-/// A dataset opened for reading. Each call of [`batches`](Self::batches) is one epoch.
+/// A dataset opened for reading.
 #[derive(Debug)]
 pub struct Reader {
-    directory: PathBuf,
     manifest: Manifest,
+    /// What is read.
+    source_schema: Schema,
+    /// What the batches have.
     schema: Schema,
+    preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
-    verified: Arc<decode::Verified>,
+    files: Arc<Files>,
+    samples: u64,
 }
 
 impl Reader {
@@ -69,22 +153,35 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if there is none or the filter chooses nothing, [`Error::Options`] for a batch size
-    /// or thread count of zero or a feature that the dataset does not have.
+    /// [`Error::Dataset`] if there is none or the filter chooses nothing, [`Error::Options`] for options that cannot work
+    /// (a batch larger than the shard, a feature that the dataset does not have), [`Error::Preprocess`] for
+    /// a pipeline that does not fit the dataset.
     pub fn open(directory: &Path, options: ReaderOptions) -> Result<Self> {
+        options.check()?;
         let manifest = Manifest::load(directory)?;
-        manifest.select(&options.partitions)?;
-        if options.batch_size == 0 || options.threads == 0 || i32::try_from(options.batch_size).is_err() {
+        let samples = options.shard.range(order::chosen_samples(&manifest, &options.partitions)?);
+        let samples = samples.end - samples.start;
+        if samples > 0 && options.batch_size as u64 > samples {
             return Err(Error::Options {
                 message: format!(
-                    "cannot read batches of {} with {} threads",
-                    options.batch_size, options.threads
+                    "a batch of {} samples is larger than the {samples} to read",
+                    options.batch_size
                 ),
-                hint: "both must be at least 1, and a batch must have fewer than 2^31 samples".to_owned(),
+                hint: format!("take batches of at most {samples}"),
             });
         }
-        let schema = project(&manifest.schema, options.features.as_deref())?;
-        Ok(Self { directory: directory.to_owned(), manifest, schema, options, verified: Arc::default() })
+        let source_schema = project(&manifest.schema, options.features.as_deref())?;
+        let preprocessor = match &options.preprocess {
+            None => None,
+            Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
+        };
+        let schema = preprocessor.as_ref().map_or(&source_schema, |p| p.schema()).clone();
+        check_tables(&schema, &options.table_rows)?;
+        let mut options = options;
+        options.timestamps |=
+            preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
+        let files = Arc::new(choose_files(directory, &manifest, &source_schema, &options)?);
+        Ok(Self { manifest, source_schema, schema, preprocessor, options, files, samples })
     }
 
     /// The dataset's manifest.
@@ -92,30 +189,150 @@ impl Reader {
         &self.manifest
     }
 
-    /// The schema of the batches: the dataset's, less the features that are not read.
+    /// The schema of the batches: the dataset's, less the features that are not read, and as preprocessing changes it.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
 
-    /// The number of samples in the chosen partitions.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`], as [`open`](Self::open).
-    pub fn samples(&self) -> Result<u64> {
-        let chosen = self.manifest.select(&self.options.partitions)?;
-        Ok(chosen.iter().map(|partition| partition.samples).sum())
+    /// The samples to read: those of the chosen partitions that are in the shard.
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
-    /// The batches of one epoch, in the dataset's order. Every file is checked against the manifest's checksum the
-    /// first time it is read.
+    /// The batches of the first epoch. Every file is checked against the manifest's checksum the first time it is read,
+    /// unless `verify` is off.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if threads cannot be started. What is wrong with files comes from the iterator, which
-    /// ends after an error.
+    /// [`Error::Io`] if threads cannot be started. What is wrong with files comes from the iterator, which ends after an
+    /// error; a shuffled epoch reads all footers here, and what is wrong with them is this call's error.
     pub fn batches(&self) -> Result<Batches> {
-        Batches::start(&self.directory, &self.manifest, &self.schema, &self.options, &self.verified)
+        self.epoch(0)
+    }
+
+    /// The batches of an epoch: the same samples each time, shuffled differently if they are shuffled.
+    ///
+    /// # Errors
+    ///
+    /// As [`batches`](Self::batches).
+    pub fn epoch(&self, epoch: u64) -> Result<Batches> {
+        self.resume(&self.position(epoch))
+    }
+
+    /// The batches after `position`: the first one is the one that came next when the position was taken.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] if the position is one of another dataset, partitions, order or shard; otherwise as
+    /// [`batches`](Self::batches).
+    pub fn resume(&self, position: &Position) -> Result<Batches> {
+        position.check(&self.position(position.epoch), self.samples)?;
+        let options = &self.options;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads)
+            .thread_name(|i| format!("onefold-read-{i}"))
+            .build()
+            .map_err(std::io::Error::other)?;
+        let pool = Pool(Arc::new(pool));
+        let all = self.files.files.iter().map(|file| file.samples).sum();
+        let range = options.shard.range(all);
+        let first_sample = range.start + position.samples;
+        let source = match options.shuffle {
+            None => Source::in_file_order(Arc::clone(&self.files), first_sample..range.end),
+            Some(shuffle) => {
+                let rows = self.files.row_counts(&pool)?;
+                let chunks = order::shuffled(&rows, shuffle, position.epoch, &range);
+                Source::shuffled(Arc::clone(&self.files), chunks, position.samples)
+            }
+        };
+        Batches::start(self.work(pool), source, first_sample, position.clone())
+    }
+
+    fn position(&self, epoch: u64) -> Position {
+        Position {
+            format_version: order::POSITION_VERSION,
+            generation: self.manifest.generation,
+            partitions: self.options.partitions.to_string(),
+            shuffle: self.options.shuffle,
+            shard: self.options.shard,
+            epoch,
+            samples: 0,
+        }
+    }
+
+    fn work(&self, pool: Pool) -> Work {
+        let options = &self.options;
+        let deduplicated = self.source_schema.groups.iter().map(|group| group.deduplicated).collect();
+        Work {
+            pool,
+            threads: options.threads,
+            batch_size: options.batch_size,
+            decoding: Arc::new(Decoding {
+                layout: self.manifest.layout,
+                schema: self.source_schema.clone(),
+                sessions: options.shuffle.is_some(),
+                timestamps: options.timestamps,
+            }),
+            conversion: Arc::new(Conversion {
+                layout: self.manifest.layout,
+                dedupe: options.dedupe,
+                deduplicated,
+                preprocessor: self.preprocessor.clone(),
+                table_rows: options.table_rows.clone(),
+            }),
+            stages: Arc::new(Stages::default()),
+            budget: budget::Budget::new(options.memory_limit),
+            expected_batch_bytes: self.expected_batch_bytes(),
+        }
+    }
+
+    /// The bytes of an average batch that carries every list.
+    fn expected_batch_bytes(&self) -> u64 {
+        let statistics = &self.manifest.statistics;
+        let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
+        let values: u64 = self.source_schema.sparse_features().map(|feature| values(&feature.name)).sum();
+        let features = self.source_schema.sparse_features().count() as u64;
+        let floats = self.source_schema.float_columns().count() as u64;
+        let per_sample = 8 * values.checked_div(statistics.samples).unwrap_or(0) + 8 * features + 4 * floats;
+        per_sample * self.options.batch_size as u64
+    }
+}
+
+fn choose_files(
+    directory: &Path,
+    manifest: &Manifest,
+    schema: &Schema,
+    options: &ReaderOptions,
+) -> Result<Files> {
+    let all = match manifest.layout {
+        Layout::Rows => manifest.schema.to_arrow(),
+        Layout::Folded => manifest.schema.to_folded_arrow(),
+    };
+    let mut extra = Vec::new();
+    if options.shuffle.is_some() {
+        extra.push(SESSION_COLUMN);
+    }
+    if options.timestamps {
+        extra.push(TIME_COLUMN);
+    }
+    let chosen = manifest.select(&options.partitions)?;
+    Ok(Files {
+        directory: directory.into(),
+        files: chosen.into_iter().flat_map(|partition| partition.files.clone()).collect(),
+        columns: Columns::new(all, schema, &extra),
+        verify: options.verify,
+        verified: Arc::default(),
+    })
+}
+
+fn check_tables(schema: &Schema, table_rows: &BTreeMap<String, u64>) -> Result<()> {
+    let names = || schema.sparse_features().map(|feature| feature.name.as_str());
+    match table_rows.keys().find(|name| !names().any(|known| known == name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(Error::Options {
+            message: format!("a table is given for `{name}`, but the batches have no such sparse feature"),
+            hint: suggest(name, names()),
+        }),
     }
 }
 

@@ -1,77 +1,115 @@
 //! Decoding ahead, cutting, deduplicating: the threads between the files and the caller.
 //!
-//! One scheduler thread keeps up to `threads + 1` row groups in decoding, takes them in order, cuts their rows
-//! into batches of exact size, and hands each batch to the pool for conversion and deduplication. What
-//! reaches the caller is a queue of promises in batch order, so work overlaps and the order does not depend on
-//! which thread was faster. The queue is bounded: a slow caller stops the scheduler, and with it the decoding.
+//! One scheduler thread keeps row groups in decoding, as many as the threads can use and the memory budget allows, takes
+//! them in order, cuts their samples into batches of exact size, and hands each batch to the pool for deduplication and
+//! preprocessing. What reaches the caller is a queue of promises in batch order, so work overlaps and the
+//! order does not depend on which thread was faster. A slow caller stops the scheduler, and with it the decoding.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
-use onefold_datasets::{DataFile, Manifest, Schema};
-use rayon::ThreadPool;
-
-use super::convert::{Parts, to_batch};
-use super::decode::{RowGroup, Verified, open};
-use super::{Dedupe, ReaderOptions};
+use super::budget::{Budget, Granted, Reservation};
+use super::convert::{Conversion, Pieces};
+use super::decode::{Decoded, Decoding, RowGroup};
+use super::order::{Position, Shuffle, shuffle_blocks};
+use super::source::Source;
+use super::stages::{StageFigures, Stages};
 use crate::{Batch, Error, Result};
 
 /// A result that a pool thread will send.
-type Promise<T> = Receiver<Result<T>>;
+pub(super) type Promise<T> = Receiver<Result<T>>;
+
+/// A batch on its way: its memory counts until the caller has it, and so do the row groups whose buffers it shares.
+type Delivery = (Batch, Reservation, Pieces);
+
+/// The pool, as the reader's parts use it.
+#[derive(Debug, Clone)]
+pub(super) struct Pool(pub(super) Arc<rayon::ThreadPool>);
+
+impl Pool {
+    pub(super) fn promise<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Promise<T> {
+        let (sender, receiver) = sync_channel(1);
+        self.0.spawn(move || {
+            // The caller may have gone.
+            let _ = sender.send(work());
+        });
+        receiver
+    }
+}
 
 /// The batches of one epoch. Dropping it stops the reader.
 #[derive(Debug)]
 pub struct Batches {
-    queue: Option<Receiver<Promise<Batch>>>,
+    queue: Option<Receiver<(Promise<Delivery>, u64)>>,
     scheduler: Option<JoinHandle<()>>,
+    budget: Arc<Budget>,
+    stages: Arc<Stages>,
+    position: Position,
     waited: Duration,
 }
 
+/// What an epoch's threads share.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) pool: Pool,
+    pub(super) threads: usize,
+    pub(super) batch_size: usize,
+    pub(super) decoding: Arc<Decoding>,
+    pub(super) conversion: Arc<Conversion>,
+    pub(super) stages: Arc<Stages>,
+    pub(super) budget: Arc<Budget>,
+    /// What a batch will take, for keeping it free while reading ahead.
+    pub(super) expected_batch_bytes: u64,
+}
+
 impl Batches {
-    pub(super) fn start(
-        directory: &Path,
-        manifest: &Manifest,
-        schema: &Schema,
-        options: &ReaderOptions,
-        verified: &Arc<Verified>,
-    ) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(options.threads)
-            .thread_name(|i| format!("onefold-read-{i}"))
-            .build()
-            .map_err(std::io::Error::other)?;
-        let chosen = manifest.select(&options.partitions)?;
-        let files: VecDeque<DataFile> =
-            chosen.into_iter().flat_map(|partition| partition.files.clone()).collect();
+    /// Starts reading `source`, whose first sample is number `first_sample` of the epoch, at `position`.
+    pub(super) fn start(work: Work, source: Source, first_sample: u64, position: Position) -> Result<Self> {
+        let (budget, stages) = (Arc::clone(&work.budget), Arc::clone(&work.stages));
+        let (sender, queue) = sync_channel(2 * work.threads);
         let scheduler = Scheduler {
-            pool: Arc::new(pool),
-            directory: Arc::from(directory),
-            files,
-            opening: None,
-            row_groups: VecDeque::new(),
-            verified: Arc::clone(verified),
-            all: manifest.schema.to_arrow(),
-            schema: Arc::new(schema.clone()),
-            batch_size: options.batch_size,
-            dedupe: options.dedupe,
-            ahead: options.threads + 1,
+            shuffle: position.shuffle,
+            epoch: position.epoch,
+            sample: first_sample,
+            source,
+            next: None,
+            decoding: VecDeque::new(),
+            cut: Cut::default(),
+            work,
         };
-        let (sender, queue) = sync_channel(2 * options.threads);
         let scheduler = std::thread::Builder::new()
             .name("onefold-schedule".to_owned())
             .spawn(move || scheduler.run(&sender))?;
-        Ok(Self { queue: Some(queue), scheduler: Some(scheduler), waited: Duration::ZERO })
+        Ok(Self {
+            queue: Some(queue),
+            scheduler: Some(scheduler),
+            budget,
+            stages,
+            position,
+            waited: Duration::ZERO,
+        })
     }
 
     /// How long [`next`](Iterator::next) has waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// The position after the batches taken so far: a reader that resumes there delivers the next one first.
+    pub fn position(&self) -> Position {
+        self.position.clone()
+    }
+
+    /// Where the time of the reader's threads went so far, and the bytes they read.
+    pub fn stages(&self) -> StageFigures {
+        self.stages.figures()
     }
 }
 
@@ -80,8 +118,12 @@ impl Iterator for Batches {
 
     fn next(&mut self) -> Option<Self::Item> {
         let started = Instant::now();
-        let promise = self.queue.as_ref()?.recv();
-        let batch = promise.ok().map(|promise| fulfilled(&promise));
+        let delivered = self.queue.as_ref()?.recv().ok();
+        let batch = delivered.map(|(promise, samples)| {
+            let (batch, _, _) = fulfilled(&promise)?;
+            self.position.samples += samples;
+            Ok(batch)
+        });
         self.waited += started.elapsed();
         if !matches!(batch, Some(Ok(_))) {
             self.queue = None;
@@ -92,8 +134,9 @@ impl Iterator for Batches {
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        // Closing the queue ends the scheduler at its next send.
+        // Closing the queue and the budget ends the scheduler at its next send or wait.
         self.queue = None;
+        self.budget.close();
         if let Some(scheduler) = self.scheduler.take() {
             let _ = scheduler.join();
         }
@@ -101,119 +144,199 @@ impl Drop for Batches {
 }
 
 /// Waits for a pool thread; one that panicked has dropped its end.
-fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
+pub(super) fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
     promise
         .recv()
         .unwrap_or_else(|_| Err(Error::invariant("reader", "a reader thread ended without a result")))
 }
 
-struct Scheduler {
-    pool: Arc<ThreadPool>,
-    directory: Arc<Path>,
-    files: VecDeque<DataFile>,
-    /// The next file: it is read and checked while the one before it is decoded.
-    opening: Option<Promise<Vec<RowGroup>>>,
-    row_groups: VecDeque<RowGroup>,
-    verified: Arc<Verified>,
-    all: SchemaRef,
-    schema: Arc<Schema>,
-    batch_size: usize,
-    dedupe: Dedupe,
-    ahead: usize,
+/// A row group that is read next.
+#[derive(Debug)]
+pub(super) struct Next {
+    pub(super) row_group: RowGroup,
+    /// Its samples in this shard.
+    pub(super) rows: Range<usize>,
+    /// Whether its chunk of the shuffle ends with it.
+    pub(super) ends_chunk: bool,
 }
+
+struct InDecoding {
+    promise: Promise<Decoded>,
+    rows: Range<usize>,
+    ends_chunk: bool,
+}
+
+struct Scheduler {
+    work: Work,
+    source: Source,
+    shuffle: Option<Shuffle>,
+    epoch: u64,
+    /// Number in the epoch of the next batch's first sample.
+    sample: u64,
+    /// A row group that did not fit into memory yet.
+    next: Option<Next>,
+    decoding: VecDeque<InDecoding>,
+    cut: Cut,
+}
+
+/// Why the scheduler stops early.
+enum Stop {
+    /// The caller is gone.
+    Gone,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+type Queue = SyncSender<(Promise<Delivery>, u64)>;
 
 impl Scheduler {
-    /// Sends promises until the dataset or the caller's interest ends.
-    fn run(mut self, queue: &SyncSender<Promise<Batch>>) {
-        let mut decoding = VecDeque::new();
-        let mut rows = Rows::default();
+    /// Sends promises until the shard or the caller's interest ends.
+    fn run(mut self, queue: &Queue) {
+        if let Err(Stop::Failed(error)) = self.deliver(queue) {
+            let _ = queue.send((self.work.pool.promise(move || Err(error)), 0));
+        }
+    }
+
+    fn deliver(&mut self, queue: &Queue) -> Result<(), Stop> {
+        let mut chunk = Pieces::new();
+        let mut chunk_start = self.source.first_chunk_sample();
         loop {
-            while decoding.len() < self.ahead {
-                match self.next_row_group() {
-                    None => break,
-                    Some(row_group) => decoding.push_back(self.promise(move || row_group?.decode())),
-                }
-            }
-            let Some(decoded) = decoding.pop_front() else { break };
-            match fulfilled(&decoded) {
-                Ok(batches) => rows.extend(batches),
-                Err(error) => {
-                    let _ = queue.send(self.promise(move || Err(error)));
-                    return;
-                }
-            }
-            while rows.count >= self.batch_size {
-                if queue.send(self.convert(rows.take(self.batch_size))).is_err() {
-                    return;
+            self.decode_ahead()?;
+            let Some(decoding) = self.decoding.pop_front() else { break };
+            chunk.push((Arc::new(fulfilled(&decoding.promise)?), decoding.rows));
+            if decoding.ends_chunk {
+                let pieces = self.arrange(std::mem::take(&mut chunk), &mut chunk_start);
+                self.cut.extend(pieces, &mut self.source.skip);
+                while self.cut.count >= self.work.batch_size {
+                    let pieces = self.cut.take(self.work.batch_size);
+                    self.send(pieces, queue)?;
                 }
             }
         }
-        if rows.count > 0 {
-            let _ = queue.send(self.convert(rows.take(rows.count)));
+        if self.cut.count > 0 {
+            let rest = self.cut.take(self.cut.count);
+            self.send(rest, queue)?;
         }
+        Ok(())
     }
 
-    fn next_row_group(&mut self) -> Option<Result<RowGroup>> {
-        while self.row_groups.is_empty() {
-            let opened = self.opening.take().or_else(|| self.open_next_file())?;
-            self.opening = self.open_next_file();
-            match fulfilled(&opened) {
-                Ok(row_groups) => self.row_groups = row_groups.into(),
-                Err(error) => return Some(Err(error)),
-            }
-        }
-        self.row_groups.pop_front().map(Ok)
-    }
-
-    fn open_next_file(&mut self) -> Option<Promise<Vec<RowGroup>>> {
-        let file = self.files.pop_front()?;
-        let (directory, verified) = (Arc::clone(&self.directory), Arc::clone(&self.verified));
-        let (all, schema) = (Arc::clone(&self.all), Arc::clone(&self.schema));
-        Some(self.promise(move || open(&directory, &file, &all, &schema, &verified)))
-    }
-
-    fn convert(&self, parts: Parts) -> Promise<Batch> {
-        let (schema, dedupe) = (Arc::clone(&self.schema), self.dedupe);
-        self.promise(move || to_batch(&parts, &schema, dedupe))
-    }
-
-    fn promise<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Promise<T> {
-        let (sender, receiver) = sync_channel(1);
-        self.pool.spawn(move || {
-            // The caller may have gone.
-            let _ = sender.send(work());
+    /// The samples of a chunk in the order of the epoch.
+    fn arrange(&self, chunk: Pieces, chunk_start: &mut u64) -> Pieces {
+        let Some(shuffle) = self.shuffle else { return chunk };
+        let samples: usize = chunk.iter().map(|(_, rows)| rows.len()).sum();
+        let blocks = chunk.into_iter().flat_map(|(decoded, rows)| {
+            let blocks = decoded.blocks(rows);
+            blocks.into_iter().map(move |block| (Arc::clone(&decoded), block))
         });
-        receiver
+        let mut blocks: Pieces = blocks.collect();
+        shuffle_blocks(&mut blocks, shuffle, self.epoch, *chunk_start);
+        *chunk_start += samples as u64;
+        blocks
+    }
+
+    /// Starts decoding what comes next: enough to keep the threads busy and to complete a chunk, as memory allows.
+    fn decode_ahead(&mut self) -> Result<(), Stop> {
+        let ahead = self.work.threads + self.shuffle.map_or(1, |shuffle| shuffle.row_groups);
+        while self.decoding.len() < ahead {
+            let next = match self.next.take() {
+                Some(next) => next,
+                None => match self.source.next(&self.work)? {
+                    Some(next) => next,
+                    None => break,
+                },
+            };
+            let bytes = next.row_group.decoding_bytes();
+            let headroom = self.work.expected_batch_bytes;
+            let reservation = match self.work.budget.try_reserve(bytes, headroom) {
+                Some(reservation) => reservation,
+                None if self.decoding.is_empty() => match self.work.budget.reserve(bytes) {
+                    Granted::Yes(reservation) => reservation,
+                    Granted::Never => return Err(too_large(&next.row_group, bytes, &self.work.budget).into()),
+                    Granted::Closed => return Err(Stop::Gone),
+                },
+                None => {
+                    self.next = Some(next);
+                    break;
+                }
+            };
+            let Next { row_group, rows, ends_chunk } = next;
+            let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
+            let promise =
+                self.work.pool.promise(move || row_group.decode(&decoding, Some(reservation), &stages));
+            self.decoding.push_back(InDecoding { promise, rows, ends_chunk });
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, pieces: Pieces, queue: &Queue) -> Result<(), Stop> {
+        let bytes = self.work.conversion.batch_bytes(&pieces);
+        let Some(mut reservation) = self.work.budget.reserve_batch(bytes) else { return Err(Stop::Gone) };
+        let samples: u64 = pieces.iter().map(|(_, rows)| rows.len() as u64).sum();
+        let start = self.sample;
+        self.sample += samples;
+        let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
+        let promise = self.work.pool.promise(move || {
+            let batch = conversion.run(&pieces, start, &stages)?;
+            reservation.resize(batch.bytes());
+            Ok((batch, reservation, pieces))
+        });
+        queue.send((promise, samples)).map_err(|_| Stop::Gone)
     }
 }
 
-/// Decoded rows that are in no batch yet.
+fn too_large(row_group: &RowGroup, bytes: u64, budget: &Budget) -> Error {
+    use onefold_datasets::units::format_bytes;
+    Error::Options {
+        message: format!(
+            "decoding row group {} of `{}` takes up to {}, and the memory limit of {} has no room for it",
+            row_group.index,
+            row_group.file.path.display(),
+            format_bytes(bytes),
+            format_bytes(budget.total()),
+        ),
+        hint: "raise the memory limit, read fewer features, or take smaller batches or a shuffle of fewer row groups"
+            .to_owned(),
+    }
+}
+
+/// Decoded samples that are in no batch yet.
 #[derive(Default)]
-struct Rows {
-    parts: VecDeque<(RecordBatch, usize)>,
+struct Cut {
+    pieces: VecDeque<(Arc<Decoded>, Range<usize>)>,
     count: usize,
 }
 
-impl Rows {
-    fn extend(&mut self, batches: Vec<RecordBatch>) {
-        for batch in batches {
-            self.count += batch.num_rows();
-            self.parts.push_back((batch, 0));
+impl Cut {
+    /// Appends `pieces`, less the first `skip` samples.
+    fn extend(&mut self, pieces: Pieces, skip: &mut usize) {
+        for (decoded, mut rows) in pieces {
+            let skipped = rows.len().min(*skip);
+            *skip -= skipped;
+            rows.start += skipped;
+            if !rows.is_empty() {
+                self.count += rows.len();
+                self.pieces.push_back((decoded, rows));
+            }
         }
     }
 
-    /// The first `size` rows, of which there are enough.
-    fn take(&mut self, size: usize) -> Parts {
-        let mut taken = Parts::new();
+    /// The first `size` samples, of which there are enough.
+    fn take(&mut self, size: usize) -> Pieces {
+        let mut taken = Pieces::new();
         let mut missing = size;
         while missing > 0 {
-            let Some((batch, start)) = self.parts.pop_front() else { break };
-            let end = batch.num_rows().min(start + missing);
-            missing -= end - start;
-            if end < batch.num_rows() {
-                self.parts.push_front((batch.clone(), end));
+            let Some((decoded, rows)) = self.pieces.pop_front() else { break };
+            let end = rows.end.min(rows.start + missing);
+            missing -= end - rows.start;
+            if end < rows.end {
+                self.pieces.push_front((Arc::clone(&decoded), end..rows.end));
             }
-            taken.push((batch, start..end));
+            taken.push((decoded, rows.start..end));
         }
         self.count -= size - missing;
         taken

@@ -31,8 +31,10 @@ pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     (0..batch.size()).map(sample).collect()
 }
 
-/// Every batch of a dataset.
+/// Every batch of a dataset, of `batch_size` samples, or of all if they are fewer.
 pub(crate) fn read_batches(dataset: &Path, batch_size: usize, dedupe: Dedupe, threads: usize) -> Vec<Batch> {
+    let samples = Manifest::load(dataset).unwrap().statistics.samples as usize;
+    let batch_size = batch_size.min(samples.max(1));
     let options = ReaderOptions { dedupe, threads, ..ReaderOptions::new(batch_size) };
     let reader = Reader::open(dataset, options).unwrap();
     reader.batches().unwrap().map(Result::unwrap).collect()

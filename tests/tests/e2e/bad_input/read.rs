@@ -92,7 +92,7 @@ fn flipped_bytes_change_no_sample() {
     let whole = dir.read(file);
     let expected = read_samples(&dir.path("dataset"));
     let read = || -> Result<Vec<Sample>, onefold_ikjt::Error> {
-        let options = ReaderOptions { threads: 1, ..ReaderOptions::new(100) };
+        let options = ReaderOptions { threads: 1, ..ReaderOptions::new(expected.len()) };
         let batches = Reader::open(&dir.path("dataset"), options)?.batches()?;
         Ok(batches.collect::<Result<Vec<_>, _>>()?.iter().flat_map(samples_of).collect())
     };

@@ -220,5 +220,10 @@ fn ids_that_no_table_has_are_found_at_evaluation() {
     fs_err::remove_file(dir.path("logs/features/part-0.parquet")).unwrap();
     write_table(&dir.path("logs/features/part-1.parquet"), column);
     dir.command(&format!("{BUILD} --overwrite")).works();
-    dir.command(EVAL).fails(&["feature `city`: id 500", "0..100", "`[tables.city]`", "hashed"]);
+    dir.command(EVAL).fails(&[
+        "split=holdout",
+        "row group 0, column `city`, row 0: id 500",
+        "the table's 100 rows",
+        "hash or clamp",
+    ]);
 }

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Fuzzes everything that Onefold reads from disk: `run.sh [SECONDS]` for each target, 60 by default. Fails if a target finds
+# an input that panics, takes too long or takes too much memory; the input is then kept in the target's artifacts.
+set -euo pipefail
+seconds="${1:-60}"
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+target="${CARGO_TARGET_DIR:-$here/../../target}"
+export ONEFOLD_FUZZ_DATASET="$here/../../tests/data/v2"
+export CARGO_TARGET_DIR="$target/fuzz" TMPDIR="$target/fuzz/tmp"
+mkdir -p "$TMPDIR"
+
+if ! cargo fuzz --version >/dev/null 2>&1; then
+    echo "installing cargo-fuzz (once)" >&2
+    cargo install --locked --quiet cargo-fuzz --version 0.13.2
+fi
+
+cd "$here"
+# Without a sanitizer the stable toolchain suffices: there is no unsafe code to watch.
+options=(--fuzz-dir "$here" --sanitizer none --release --strip-dead-code)
+for name in folded manifest folded_file; do
+    cargo fuzz build "${options[@]}" "$name"
+    corpus="$target/fuzz/corpus/$name"
+    mkdir -p "$corpus" "$target/fuzz/artifacts/$name"
+    case "$name" in
+        manifest) cp "$here"/../../tests/data/v*/manifest.json --target-directory "$corpus" --backup=numbered 2>/dev/null || true ;;
+        folded_file) find "$ONEFOLD_FUZZ_DATASET" -name '*.parquet' -exec cp {} "$corpus/" \; ;;
+    esac
+    echo "fuzzing $name for $seconds seconds" >&2
+    cargo fuzz run "${options[@]}" "$name" "$corpus" -- \
+        -max_total_time="$seconds" -artifact_prefix="$target/fuzz/artifacts/$name/" -max_len=65536 -timeout=20 \
+        -rss_limit_mb=2048 -print_final_stats=1 2>&1 | tail -n 12
+done

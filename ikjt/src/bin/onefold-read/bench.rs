@@ -1,0 +1,131 @@
+//! `onefold-read bench`: how fast a dataset's batches come, and where the time goes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use onefold_datasets::console::{Printer, Reporter, peak_rss_bytes};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_ikjt::{Figures, StageFigures, Statistics};
+use serde::Serialize;
+
+use crate::cli::Reading;
+use crate::head::describe_factors;
+
+#[derive(Debug, Serialize)]
+struct Bench {
+    samples: u64,
+    batches: u64,
+    batch_size: usize,
+    /// Ids of all samples, as if every sample carried its lists.
+    values: u64,
+    dedupe_factor: BTreeMap<String, f64>,
+    partial_dedupe_factor: BTreeMap<String, f64>,
+    groups: Statistics,
+    bytes_on_disk: u64,
+    #[serde(flatten)]
+    stages: StageFigures,
+    wall_seconds: f64,
+    first_batch_seconds: f64,
+    samples_per_second: f64,
+    values_per_second: f64,
+    threads: usize,
+    memory_limit_bytes: u64,
+    peak_rss_bytes: Option<u64>,
+}
+
+pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> {
+    let reader = reading.open()?;
+    printer.begin("reading", Some(reader.samples()), "samples");
+    let started = Instant::now();
+    let (mut samples, mut count) = (0, 0);
+    let mut first_batch_seconds = 0.0;
+    let mut groups = Statistics::default();
+    let mut batches = reader.batches()?;
+    while let Some(batch) = batches.next().transpose()? {
+        if count == 0 {
+            first_batch_seconds = started.elapsed().as_secs_f64();
+        }
+        samples += batch.size() as u64;
+        count += 1;
+        groups.add(&batch, None)?;
+        printer.advance(batch.size() as u64);
+    }
+    let wall_seconds = started.elapsed().as_secs_f64();
+    printer.end();
+    let by_group = groups.groups();
+    let values = by_group.values().map(|group| group.figures.sample_values).sum();
+    let chosen = reader.manifest().select(&reading.partitions)?;
+    let files = chosen.iter().flat_map(|partition| &partition.files);
+    let factors = |factor: fn(&Figures) -> f64| {
+        by_group.iter().map(|(name, group)| (name.clone(), factor(&group.figures))).collect()
+    };
+    let bench = Bench {
+        samples,
+        batches: count,
+        batch_size: reading.batch_size()?,
+        values,
+        dedupe_factor: factors(Figures::dedupe_factor),
+        partial_dedupe_factor: factors(Figures::partial_dedupe_factor),
+        groups,
+        bytes_on_disk: files.map(|file| file.bytes_on_disk).sum(),
+        stages: batches.stages(),
+        wall_seconds,
+        first_batch_seconds,
+        samples_per_second: samples as f64 / wall_seconds,
+        values_per_second: values as f64 / wall_seconds,
+        threads: reading.threads(),
+        memory_limit_bytes: reading.memory_limit(),
+        peak_rss_bytes: peak_rss_bytes(),
+    };
+    Ok(printer.summary(&describe(&bench), &bench)?)
+}
+
+fn describe(bench: &Bench) -> String {
+    let mut text = format!(
+        "{} samples in {} batches: {:.2} s, {} samples/s, {} ids/s, {} threads\n",
+        format_count(bench.samples),
+        format_count(bench.batches),
+        bench.wall_seconds,
+        format_count(bench.samples_per_second as u64),
+        format_count(bench.values_per_second as u64),
+        bench.threads,
+    );
+    for (name, group) in bench.groups.groups() {
+        let _ = writeln!(
+            text,
+            "group {name:<12} {:>12} rows for {} samples, {}",
+            format_count(group.figures.rows),
+            format_count(group.figures.samples),
+            describe_factors(&group.figures)
+        );
+    }
+    let _ = writeln!(text, "{}", describe_stages(&bench.stages, bench.wall_seconds * bench.threads as f64));
+    let _ = write!(
+        text,
+        "{} on disk, {} read, {} verified",
+        format_bytes(bench.bytes_on_disk),
+        format_bytes(bench.stages.bytes_read),
+        format_bytes(bench.stages.bytes_verified)
+    );
+    if let Some(bytes) = bench.peak_rss_bytes {
+        let limit = format_bytes(bench.memory_limit_bytes);
+        let _ = write!(text, ", peak memory {} (limit of the reader {limit})", format_bytes(bytes));
+    }
+    text
+}
+
+/// The shares of the threads' time; the rest is waiting.
+fn describe_stages(stages: &StageFigures, thread_seconds: f64) -> String {
+    let shares = [
+        ("verify", stages.verify_seconds),
+        ("read", stages.read_seconds),
+        ("decode", stages.decode_seconds),
+        ("arrange", stages.arrange_seconds),
+        ("cut", stages.cut_seconds),
+        ("deduplicate", stages.deduplicate_seconds),
+        ("preprocess", stages.preprocess_seconds),
+    ];
+    let share = |(name, seconds): &(&str, f64)| format!("{name} {:.0} %", 100.0 * seconds / thread_seconds);
+    format!("threads' time: {}", shares.iter().map(share).collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,21 @@
+//! `onefold-read`: looks at a dataset's batches and measures how fast they come.
+
+mod bench;
+mod cli;
+mod head;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use onefold_datasets::console::{self, Printer};
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let printer = Printer::new(cli.output);
+    console::run(|| match &cli.command {
+        Command::Head { reading, samples, batch } => head::head(reading, *samples, *batch, &printer),
+        Command::Bench { reading } => bench::bench(reading, &printer),
+    })
+}

@@ -1,0 +1,156 @@
+//! The reader's memory budget: bytes are reserved before they are used and given back by dropping.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// So many bytes, shared by everything the reader holds.
+#[derive(Debug)]
+pub(super) struct Budget {
+    total: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used: u64,
+    /// Reservations of batches under way or queued: those that come free without the scheduler doing anything.
+    batches: usize,
+    closed: bool,
+}
+
+/// What became of a request for memory.
+#[derive(Debug)]
+pub(super) enum Granted {
+    /// The bytes are the caller's until the reservation is dropped.
+    Yes(Reservation),
+    /// Everything that would come free has come free, and it is not enough.
+    Never,
+    /// The reader is being dropped.
+    Closed,
+}
+
+/// Bytes taken from a budget.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    budget: Arc<Budget>,
+    bytes: u64,
+    batch: bool,
+}
+
+impl Budget {
+    pub(super) fn new(total: u64) -> Arc<Self> {
+        Arc::new(Self { total, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grant(self: &Arc<Self>, state: &mut State, bytes: u64, batch: bool) -> Reservation {
+        state.used += bytes;
+        state.batches += usize::from(batch);
+        Reservation { budget: Arc::clone(self), bytes, batch }
+    }
+
+    /// Bytes for a row group, if `headroom` bytes stay free beside them.
+    pub(super) fn try_reserve(self: &Arc<Self>, bytes: u64, headroom: u64) -> Option<Reservation> {
+        let mut state = self.state();
+        let fits = state.used.saturating_add(bytes).saturating_add(headroom) <= self.total;
+        fits.then(|| self.grant(&mut state, bytes, false))
+    }
+
+    /// Bytes for a row group that must come next: waits as long as batches are under way that will give theirs back.
+    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Granted {
+        self.wait_for(bytes, false)
+    }
+
+    /// Bytes for a batch. It is what frees row groups, so it is granted even where it does not fit once nothing
+    /// else will come free.
+    pub(super) fn reserve_batch(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
+        match self.wait_for(bytes, true) {
+            Granted::Yes(reservation) => Some(reservation),
+            Granted::Never => Some(self.grant(&mut self.state(), bytes, true)),
+            Granted::Closed => None,
+        }
+    }
+
+    fn wait_for(self: &Arc<Self>, bytes: u64, batch: bool) -> Granted {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return Granted::Closed;
+            }
+            if state.used.saturating_add(bytes) <= self.total {
+                return Granted::Yes(self.grant(&mut state, bytes, batch));
+            }
+            if state.batches == 0 {
+                return Granted::Never;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Wakes whoever waits: nobody will take batches any more.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Reservation {
+    /// Makes the reservation what was really used, which may be more than was asked for.
+    pub(super) fn resize(&mut self, bytes: u64) {
+        let mut state = self.budget.state();
+        state.used = state.used - self.bytes + bytes;
+        self.bytes = bytes;
+        self.budget.changed.notify_all();
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.budget.state();
+        state.used -= self.bytes;
+        state.batches -= usize::from(self.batch);
+        self.budget.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_comes_free() {
+        let budget = Budget::new(10);
+        let first = budget.try_reserve(6, 4).unwrap();
+        assert!(budget.try_reserve(5, 0).is_none());
+        assert!(budget.try_reserve(3, 2).is_none(), "the headroom counts");
+        drop(first);
+        let mut second = budget.try_reserve(10, 0).unwrap();
+        second.resize(1);
+        assert!(budget.try_reserve(9, 0).is_some());
+    }
+
+    #[test]
+    fn only_batches_are_waited_for() {
+        let budget = Budget::new(10);
+        let row_group = budget.try_reserve(8, 0).unwrap();
+        assert!(matches!(budget.reserve(4), Granted::Never));
+        // A batch gets its bytes all the same: it is what frees the row group.
+        let batch = budget.reserve_batch(4).unwrap();
+        let waiting = {
+            let budget = Arc::clone(&budget);
+            std::thread::spawn(move || matches!(budget.reserve(10), Granted::Yes(_)))
+        };
+        drop(row_group);
+        drop(batch);
+        assert!(waiting.join().unwrap());
+        budget.close();
+        assert!(matches!(budget.reserve(1), Granted::Closed));
+    }
+}

@@ -1,0 +1,186 @@
+//! Data files: checked against the manifest, footers read.
+
+use std::collections::HashSet;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::datatypes::{DataType, Field, SchemaRef};
+use onefold_datasets::console::catch_panic;
+use onefold_datasets::units::format_hex;
+use onefold_datasets::{DataFile, Schema};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use sha2::{Digest, Sha256};
+
+use crate::{Error, Result};
+
+/// The files whose bytes were found to be what the manifest says.
+#[derive(Debug, Default)]
+pub(super) struct Verified(Mutex<HashSet<PathBuf>>);
+
+/// The columns to read, and those that a file must have.
+#[derive(Debug)]
+pub(super) struct Columns {
+    /// All columns of a data file, in order.
+    pub(super) all: SchemaRef,
+    /// The names of those that are read, if they are there.
+    pub(super) wanted: HashSet<String>,
+}
+
+/// A data file whose footer agrees with the manifest.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    pub(super) path: Arc<PathBuf>,
+    pub(super) bytes: u64,
+    pub(super) metadata: ArrowReaderMetadata,
+    pub(super) columns: ProjectionMask,
+}
+
+impl Columns {
+    /// The columns of `schema`, a projection of the dataset's, and the `extra` ones.
+    pub(super) fn new(all: SchemaRef, schema: &Schema, extra: &[&str]) -> Self {
+        let mut wanted: HashSet<String> =
+            schema.float_columns().chain(extra.iter().copied()).map(str::to_owned).collect();
+        for feature in schema.sparse_features() {
+            wanted.extend([feature.name.clone(), feature.length_column()]);
+        }
+        Self { all, wanted }
+    }
+}
+
+impl OpenFile {
+    /// Checks a file's size, row count and columns against the manifest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the manifest says,
+    /// [`Error::Corrupt`] if the footer cannot be decoded.
+    pub(super) fn open(directory: &Path, file: &DataFile, columns: &Columns) -> Result<Self> {
+        let (path, handle) = Self::check_size(directory, file)?;
+        let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
+        let load = || ArrowReaderMetadata::load(handle.file(), ArrowReaderOptions::new());
+        let metadata = guarded(&path, None, || load().map_err(|error| error.to_string()))?;
+        let rows = metadata.metadata().file_metadata().num_rows();
+        if u64::try_from(rows).ok() != Some(file.samples) {
+            return Err(mismatch(format!("it has {rows} rows, the manifest says {}", file.samples)));
+        }
+        let row_groups = metadata.metadata().num_row_groups();
+        if row_groups as u64 != file.row_groups {
+            let message = format!("it has {row_groups} row groups, the manifest says {}", file.row_groups);
+            return Err(mismatch(message));
+        }
+        check_schema(&path, &metadata, &columns.all)?;
+        let is_wanted = |(_, field): &(usize, &Arc<Field>)| columns.wanted.contains(field.name());
+        let wanted = columns.all.fields().iter().enumerate().filter(is_wanted).map(|(i, _)| i);
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
+        let open = Self { path: Arc::new(path), bytes: file.bytes_on_disk, metadata, columns: mask };
+        open.row_counts()?;
+        Ok(open)
+    }
+
+    fn check_size(directory: &Path, file: &DataFile) -> Result<(PathBuf, fs_err::File)> {
+        let path = directory.join(&file.path);
+        let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
+        let handle = fs_err::File::open(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => mismatch("it is missing, the manifest names it".to_owned()),
+            _ => error.into(),
+        })?;
+        let bytes = handle.metadata()?.len();
+        if bytes != file.bytes_on_disk {
+            let message = format!("it has {bytes} bytes, the manifest says {}", file.bytes_on_disk);
+            return Err(mismatch(message));
+        }
+        Ok((path, handle))
+    }
+
+    /// Checks the file's bytes once. Pages carry no checksums, so a flipped bit in one may decode to other samples.
+    ///
+    /// Gives the bytes that were read for it.
+    pub(super) fn verify(directory: &Path, file: &DataFile, verified: &Verified) -> Result<u64> {
+        let path = directory.join(&file.path);
+        let known = || verified.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known().contains(&path) {
+            return Ok(0);
+        }
+        let (_, mut handle) = Self::check_size(directory, file)?;
+        let mut digest = Sha256::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let length = handle.read(&mut buffer)?;
+            match buffer.get(..length) {
+                None | Some([]) => break,
+                Some(bytes) => digest.update(bytes),
+            }
+        }
+        let found = format_hex(&digest.finalize());
+        if found != file.sha256 {
+            let message = format!("its bytes have SHA-256 {found}, the manifest says {}", file.sha256);
+            return Err(Error::corrupt(&path, message));
+        }
+        known().insert(path);
+        Ok(file.bytes_on_disk)
+    }
+
+    /// The rows of every row group.
+    pub(super) fn row_counts(&self) -> Result<Vec<usize>> {
+        let row_groups = self.metadata.metadata().row_groups().iter().enumerate();
+        let counts = row_groups.map(|(index, row_group)| {
+            let rows = row_group.num_rows();
+            let fits = usize::try_from(rows).ok().filter(|rows| i32::try_from(*rows).is_ok());
+            fits.ok_or_else(|| Error::Corrupt {
+                path: self.path.to_path_buf(),
+                row_group: Some(index),
+                column: None,
+                row: None,
+                message: format!("it says that it has {rows} rows"),
+            })
+        });
+        let counts = counts.collect::<Result<Vec<_>>>()?;
+        let sum: i64 = counts.iter().map(|rows| *rows as i64).sum();
+        let rows = self.metadata.metadata().file_metadata().num_rows();
+        if sum != rows {
+            let message = format!("its row groups have {sum} rows together, its footer says {rows}");
+            return Err(Error::corrupt(&self.path, message));
+        }
+        Ok(counts)
+    }
+}
+
+fn check_schema(path: &Path, metadata: &ArrowReaderMetadata, expected: &SchemaRef) -> Result<()> {
+    let found = metadata.schema();
+    for (i, field) in expected.fields().iter().enumerate() {
+        if !found.fields().get(i).is_some_and(|found| same_field(found, field)) {
+            let found = found.fields().get(i).map_or_else(|| "nothing".to_owned(), |found| found.to_string());
+            let message = format!("column {i} should be {field}, but is {found}");
+            return Err(Error::Mismatch { path: path.to_owned(), message });
+        }
+    }
+    Ok(())
+}
+
+/// Equal but for the name of a list's items, which other writers choose differently.
+fn same_field(found: &Field, expected: &Field) -> bool {
+    let same_type = match (found.data_type(), expected.data_type()) {
+        (DataType::List(found), DataType::List(expected)) => {
+            found.data_type() == expected.data_type() && found.is_nullable() == expected.is_nullable()
+        }
+        (found, expected) => found == expected,
+    };
+    same_type && found.name() == expected.name() && found.is_nullable() == expected.is_nullable()
+}
+
+/// Runs a decoder on bytes that may be anything: its errors, and its panics, become [`Error::Corrupt`].
+pub(super) fn guarded<T>(
+    path: &Path,
+    row_group: Option<usize>,
+    decode: impl FnOnce() -> Result<T, String>,
+) -> Result<T> {
+    catch_panic(decode).map_err(|message| Error::Corrupt {
+        path: path.to_owned(),
+        row_group,
+        column: None,
+        row: None,
+        message,
+    })
+}

@@ -1,0 +1,227 @@
+//! Files and options that are wrong: typed errors that say where.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, Int32Array, ListArray, RecordBatch};
+use arrow::buffer::NullBuffer;
+use arrow::datatypes::Schema as ArrowSchema;
+use onefold_datasets::{Layout, Manifest};
+use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::dataset::{Log, files, read};
+
+const LOG: Log = Log { sessions: 30, session_size: 8.0, repeat: 0.7, seed: 11 };
+
+fn first_error(directory: &Path, options: ReaderOptions) -> Error {
+    match Reader::open(directory, options).and_then(|reader| reader.batches()) {
+        Err(error) => error,
+        Ok(batches) => batches.filter_map(Result::err).next().expect("an error"),
+    }
+}
+
+/// Replaces a data file by its rows as `change` leaves them, with the manifest's figures adapted.
+fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> RecordBatch) {
+    let path = &files(directory)[file];
+    let open = fs_err::File::open(path).unwrap().into_file();
+    let rows =
+        ParquetRecordBatchReaderBuilder::try_new(open).unwrap().with_batch_size(1 << 20).build().unwrap();
+    let rows: Vec<RecordBatch> = rows.map(|rows| change(rows.unwrap())).collect();
+    let mut writer = ArrowWriter::try_new(Vec::new(), rows[0].schema(), None).unwrap();
+    for rows in &rows {
+        writer.write(rows).unwrap();
+    }
+    let samples = rows.iter().map(RecordBatch::num_rows).sum::<usize>();
+    let bytes = writer.into_inner().unwrap();
+    fs_err::write(path, &bytes).unwrap();
+    let manifest = directory.join("manifest.json");
+    let mut json: serde_json::Value =
+        serde_json::from_str(&fs_err::read_to_string(&manifest).unwrap()).unwrap();
+    let mut number = 0;
+    for partition in json["partitions"].as_array_mut().unwrap() {
+        for entry in partition["files"].as_array_mut().unwrap() {
+            if number == file {
+                assert_eq!(entry["samples"], samples);
+                entry["row_groups"] = 1.into();
+                entry["bytes_on_disk"] = bytes.len().into();
+            }
+            number += 1;
+        }
+    }
+    let sizes: u64 = files(directory).iter().map(|path| fs_err::metadata(path).unwrap().len()).sum();
+    json["statistics"]["bytes_on_disk"] = sizes.into();
+    fs_err::write(&manifest, serde_json::to_string(&json).unwrap()).unwrap();
+}
+
+fn with_column(rows: &RecordBatch, name: &str, column: ArrayRef) -> RecordBatch {
+    let index = rows.schema().index_of(name).unwrap();
+    let mut columns = rows.columns().to_vec();
+    columns[index] = column;
+    RecordBatch::try_new(rows.schema(), columns).unwrap()
+}
+
+fn unverified(dedupe: Dedupe) -> ReaderOptions {
+    ReaderOptions { dedupe, verify: false, ..ReaderOptions::new(40) }
+}
+
+/// Every way to break the folded layout, from a file that is otherwise in order: the error names file, row group,
+/// column and row.
+#[test]
+fn broken_folded_columns_are_placed() {
+    let null_at = |column: &dyn Array, row: usize| {
+        let valid = (0..column.len()).map(|i| i != row && column.is_valid(i));
+        NullBuffer::from_iter(valid)
+    };
+    let break_lists = |rows: &RecordBatch| {
+        let lists = rows["city"].as_list::<i32>();
+        let (item, offsets, ids, _) = lists.clone().into_parts();
+        with_column(rows, "city", Arc::new(ListArray::new(item, offsets, ids, Some(null_at(lists, 0)))))
+    };
+    let break_length = |value: Option<i32>, row: usize| {
+        move |rows: &RecordBatch| {
+            let lengths = rows["history.length"].as_primitive::<arrow::datatypes::Int32Type>();
+            let changed = lengths.iter().enumerate().map(|(i, length)| if i == row { value } else { length });
+            with_column(rows, "history.length", Arc::new(Int32Array::from_iter(changed)))
+        }
+    };
+    type Break<'a> = Box<dyn Fn(&RecordBatch) -> RecordBatch + 'a>;
+    let cases: Vec<(Break, &str, &str)> = vec![
+        (Box::new(break_lists), "column `city`, row 0", "null"),
+        (Box::new(break_length(None, 0)), "column `history.length`, row 0", "null"),
+        (Box::new(break_length(Some(-1), 0)), "column `history.length`, row 0", "-1"),
+        (Box::new(break_length(Some(-7), 5)), "column `history.length`, row 5", "-7"),
+        (Box::new(break_length(Some(10_000), 2)), "column `history.length`, row 2", "10000"),
+    ];
+    for (change, place, message) in &cases {
+        let directory = tempfile::tempdir().unwrap();
+        LOG.write(directory.path(), Layout::Folded);
+        rewrite(directory.path(), 1, |rows| change(&rows));
+        for dedupe in [Dedupe::Off, Dedupe::Exact, Dedupe::Window] {
+            let error = first_error(directory.path(), unverified(dedupe));
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+            let text = error.to_string();
+            let file = &files(directory.path())[1].display().to_string();
+            for part in [file.as_str(), ", row group 0, ", place, message, "hint: "] {
+                assert!(text.contains(part), "`{part}` is not in: {text}");
+            }
+        }
+        // Verified, the file is refused before it is decoded.
+        assert!(first_error(directory.path(), ReaderOptions::new(40)).to_string().contains("SHA-256"));
+    }
+}
+
+#[test]
+fn a_file_with_another_schema_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Rows);
+    rewrite(directory.path(), 1, |rows| {
+        let schema = rows.schema();
+        let fields = schema.fields().iter().map(|field| match field.name().as_str() {
+            "tags" => Arc::new(field.as_ref().clone().with_name("labels")),
+            _ => Arc::clone(field),
+        });
+        let schema = ArrowSchema::new(fields.collect::<Vec<_>>());
+        RecordBatch::try_new(Arc::new(schema), rows.columns().to_vec()).unwrap()
+    });
+    let error = first_error(directory.path(), unverified(Dedupe::Exact));
+    assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("part-00001") && text.contains("tags") && text.contains("labels"), "{text}");
+}
+
+/// Bytes of one column's pages overwritten: the error names that column, although a whole row group is decoded at once.
+#[test]
+fn damaged_pages_are_placed() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let directory = tempfile::tempdir().unwrap();
+        LOG.write(directory.path(), layout);
+        let path = &files(directory.path())[0];
+        let open = fs_err::File::open(path).unwrap().into_file();
+        let metadata = ParquetRecordBatchReaderBuilder::try_new(open).unwrap().metadata().clone();
+        let column =
+            metadata.row_group(1).columns().iter().find(|column| column.column_path().parts()[0] == "tags");
+        let (start, length) = column.unwrap().byte_range();
+        let mut bytes = fs_err::read(path).unwrap();
+        bytes[start as usize..(start + length) as usize].fill(0xee);
+        fs_err::write(path, bytes).unwrap();
+        let text = first_error(directory.path(), unverified(Dedupe::Exact)).to_string();
+        assert!(text.contains(", row group 1, column `tags`: "), "{text}");
+        // A reader that does not need the column does not see the damage.
+        let features = Some(vec!["city".to_owned()]);
+        assert!(!read(directory.path(), ReaderOptions { features, ..unverified(Dedupe::Exact) }).is_empty());
+    }
+}
+
+#[test]
+fn truncated_and_empty_files_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Folded);
+    let path = &files(directory.path())[1];
+    let whole = fs_err::read(path).unwrap();
+    for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+        fs_err::write(path, &whole[..length]).unwrap();
+        for verify in [false, true] {
+            let error = first_error(directory.path(), ReaderOptions { verify, ..ReaderOptions::new(40) });
+            assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+            assert!(error.to_string().contains("part-00001"), "{error}");
+        }
+    }
+    fs_err::remove_file(path).unwrap();
+    assert!(first_error(directory.path(), ReaderOptions::new(40)).to_string().contains("it is missing"));
+}
+
+#[test]
+fn ids_outside_their_table_are_placed() {
+    for (layout, dedupe) in [(Layout::Rows, Dedupe::Off), (Layout::Folded, Dedupe::Window)] {
+        let directory = tempfile::tempdir().unwrap();
+        let written = LOG.write(directory.path(), layout);
+        let table = |name: &str, rows: u64| ReaderOptions {
+            table_rows: BTreeMap::from([(name.to_owned(), rows)]),
+            ..ReaderOptions { dedupe, ..ReaderOptions::new(40) }
+        };
+        assert_eq!(read(directory.path(), table("city", 5)).len(), written.len().div_ceil(40));
+        let error = first_error(directory.path(), table("city", 4));
+        let Error::IdOutsideTable { path, row_group, column, row, id, rows } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((column.as_str(), *id, *rows), ("city", 4, 4));
+        // The first sample of the dataset that has the id, by file, row group and row.
+        let sample = written.iter().position(|sample| sample.lists[0] == [4]).unwrap();
+        let manifest = Manifest::load(directory.path()).unwrap();
+        let file = manifest.file_paths().position(|file| directory.path().join(file) == *path).unwrap();
+        let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
+        let before: u64 = files.take(file).map(|file| file.samples).sum();
+        let open = fs_err::File::open(path).unwrap().into_file();
+        let metadata = ParquetRecordBatchReaderBuilder::try_new(open).unwrap().metadata().clone();
+        let earlier: i64 = metadata.row_groups()[..*row_group].iter().map(|group| group.num_rows()).sum();
+        assert_eq!(before as usize + earlier as usize + row.unwrap(), sample);
+        // Negative ids are outside every table.
+        let text = first_error(directory.path(), table("tags", 1000)).to_string();
+        assert!(text.contains("column `tags`") && text.contains("id -"), "{text}");
+        let text = first_error(directory.path(), table("citi", 4)).to_string();
+        assert!(text.contains("`citi`") && text.contains("`city`"), "{text}");
+    }
+}
+
+#[test]
+fn options_that_cannot_work_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = LOG.write(directory.path(), Layout::Rows);
+    let refused = |options: ReaderOptions, parts: &[&str]| {
+        let error = Reader::open(directory.path(), options).unwrap_err();
+        assert!(matches!(error, Error::Options { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("hint: ") && parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let all = written.len();
+    refused(ReaderOptions::new(all + 1), &[&format!("larger than the {all}"), &format!("at most {all}")]);
+    refused(ReaderOptions::new(0), &["batches of 0"]);
+    refused(ReaderOptions { threads: 0, ..ReaderOptions::new(1) }, &["0 threads"]);
+    let shard = onefold_ikjt::Shard { rank: 2, world_size: 2 };
+    refused(ReaderOptions { shard, ..ReaderOptions::new(1) }, &["no rank 2 of 2"]);
+    let features = Some(vec!["histroy".to_owned()]);
+    refused(ReaderOptions { features, ..ReaderOptions::new(1) }, &["`histroy`", "`history`"]);
+}

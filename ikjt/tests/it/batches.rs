@@ -1,0 +1,130 @@
+//! What batches hold: the samples that were written, whatever the layout and the options.
+
+use onefold_datasets::Layout;
+use onefold_ikjt::preprocess::PreprocessConfig;
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+
+use crate::dataset::{Log, Sample, read, samples_of};
+
+const LOG: Log = Log { sessions: 60, session_size: 9.0, repeat: 0.8, seed: 7 };
+const DEDUPES: [Dedupe; 3] = [Dedupe::Off, Dedupe::Exact, Dedupe::Window];
+
+#[test]
+fn every_layout_and_form_gives_the_samples_that_were_written() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let directory = tempfile::tempdir().unwrap();
+        let written = LOG.write(directory.path(), layout);
+        for dedupe in DEDUPES {
+            for (batch_size, threads) in [(1, 1), (7, 3), (64, 2), (written.len(), 1)] {
+                let batches = read(
+                    directory.path(),
+                    ReaderOptions { dedupe, threads, ..ReaderOptions::new(batch_size) },
+                );
+                let (last, full) = batches.split_last().unwrap();
+                assert!(full.iter().all(|batch| batch.size() == batch_size));
+                assert!(last.size() <= batch_size);
+                let found: Vec<Sample> = batches.iter().flat_map(samples_of).collect();
+                assert_eq!(found, written, "{layout:?} {dedupe:?} {batch_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_hold_what_their_form_promises() {
+    let (rows, folded) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    LOG.write(rows.path(), Layout::Rows);
+    LOG.write(folded.path(), Layout::Folded);
+    let ids = |directory: &tempfile::TempDir, dedupe, group: usize| -> (usize, usize) {
+        let batches = read(directory.path(), ReaderOptions { dedupe, ..ReaderOptions::new(128) });
+        let group = batches.iter().map(|batch| &batch.groups()[group]);
+        let stored = group.clone().flat_map(|group| group.features()).map(|feature| feature.values().len());
+        (group.map(|group| group.rows()).sum(), stored.sum())
+    };
+    for directory in [&rows, &folded] {
+        let (all, plain) = ids(directory, Dedupe::Off, 1);
+        let (exact_rows, exact) = ids(directory, Dedupe::Exact, 1);
+        let (window_rows, windows) = ids(directory, Dedupe::Window, 1);
+        assert!(
+            exact_rows < all * 3 / 4 && exact < plain * 3 / 4,
+            "{exact_rows} of {all}, {exact} of {plain}"
+        );
+        assert_eq!(window_rows, exact_rows);
+        assert!(windows < exact / 2, "{windows} of {exact}");
+        let batch = read(directory.path(), ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(64) });
+        assert!(batch.iter().all(|batch| batch.groups().iter().all(|group| group.inverse().is_none())));
+    }
+    // Nothing is searched for where the schema says that nothing repeats.
+    let batches = read(rows.path(), ReaderOptions::new(64));
+    assert!(batches.iter().all(|batch| batch.groups()[2].inverse().is_none()));
+}
+
+#[test]
+fn only_the_columns_asked_for_are_read() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let directory = tempfile::tempdir().unwrap();
+        let written = LOG.write(directory.path(), layout);
+        let options = ReaderOptions {
+            features: Some(vec!["views".to_owned(), "item".to_owned()]),
+            verify: false,
+            ..ReaderOptions::new(50)
+        };
+        let reader = Reader::open(directory.path(), options.clone()).unwrap();
+        let names: Vec<_> = reader.schema().sparse_features().map(|feature| feature.name.clone()).collect();
+        assert_eq!(names, ["views", "item"]);
+        let mut batches = reader.batches().unwrap();
+        let found: Vec<Sample> = batches.by_ref().flat_map(|batch| samples_of(&batch.unwrap())).collect();
+        let expected = written.iter().map(|sample| Sample {
+            lists: vec![sample.lists[3].clone(), sample.lists[4].clone()],
+            ..sample.clone()
+        });
+        assert_eq!(found, expected.collect::<Vec<_>>());
+        assert_eq!(batches.stages().bytes_verified, 0);
+        let everything = Reader::open(directory.path(), ReaderOptions::new(50)).unwrap();
+        let mut all = everything.batches().unwrap();
+        assert!(all.by_ref().all(|batch| batch.is_ok()));
+        assert_eq!(all.stages().bytes_verified, everything.manifest().statistics.bytes_on_disk);
+        // A second epoch trusts the first one's check.
+        let mut again = everything.batches().unwrap();
+        assert!(again.by_ref().all(|batch| batch.is_ok()));
+        assert_eq!(again.stages().bytes_verified, 0);
+    }
+}
+
+#[test]
+fn preprocessing_is_part_of_reading() {
+    let config = "format_version = 1\n\
+        [[step]]\nop = \"firstx\"\ninputs = [\"*\"]\ncount = 3\n\
+        [[step]]\nop = \"sigrid_hash\"\ninputs = [\"*\"]\nmax = 1000\n\
+        [[step]]\nop = \"get_local_hour\"\noutput = \"hour\"\nzone = \"UTC\"\n";
+    let directory = tempfile::tempdir().unwrap();
+    let config_path = directory.path().join("preprocess.toml");
+    fs_err::write(&config_path, config).unwrap();
+    let mut plain: Option<Vec<Sample>> = None;
+    for layout in [Layout::Rows, Layout::Folded] {
+        let dataset = directory.path().join(format!("{layout:?}"));
+        let written = LOG.write(&dataset, layout);
+        for dedupe in DEDUPES {
+            let preprocess = Some(PreprocessConfig::load(&config_path).unwrap());
+            let options = ReaderOptions { dedupe, preprocess, ..ReaderOptions::new(100) };
+            let found: Vec<Sample> = read(&dataset, options).iter().flat_map(samples_of).collect();
+            assert_eq!(found.len(), written.len());
+            for (found, written) in found.iter().zip(&written) {
+                let expected = written.lists.iter().map(|list| {
+                    let ids = list.iter().take(3);
+                    ids.map(|id| onefold_ikjt::hash::sigrid_hash(*id, 0, 1000)).collect::<Vec<_>>()
+                });
+                let hour = vec![i64::from(written.dense[1] as i32) / 3600 % 24];
+                assert_eq!(found.lists, expected.chain([hour]).collect::<Vec<_>>());
+            }
+            assert_eq!(plain.get_or_insert_with(|| found.clone()), &found);
+        }
+    }
+}
+
+#[test]
+fn a_dataset_without_samples_has_no_batches() {
+    let directory = tempfile::tempdir().unwrap();
+    Log { sessions: 0, ..LOG }.write(directory.path(), Layout::Folded);
+    assert!(read(directory.path(), ReaderOptions::new(100)).is_empty());
+}

@@ -1,0 +1,165 @@
+//! Small datasets, and the samples they were made of.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::Int64Type;
+use onefold_datasets::{
+    DatasetWriter, FeatureGroup, Layout, Manifest, Order, PartitionKey, Schema, SparseFeature, SparseKind,
+    WriterOptions,
+};
+use onefold_ikjt::{Batch, Reader, ReaderOptions};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// One sample as it was written, or as it was read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) clicked: f32,
+    pub(crate) dense: Vec<f32>,
+    /// `city`, `tags`, `history`, `views`, `item`.
+    pub(crate) lists: Vec<Vec<i64>>,
+}
+
+/// How a log is drawn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Log {
+    pub(crate) sessions: usize,
+    /// Mean samples per session.
+    pub(crate) session_size: f64,
+    /// Probability that `city` and `tags` repeat.
+    pub(crate) repeat: f64,
+    pub(crate) seed: u64,
+}
+
+pub(crate) const FEATURES: [&str; 5] = ["city", "tags", "history", "views", "item"];
+
+/// `user` (two sparse features), `past` (two windows) and `item`, which is not deduplicated.
+pub(crate) fn schema() -> Schema {
+    let feature = |name: &str, kind| SparseFeature { name: name.to_owned(), kind };
+    let group =
+        |name: &str, deduplicated, features| FeatureGroup { name: name.to_owned(), deduplicated, features };
+    let (sparse, sequence) = (SparseKind::Sparse, SparseKind::Sequence);
+    Schema {
+        labels: vec!["clicked".to_owned()],
+        weight: None,
+        dense: vec!["age".to_owned(), "number".to_owned()],
+        groups: vec![
+            group("user", true, vec![feature("city", sparse), feature("tags", sparse)]),
+            group("past", true, vec![feature("history", sequence), feature("views", sequence)]),
+            group("item", false, vec![feature("item", sparse)]),
+        ],
+    }
+}
+
+impl Log {
+    /// The samples, session by session. Dense feature `number` counts them; the last id of `item` is the session.
+    pub(crate) fn samples(self) -> Vec<Vec<Sample>> {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut number = 0;
+        let mut session = |session: usize| {
+            let mut lists = vec![Vec::new(); 5];
+            let mut samples = Vec::new();
+            loop {
+                let first = samples.is_empty();
+                if first || !random.random_bool(self.repeat) {
+                    lists[0] = vec![random.random_range(0..5)];
+                    let length = random.random_range(0..6);
+                    lists[1] = (0..length).map(|_| random.random_range(-3..100)).collect();
+                }
+                for window in &mut lists[2..4] {
+                    if first {
+                        let length = random.random_range(0..12);
+                        *window = (0..length).map(|_| random.random_range(0..1000)).collect();
+                    } else if random.random_bool(0.3) {
+                        window.push(random.random_range(0..1000));
+                        if window.len() > 12 {
+                            window.remove(0);
+                        }
+                    }
+                }
+                lists[4] = vec![random.random_range(0..50), session as i64];
+                let dense = vec![random.random_range(0.0..1.0), number as f32];
+                let clicked = f32::from(u8::from(random.random_bool(0.3)));
+                samples.push(Sample { clicked, dense, lists: lists.clone() });
+                number += 1;
+                if random.random_bool(1.0 / self.session_size) {
+                    return samples;
+                }
+            }
+        };
+        (0..self.sessions).map(&mut session).collect()
+    }
+
+    /// Writes the samples to `directory`, in two partitions, with row groups and files of a few KiB; gives them in the
+    /// dataset's order.
+    pub(crate) fn write(self, directory: &Path, layout: Layout) -> Vec<Sample> {
+        let options = WriterOptions {
+            layout,
+            row_group_bytes: 4 << 10,
+            file_bytes: 12 << 10,
+            ..WriterOptions::new(Order::Session)
+        };
+        let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
+        let sessions = self.samples();
+        let (first, second) = sessions.split_at(sessions.len() / 2);
+        for (split, sessions) in [("a", first), ("b", second)] {
+            let key = PartitionKey::new(vec![("split".to_owned(), split.to_owned())]);
+            // Batches that end anywhere, also within sessions.
+            let numbered = sessions.iter().enumerate();
+            let samples: Vec<(usize, &Sample)> =
+                numbered.flat_map(|(id, session)| session.iter().map(move |sample| (id, sample))).collect();
+            for part in samples.chunks(37) {
+                writer.write(&key, &columns(part)).unwrap();
+            }
+        }
+        writer.finish().unwrap();
+        sessions.concat()
+    }
+}
+
+fn columns(samples: &[(usize, &Sample)]) -> RecordBatch {
+    let floats = |value: &dyn Fn(&Sample) -> f32| -> ArrayRef {
+        Arc::new(Float32Array::from_iter_values(samples.iter().map(|(_, sample)| value(sample))))
+    };
+    let lists = |feature: usize| -> ArrayRef {
+        let lists = samples.iter().map(|(_, sample)| Some(sample.lists[feature].iter().copied().map(Some)));
+        Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))
+    };
+    let sessions = samples.iter().map(|(session, _)| *session as i64);
+    let times = samples.iter().map(|(_, sample)| sample.dense[1] as i64 * 1_000_000);
+    let mut columns: Vec<(&str, ArrayRef)> = vec![
+        ("session_id", Arc::new(Int64Array::from_iter_values(sessions))),
+        ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(times))),
+        ("clicked", floats(&|sample| sample.clicked)),
+        ("age", floats(&|sample| sample.dense[0])),
+        ("number", floats(&|sample| sample.dense[1])),
+    ];
+    columns.extend(FEATURES.iter().enumerate().map(|(i, name)| (*name, lists(i))));
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+/// The samples of a batch.
+pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
+    let width = batch.dense_width();
+    let sample = |i: usize| Sample {
+        clicked: batch.labels()[i],
+        dense: batch.dense()[i * width..][..width].to_vec(),
+        lists: (batch.groups().iter())
+            .flat_map(|group| group.features().iter().map(move |feature| (group.row_of(i), feature)))
+            .map(|(row, feature)| feature.row(row).to_vec())
+            .collect(),
+    };
+    (0..batch.size()).map(sample).collect()
+}
+
+/// The batches of an epoch.
+pub(crate) fn read(directory: &Path, options: ReaderOptions) -> Vec<Batch> {
+    Reader::open(directory, options).unwrap().batches().unwrap().map(Result::unwrap).collect()
+}
+
+/// A dataset's data files.
+pub(crate) fn files(directory: &Path) -> Vec<std::path::PathBuf> {
+    Manifest::load(directory).unwrap().file_paths().map(|path| directory.join(path)).collect()
+}

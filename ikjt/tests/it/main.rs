@@ -1,0 +1,7 @@
+//! Datasets written and read back: what the reader promises, on small data of every shape.
+
+mod bad_input;
+mod batches;
+mod dataset;
+mod memory;
+mod order;
