@@ -211,6 +211,19 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Starts this program again with an environment variable, unless it is set: for what libraries read before `main`. Comes
+/// back if it is set, or if starting again fails.
+pub fn restart_with(variable: &str, value: &str) {
+    use std::os::unix::process::CommandExt;
+    if std::env::var_os(variable).is_some() {
+        return;
+    }
+    if let Ok(program) = std::env::current_exe() {
+        let _ =
+            std::process::Command::new(program).args(std::env::args_os().skip(1)).env(variable, value).exec();
+    }
+}
+
 /// The largest resident set this process has had, in bytes; `None` where the kernel does not tell.
 pub fn peak_rss_bytes() -> Option<u64> {
     let status = fs_err::read_to_string("/proc/self/status").ok()?;

@@ -16,7 +16,7 @@ fi
 
 cd "$here"
 # Without a sanitizer the stable toolchain suffices: there is no unsafe code to watch.
-options=(--fuzz-dir "$here" --sanitizer none --release --strip-dead-code)
+options=(--fuzz-dir "$here" --sanitizer none --release)
 for name in folded manifest folded_file; do
     cargo fuzz build "${options[@]}" "$name"
     corpus="$target/fuzz/corpus/$name"

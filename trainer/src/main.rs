@@ -114,31 +114,14 @@ impl SharedArguments {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    sleep_while_waiting();
+    // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
+    // read and look up, and makes training many times slower on a machine that does anything else.
+    console::restart_with("OMP_WAIT_POLICY", "passive");
     let printer = Printer::new(cli.output);
     console::run(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
     })
-}
-
-/// Starts this program again with `OMP_WAIT_POLICY=passive`, unless the variable is set. libtorch's OpenMP threads spin
-/// while they wait for each other, which takes the processor from the threads that read and look up, and makes
-/// training many times slower on a machine that does anything else. OpenMP reads the variable when it is loaded, which
-/// is before `main`.
-fn sleep_while_waiting() {
-    use std::os::unix::process::CommandExt;
-    const VARIABLE: &str = "OMP_WAIT_POLICY";
-    if std::env::var_os(VARIABLE).is_some() {
-        return;
-    }
-    if let Ok(program) = std::env::current_exe() {
-        // `exec` only comes back if it failed; training is then slower, not wrong.
-        let _ = std::process::Command::new(program)
-            .args(std::env::args_os().skip(1))
-            .env(VARIABLE, "passive")
-            .exec();
-    }
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {

@@ -2,9 +2,12 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::{Error, Result};
+
 /// So many bytes, shared by everything the reader holds.
 #[derive(Debug)]
 pub(super) struct Budget {
+    limit: u64,
     total: u64,
     state: Mutex<State>,
     changed: Condvar,
@@ -38,8 +41,16 @@ pub(super) struct Reservation {
 }
 
 impl Budget {
-    pub(super) fn new(total: u64) -> Arc<Self> {
-        Arc::new(Self { total, state: Mutex::default(), changed: Condvar::new() })
+    /// A budget of three quarters of `limit`. The rest is left to what cannot be counted: the allocator's slack, the state
+    /// of decompression, the program itself.
+    pub(super) fn within(limit: u64) -> Arc<Self> {
+        let total = limit - limit / 4;
+        Arc::new(Self { limit, total, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// What the user asked for.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
     }
 
     pub(super) fn total(&self) -> u64 {
@@ -94,6 +105,11 @@ impl Budget {
         }
     }
 
+    /// An error once nobody will take batches any more: work that has not begun then is not worth beginning.
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.state().closed { Err(Error::invariant("reader", "it was dropped")) } else { Ok(()) }
+    }
+
     /// Wakes whoever waits: nobody will take batches any more.
     pub(super) fn close(&self) {
         self.state().closed = true;
@@ -126,7 +142,8 @@ mod tests {
 
     #[test]
     fn what_is_dropped_comes_free() {
-        let budget = Budget::new(10);
+        let budget = Budget::within(13);
+        assert_eq!((budget.limit(), budget.total()), (13, 10));
         let first = budget.try_reserve(6, 4).unwrap();
         assert!(budget.try_reserve(5, 0).is_none());
         assert!(budget.try_reserve(3, 2).is_none(), "the headroom counts");
@@ -138,7 +155,7 @@ mod tests {
 
     #[test]
     fn only_batches_are_waited_for() {
-        let budget = Budget::new(10);
+        let budget = Budget::within(13);
         let row_group = budget.try_reserve(8, 0).unwrap();
         assert!(matches!(budget.reserve(4), Granted::Never));
         // A batch gets its bytes all the same: it is what frees the row group.

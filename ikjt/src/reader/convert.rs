@@ -23,6 +23,8 @@ pub(super) struct Conversion {
     pub(super) dedupe: Dedupe,
     /// The groups that are searched for duplicates, by position.
     pub(super) deduplicated: Vec<bool>,
+    /// What a sample takes besides its ids.
+    pub(super) sample_bytes: u64,
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     /// Rows of the tables that ids must be in, by feature.
     pub(super) table_rows: BTreeMap<String, u64>,
@@ -38,13 +40,14 @@ impl Conversion {
             expanded += all;
             distinct += once;
         }
-        let copies = match (self.layout, self.dedupe) {
-            // The plain rows that are searched, and the distinct ones.
-            (Layout::Rows, Dedupe::Exact | Dedupe::Window) => 2,
-            _ => 1,
+        let deduplicates = match (self.layout, self.dedupe) {
+            (Layout::Rows, Dedupe::Exact | Dedupe::Window) | (Layout::Folded, Dedupe::Exact) => 1,
+            (Layout::Rows, Dedupe::Off) | (Layout::Folded, Dedupe::Off | Dedupe::Window) => 0,
         };
+        // As cut, as deduplicated, and as preprocessed.
+        let copies = 1 + deduplicates + u64::from(self.preprocessor.is_some());
         let ids = if self.dedupe == Dedupe::Off { expanded } else { distinct };
-        copies * 8 * ids + 8 * samples * self.deduplicated.len() as u64
+        copies * (8 * ids + self.sample_bytes * samples)
     }
 
     /// The batch of `pieces`, whose first sample is number `start` of the epoch.

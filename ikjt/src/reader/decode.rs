@@ -16,7 +16,7 @@ use parquet::file::metadata::RowGroupMetaData;
 
 use super::budget::Reservation;
 use super::file::{OpenFile, guarded};
-use super::ranges::Ranges;
+use super::ranges::{GAP, Ranges};
 use super::stages::Stages;
 use crate::{Batch, BatchParts, Error, Feature, Group, Result};
 
@@ -66,19 +66,22 @@ impl RowGroup {
     /// The bytes that decoding takes at most: pages, ids and levels as decoded, and the batch made of them. An estimate
     /// from the footer, replaced by the true size once that is known.
     pub(super) fn decoding_bytes(&self) -> u64 {
-        let mut bytes = 0_u64;
-        let rows = u64::try_from(self.metadata().num_rows()).unwrap_or(0);
+        let natural = |number: i64| u64::try_from(number).unwrap_or(0);
+        let rows = natural(self.metadata().num_rows());
+        let (mut bytes, mut compressed, mut all_compressed) = (0_u64, 0_u64, 0_u64);
         for (leaf, column) in self.metadata().columns().iter().enumerate() {
+            all_compressed = all_compressed.saturating_add(natural(column.compressed_size()));
             if !self.file.columns.leaf_included(leaf) {
                 continue;
             }
-            let compressed = u64::try_from(column.compressed_size()).unwrap_or(0);
-            let values = u64::try_from(column.num_values()).unwrap_or(0);
-            // 8 bytes an id and two levels of 2 bytes; offsets, sizes or the interleaved floats per row.
-            bytes = bytes.saturating_add(compressed + 12 * values + 12 * rows);
+            compressed = compressed.saturating_add(natural(column.compressed_size())).saturating_add(GAP);
+            // 8 bytes an id and two levels of 2 bytes; offsets and sizes, or the interleaved floats, per row; the page
+            // and the dictionary that are being read, 1 MiB each as they are written.
+            let ids = natural(column.num_values()).saturating_mul(12);
+            let pages = natural(column.uncompressed_size()).min(2 << 20);
+            bytes = bytes.saturating_add(ids).saturating_add(rows.saturating_mul(12)).saturating_add(pages);
         }
-        // Two pages of 1 MiB each: one being decompressed, one dictionary.
-        bytes.saturating_add(2 << 20)
+        bytes.saturating_add(compressed.min(all_compressed))
     }
 
     /// Decodes the row group.
@@ -274,7 +277,12 @@ impl Decoded {
     /// Ids in these samples, as if every sample carried its lists, and with every distinct row once.
     pub(super) fn ids_in(&self, rows: &Range<usize>) -> (u64, u64) {
         let (start, end) = (self.ids[rows.start], self.ids[rows.end]);
-        (end.expanded - start.expanded, end.distinct - start.distinct)
+        // The first sample brings its rows, also those that the sample before it has.
+        let first = self
+            .ids
+            .get(rows.start + 1)
+            .map_or(0, |second| (second.expanded - start.expanded) - (second.distinct - start.distinct));
+        (end.expanded - start.expanded, end.distinct - start.distinct + first)
     }
 
     /// The ranges of samples in `rows` that belong to one session each.

@@ -10,9 +10,12 @@
 //! layout duplicates are searched for, batch by batch; from `folded` they are not: the nulls are the inverse index, and a
 //! repeated list never exists in memory.
 //!
-//! Memory stays under [`ReaderOptions::memory_limit`]: row groups (as estimated from the footer, then as decoded), batches
-//! under way and queued batches all count. What does not count is the batch that the caller holds, and what
-//! preprocessing adds to a batch while it runs.
+//! Memory stays under [`ReaderOptions::memory_limit`], of which a quarter is left to what cannot be counted (the allocator's
+//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches
+//! under way and queued batches all count. What does not count is the batch that the caller holds (which may keep its row
+//! group in memory until it is dropped), and what preprocessing adds to a batch where it makes lists longer. A row group is
+//! read while samples of the one before wait for it, so the limit needs room for two of them and a batch; shuffling, for
+//! twice as many as are mixed.
 
 mod budget;
 mod convert;
@@ -231,10 +234,12 @@ impl Reader {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("onefold-read-{i}"))
+            // Whoever waits for what the task was to send finds out.
+            .panic_handler(|_| ())
             .build()
             .map_err(std::io::Error::other)?;
         let pool = Pool(Arc::new(pool));
-        let all = self.files.files.iter().map(|file| file.samples).sum();
+        let all = self.files.files.iter().map(|file| file.samples).fold(0, u64::saturating_add);
         let range = options.shard.range(all);
         let first_sample = range.start + position.samples;
         let source = match options.shuffle {
@@ -277,12 +282,16 @@ impl Reader {
                 layout: self.manifest.layout,
                 dedupe: options.dedupe,
                 deduplicated,
+                sample_bytes: sample_bytes(&self.source_schema),
                 preprocessor: self.preprocessor.clone(),
                 table_rows: options.table_rows.clone(),
             }),
             stages: Arc::new(Stages::default()),
-            budget: budget::Budget::new(options.memory_limit),
-            expected_batch_bytes: self.expected_batch_bytes(),
+            budget: budget::Budget::within(options.memory_limit),
+            headroom: self
+                .expected_batch_bytes()
+                .saturating_mul(options.threads as u64 + 1)
+                .min(options.memory_limit / 3),
         }
     }
 
@@ -290,12 +299,17 @@ impl Reader {
     fn expected_batch_bytes(&self) -> u64 {
         let statistics = &self.manifest.statistics;
         let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
-        let values: u64 = self.source_schema.sparse_features().map(|feature| values(&feature.name)).sum();
-        let features = self.source_schema.sparse_features().count() as u64;
-        let floats = self.source_schema.float_columns().count() as u64;
-        let per_sample = 8 * values.checked_div(statistics.samples).unwrap_or(0) + 8 * features + 4 * floats;
-        per_sample * self.options.batch_size as u64
+        let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
+        let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
+        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema));
+        sample.saturating_mul(self.options.batch_size as u64)
     }
+}
+
+/// What a sample takes besides its ids: an offset and a size per feature, an inverse index per group, floats, a time.
+fn sample_bytes(schema: &Schema) -> u64 {
+    let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
+    (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
 }
 
 fn choose_files(

@@ -17,7 +17,8 @@ use crate::{Error, Result};
 pub struct Shuffle {
     /// Same seed and epoch, same order.
     pub seed: u64,
-    /// How many row groups' sessions are mixed with each other, at least 1. All of them are in memory together.
+    /// How many row groups' sessions are mixed with each other, at least 1. All of them are in memory together, with what is
+    /// left of as many before.
     pub row_groups: usize,
 }
 
@@ -124,7 +125,7 @@ impl FileStarts {
         let mut starts = vec![0];
         let mut end = 0;
         for samples in samples {
-            end += samples;
+            end = u64::saturating_add(end, samples);
             starts.push(end);
         }
         Self(starts)
@@ -202,7 +203,8 @@ pub(super) fn chosen_samples(
     manifest: &Manifest,
     partitions: &onefold_datasets::PartitionFilter,
 ) -> Result<u64> {
-    Ok(manifest.select(partitions)?.iter().map(|partition| partition.samples).sum())
+    let chosen = manifest.select(partitions)?;
+    Ok(chosen.iter().map(|partition| partition.samples).fold(0, u64::saturating_add))
 }
 
 #[cfg(test)]

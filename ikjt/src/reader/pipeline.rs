@@ -12,6 +12,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use onefold_datasets::units::format_bytes;
+
 use super::budget::{Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
 use super::decode::{Decoded, Decoding, RowGroup};
@@ -23,8 +25,9 @@ use crate::{Batch, Error, Result};
 /// A result that a pool thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;
 
-/// A batch on its way: its memory counts until the caller has it, and so do the row groups whose buffers it shares.
-type Delivery = (Batch, Reservation, Pieces);
+/// A batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the caller has it.
+/// Dropped in this order, so that the row groups' memory is free when the scheduler hears of the batch's.
+type Delivery = (Batch, Pieces, Reservation);
 
 /// The pool, as the reader's parts use it.
 #[derive(Debug, Clone)]
@@ -65,8 +68,8 @@ pub(super) struct Work {
     pub(super) conversion: Arc<Conversion>,
     pub(super) stages: Arc<Stages>,
     pub(super) budget: Arc<Budget>,
-    /// What a batch will take, for keeping it free while reading ahead.
-    pub(super) expected_batch_bytes: u64,
+    /// Bytes that reading ahead leaves to batches.
+    pub(super) headroom: u64,
 }
 
 impl Batches {
@@ -80,6 +83,7 @@ impl Batches {
             sample: first_sample,
             source,
             next: None,
+            failed: None,
             decoding: VecDeque::new(),
             cut: Cut::default(),
             work,
@@ -107,6 +111,14 @@ impl Batches {
         self.position.clone()
     }
 
+    /// What the scheduler's end was: a panic there must not look like the end of the epoch.
+    fn ended(&mut self) -> Result<()> {
+        match self.scheduler.take().map(JoinHandle::join) {
+            Some(Err(_)) => Err(Error::invariant("reader", "the scheduler ended before the epoch did")),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+
     /// Where the time of the reader's threads went so far, and the bytes they read.
     pub fn stages(&self) -> StageFigures {
         self.stages.figures()
@@ -119,11 +131,13 @@ impl Iterator for Batches {
     fn next(&mut self) -> Option<Self::Item> {
         let started = Instant::now();
         let delivered = self.queue.as_ref()?.recv().ok();
-        let batch = delivered.map(|(promise, samples)| {
-            let (batch, _, _) = fulfilled(&promise)?;
-            self.position.samples += samples;
-            Ok(batch)
-        });
+        let batch = match delivered {
+            Some((promise, samples)) => Some(fulfilled(&promise).map(|(batch, _, _)| {
+                self.position.samples += samples;
+                batch
+            })),
+            None => self.ended().err().map(Err),
+        };
         self.waited += started.elapsed();
         if !matches!(batch, Some(Ok(_))) {
             self.queue = None;
@@ -175,6 +189,8 @@ struct Scheduler {
     sample: u64,
     /// A row group that did not fit into memory yet.
     next: Option<Next>,
+    /// Why nothing comes after what is in decoding: told once that is delivered, whatever the threads did first.
+    failed: Option<Error>,
     decoding: VecDeque<InDecoding>,
     cut: Cut,
 }
@@ -207,7 +223,12 @@ impl Scheduler {
         let mut chunk_start = self.source.first_chunk_sample();
         loop {
             self.decode_ahead()?;
-            let Some(decoding) = self.decoding.pop_front() else { break };
+            let Some(decoding) = self.decoding.pop_front() else {
+                match self.failed.take() {
+                    Some(error) => return Err(error.into()),
+                    None => break,
+                }
+            };
             chunk.push((Arc::new(fulfilled(&decoding.promise)?), decoding.rows));
             if decoding.ends_chunk {
                 let pieces = self.arrange(std::mem::take(&mut chunk), &mut chunk_start);
@@ -241,18 +262,19 @@ impl Scheduler {
 
     /// Starts decoding what comes next: enough to keep the threads busy and to complete a chunk, as memory allows.
     fn decode_ahead(&mut self) -> Result<(), Stop> {
-        let ahead = self.work.threads + self.shuffle.map_or(1, |shuffle| shuffle.row_groups);
-        while self.decoding.len() < ahead {
-            let next = match self.next.take() {
-                Some(next) => next,
-                None => match self.source.next(&self.work)? {
-                    Some(next) => next,
-                    None => break,
-                },
-            };
+        let ahead = self.work.threads.saturating_add(self.shuffle.map_or(1, |shuffle| shuffle.row_groups));
+        while self.decoding.len() < ahead && self.failed.is_none() {
+            let next =
+                match self.next.take().map_or_else(|| self.source.next(&self.work), |next| Ok(Some(next))) {
+                    Ok(Some(next)) => next,
+                    Ok(None) => break,
+                    Err(error) => {
+                        self.failed = Some(error);
+                        break;
+                    }
+                };
             let bytes = next.row_group.decoding_bytes();
-            let headroom = self.work.expected_batch_bytes;
-            let reservation = match self.work.budget.try_reserve(bytes, headroom) {
+            let reservation = match self.work.budget.try_reserve(bytes, self.work.headroom) {
                 Some(reservation) => reservation,
                 None if self.decoding.is_empty() => match self.work.budget.reserve(bytes) {
                     Granted::Yes(reservation) => reservation,
@@ -266,8 +288,11 @@ impl Scheduler {
             };
             let Next { row_group, rows, ends_chunk } = next;
             let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
-            let promise =
-                self.work.pool.promise(move || row_group.decode(&decoding, Some(reservation), &stages));
+            let budget = Arc::clone(&self.work.budget);
+            let promise = self.work.pool.promise(move || {
+                budget.check_open()?;
+                row_group.decode(&decoding, Some(reservation), &stages)
+            });
             self.decoding.push_back(InDecoding { promise, rows, ends_chunk });
         }
         Ok(())
@@ -275,32 +300,52 @@ impl Scheduler {
 
     fn send(&mut self, pieces: Pieces, queue: &Queue) -> Result<(), Stop> {
         let bytes = self.work.conversion.batch_bytes(&pieces);
+        if bytes > self.work.budget.total() {
+            return Err(batch_too_large(self.work.batch_size, bytes, &self.work.budget).into());
+        }
         let Some(mut reservation) = self.work.budget.reserve_batch(bytes) else { return Err(Stop::Gone) };
         let samples: u64 = pieces.iter().map(|(_, rows)| rows.len() as u64).sum();
         let start = self.sample;
         self.sample += samples;
         let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
+        let budget = Arc::clone(&self.work.budget);
+        let mut pieces = pieces;
         let promise = self.work.pool.promise(move || {
+            budget.check_open()?;
             let batch = conversion.run(&pieces, start, &stages)?;
+            // Of several pieces a batch has a copy.
+            if pieces.len() > 1 {
+                pieces.clear();
+            }
             reservation.resize(batch.bytes());
-            Ok((batch, reservation, pieces))
+            Ok((batch, pieces, reservation))
         });
         queue.send((promise, samples)).map_err(|_| Stop::Gone)
     }
 }
 
 fn too_large(row_group: &RowGroup, bytes: u64, budget: &Budget) -> Error {
-    use onefold_datasets::units::format_bytes;
     Error::Options {
         message: format!(
             "decoding row group {} of `{}` takes up to {}, and the memory limit of {} has no room for it",
             row_group.index,
             row_group.file.path.display(),
             format_bytes(bytes),
-            format_bytes(budget.total()),
+            format_bytes(budget.limit()),
         ),
         hint: "raise the memory limit, read fewer features, or take smaller batches or a shuffle of fewer row groups"
             .to_owned(),
+    }
+}
+
+fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
+    Error::Options {
+        message: format!(
+            "a batch of {batch_size} samples takes up to {}, and the memory limit of {} has no room for it",
+            format_bytes(bytes),
+            format_bytes(budget.limit())
+        ),
+        hint: "raise the memory limit, or take smaller batches".to_owned(),
     }
 }
 

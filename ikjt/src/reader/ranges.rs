@@ -11,7 +11,7 @@ use crate::Result;
 
 /// Ranges that are closer than this are read together: the bytes between cost less than another request (Meta's
 /// readers merge within about 1 MiB).
-const GAP: u64 = 1 << 20;
+pub(super) const GAP: u64 = 1 << 20;
 
 /// Some ranges of a file, in memory; what Parquet's decoder reads from.
 #[derive(Debug)]

@@ -13,7 +13,10 @@ use super::file::{Columns, OpenFile, Verified};
 use super::order::{FileStarts, Slice};
 use super::pipeline::{Next, Pool, Promise, Work, fulfilled};
 use super::stages::Stages;
-use crate::{Error, Result};
+use crate::Result;
+
+/// How many files' footers a shuffled epoch keeps at hand.
+const OPEN_FILES: usize = 64;
 
 /// The files that the reader's options choose.
 #[derive(Debug)]
@@ -155,21 +158,32 @@ impl Source {
         }
     }
 
-    /// An opened file; files come in the order of their first use, and the one after it is opened meanwhile.
+    /// An opened file. At their first use files come in order, and the one after it is opened meanwhile; later, one that
+    /// is not at hand any more is opened again.
     fn file(&mut self, file: usize, work: &Work) -> Result<Arc<OpenFile>> {
         if let Some(open) = self.opened.get(&file) {
             return Ok(Arc::clone(open));
+        }
+        if self.opened.len() >= OPEN_FILES {
+            self.opened.clear();
         }
         let opening = match self.opening.take() {
             Some(opening) => Some(opening),
             None => self.open_next(work),
         };
-        let (next, promise) =
-            opening.ok_or_else(|| Error::invariant("reader", format!("file {file} comes out of turn")))?;
-        self.opening = self.open_next(work);
-        let open = Arc::new(fulfilled(&promise)?);
-        self.opened.insert(next, Arc::clone(&open));
-        if next == file { Ok(open) } else { Err(Error::invariant("reader", "files come out of turn")) }
+        let open = match opening {
+            Some((next, promise)) if next == file => {
+                self.opening = self.open_next(work);
+                fulfilled(&promise)?
+            }
+            other => {
+                self.opening = other;
+                self.files.open_footer(file)?
+            }
+        };
+        let open = Arc::new(open);
+        self.opened.insert(file, Arc::clone(&open));
+        Ok(open)
     }
 
     fn open_next(&mut self, work: &Work) -> Option<(usize, Promise<OpenFile>)> {
