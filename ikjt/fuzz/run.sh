@@ -6,7 +6,7 @@ seconds="${1:-60}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 target="${CARGO_TARGET_DIR:-$here/../../target}"
 export ONEFOLD_FUZZ_DATASET="$here/../../tests/data/v2"
-export CARGO_TARGET_DIR="$target/fuzz" TMPDIR="$target/fuzz/tmp"
+export CARGO_TARGET_DIR="$target/fuzz" TMPDIR="$target/fuzz/tmp" RUST_BACKTRACE=0
 mkdir -p "$TMPDIR"
 
 if ! cargo fuzz --version >/dev/null 2>&1; then
@@ -28,5 +28,5 @@ for name in folded manifest folded_file; do
     echo "fuzzing $name for $seconds seconds" >&2
     cargo fuzz run "${options[@]}" "$name" "$corpus" -- \
         -max_total_time="$seconds" -artifact_prefix="$target/fuzz/artifacts/$name/" -max_len=65536 -timeout=20 \
-        -rss_limit_mb=2048 -print_final_stats=1 2>&1 | tail -n 12
+        -rss_limit_mb=2048 -print_final_stats=1 2>&1 | tail -n 30
 done

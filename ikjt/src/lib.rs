@@ -1,8 +1,8 @@
 //! The deduplicated batch, and how a dataset becomes batches.
 //!
 //! ```text
-//! dataset ─▶ row groups ─decode─▶ samples ─cut─▶ B samples ─deduplicate─▶ Batch ─▶ onefold-trainer
-//! (onefold-datasets)      reader::decode   reader::pipeline   dedupe
+//! dataset ─decode─▶ row groups ─cut─▶ B samples ─deduplicate─▶ Batch ─preprocess─▶ Batch ─▶ onefold-trainer
+//! (onefold-datasets, reader)  operations          dedupe, window       preprocess
 //! ```
 //!
 //! [`preprocess`] turns a batch into the batch that a model wants, once per distinct row.

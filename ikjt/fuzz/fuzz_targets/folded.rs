@@ -55,11 +55,13 @@ fn lengths(bytes: &mut Bytes, rows: usize) -> ArrayRef {
 /// The lists of a feature by the layout's definition, row by row; `None` if the columns break it.
 fn by_definition(columns: &RecordBatch, feature: &SparseFeature) -> Option<Vec<Vec<i64>>> {
     let lists = columns.column_by_name(&feature.name)?.as_list_opt::<i32>()?;
-    let ids = |row: usize| {
-        let ids = lists.value(row);
-        let ids = ids.as_primitive_opt::<Int64Type>()?.clone();
-        (ids.null_count() == 0).then(|| ids.values().to_vec())
-    };
+    let offsets = lists.offsets();
+    let (start, end) = (offsets[0] as usize, offsets[lists.len()] as usize);
+    // Also where no list has it: the layout has no null ids at all.
+    if lists.values().slice(start, end - start).null_count() > 0 {
+        return None;
+    }
+    let ids = |row: usize| Some(lists.value(row).as_primitive_opt::<Int64Type>()?.values().to_vec());
     let mut appended = Vec::new();
     let mut rows: Vec<Vec<i64>> = Vec::new();
     for row in 0..columns.num_rows() {

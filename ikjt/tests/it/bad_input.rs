@@ -173,6 +173,24 @@ fn truncated_and_empty_files_are_refused() {
     assert!(first_error(directory.path(), ReaderOptions::new(40)).to_string().contains("it is missing"));
 }
 
+/// A file that is wrong ends the epoch at its place, after the batches before it, however far ahead the threads were.
+#[test]
+fn errors_come_after_the_batches_before_them() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Rows);
+    let manifest = Manifest::load(directory.path()).unwrap();
+    let sizes: Vec<u64> =
+        manifest.partitions.iter().flat_map(|partition| &partition.files).map(|file| file.samples).collect();
+    fs_err::remove_file(&files(directory.path())[2]).unwrap();
+    for threads in [1, 2, 8] {
+        let options = ReaderOptions { threads, ..ReaderOptions::new(10) };
+        let batches = Reader::open(directory.path(), options).unwrap().batches().unwrap();
+        let (whole, wrong): (Vec<_>, Vec<_>) = batches.partition(Result::is_ok);
+        assert_eq!(whole.len() as u64, (sizes[0] + sizes[1]) / 10, "{threads} threads");
+        assert_eq!(wrong.len(), 1);
+    }
+}
+
 #[test]
 fn ids_outside_their_table_are_placed() {
     for (layout, dedupe) in [(Layout::Rows, Dedupe::Off), (Layout::Folded, Dedupe::Window)] {

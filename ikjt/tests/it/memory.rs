@@ -19,7 +19,7 @@ fn a_small_limit_changes_no_batch() {
                     dedupe,
                     shuffle,
                     threads: 4,
-                    memory_limit: 7 << 20,
+                    memory_limit: 400 << 10,
                     ..ReaderOptions::new(60)
                 };
                 let batches = read(directory.path(), options.clone());
@@ -36,12 +36,12 @@ fn a_small_limit_changes_no_batch() {
 fn a_row_group_that_does_not_fit_is_named() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Folded);
-    let options = ReaderOptions { memory_limit: 1 << 20, ..ReaderOptions::new(60) };
+    let options = ReaderOptions { memory_limit: 4 << 10, ..ReaderOptions::new(60) };
     let error =
         Reader::open(directory.path(), options).unwrap().batches().unwrap().next().unwrap().unwrap_err();
     assert!(matches!(error, Error::Options { .. }));
     let text = error.to_string();
-    assert!(text.contains("row group 0 of `") && text.contains("1.0 MiB"), "{text}");
+    assert!(text.contains("row group 0 of `") && text.contains("4.0 KiB"), "{text}");
     assert!(text.contains("hint: raise the memory limit"), "{text}");
 }
 
@@ -51,7 +51,7 @@ fn a_reader_can_be_dropped_at_any_time() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Rows);
     for taken in 0..6 {
-        for memory_limit in [7 << 20, 1 << 30] {
+        for memory_limit in [400 << 10, 1 << 30] {
             let options = ReaderOptions { memory_limit, ..ReaderOptions::new(30) };
             let mut batches = Reader::open(directory.path(), options).unwrap().batches().unwrap();
             for _ in 0..taken {

@@ -57,6 +57,8 @@ fn the_seed_and_the_epoch_make_the_order() {
     assert_ne!(first, order(shuffled(1, 2), 1));
     assert_ne!(first, order(shuffled(2, 2), 0));
     assert_ne!(first, order(shuffled(1, 5), 0));
+    // Everything mixed with everything.
+    assert_eq!(order(shuffled(1, usize::MAX), 0).len(), first.len());
 }
 
 #[test]
