@@ -227,6 +227,16 @@ impl Manifest {
         Ok(chosen)
     }
 
+    /// The samples of the partitions that `filter` chooses.
+    ///
+    /// # Errors
+    ///
+    /// As [`select`](Self::select).
+    pub fn chosen_samples(&self, filter: &PartitionFilter) -> Result<u64> {
+        let chosen = self.select(filter)?;
+        Ok(chosen.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples)))
+    }
+
     /// The data files' paths relative to the dataset directory.
     pub fn file_paths(&self) -> impl Iterator<Item = PathBuf> {
         self.partitions.iter().flat_map(|partition| &partition.files).map(|file| PathBuf::from(&file.path))

@@ -114,11 +114,15 @@ impl Group {
 
     /// The ids of all samples, as if every sample carried its lists.
     pub fn sample_values(&self) -> u64 {
-        let sizes = |feature: &Feature| match &self.inverse {
+        self.features.iter().map(|feature| self.sample_values_of(feature)).sum()
+    }
+
+    /// The ids of all samples of `feature`, which is one of this group's.
+    pub(crate) fn sample_values_of(&self, feature: &Feature) -> u64 {
+        match &self.inverse {
             None => feature.total_size(),
             Some(inverse) => inverse.iter().map(|&row| feature.sizes()[row as usize] as u64).sum(),
-        };
-        self.features.iter().map(sizes).sum()
+        }
     }
 
     /// The ids of all rows.

@@ -195,7 +195,7 @@ impl GroupStatistics {
         let mut together = counted;
         for feature in group.features() {
             let mut figures = Figures {
-                sample_values: sample_values(group, feature),
+                sample_values: group.sample_values_of(feature),
                 row_values: feature.total_size(),
                 stored_values: stored_values(feature),
                 ..counted
@@ -212,13 +212,6 @@ impl GroupStatistics {
         }
         together.repeats = all_repeat.into_iter().map(u64::from).sum();
         self.figures.add(&together);
-    }
-}
-
-fn sample_values(group: &Group, feature: &Feature) -> u64 {
-    match group.inverse() {
-        None => feature.total_size(),
-        Some(inverse) => inverse.iter().map(|&row| feature.sizes()[row as usize] as u64).sum(),
     }
 }
 

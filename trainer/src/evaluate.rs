@@ -77,8 +77,7 @@ pub(crate) fn open_for_evaluation(
     manifest: &Manifest,
     options: ReaderOptions,
 ) -> Result<Reader> {
-    let chosen = manifest.select(&options.partitions).map_err(onefold_ikjt::Error::from)?;
-    let samples: u64 = chosen.iter().map(|partition| partition.samples).sum();
+    let samples = manifest.chosen_samples(&options.partitions).map_err(onefold_ikjt::Error::from)?;
     let batch_size = options.batch_size.min(usize::try_from(samples.max(1)).unwrap_or(usize::MAX));
     Ok(Reader::open(dataset, ReaderOptions { batch_size, ..options })?)
 }

@@ -109,7 +109,7 @@ impl Conversion {
 /// [`Group::expand`], or an error where that would have more ids than offsets can address.
 fn expand(group: &Group) -> Result<Group> {
     for feature in group.features() {
-        let ids: u64 = (0..group.samples()).map(|i| feature.sizes()[group.row_of(i)] as u64).sum();
+        let ids = group.sample_values_of(feature);
         if i32::try_from(ids).is_err() {
             let message =
                 format!("{ids} ids in a batch are more than 32-bit offsets address; take smaller batches");

@@ -46,7 +46,7 @@ pub(super) struct Decoded {
     sessions: Option<ScalarBuffer<i64>>,
     ids: Vec<Ids>,
     /// Its share of the memory budget.
-    _reservation: Option<Reservation>,
+    _reservation: Reservation,
 }
 
 /// Ids of the samples before one sample of a row group.
@@ -93,7 +93,7 @@ impl RowGroup {
     pub(super) fn decode(
         self,
         decoding: &Decoding,
-        reservation: Option<Reservation>,
+        mut reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
         let started = Instant::now();
@@ -111,11 +111,8 @@ impl RowGroup {
         let sessions = decoding.sessions.then(|| session_ids(&columns));
         drop(columns);
         let ids = count_ids(&batch);
-        let mut reservation = reservation;
-        if let Some(reservation) = &mut reservation {
-            let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
-            reservation.resize(batch.bytes() + beside as u64);
-        }
+        let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
+        reservation.resize(batch.bytes() + beside as u64);
         stages.arranged(started);
         Ok(Decoded { batch, origin: self, sessions, ids, _reservation: reservation })
     }

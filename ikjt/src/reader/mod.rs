@@ -162,7 +162,7 @@ impl Reader {
     pub fn open(directory: &Path, options: ReaderOptions) -> Result<Self> {
         options.check()?;
         let manifest = Manifest::load(directory)?;
-        let samples = options.shard.range(order::chosen_samples(&manifest, &options.partitions)?);
+        let samples = options.shard.range(manifest.chosen_samples(&options.partitions)?);
         let samples = samples.end - samples.start;
         if samples > 0 && options.batch_size as u64 > samples {
             return Err(Error::Options {

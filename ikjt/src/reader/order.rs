@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-use onefold_datasets::Manifest;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -196,15 +195,6 @@ fn generator(seed: u64, epoch: u64, stream: u64) -> ChaCha8Rng {
     let mut generator = ChaCha8Rng::from_seed(key);
     generator.set_stream(stream);
     generator
-}
-
-/// All samples of the partitions that `partitions` chooses.
-pub(super) fn chosen_samples(
-    manifest: &Manifest,
-    partitions: &onefold_datasets::PartitionFilter,
-) -> Result<u64> {
-    let chosen = manifest.select(partitions)?;
-    Ok(chosen.iter().map(|partition| partition.samples).fold(0, u64::saturating_add))
 }
 
 #[cfg(test)]

@@ -291,7 +291,7 @@ impl Scheduler {
             let budget = Arc::clone(&self.work.budget);
             let promise = self.work.pool.promise(move || {
                 budget.check_open()?;
-                row_group.decode(&decoding, Some(reservation), &stages)
+                row_group.decode(&decoding, reservation, &stages)
             });
             self.decoding.push_back(InDecoding { promise, rows, ends_chunk });
         }

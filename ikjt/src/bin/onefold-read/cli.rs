@@ -123,8 +123,7 @@ impl Reading {
         if let Some(size) = self.batch_size {
             return Ok(size);
         }
-        let manifest = Manifest::load(&self.dataset)?;
-        let samples = manifest.select(&self.partitions)?.iter().map(|partition| partition.samples).sum();
+        let samples = Manifest::load(&self.dataset)?.chosen_samples(&self.partitions)?;
         let shard = self.shard.range(samples);
         Ok(usize::try_from(shard.end - shard.start).unwrap_or(usize::MAX).clamp(1, 2048))
     }
