@@ -20,6 +20,7 @@
 pub mod commit;
 mod conform;
 pub mod console;
+pub mod digest;
 pub mod ebnerd;
 mod error;
 pub mod folded;
