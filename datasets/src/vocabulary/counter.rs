@@ -1,0 +1,172 @@
+//! Counting ids within a budget of memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::table::IdTable;
+use crate::{Error, Result};
+
+/// Bytes that the counters of several features and threads may take together.
+#[derive(Debug, Clone)]
+pub struct CountBudget {
+    limit: u64,
+    left: Arc<AtomicU64>,
+}
+
+impl CountBudget {
+    /// A budget of `bytes`.
+    pub fn new(bytes: u64) -> Self {
+        Self { limit: bytes, left: Arc::new(AtomicU64::new(bytes)) }
+    }
+
+    /// Bytes that are taken now.
+    pub fn used_bytes(&self) -> u64 {
+        self.limit - self.left.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes`, or nothing if fewer are left.
+    fn take(&self, bytes: usize) -> bool {
+        let less = |left: u64| left.checked_sub(bytes as u64);
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.left.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Counts a feature's ids, exactly: 21 to 43 bytes for each distinct one, and half as much more while it grows.
+#[derive(Debug)]
+pub struct VocabularyCounter {
+    feature: String,
+    budget: CountBudget,
+    counts: IdTable,
+}
+
+impl VocabularyCounter {
+    /// A counter of the ids of `feature`, which takes its memory from `budget` and gives it back at its end.
+    pub fn new(feature: &str, budget: &CountBudget) -> Self {
+        Self { feature: feature.to_owned(), budget: budget.clone(), counts: IdTable::default() }
+    }
+
+    /// Counts `id` another `times` times.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooManyIds`] if the budget does not suffice for one more id; nothing is counted then.
+    #[inline]
+    pub fn add(&mut self, id: i64, times: u64) -> Result<()> {
+        if times == 0 {
+            return Ok(());
+        }
+        if self.counts.is_full() {
+            self.grow()?;
+        }
+        self.counts.add(id, times);
+        Ok(())
+    }
+
+    /// Counts every id of a list another `times` times, as often as it occurs.
+    ///
+    /// # Errors
+    ///
+    /// As [`add`](Self::add); the ids before the one that did not fit are counted.
+    pub fn add_list(&mut self, ids: &[i64], times: u64) -> Result<()> {
+        ids.iter().try_for_each(|id| self.add(*id, times))
+    }
+
+    /// Adds the counts of another counter of the same feature, such as another thread's.
+    ///
+    /// # Errors
+    ///
+    /// As [`add_list`](Self::add_list).
+    pub fn merge(&mut self, mut other: Self) -> Result<()> {
+        if self.counts.len() < other.counts.len() {
+            // Their budgets go with their tables.
+            std::mem::swap(&mut self.budget, &mut other.budget);
+            std::mem::swap(&mut self.counts, &mut other.counts);
+        }
+        other.counts().try_for_each(|(id, times)| self.add(id, times))
+    }
+
+    /// The ids and how often each was counted, in no order that means anything.
+    pub fn counts(&self) -> impl Iterator<Item = (i64, u64)> {
+        self.counts.iter()
+    }
+
+    /// The number of distinct ids.
+    pub fn distinct(&self) -> usize {
+        self.counts.len()
+    }
+
+    #[cold]
+    fn grow(&mut self) -> Result<()> {
+        let (old, new) = (self.counts.memory_bytes(), self.counts.grown_bytes());
+        if !self.budget.take(new) {
+            return Err(Error::TooManyIds {
+                feature: self.feature.clone(),
+                distinct: self.counts.len() as u64,
+                limit: self.budget.limit,
+            });
+        }
+        self.counts.grow();
+        self.budget.give_back(old);
+        Ok(())
+    }
+}
+
+impl Drop for VocabularyCounter {
+    fn drop(&mut self) {
+        self.budget.give_back(self.counts.memory_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_exact_and_merged() {
+        let budget = CountBudget::new(1 << 20);
+        let (mut a, mut b) = (VocabularyCounter::new("x", &budget), VocabularyCounter::new("x", &budget));
+        for i in 0..1_000_i64 {
+            a.add_list(&[i % 10, i], 2).unwrap();
+            b.add(i * i, 1).unwrap();
+        }
+        a.add(77, 0).unwrap();
+        a.add(-5, 0).unwrap();
+        let mut expected: BTreeMap<i64, u64> = BTreeMap::new();
+        (0..1_000_i64).for_each(|i| {
+            *expected.entry(i % 10).or_default() += 2;
+            *expected.entry(i).or_default() += 2;
+            *expected.entry(i * i).or_default() += 1;
+        });
+        a.merge(b).unwrap();
+        assert_eq!(a.counts().collect::<BTreeMap<_, _>>(), expected);
+        assert_eq!(a.distinct(), expected.len());
+        assert_eq!(budget.used_bytes(), a.counts.memory_bytes() as u64);
+        drop(a);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_spent_budget_is_an_error_that_says_what_to_do() {
+        let budget = CountBudget::new(96 << 10);
+        let mut other = VocabularyCounter::new("y", &budget);
+        other.add(1, 1).unwrap();
+        let mut counter = VocabularyCounter::new("item", &budget);
+        let error = (0..100_000).find_map(|id| counter.add(id, 1).err()).unwrap();
+        // 2,048 slots, and no room for 4,096 beside them.
+        assert_eq!(counter.distinct(), 1_536);
+        assert_eq!(
+            error.to_string(),
+            "feature `item`: the memory limit does not suffice to count its ids for a vocabulary: 1,536 distinct ones so \
+             far, 96.0 KiB for all features\n  hint: raise `--memory-limit`, or leave this feature's ids as they are (remove its `vocabulary`)"
+        );
+        assert_eq!(counter.counts().count(), 1_536);
+        drop((counter, other));
+        assert_eq!(budget.used_bytes(), 0);
+    }
+}
