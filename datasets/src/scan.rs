@@ -1,0 +1,323 @@
+//! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
+//! views, and whatever is wrong as a [`Problem`] with its place.
+
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, ArrowPrimitiveType, AsArray, Int64Array, ListArray, ListViewArray, RecordBatch,
+    RecordBatchReader,
+};
+use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
+
+use crate::console::catch_panic;
+use crate::folded::{UnfoldedGroup, unfold_group};
+use crate::{DataFile, FeatureGroup, Layout, Problem, SparseFeature, schema};
+
+/// A data file whose footer was read.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    /// Relative to the dataset's directory.
+    pub(crate) path: String,
+    full_path: PathBuf,
+    metadata: ArrowReaderMetadata,
+}
+
+impl OpenFile {
+    /// Reads the footer of a data file and compares its rows and row groups with what the manifest says.
+    pub(crate) fn open(directory: &Path, file: &DataFile) -> Result<Self, Problem> {
+        let full_path = directory.join(&file.path);
+        let wrong = |message: String| Problem::new(&file.path, message);
+        let handle = fs_err::File::open(&full_path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => wrong("it is missing, the manifest names it".to_owned()),
+            _ => wrong(format!("it cannot be read: {error}")),
+        })?;
+        let load = || ArrowReaderMetadata::load(handle.file(), ArrowReaderOptions::new());
+        let metadata = catch_panic(|| load().map_err(|error| error.to_string()));
+        let metadata = metadata.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
+        let open = Self { path: file.path.clone(), full_path, metadata };
+        let rows = open.metadata.metadata().file_metadata().num_rows();
+        if u64::try_from(rows).ok() != Some(file.samples) {
+            return Err(wrong(format!("it has {rows} rows, the manifest says {}", file.samples)));
+        }
+        let row_groups = open.row_groups() as u64;
+        if row_groups != file.row_groups {
+            let message = format!("it has {row_groups} row groups, the manifest says {}", file.row_groups);
+            return Err(wrong(message));
+        }
+        let sum =
+            (0..open.row_groups()).try_fold(0_u64, |sum, group| sum.checked_add(open.rows(group)? as u64));
+        if sum != Some(file.samples) {
+            return Err(wrong(format!("its row groups do not have the {rows} rows that its footer says")));
+        }
+        Ok(open)
+    }
+
+    /// Row groups in the file.
+    pub(crate) fn row_groups(&self) -> usize {
+        self.metadata.metadata().num_row_groups()
+    }
+
+    /// Rows of a row group; `None` if the footer gives a number that no row group has.
+    pub(crate) fn rows(&self, row_group: usize) -> Option<usize> {
+        usize::try_from(self.metadata.metadata().row_group(row_group).num_rows()).ok()
+    }
+
+    /// Compressed bytes of each column in all row groups, by the column's name, in the file's order.
+    pub(crate) fn column_bytes(&self) -> Vec<(String, u64)> {
+        let fields = self.metadata.schema().fields();
+        let mut bytes: Vec<(String, u64)> = fields.iter().map(|field| (field.name().clone(), 0)).collect();
+        for row_group in self.metadata.metadata().row_groups() {
+            for (leaf, column) in row_group.columns().iter().enumerate() {
+                let root = self.metadata.parquet_schema().get_column_root_idx(leaf);
+                if let Some((_, bytes)) = bytes.get_mut(root) {
+                    *bytes += u64::try_from(column.compressed_size()).unwrap_or(0);
+                }
+            }
+        }
+        bytes
+    }
+
+    /// Checks that the file has the columns of `expected`, in any order, and no others.
+    pub(crate) fn check_columns(&self, expected: &SchemaRef) -> Result<(), Problem> {
+        let found = self.metadata.schema();
+        let wrong = |column: &str, message: String| Err(Problem::new(&self.path, message).in_column(column));
+        for field in expected.fields() {
+            match found.field_with_name(field.name()) {
+                Err(_) => return wrong(field.name(), "it is missing".to_owned()),
+                Ok(found) if !same_field(found, field) => {
+                    let message = format!("it should be {}, but is {}", describe(field), describe(found));
+                    return wrong(field.name(), message);
+                }
+                Ok(_) => {}
+            }
+        }
+        let strange = found.fields().iter().find(|field| expected.field_with_name(field.name()).is_err());
+        strange.map_or(Ok(()), |field| wrong(field.name(), "the schema has no such column".to_owned()))
+    }
+
+    /// Decodes the columns `names` of a row group; they may come in another order.
+    fn columns(&self, row_group: usize, names: &[&str]) -> Result<RecordBatch, Problem> {
+        let wrong = |message: String| {
+            let problem = Problem::new(&self.path, message).in_row_group(row_group);
+            names.iter().take(1).fold(problem, |problem, name| problem.in_column(*name))
+        };
+        let fields = self.metadata.schema().fields();
+        let roots = names.iter().map(|name| fields.iter().position(|field| field.name() == name));
+        let roots: Option<Vec<usize>> = roots.collect();
+        let roots = roots.ok_or_else(|| wrong("it is missing".to_owned()))?;
+        let rows = self.rows(row_group).filter(|rows| i32::try_from(*rows).is_ok());
+        let rows = rows.ok_or_else(|| wrong("its row group has an impossible number of rows".to_owned()))?;
+        // Opened anew, because clones of a file share one position, and other threads read too.
+        let file = fs_err::File::open(&self.full_path).map_err(|error| wrong(error.to_string()))?;
+        let decode = || {
+            let builder =
+                ParquetRecordBatchReaderBuilder::new_with_metadata(file.into_file(), self.metadata.clone());
+            let reader = builder
+                .with_projection(ProjectionMask::roots(self.metadata.parquet_schema(), roots))
+                .with_row_groups(vec![row_group])
+                .with_batch_size(rows.max(1))
+                .build()
+                .map_err(|error| error.to_string())?;
+            let schema = reader.schema();
+            let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+            let whole = concat_batches(&schema, &batches).map_err(|error| error.to_string())?;
+            match whole.num_rows() == rows {
+                true => Ok(whole),
+                false => Err(format!("{} rows decode of {rows}", whole.num_rows())),
+            }
+        };
+        catch_panic(decode).map_err(|error| wrong(format!("it cannot be decoded: {error}")))
+    }
+
+    /// A column of numbers without nulls.
+    pub(crate) fn numbers<T: ArrowPrimitiveType>(
+        &self,
+        row_group: usize,
+        name: &str,
+    ) -> Result<ScalarBuffer<T::Native>, Problem> {
+        let batch = self.columns(row_group, &[name])?;
+        let wrong =
+            |message: String| Problem::new(&self.path, message).in_row_group(row_group).in_column(name);
+        let column = batch.column(0);
+        if let Some(row) = first_null(column) {
+            return Err(wrong("a null where none may be".to_owned()).in_row(row));
+        }
+        let numbers = column.as_primitive_opt::<T>();
+        let numbers = numbers.ok_or_else(|| wrong(format!("it is decoded as {}", column.data_type())))?;
+        Ok(numbers.values().clone())
+    }
+
+    /// The lists of `feature`, one of `group`, in a row group of a file in `layout`.
+    pub(crate) fn lists(
+        &self,
+        row_group: usize,
+        layout: Layout,
+        group: &FeatureGroup,
+        feature: &SparseFeature,
+    ) -> Result<SampleLists, Problem> {
+        let wrong = |column: &str, message: String| {
+            Problem::new(&self.path, message).in_row_group(row_group).in_column(column)
+        };
+        if layout == Layout::Folded && group.deduplicated {
+            let length = feature.length_column();
+            let mut names = vec![feature.name.as_str()];
+            names.extend(group.folds_to_window(feature).then_some(length.as_str()));
+            let batch = self.columns(row_group, &names)?;
+            let alone = FeatureGroup { features: vec![feature.clone()], ..group.clone() };
+            let unfolded = unfold_group(&batch, &alone);
+            let unfolded = unfolded.map_err(|e| wrong(&e.column, e.message).in_row(e.row))?;
+            return Ok(SampleLists::unfolded(unfolded));
+        }
+        let batch = self.columns(row_group, &[&feature.name])?;
+        let column = batch.column(0);
+        if let Some(row) = first_null(column) {
+            return Err(wrong(&feature.name, "a null where none may be".to_owned()).in_row(row));
+        }
+        let lists = column.as_list_opt::<i32>().and_then(SampleLists::new);
+        lists.ok_or_else(|| wrong(&feature.name, "it does not hold lists of ids".to_owned()))
+    }
+
+    /// The ids that a feature's column stores in a row group: in the `folded` layout not those of the samples.
+    pub(crate) fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>, Problem> {
+        let batch = self.columns(row_group, &[name])?;
+        let lists = batch.column(0).as_list_opt::<i32>();
+        let ids = lists.and_then(|lists| lists.values().as_primitive_opt::<Int64Type>().cloned());
+        let wrong = || Problem::new(&self.path, "it does not hold lists of ids").in_column(name);
+        Ok(ids.ok_or_else(wrong)?.values().clone())
+    }
+}
+
+/// The list of every sample of a row group, as views of shared ids. Samples with equal offset and size have the same list.
+#[derive(Debug)]
+pub(crate) struct SampleLists {
+    values: ScalarBuffer<i64>,
+    offsets: Vec<i32>,
+    sizes: Vec<i32>,
+}
+
+impl SampleLists {
+    /// The rows of `lists`; `None` if they hold nulls or no ids.
+    pub(crate) fn new(lists: &ListArray) -> Option<Self> {
+        let ids = lists.values().as_primitive_opt::<Int64Type>().filter(|ids| ids.null_count() == 0)?;
+        let bounds = lists.offsets();
+        Some(Self {
+            values: ids.values().clone(),
+            offsets: bounds[..lists.len()].to_vec(),
+            sizes: bounds.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+        })
+    }
+
+    /// The only feature of an unfolded group.
+    fn unfolded(mut group: UnfoldedGroup) -> Self {
+        let feature = group.features.remove(0);
+        let of_samples = |of_rows: &[i32]| group.inverse.iter().map(|row| of_rows[*row as usize]).collect();
+        let (offsets, sizes) = (of_samples(&feature.offsets), of_samples(&feature.sizes));
+        Self { values: feature.values, offsets, sizes }
+    }
+
+    /// Samples.
+    pub(crate) fn len(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// The list of a sample.
+    pub(crate) fn list(&self, sample: usize) -> &[i64] {
+        &self.values[self.offsets[sample] as usize..][..self.sizes[sample] as usize]
+    }
+
+    /// Ids in the list of each sample.
+    pub(crate) fn sizes(&self) -> &[i32] {
+        &self.sizes
+    }
+
+    /// Whether a sample has the list of the one before, as far as that shows without comparing ids.
+    pub(crate) fn repeats(&self, sample: usize) -> bool {
+        sample > 0
+            && self.offsets[sample] == self.offsets[sample - 1]
+            && self.sizes[sample] == self.sizes[sample - 1]
+    }
+
+    /// The lists of `samples` written out, as a column of [`Schema::to_arrow`](crate::Schema::to_arrow).
+    pub(crate) fn to_array(&self, samples: impl Iterator<Item = usize> + Clone) -> ArrayRef {
+        let mut ids = Vec::with_capacity(samples.clone().map(|sample| self.sizes[sample] as usize).sum());
+        for sample in samples.clone() {
+            ids.extend_from_slice(self.list(sample));
+        }
+        let lengths = samples.map(|sample| self.sizes[sample] as usize);
+        let offsets = OffsetBuffer::from_lengths(lengths);
+        let ids = Int64Array::new(ids.into(), None);
+        Arc::new(ListArray::new(schema::item_field(), offsets, Arc::new(ids), None))
+    }
+
+    /// The lists of `samples`, as a column of views of the ids that these share.
+    pub(crate) fn to_views(&self, samples: Range<usize>) -> ArrayRef {
+        let ids = Arc::new(Int64Array::new(self.values.clone(), None));
+        let [offsets, sizes] = [&self.offsets, &self.sizes].map(|of| of[samples.clone()].to_vec().into());
+        Arc::new(ListViewArray::new(schema::item_field(), offsets, sizes, ids, None))
+    }
+}
+
+fn first_null(column: &ArrayRef) -> Option<usize> {
+    (column.null_count() > 0).then(|| (0..column.len()).find(|row| column.is_null(*row)))?
+}
+
+/// Equal but for the name of a list's items, which other writers choose differently.
+fn same_field(found: &Field, expected: &Field) -> bool {
+    let same_type = match (found.data_type(), expected.data_type()) {
+        (DataType::List(found), DataType::List(expected)) => {
+            found.data_type() == expected.data_type() && found.is_nullable() == expected.is_nullable()
+        }
+        (found, expected) => found == expected,
+    };
+    same_type && found.is_nullable() == expected.is_nullable()
+}
+
+fn describe(field: &Field) -> String {
+    format!("{}{}", field.data_type(), if field.is_nullable() { " or null" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folded::samples::{Sample, rows, schema};
+    use crate::{DatasetWriter, Order, PartitionKey, WriterOptions};
+
+    #[test]
+    fn lists_of_both_layouts_are_those_that_were_written() {
+        let samples: Vec<Sample> =
+            (0..20).map(|i| [vec![i / 3], vec![7; 2], (i / 2..i / 2 + 4).collect(), vec![i; 3]]).collect();
+        for layout in [Layout::Rows, Layout::Folded] {
+            let directory = tempfile::tempdir().unwrap();
+            let options = WriterOptions { layout, ..WriterOptions::new(Order::Session) };
+            let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
+            writer.write(&PartitionKey::default(), &rows(&samples)).unwrap();
+            let manifest = writer.finish().unwrap();
+            let file = OpenFile::open(directory.path(), &manifest.partitions[0].files[0]).unwrap();
+            file.check_columns(&layout.to_arrow(&schema())).unwrap();
+            let features = schema().groups.into_iter().flat_map(|group| {
+                let features = group.features.clone();
+                features.into_iter().map(move |feature| (group.clone(), feature))
+            });
+            for (i, (group, feature)) in features.enumerate() {
+                let lists = file.lists(0, layout, &group, &feature).unwrap();
+                let found: Vec<_> = (0..lists.len()).map(|sample| lists.list(sample).to_vec()).collect();
+                let expected: Vec<_> = samples.iter().map(|sample| sample[i].clone()).collect();
+                assert_eq!(found, expected, "{}", feature.name);
+                let again = SampleLists::new(lists.to_array([3, 4, 19].into_iter()).as_list()).unwrap();
+                assert_eq!((again.list(0), again.list(2)), (&samples[3][i][..], &samples[19][i][..]));
+            }
+            let bytes = file.column_bytes();
+            assert_eq!(bytes.len(), layout.to_arrow(&schema()).fields().len());
+            assert!(bytes.iter().all(|(_, bytes)| *bytes > 0));
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The order of samples and sessions, within row groups and from one to the next.
+
+use crate::{Order, Problem, SESSION_COLUMN, TIME_COLUMN};
+
+/// What the row groups around it need to know of a row group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Span {
+    pub(super) rows: usize,
+    /// Session and time of the first row.
+    first: (i64, i64),
+    /// Session and time of the last row.
+    last: (i64, i64),
+    /// Of the sessions that start after row 0, the time at which the first one starts, and the last one.
+    starts: Option<(i64, i64)>,
+    /// Decoded size, as if every sample had its lists.
+    pub(super) decoded_bytes: u64,
+}
+
+/// A row group's span, and what is wrong with its order: column, row and message.
+pub(super) fn check_row_group(
+    order: Order,
+    sessions: &[i64],
+    times: &[i64],
+) -> (Span, Vec<(&'static str, usize, String)>) {
+    let mut span = Span { rows: times.len(), ..Span::default() };
+    let (Some(first), Some(last)) = (times.first(), times.last()) else { return (span, Vec::new()) };
+    span.first = (sessions[0], *first);
+    span.last = (sessions[sessions.len() - 1], *last);
+    let mut numbers = Finding::default();
+    let mut descending = Finding::default();
+    let mut starts = Finding::default();
+    for row in 1..times.len() {
+        let (before, now) = (sessions[row - 1], sessions[row]);
+        if !order.is_clustered() || before == now {
+            if times[row] < times[row - 1] {
+                descending.add(row, || earlier(order));
+            }
+            continue;
+        }
+        if before.checked_add(1) != Some(now) {
+            numbers.add(row, || not_next(before, now));
+        }
+        let (_, last) = span.starts.unwrap_or((0, i64::MIN));
+        if order == Order::Session && times[row] < last {
+            starts.add(row, || STARTS_EARLIER.to_owned());
+        }
+        span.starts = Some((span.starts.map_or(times[row], |(first, _)| first), times[row]));
+    }
+    let found = [(SESSION_COLUMN, numbers), (TIME_COLUMN, descending), (TIME_COLUMN, starts)];
+    (span, found.into_iter().filter_map(|(column, finding)| finding.told(column)).collect())
+}
+
+const STARTS_EARLIER: &str = "the session starts earlier than the one before it";
+
+fn earlier(order: Order) -> String {
+    let within = if order.is_clustered() { " of its session" } else { "" };
+    format!("the sample is earlier than the one before it{within}")
+}
+
+fn not_next(before: i64, now: i64) -> String {
+    format!("session {now} follows session {before}; sessions are contiguous and numbered without gaps")
+}
+
+/// The first row of a row group where something is wrong, and how many rows it is wrong in.
+#[derive(Debug, Default)]
+struct Finding {
+    first: Option<(usize, String)>,
+    rows: usize,
+}
+
+impl Finding {
+    fn add(&mut self, row: usize, message: impl FnOnce() -> String) {
+        self.rows += 1;
+        if self.first.is_none() {
+            self.first = Some((row, message()));
+        }
+    }
+
+    fn told(self, column: &'static str) -> Option<(&'static str, usize, String)> {
+        let (row, message) = self.first?;
+        let message = match self.rows {
+            1 => message,
+            rows => format!("{message} (and so in {} more rows of the row group)", rows - 1),
+        };
+        Some((column, row, message))
+    }
+}
+
+/// Follows the order of a partition from row group to row group.
+#[derive(Debug)]
+pub(super) struct OrderCheck {
+    order: Order,
+    /// Session and time of the last row so far; unknown before the first row group, and after one that cannot be read.
+    last: Option<(i64, i64)>,
+    at_start: bool,
+    /// When the session of that row started, if that is known.
+    session_start: Option<i64>,
+    /// The row groups so far.
+    row_groups: Vec<Ended>,
+}
+
+/// How a row group of a partition ended.
+#[derive(Debug)]
+struct Ended {
+    path: String,
+    index: usize,
+    decoded_bytes: u64,
+    inside_session: bool,
+}
+
+impl OrderCheck {
+    pub(super) fn new(order: Order) -> Self {
+        Self { order, last: None, at_start: true, session_start: None, row_groups: Vec::new() }
+    }
+
+    /// The next row group of the partition, or `None` in place of one that could not be read.
+    pub(super) fn next(&mut self, path: &str, index: usize, span: Option<Span>) -> Vec<Problem> {
+        let at_start = std::mem::replace(&mut self.at_start, false);
+        let Some(span) = span.filter(|span| span.rows > 0) else {
+            (self.last, self.session_start) = (None, None);
+            return Vec::new();
+        };
+        let problem = |column: &str, message: String| {
+            Problem::new(path, message).in_row_group(index).in_column(column).in_row(0)
+        };
+        let mut problems = Vec::new();
+        let (session, time) = span.first;
+        let continues = self.order.is_clustered() && self.last.is_some_and(|(last, _)| last == session);
+        if let (true, Some(before)) = (continues, self.row_groups.last_mut()) {
+            before.inside_session = true;
+        }
+        match self.last {
+            Some((_, last)) if (continues || !self.order.is_clustered()) && time < last => {
+                problems.push(problem(TIME_COLUMN, earlier(self.order)));
+            }
+            Some((last, _))
+                if self.order.is_clustered() && !continues && last.checked_add(1) != Some(session) =>
+            {
+                problems.push(problem(SESSION_COLUMN, not_next(last, session)));
+            }
+            None if at_start && self.order.is_clustered() && session != 0 => {
+                let message = format!("the partition's first session has the number {session}, not 0");
+                problems.push(problem(SESSION_COLUMN, message));
+            }
+            _ => {}
+        }
+        if self.order == Order::Session {
+            let starts = [(!continues).then_some(time), span.starts.map(|(first, _)| first)];
+            for start in starts.into_iter().flatten() {
+                if self.session_start.is_some_and(|before| start < before) {
+                    problems.push(problem(TIME_COLUMN, STARTS_EARLIER.to_owned()).in_row(None));
+                }
+                self.session_start = Some(start);
+            }
+            self.session_start = span.starts.map(|(_, last)| last).or(self.session_start);
+        }
+        self.last = Some(span.last);
+        let (path, decoded_bytes) = (path.to_owned(), span.decoded_bytes);
+        self.row_groups.push(Ended { path, index, decoded_bytes, inside_session: false });
+        problems
+    }
+
+    /// The sessions of the partition, as the number of the last one tells in clustered order.
+    pub(super) fn sessions(&self) -> Option<u64> {
+        let (last, _) = self.last.filter(|_| self.order.is_clustered())?;
+        u64::try_from(last).ok()?.checked_add(1)
+    }
+
+    /// Row groups that begin inside a session.
+    pub(super) fn row_groups_inside_sessions(&self) -> u64 {
+        self.row_groups.iter().filter(|ended| ended.inside_session).count() as u64
+    }
+
+    /// Row groups that end inside a session though there was room for more.
+    ///
+    /// A row group ends with the first session after some size, and inside one only after twice that size. So one that
+    /// ends inside a session is no smaller than those that do not, but for one sample; here it may have half as much,
+    /// because a partition's files may have been written with unlike samples.
+    pub(super) fn small_row_groups(&self) -> Vec<Problem> {
+        let whole = self.row_groups.iter().filter(|ended| !ended.inside_session);
+        let largest = whole.map(|ended| ended.decoded_bytes).max().unwrap_or(0);
+        let small = |ended: &&Ended| ended.inside_session && ended.decoded_bytes < largest / 2;
+        let problem = |ended: &Ended| {
+            let message = format!(
+                "it ends inside a session with {} decoded bytes, another row group has {largest}",
+                ended.decoded_bytes
+            );
+            Problem::new(&ended.path, message).in_row_group(ended.index)
+        };
+        self.row_groups.iter().filter(small).map(problem).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Session and time of a sample.
+    type Place = (i64, i64);
+
+    /// The messages for row groups of (session, time).
+    fn messages(order: Order, row_groups: &[&[(i64, i64)]]) -> Vec<String> {
+        let mut check = OrderCheck::new(order);
+        let mut found = Vec::new();
+        for (index, rows) in row_groups.iter().enumerate() {
+            let (sessions, times): (Vec<i64>, Vec<i64>) = rows.iter().copied().unzip();
+            let (span, within) = check_row_group(order, &sessions, &times);
+            found.extend(within.into_iter().map(|(column, row, _)| format!("{index} {column} {row}")));
+            let between = check.next("file", index, Some(span));
+            found.extend(between.into_iter().map(|p| {
+                format!("{index} {} {}", p.column.unwrap(), p.row.map_or("-".into(), |row| row.to_string()))
+            }));
+        }
+        found
+    }
+
+    #[test]
+    fn sound_orders_have_no_problem() {
+        let split: [&[(i64, i64)]; 3] = [&[(0, 5), (0, 9), (1, 5)], &[(1, 5), (1, 30)], &[(2, 6), (3, 6)]];
+        assert!(messages(Order::Session, &split).is_empty());
+        let by_hash: [&[(i64, i64)]; 2] = [&[(0, 50), (1, 3), (2, 4)], &[(3, 1), (3, 2)]];
+        assert!(messages(Order::SessionHash, &by_hash).is_empty());
+        let arrival: [&[(i64, i64)]; 2] = [&[(4, 1), (0, 1), (4, 2)], &[(1, 2), (0, 3)]];
+        assert!(messages(Order::Arrival, &arrival).is_empty());
+    }
+
+    #[test]
+    fn every_kind_of_disorder_is_found_with_its_row() {
+        let within: [(Order, &[Place], &str); 6] = [
+            (Order::Session, &[(0, 5), (0, 4)], "0 timestamp 1"),
+            (Order::Session, &[(0, 5), (2, 6)], "0 session_id 1"),
+            (Order::Session, &[(0, 5), (1, 6), (0, 7)], "0 session_id 2"),
+            (Order::Session, &[(1, 5), (2, 6)], "0 session_id 0"),
+            (Order::Session, &[(0, 1), (1, 6), (2, 5)], "0 timestamp 2"),
+            (Order::Arrival, &[(0, 5), (1, 4)], "0 timestamp 1"),
+        ];
+        for (order, rows, expected) in within {
+            assert_eq!(messages(order, &[rows]), [expected], "{rows:?}");
+        }
+        let between: [(Order, [&[Place]; 2], &str); 5] = [
+            (Order::Session, [&[(0, 5)], &[(0, 4)]], "1 timestamp 0"),
+            (Order::Session, [&[(0, 5)], &[(2, 6)]], "1 session_id 0"),
+            (Order::Session, [&[(0, 5), (0, 9)], &[(0, 9), (1, 4)]], "1 timestamp -"),
+            (Order::Session, [&[(0, 5), (1, 8)], &[(2, 7)]], "1 timestamp -"),
+            (Order::Arrival, [&[(0, 5)], &[(1, 4)]], "1 timestamp 0"),
+        ];
+        for (order, rows, expected) in between {
+            assert_eq!(messages(order, &rows), [expected], "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn a_session_may_be_cut_only_where_it_does_not_fit() {
+        let mut check = OrderCheck::new(Order::Session);
+        for (index, (first, last, decoded_bytes)) in
+            [((0, 1), (1, 5), 100), ((1, 5), (1, 6), 210), ((1, 6), (3, 9), 120), ((4, 9), (4, 9), 10)]
+                .into_iter()
+                .enumerate()
+        {
+            let span = Span { rows: 2, first, last, starts: None, decoded_bytes };
+            assert!(check.next("file", index, Some(span)).is_empty());
+        }
+        assert_eq!((check.row_groups_inside_sessions(), check.sessions()), (2, Some(5)));
+        assert!(check.small_row_groups().is_empty());
+        check.row_groups[0].decoded_bytes = 59;
+        let small = check.small_row_groups();
+        assert_eq!((small.len(), small[0].row_group), (1, Some(0)));
+    }
+}

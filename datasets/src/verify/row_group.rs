@@ -1,0 +1,137 @@
+//! One row group, read column by column.
+
+use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+
+use super::order::{Span, check_row_group};
+use super::totals::{PartitionTotals, count_lists};
+use crate::digest::{ColumnSeed, Digest, SampleDigest};
+use crate::scan::{OpenFile, SampleLists};
+use crate::{FeatureGroup, FeatureStatistics, Manifest, Problem, SESSION_COLUMN, SparseFeature, TIME_COLUMN};
+
+/// A row group to check.
+pub(super) struct RowGroupCheck<'a> {
+    pub(super) manifest: &'a Manifest,
+    pub(super) file: &'a OpenFile,
+    pub(super) index: usize,
+    /// Where its samples are counted.
+    pub(super) totals: &'a PartitionTotals,
+}
+
+/// What was found in a row group.
+#[derive(Debug, Default)]
+pub(super) struct CheckedRowGroup {
+    pub(super) problems: Vec<Problem>,
+    /// Where it begins and ends; `None` if its sessions or times could not be read.
+    pub(super) span: Option<Span>,
+    /// Whether all columns could be read, and the samples are in the partition's totals.
+    pub(super) counted: bool,
+}
+
+impl RowGroupCheck<'_> {
+    /// Reads all columns, as many as can be read.
+    pub(super) fn run(&self) -> CheckedRowGroup {
+        let mut problems = Vec::new();
+        let (mut span, mut samples) = match self.read_order(&mut problems) {
+            Ok(read) => read,
+            Err(problem) => return CheckedRowGroup { problems: vec![problem], span: None, counted: false },
+        };
+        let mut counted = true;
+        let mut unreadable = |problem: Problem| {
+            counted = false;
+            problem
+        };
+        let schema = &self.manifest.schema;
+        for name in schema.float_columns() {
+            problems.extend(self.add_floats(name, &mut samples).err().map(&mut unreadable));
+        }
+        let mut features = Vec::new();
+        for (group, feature) in schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f))) {
+            match self.add_lists(group, feature, &mut samples) {
+                Ok((statistics, problem)) => {
+                    features.push(statistics);
+                    problems.extend(problem);
+                }
+                Err(problem) => problems.push(unreadable(problem)),
+            }
+        }
+        let ids: u64 = features.iter().map(|feature| feature.values).sum();
+        span.decoded_bytes = 8 * ids + span.rows as u64 * (16 + 4 * schema.float_columns().count() as u64);
+        if counted {
+            let mut digest = Digest::default();
+            samples.into_iter().for_each(|sample| digest.add(sample));
+            self.totals.add(&features, digest);
+        }
+        CheckedRowGroup { problems, span: Some(span), counted }
+    }
+
+    /// Checks the order of the samples, and starts their digests.
+    fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, Vec<SampleDigest>), Problem> {
+        let sessions = self.file.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
+        let times = self.file.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
+        let (span, found) = check_row_group(self.manifest.order, &sessions, &times);
+        problems.extend(found.into_iter().map(|(column, row, message)| self.problem(column, row, message)));
+        problems.extend(
+            self.totals
+                .see_sessions(&sessions)
+                .map(|(row, message)| self.problem(SESSION_COLUMN, row, message)),
+        );
+        let seed = ColumnSeed::new(TIME_COLUMN);
+        let mut samples = vec![SampleDigest::default(); times.len()];
+        for (sample, time) in samples.iter_mut().zip(times.iter()) {
+            sample.add(seed.number(*time as u64));
+        }
+        Ok((span, samples))
+    }
+
+    fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<(), Problem> {
+        let floats = self.file.numbers::<Float32Type>(self.index, name)?;
+        let seed = ColumnSeed::new(name);
+        for (sample, float) in samples.iter_mut().zip(floats.iter()) {
+            sample.add(seed.number(u64::from(float.to_bits())));
+        }
+        Ok(())
+    }
+
+    /// Reads a sparse feature: its statistics, and an id that is not in its vocabulary.
+    fn add_lists(
+        &self,
+        group: &FeatureGroup,
+        feature: &SparseFeature,
+        samples: &mut [SampleDigest],
+    ) -> Result<(FeatureStatistics, Option<Problem>), Problem> {
+        let lists = self.file.lists(self.index, self.manifest.layout, group, feature)?;
+        let seed = ColumnSeed::new(&feature.name);
+        let mut part = 0;
+        for (i, sample) in samples.iter_mut().enumerate() {
+            if !lists.repeats(i) {
+                part = seed.list(lists.list(i));
+            }
+            sample.add(part);
+        }
+        let statistics = count_lists(&lists);
+        Ok((statistics, self.unknown_id(feature, &lists, &statistics)))
+    }
+
+    /// The first id of a feature that its vocabulary does not have.
+    fn unknown_id(
+        &self,
+        feature: &SparseFeature,
+        lists: &SampleLists,
+        statistics: &FeatureStatistics,
+    ) -> Option<Problem> {
+        let name = feature.vocabulary.as_ref()?;
+        let largest = i64::try_from(self.manifest.vocabularies.get(name)?.entries).unwrap_or(i64::MAX);
+        let known = |id: i64| (0..=largest).contains(&id);
+        if statistics.min_id.is_none_or(known) && statistics.max_id.is_none_or(known) {
+            return None;
+        }
+        let unknown = |row: usize| Some((row, *lists.list(row).iter().find(|id| !known(**id))?));
+        let (row, id) = (0..lists.len()).find_map(unknown)?;
+        let message = format!("the id {id} is not one of the vocabulary `{name}`, which has 0 to {largest}");
+        Some(self.problem(&feature.name, row, message))
+    }
+
+    fn problem(&self, column: &str, row: usize, message: String) -> Problem {
+        Problem::new(&self.file.path, message).in_row_group(self.index).in_column(column).in_row(row)
+    }
+}

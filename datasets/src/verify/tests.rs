@@ -1,0 +1,515 @@
+//! Each test damages a sound dataset in one way, makes its checksums right again, and expects the damage to be named.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, Float32Array, Int32Array, Int64Array, RecordBatch, RecordBatchReader,
+    TimestampMicrosecondArray, UInt32Array,
+};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::{Field, Int32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::*;
+use crate::console::Silent;
+use crate::folded::samples::{Sample, rows, schema};
+use crate::units::format_hex;
+use crate::{DatasetWriter, Layout, Order, PartitionKey, Vocabulary, WriterOptions};
+
+/// A dataset that tests damage: two partitions of sessions of 1 to 6 samples, in several row groups and files.
+struct Dataset(tempfile::TempDir);
+
+impl Dataset {
+    fn new(layout: Layout, order: Order) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let options =
+            WriterOptions { layout, row_group_bytes: 1_500, file_bytes: 6_000, ..WriterOptions::new(order) };
+        let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
+        for (name, first) in [("a", 0), ("b", 1_000)] {
+            let key = PartitionKey::parse(&format!("split={name}")).unwrap();
+            writer.write(&key, &samples(order, first)).unwrap();
+        }
+        writer.finish().unwrap();
+        Self(directory)
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn manifest(&self) -> Value {
+        serde_json::from_slice(&fs_err::read(self.root().join(MANIFEST_FILE)).unwrap()).unwrap()
+    }
+
+    fn edit_manifest(&self, edit: impl FnOnce(&mut Value)) {
+        let mut manifest = self.manifest();
+        edit(&mut manifest);
+        let text = serde_json::to_string(&manifest).unwrap();
+        fs_err::write(self.root().join(MANIFEST_FILE), text).unwrap();
+    }
+
+    /// The first data file of the first partition.
+    fn file(&self) -> PathBuf {
+        self.root().join(self.manifest()["partitions"][0]["files"][0]["path"].as_str().unwrap())
+    }
+
+    fn row_groups(&self) -> Vec<RecordBatch> {
+        let open = || fs_err::File::open(self.file()).unwrap().into_file();
+        let groups = ParquetRecordBatchReaderBuilder::try_new(open()).unwrap().metadata().num_row_groups();
+        let read = |group| {
+            let builder = ParquetRecordBatchReaderBuilder::try_new(open()).unwrap();
+            let reader = builder.with_row_groups(vec![group]).with_batch_size(1 << 20).build().unwrap();
+            let schema = reader.schema();
+            concat_batches(&schema, &reader.map(Result::unwrap).collect::<Vec<_>>()).unwrap()
+        };
+        (0..groups).map(read).collect()
+    }
+
+    /// Writes the file with other row groups, and makes the manifest name it as it is now.
+    fn rewrite(&self, edit: impl FnOnce(&mut Vec<RecordBatch>)) {
+        let mut row_groups = self.row_groups();
+        edit(&mut row_groups);
+        let mut writer = ArrowWriter::try_new(Vec::new(), row_groups[0].schema(), None).unwrap();
+        for group in &row_groups {
+            writer.write(group).unwrap();
+            writer.flush().unwrap();
+        }
+        fs_err::write(self.file(), writer.into_inner().unwrap()).unwrap();
+        self.name_file(row_groups.len(), row_groups.iter().map(RecordBatch::num_rows).sum());
+    }
+
+    /// Edits one row group.
+    fn rewrite_one(&self, index: usize, edit: impl FnOnce(&RecordBatch) -> RecordBatch) {
+        self.rewrite(|row_groups| row_groups[index] = edit(&row_groups[index]));
+    }
+
+    /// Replaces a column of a row group.
+    fn replace(&self, index: usize, name: &str, column: impl FnOnce(&ArrayRef) -> ArrayRef) {
+        self.rewrite_one(index, |batch| {
+            let mut columns = batch.columns().to_vec();
+            let place = batch.schema().index_of(name).unwrap();
+            columns[place] = column(&columns[place]);
+            RecordBatch::try_new(batch.schema(), columns).unwrap()
+        });
+    }
+
+    fn name_file(&self, row_groups: usize, samples: usize) {
+        let bytes = fs_err::read(self.file()).unwrap();
+        self.edit_manifest(|manifest| {
+            let file = &mut manifest["partitions"][0]["files"][0];
+            let gone = file["samples"].as_u64().unwrap() - samples as u64;
+            let more = bytes.len() as i64 - file["bytes_on_disk"].as_i64().unwrap();
+            file["samples"] = json!(samples);
+            file["row_groups"] = json!(row_groups);
+            file["bytes_on_disk"] = json!(bytes.len());
+            file["sha256"] = json!(format_hex(&Sha256::digest(&bytes)));
+            for of in ["/partitions/0/samples", "/statistics/samples"] {
+                let samples = manifest.pointer_mut(of).unwrap();
+                *samples = json!(samples.as_u64().unwrap() - gone);
+            }
+            let sum = manifest["statistics"]["bytes_on_disk"].as_i64().unwrap();
+            manifest["statistics"]["bytes_on_disk"] = json!(sum + more);
+        });
+    }
+
+    fn verify(&self) -> Verification {
+        verify(self.root(), &VerifyOptions { threads: 2 }, &Silent).unwrap()
+    }
+
+    /// The problems, with the file's number in its partition for its path.
+    fn problems(&self) -> Vec<String> {
+        let short = |problem: &Problem| {
+            let text = problem.to_string().replace("split=a/part-", "");
+            text.replacen("`00000-g1.parquet`", "file 0", 1)
+        };
+        self.verify().problems.iter().map(short).collect()
+    }
+
+    #[track_caller]
+    fn has(&self, expected: &[&str]) {
+        let problems = self.problems();
+        let fits = problems.iter().zip(expected).all(|(problem, start)| problem.starts_with(start));
+        assert!(fits && problems.len() == expected.len(), "{problems:#?}\nexpected {expected:#?}");
+    }
+}
+
+const DIGEST: &str = "`split=a`: the samples are not those that were written: their digest is ";
+
+/// Samples of sessions that overlap in time, in the given order.
+fn samples(order: Order, first_id: i64) -> RecordBatch {
+    let mut places: Vec<(i64, i64)> =
+        (0..60_i64).flat_map(|s| (0..1 + s % 6).map(move |i| (s, s * 10 + i * 25))).collect();
+    if order == Order::Arrival {
+        places.sort_by_key(|(session, time)| (*time, *session));
+    }
+    let lists = |(i, (session, _)): (i64, &(i64, i64))| -> Sample {
+        let window = i / 2..i / 2 + 5;
+        [vec![*session], vec![7; (session % 3) as usize], window.collect(), vec![first_id + i]]
+    };
+    let rows = rows(&(0..).zip(&places).map(lists).collect::<Vec<_>>());
+    let mut columns = rows.columns().to_vec();
+    let (sessions, times): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
+    columns[0] = Arc::new(Int64Array::from(sessions));
+    columns[1] = Arc::new(TimestampMicrosecondArray::from(times));
+    RecordBatch::try_new(rows.schema(), columns).unwrap()
+}
+
+fn numbers(column: &ArrayRef, edit: impl FnOnce(&mut Vec<i64>)) -> ArrayRef {
+    let mut numbers = match column.as_primitive_opt::<Int64Type>() {
+        Some(numbers) => numbers.values().to_vec(),
+        None => column.as_primitive::<TimestampMicrosecondType>().values().to_vec(),
+    };
+    edit(&mut numbers);
+    match column.as_primitive_opt::<Int64Type>() {
+        Some(_) => Arc::new(Int64Array::from(numbers)),
+        None => Arc::new(TimestampMicrosecondArray::from(numbers)),
+    }
+}
+
+#[test]
+fn a_sound_dataset_has_no_problem() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        for order in [Order::Session, Order::SessionHash, Order::Arrival] {
+            let dataset = Dataset::new(layout, order);
+            let verification = dataset.verify();
+            assert_eq!(verification.problems, []);
+            assert!(verification.is_sound() && verification.warnings.is_empty());
+            assert_eq!((verification.partitions, verification.digests), (2, 2));
+            assert_eq!((verification.samples, verification.sessions), (420, 120));
+            assert!(verification.files > 2 && verification.row_groups > 8, "{verification:?}");
+            assert_eq!(verification.row_groups_inside_sessions, 0);
+        }
+    }
+}
+
+#[test]
+fn older_versions_have_totals_to_compare() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.edit_manifest(|manifest| {
+        manifest["format_version"] = json!(2);
+        manifest.as_object_mut().unwrap().remove("vocabularies");
+        for partition in manifest["partitions"].as_array_mut().unwrap() {
+            partition.as_object_mut().unwrap().retain(|key, _| key != "features" && key != "digest");
+        }
+    });
+    assert_eq!((dataset.verify().problems, dataset.verify().digests), (vec![], 0));
+    dataset.edit_manifest(|manifest| manifest["statistics"]["features"]["city"]["max_id"] = json!(60));
+    dataset.has(&["`manifest.json`, column `city`: its largest id is 59, the manifest says 60"]);
+}
+
+#[test]
+fn bytes_that_changed_are_found() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    let mut bytes = fs_err::read(dataset.file()).unwrap();
+    bytes[100] ^= 1;
+    fs_err::write(dataset.file(), &bytes).unwrap();
+    dataset.has(&["file 0: its bytes have SHA-256 "]);
+    bytes.pop();
+    fs_err::write(dataset.file(), &bytes).unwrap();
+    dataset.has(&[&format!("file 0: it has {} bytes, the manifest says {}", bytes.len(), bytes.len() + 1)]);
+    fs_err::remove_file(dataset.file()).unwrap();
+    dataset.has(&["file 0: it is missing, the manifest names it"]);
+}
+
+#[test]
+fn a_file_that_is_no_parquet_is_named() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    let (groups, samples) =
+        (dataset.row_groups().len(), dataset.manifest()["partitions"][0]["files"][0]["samples"].as_u64());
+    fs_err::write(dataset.file(), [b"PAR1", &[7; 500][..], b"PAR1"].concat()).unwrap();
+    dataset.name_file(groups, samples.unwrap() as usize);
+    dataset.has(&["file 0: its footer cannot be read: "]);
+}
+
+#[test]
+fn samples_out_of_order_are_found() {
+    for (order, expected) in [
+        (Order::Session, "the sample is earlier than the one before it of its session"),
+        (Order::Arrival, "the sample is earlier than the one before it"),
+    ] {
+        let dataset = Dataset::new(Layout::Rows, order);
+        let batch = &dataset.row_groups()[1];
+        let sessions = batch.column(0).as_primitive::<Int64Type>().values();
+        let times = batch.column(1).as_primitive::<TimestampMicrosecondType>().values();
+        let swapped = |row: &usize| {
+            let together = sessions[*row] == sessions[row - 1] || order == Order::Arrival;
+            together && times[*row] > times[row - 1]
+        };
+        let row = (1..batch.num_rows()).find(swapped).unwrap();
+        dataset.rewrite_one(1, |batch| {
+            let mut rows: Vec<u32> = (0..batch.num_rows() as u32).collect();
+            rows.swap(row - 1, row);
+            take_record_batch(batch, &UInt32Array::from(rows)).unwrap()
+        });
+        // The samples are the same ones, and so is their digest.
+        let place = format!("file 0, row group 1, column `timestamp`, row {row}: {expected}");
+        let problems = dataset.problems();
+        assert!(problems[0].starts_with(&place), "{problems:?}");
+        assert!(problems.iter().all(|problem| problem.contains("`timestamp`")), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_dropped_sample_is_found() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    let rows = dataset.row_groups()[0].num_rows();
+    dataset.rewrite_one(0, |batch| batch.slice(0, rows - 1));
+    let problems = dataset.problems();
+    assert!(problems.iter().any(|problem| problem.starts_with(DIGEST)), "{problems:?}");
+    let values = "`split=a`, column `item`: its number of ids is 209, the manifest says 210";
+    assert!(problems.iter().any(|problem| problem == values), "{problems:?}");
+}
+
+#[test]
+fn a_row_count_that_is_not_the_manifests_is_found() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    let samples = dataset.row_groups().iter().map(RecordBatch::num_rows).sum::<usize>();
+    dataset.rewrite_one(0, |batch| batch.slice(0, batch.num_rows() - 1));
+    dataset.edit_manifest(|manifest| {
+        manifest["partitions"][0]["files"][0]["samples"] = json!(samples);
+        for of in ["/partitions/0/samples", "/statistics/samples"] {
+            let samples = manifest.pointer_mut(of).unwrap();
+            *samples = json!(samples.as_u64().unwrap() + 1);
+        }
+    });
+    dataset.has(&[&format!("file 0: it has {} rows, the manifest says {samples}", samples - 1)]);
+    dataset.rewrite(|_| ());
+    dataset.edit_manifest(|manifest| manifest["partitions"][0]["files"][0]["row_groups"] = json!(1));
+    assert!(dataset.problems()[0].ends_with("row groups, the manifest says 1"), "{:?}", dataset.problems());
+}
+
+#[test]
+fn another_value_is_found_by_the_digest() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    dataset.replace(0, "clicked", |column| {
+        let mut labels = column.as_primitive::<arrow::datatypes::Float32Type>().values().to_vec();
+        labels[3] = 0.5;
+        Arc::new(Float32Array::from(labels))
+    });
+    dataset.has(&[DIGEST]);
+}
+
+#[test]
+fn another_id_is_found_by_the_statistics_too() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.replace(0, "item", |column| {
+        let lists = column.as_list::<i32>();
+        let ids = numbers(lists.values(), |ids| ids[0] = -5);
+        let item = crate::schema::item_field();
+        Arc::new(arrow::array::ListArray::new(item, lists.offsets().clone(), ids, None))
+    });
+    dataset.has(&["`split=a`, column `item`: its smallest id is -5, the manifest says 0", DIGEST]);
+}
+
+#[test]
+fn figures_of_the_manifest_are_compared() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    dataset.edit_manifest(|manifest| manifest["statistics"]["sessions"] = json!(121));
+    dataset.has(&["`manifest.json`: the statistics count 121 sessions, the partitions 120"]);
+    dataset.edit_manifest(|manifest| manifest["partitions"][1]["sessions"] = json!(61));
+    dataset.has(&["`split=b`, column `session_id`: it has 60 sessions, the manifest says 61"]);
+    let dataset = Dataset::new(Layout::Folded, Order::Arrival);
+    dataset.edit_manifest(|manifest| {
+        manifest["statistics"]["sessions"] = json!(119);
+        manifest["partitions"][0]["sessions"] = json!(59);
+        manifest["partitions"][0]["features"]["tags"]["max_length"] = json!(3);
+    });
+    let problems = dataset.problems();
+    let has = |text: &str| problems.iter().any(|problem| problem.contains(text));
+    assert!(
+        has("`manifest.json`, column `tags`: its longest list is 3, the manifest says 2"),
+        "{problems:?}"
+    );
+    assert!(has(": the partition has 59 sessions, this is number 59"), "{problems:?}");
+    assert!(has("`split=a`, column `tags`: its longest list is 2, the manifest says 3"), "{problems:?}");
+}
+
+#[test]
+fn sessions_that_are_not_numbered_or_ordered_are_found() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.replace(0, SESSION, |column| {
+        numbers(column, |sessions| {
+            sessions.iter_mut().for_each(|session| *session += i64::from(*session > 3))
+        })
+    });
+    dataset.has(&[
+        "file 0, row group 0, column `session_id`, row 10: session 5 follows session 3; ",
+        "file 0, row group 1, column `timestamp`, row 0: the sample is earlier than the one before it of its session",
+    ]);
+}
+
+const SESSION: &str = crate::SESSION_COLUMN;
+
+#[test]
+fn sessions_that_start_earlier_than_the_one_before_are_found() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.replace(0, crate::TIME_COLUMN, |column| numbers(column, |times| times[1] = -1));
+    let problems = dataset.problems();
+    let expected =
+        "file 0, row group 0, column `timestamp`: the session starts earlier than the one before it";
+    assert_eq!(problems[0], expected);
+    // By hash, sessions may start at any time.
+    let dataset = Dataset::new(Layout::Rows, Order::SessionHash);
+    dataset.replace(0, crate::TIME_COLUMN, |column| numbers(column, |times| times[1] = -1));
+    dataset.has(&[DIGEST]);
+}
+
+#[test]
+fn row_groups_that_begin_inside_a_session_are_counted_and_small_ones_are_problems() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    let cut = |row: usize| {
+        dataset.rewrite(|row_groups| {
+            let whole = row_groups.remove(0);
+            row_groups.insert(0, whole.slice(0, row));
+            row_groups.insert(1, whole.slice(row, whole.num_rows() - row));
+        });
+    };
+    // Sessions 0, 1 and 2 have one, two and three samples.
+    cut(4);
+    let verification = dataset.verify();
+    assert_eq!((verification.row_groups_inside_sessions, verification.problems_found), (1, 1));
+    assert!(dataset.problems()[0].starts_with("file 0, row group 0: it ends inside a session with "));
+}
+
+#[test]
+fn folded_columns_that_do_not_unfold_are_found() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    let row = dataset.row_groups()[0].num_rows() - 1;
+    dataset.replace(0, "history.length", |column| {
+        let lengths = column.as_primitive::<Int32Type>().iter().enumerate();
+        let lengths = lengths.map(|(i, length)| if i == row { Some(9_999) } else { length });
+        Arc::new(lengths.collect::<Int32Array>())
+    });
+    dataset.has(&[&format!(
+        "file 0, row group 0, column `history.length`, row {row}: the length is 9999, but the row group has "
+    )]);
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    dataset.rewrite(|row_groups| row_groups[0] = row_groups[0].slice(1, row_groups[0].num_rows() - 1));
+    let problems = dataset.problems();
+    let first = "file 0, row group 0, column `history.length`, row 0: it is null in the first row of a";
+    assert!(problems.iter().any(|problem| problem.starts_with(first)), "{problems:?}");
+    assert!(!problems.iter().any(|problem| problem.starts_with(DIGEST)), "{problems:?}");
+}
+
+#[test]
+fn columns_that_are_not_the_schemas_are_found() {
+    let renamed = |dataset: &Dataset, from: &str, to: &str| {
+        dataset.rewrite(|row_groups| {
+            for batch in row_groups {
+                let schema = batch.schema();
+                let fields = schema.fields().iter().map(|field| match field.name() == from {
+                    true => Arc::new(Field::clone(field).with_name(to)),
+                    false => Arc::clone(field),
+                });
+                let schema = Arc::new(ArrowSchema::new(fields.collect::<Vec<_>>()));
+                *batch = RecordBatch::try_new(schema, batch.columns().to_vec()).unwrap();
+            }
+        });
+    };
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    renamed(&dataset, "tags", "tag");
+    dataset.has(&["file 0, column `tags`: it is missing"]);
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.rewrite(|row_groups| {
+        for batch in row_groups {
+            let more: ArrayRef = Arc::clone(batch.column(0));
+            let schema = batch.schema();
+            let columns = schema.fields().iter().cloned().zip(batch.columns().iter().cloned());
+            let columns =
+                columns.chain([(Arc::new(Field::new("more", more.data_type().clone(), false)), more)]);
+            let (fields, columns): (Vec<_>, Vec<_>) = columns.unzip();
+            *batch = RecordBatch::try_new(Arc::new(ArrowSchema::new(fields)), columns).unwrap();
+        }
+    });
+    dataset.has(&["file 0, column `more`: the schema has no such column"]);
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.edit_manifest(|manifest| manifest["layout"] = json!("folded"));
+    let problems = dataset.problems();
+    let wrong = "file 0, column `city`: it should be List(non-null Int64, field: 'element') or null, but is ";
+    assert!(problems[0].starts_with(wrong), "{problems:?}");
+}
+
+#[test]
+fn ids_beyond_their_vocabulary_are_found() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    dataset.edit_manifest(|manifest| {
+        manifest["schema"]["groups"][1]["features"][0]["vocabulary"] = json!("items");
+        let file = json!({ "path": "items.parquet", "entries": 1_100, "bytes_on_disk": 3, "sha256": "00" });
+        manifest["vocabularies"] = json!({ "items": file });
+    });
+    let problems = dataset.problems();
+    let unknown = |p: &&String| p.contains("is not one of the vocabulary `items`, which has 0 to 1100");
+    assert!(problems.iter().find(unknown).unwrap().contains("column `item`, row "), "{problems:?}");
+    assert_eq!(problems.last().unwrap(), "`items.parquet`: it is missing, the manifest names it");
+}
+
+#[test]
+fn vocabularies_are_read_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut schema = schema();
+    schema.groups[1].features[0].vocabulary = Some("items".to_owned());
+    let mut writer =
+        DatasetWriter::create(directory.path(), schema, WriterOptions::new(Order::Session)).unwrap();
+    let vocabulary = Vocabulary::from_counts([(70, 9), (80, 3)], 1);
+    writer.write(&PartitionKey::default(), &rows(&[[vec![], vec![], vec![], vec![0, 1, 2]]])).unwrap();
+    writer.add_vocabulary("items", &vocabulary).unwrap();
+    let manifest = writer.finish().unwrap();
+    let problems = || verify(directory.path(), &VerifyOptions { threads: 1 }, &Silent).unwrap().problems;
+    assert_eq!(problems(), []);
+    let path = directory.path().join(&manifest.vocabularies["items"].path);
+    let mut bytes = fs_err::read(&path).unwrap();
+    bytes[50] ^= 1;
+    fs_err::write(&path, &bytes).unwrap();
+    let found = problems();
+    assert!(found.len() == 1 && found[0].message.starts_with("its bytes have SHA-256 "), "{found:?}");
+    // As if it had been written so: the checksum is right, and there is an entry less.
+    let other = Vocabulary::from_counts([(70, 9)], 1);
+    let file = other.write(directory.path(), &manifest.vocabularies["items"].path).unwrap();
+    let manifest = directory.path().join(MANIFEST_FILE);
+    let mut json: Value = serde_json::from_slice(&fs_err::read(&manifest).unwrap()).unwrap();
+    json["vocabularies"]["items"] = serde_json::to_value(&file).unwrap();
+    fs_err::write(&manifest, json.to_string()).unwrap();
+    let found = problems();
+    assert!(
+        found.len() == 1 && found[0].message.starts_with("the id 2 is not one of the vocabulary"),
+        "{found:?}"
+    );
+    json["vocabularies"]["items"]["entries"] = json!(2);
+    fs_err::write(&manifest, json.to_string()).unwrap();
+    let found = problems();
+    assert!(found.len() == 1 && found[0].path == file.path, "{found:?}");
+}
+
+#[test]
+fn files_that_the_manifest_does_not_name_are_warned_of() {
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    for name in ["split=a/part-00077-g1.parquet", "split=b/notes.txt", "part-1.parquet", "README.md"] {
+        fs_err::write(dataset.root().join(name), b"1").unwrap();
+    }
+    let verification = dataset.verify();
+    let paths: Vec<&str> = verification.warnings.iter().map(|warning| warning.path.as_str()).collect();
+    assert_eq!(paths, ["part-1.parquet", "split=a/part-00077-g1.parquet", "split=b/notes.txt"]);
+    assert!(verification.is_sound());
+}
+
+#[test]
+fn all_problems_are_counted_and_a_hundred_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer =
+        DatasetWriter::create(directory.path(), schema(), WriterOptions::new(Order::Session)).unwrap();
+    for number in 0..103 {
+        let key = PartitionKey::parse(&format!("number={number:03}")).unwrap();
+        writer.write(&key, &rows(&[[vec![1], vec![], vec![], vec![]]])).unwrap();
+    }
+    let manifest = writer.finish().unwrap();
+    for file in manifest.file_paths() {
+        fs_err::remove_file(directory.path().join(file)).unwrap();
+    }
+    let verification = verify(directory.path(), &VerifyOptions { threads: 1 }, &Silent).unwrap();
+    assert_eq!((verification.problems_found, verification.problems.len()), (103, MOST_PROBLEMS));
+    assert!(verification.problems[99].path.starts_with("number=099/"));
+}
