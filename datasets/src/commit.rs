@@ -11,15 +11,22 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// The operating system's error; the old file is then untouched.
+/// The operating system's error; the old file is then untouched, and nothing is left beside it.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = sibling(path, "tmp");
-    let mut file = fs_err::File::create(&temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    drop(file);
-    fs_err::rename(&temporary, path)?;
+    let written = write_synced(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, path));
+    if written.is_err() {
+        // What counts is the first error; the next write replaces what cannot be removed.
+        let _ = fs_err::remove_file(&temporary);
+    }
+    written?;
     sync_directory(parent(path))
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = fs_err::File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// Makes the entries of a directory (new names, renames) survive a power cut.
@@ -260,6 +267,16 @@ mod tests {
         write_atomically(&path, b"old").unwrap();
         write_atomically(&path, b"new").unwrap();
         assert_eq!(fs_err::read(&path).unwrap(), b"new");
+        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_put_in_place_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        // A folder with something in it cannot be renamed over.
+        fs_err::create_dir_all(path.join("thesis")).unwrap();
+        assert!(write_atomically(&path, b"new").is_err());
         assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
     }
 

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, ListArray, RecordBatch, make_array};
-use arrow::datatypes::{DataType, FieldRef, SchemaRef};
+use arrow::array::{Array, ArrayRef, AsArray, ListArray, ListViewArray, RecordBatch, make_array};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaRef};
 
+use crate::lists::Lists;
 use crate::{Error, Result};
 
-/// The columns of `batch` in the order and types of `schema`, none of whose columns is nullable. Copies no values.
+/// The columns of `batch` in the order and types of `schema`, none of whose columns is nullable; where it asks for a
+/// `List`, a `ListView` stays one. Copies no values.
 ///
 /// # Errors
 ///
@@ -17,7 +19,13 @@ pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordB
         return Ok(batch.clone());
     }
     let columns = schema.fields().iter().map(|field| conform_column(batch, field));
-    Ok(RecordBatch::try_new(Arc::clone(schema), columns.collect::<Result<Vec<_>>>()?)?)
+    let columns = columns.collect::<Result<Vec<_>>>()?;
+    if schema.fields().iter().zip(&columns).all(|(field, column)| field.data_type() == column.data_type()) {
+        return Ok(RecordBatch::try_new(Arc::clone(schema), columns)?);
+    }
+    let fields = schema.fields().iter().zip(&columns);
+    let fields = fields.map(|(field, column)| Field::new(field.name(), column.data_type().clone(), false));
+    Ok(RecordBatch::try_new(Arc::new(ArrowSchema::new(fields.collect::<Vec<_>>())), columns)?)
 }
 
 /// The column of `batch` for `field`. The name and nullability of a list's items are the query's affair; a
@@ -40,10 +48,68 @@ fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
             if nulls > 0 {
                 return Err(wrong(format!("its lists hold {nulls} nulls")));
             }
-            let values = make_array(lists.values().to_data().into_builder().nulls(None).build()?);
+            let values = without_nulls(lists.values())?;
             Ok(Arc::new(ListArray::try_new(Arc::clone(item), lists.offsets().clone(), values, None)?))
+        }
+        (DataType::ListView(found), DataType::List(item)) if found.data_type() == item.data_type() => {
+            let lists = column.as_list_view::<i32>();
+            let nulls = nulls_in_views(column);
+            if nulls > 0 {
+                return Err(wrong(format!("its lists hold {nulls} nulls")));
+            }
+            let (offsets, sizes) = (lists.offsets().clone(), lists.sizes().clone());
+            let values = without_nulls(lists.values())?;
+            Ok(Arc::new(ListViewArray::try_new(Arc::clone(item), offsets, sizes, values, None)?))
         }
         (found, expected) if found == expected => Ok(Arc::clone(column)),
         (found, _) => Err(wrong(format!("it has type {found}"))),
+    }
+}
+
+/// The values without the nulls, none of which is in a list.
+fn without_nulls(values: &ArrayRef) -> Result<ArrayRef> {
+    if values.nulls().is_none() {
+        return Ok(Arc::clone(values));
+    }
+    Ok(make_array(values.to_data().into_builder().nulls(None).build()?))
+}
+
+/// The nulls in the lists of a `ListView`, each as often as a list holds it.
+fn nulls_in_views(column: &ArrayRef) -> usize {
+    let values = column.as_list_view::<i32>().values();
+    let Some(Lists::View(_, starts, sizes)) = Lists::of(column).filter(|_| values.null_count() > 0) else {
+        return 0;
+    };
+    let nulls = starts.iter().zip(sizes);
+    nulls.map(|(start, size)| values.slice(*start as usize, *size as usize).null_count()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::Int64Array;
+    use arrow::datatypes::Int64Type;
+
+    use super::*;
+    use crate::schema::item_field;
+
+    /// A batch of one column of views into `1 null 2`.
+    fn views(offsets: Vec<i32>, sizes: Vec<i32>) -> RecordBatch {
+        let ids = Arc::new(Int64Array::from(vec![Some(1), None, Some(2)]));
+        let item = Arc::new(Field::new("item", DataType::Int64, true));
+        let lists = ListViewArray::try_new(item, offsets.into(), sizes.into(), ids, None).unwrap();
+        RecordBatch::try_from_iter([("ids", Arc::new(lists) as ArrayRef)]).unwrap()
+    }
+
+    #[test]
+    fn nulls_between_views_are_in_no_list() {
+        let field = Field::new("ids", DataType::List(item_field()), false);
+        let schema = Arc::new(ArrowSchema::new(vec![field]));
+        let conformed = conform(&views(vec![2, 0, 1], vec![1, 1, 0]), &schema).unwrap();
+        let lists = conformed.column(0).as_list_view::<i32>();
+        let ids = |row| lists.value(row).as_primitive::<Int64Type>().values().to_vec();
+        assert_eq!([ids(0), ids(1), ids(2)], [vec![2], vec![1], vec![]]);
+        assert_eq!(lists.values().null_count(), 0);
+        let error = conform(&views(vec![0, 1], vec![2, 2]), &schema).unwrap_err().to_string();
+        assert!(error.contains("column `ids`: its lists hold 2 nulls"), "{error}");
     }
 }

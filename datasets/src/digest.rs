@@ -30,7 +30,12 @@ impl ColumnSeed {
     /// The part of a list of ids. Where a list repeats, its part may be kept and added again.
     pub fn list(self, ids: &[i64]) -> u128 {
         // The bytes of a list depend on its length, so lists need no separator.
-        xxh3_128_with_seed(bytemuck::cast_slice(ids), self.0)
+        self.bytes(bytemuck::cast_slice(ids))
+    }
+
+    /// The part of bytes: a text, or values of any one type.
+    pub fn bytes(self, bytes: &[u8]) -> u128 {
+        xxh3_128_with_seed(bytes, self.0)
     }
 
     /// The part of a number: a time, or the bits of a float.
@@ -46,10 +51,17 @@ impl SampleDigest {
     }
 }
 
+impl SampleDigest {
+    /// What the sample adds to a [`Digest`], when all its columns are added: a number that tells samples apart.
+    pub fn number(self) -> u128 {
+        mix(self.0)
+    }
+}
+
 impl Digest {
     /// Adds one sample.
     pub fn add(&mut self, sample: SampleDigest) {
-        self.0 = self.0.wrapping_add(mix(sample.0));
+        self.0 = self.0.wrapping_add(sample.number());
     }
 
     /// Adds the samples of another digest.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::Problem;
+
 /// What can go wrong with schemas, manifests, datasets and raw logs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -64,6 +66,31 @@ pub enum Error {
         hint: String,
     },
 
+    /// A vocabulary's file is not the one that the manifest records, or is none.
+    #[error(
+        "`{}`: {message}\n  hint: the dataset is damaged; build it again with `onefold-ingest build`", path.display()
+    )]
+    Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+
+    /// A feature has more distinct ids than can be counted in the memory that there is.
+    #[error(
+        "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} distinct ones so far, {} for all features\n  hint: raise `--memory-limit`, or leave this feature's ids as they are (remove its `vocabulary`)",
+        crate::units::format_count(*distinct), crate::units::format_bytes(*limit)
+    )]
+    TooManyIds {
+        /// The feature.
+        feature: String,
+        /// The distinct ids counted until then.
+        distinct: u64,
+        /// The bytes that the counters of all features had.
+        limit: u64,
+    },
+
     /// A partition filter that cannot be parsed or names no partition column.
     #[error("partition filter `{filter}`: {message}\n  hint: {hint}")]
     PartitionFilter {
@@ -97,6 +124,12 @@ pub enum Error {
         hint: String,
     },
 
+    /// A dataset's file is not what its manifest says, or does not decode.
+    #[error(
+        "{0}\n  hint: `onefold-ingest verify` finds all that is wrong with the dataset; build it again with `onefold-ingest build`"
+    )]
+    Damaged(Box<Problem>),
+
     /// A Parquet file could not be written or read.
     #[error("`{}`: {source}\n  hint: {hint}", path.display())]
     Parquet {
@@ -108,6 +141,29 @@ pub enum Error {
         hint: String,
     },
 
+    /// A file of a dataset could not be written: the disk is full, say.
+    #[error("`{}` cannot be written: {source}\n  hint: {hint}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: std::io::Error,
+        /// What to do.
+        hint: String,
+    },
+
+    /// What was written is not what was to be written.
+    #[error(
+        "the samples written are not those of the query: {written} of {expected} samples{}\n  hint: nothing was committed; check that no source changed while it was read, then run this again, and report it if it stays",
+        if written == expected { ", whose digests differ" } else { "" }
+    )]
+    Samples {
+        /// Samples that the query gave.
+        expected: u64,
+        /// Samples that were written.
+        written: u64,
+    },
+
     /// An Arrow operation failed on data that had been checked: a bug of Onefold.
     #[error("internal error: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Internal(#[from] arrow::error::ArrowError),
@@ -115,6 +171,48 @@ pub enum Error {
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What to do when a file cannot be written because of an error of this `kind`.
+pub(crate) fn write_hint(kind: std::io::ErrorKind) -> String {
+    use std::io::ErrorKind;
+    let hint = match kind {
+        ErrorKind::StorageFull => {
+            "the disk is full: free space on it, then run this again; what was there is untouched"
+        }
+        ErrorKind::QuotaExceeded => {
+            "the disk quota is used up: free space or raise it, then run this again; what was there is untouched"
+        }
+        ErrorKind::FileTooLarge => {
+            "the file would be larger than the file system or `ulimit -f` allows: raise the limit or write to another disk; what was there is untouched"
+        }
+        _ => "check the disk's free space and permissions",
+    };
+    hint.to_owned()
+}
+
+impl Error {
+    /// That `path` cannot be written.
+    pub(crate) fn write(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        let hint = write_hint(source.kind());
+        Self::Write { path: path.into(), source, hint }
+    }
+
+    /// That the Parquet file `path` cannot be written: [`Error::Write`] if it is the operating system that says so, or
+    /// else [`Error::Parquet`].
+    pub fn write_parquet(path: impl Into<PathBuf>, source: parquet::errors::ParquetError) -> Self {
+        let path = path.into();
+        match source {
+            parquet::errors::ParquetError::External(cause) => match cause.downcast::<std::io::Error>() {
+                Ok(source) => Self::write(path, *source),
+                Err(cause) => {
+                    let source = parquet::errors::ParquetError::External(cause);
+                    Self::Parquet { path, source, hint: write_hint(std::io::ErrorKind::Other) }
+                }
+            },
+            source => Self::Parquet { path, source, hint: write_hint(std::io::ErrorKind::Other) },
+        }
+    }
+}
 
 /// The valid names, and the nearest one to `wrong`, for an error's hint.
 ///
@@ -148,6 +246,12 @@ fn edit_distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+impl From<crate::Problem> for Error {
+    fn from(problem: crate::Problem) -> Self {
+        Self::Damaged(Box::new(problem))
+    }
 }
 
 #[cfg(test)]

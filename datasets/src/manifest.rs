@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, PartitionFilter, PartitionKey, Result, Schema, commit};
+use crate::digest::Digest;
+use crate::{Error, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile, commit};
 
 /// The manifest's file name in a dataset directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
 /// The version this code writes.
-const FORMAT_VERSION: u32 = 2;
-/// The oldest version this code reads; it has only the layout `rows`. A reader refuses by number what it cannot read.
+const FORMAT_VERSION: u32 = 3;
+/// The oldest version this code reads; it has only the layout `rows`, and until 3 partitions have no figures of their
+/// own. A reader refuses by number what it cannot read.
 const OLDEST_VERSION: u32 = 1;
 
 /// How sparse features are stored.
@@ -42,8 +44,21 @@ impl Layout {
 pub enum Order {
     /// The samples of a session stand together, in time order; sessions by start time.
     Session,
+    /// As `Session`, but that sessions stand by a hash of what identifies them, so that any run of them is a sample of
+    /// all.
+    SessionHash,
     /// By time alone, as a service logs them: the baseline that clustering is measured against.
     Arrival,
+}
+
+impl Order {
+    /// Whether the samples of a session stand together.
+    pub fn is_clustered(self) -> bool {
+        match self {
+            Self::Session | Self::SessionHash => true,
+            Self::Arrival => false,
+        }
+    }
 }
 
 /// A dataset's manifest.
@@ -62,6 +77,9 @@ pub struct Manifest {
     pub schema: Schema,
     /// The partitions, by key.
     pub partitions: Vec<Partition>,
+    /// The vocabularies whose ids features have in place of those of the logs, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub vocabularies: BTreeMap<String, VocabularyFile>,
     /// Figures over all partitions.
     pub statistics: Statistics,
 }
@@ -78,6 +96,12 @@ pub struct Partition {
     pub sessions: u64,
     /// The files, in sample order.
     pub files: Vec<DataFile>,
+    /// Figures by sparse feature; none before version 3.
+    #[serde(default)]
+    pub features: BTreeMap<String, FeatureStatistics>,
+    /// The digest of the samples; none before version 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
 }
 
 /// One Parquet file of a dataset.
@@ -124,27 +148,47 @@ pub struct FeatureStatistics {
     pub max_length: u64,
 }
 
+impl FeatureStatistics {
+    /// Adds the figures of other samples.
+    pub fn merge(&mut self, other: &Self) {
+        let least = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
+        self.values = self.values.saturating_add(other.values);
+        self.min_id = least(self.min_id, other.min_id);
+        self.max_id = self.max_id.max(other.max_id);
+        self.max_length = self.max_length.max(other.max_length);
+    }
+}
+
+impl Statistics {
+    /// The sums over `partitions`.
+    pub fn of(partitions: &[Partition]) -> Self {
+        let mut all = Self::default();
+        for partition in partitions {
+            all.samples += partition.samples;
+            all.sessions += partition.sessions;
+            all.bytes_on_disk += partition.files.iter().map(|file| file.bytes_on_disk).sum::<u64>();
+            for (name, figures) in &partition.features {
+                all.features.entry(name.clone()).or_default().merge(figures);
+            }
+        }
+        all
+    }
+}
+
 impl Manifest {
-    /// A manifest of the current version; the statistics' totals are summed from the partitions.
+    /// A manifest of the current version; the statistics are summed from the partitions, which are put in order.
     pub(crate) fn new(
         generation: u64,
         layout: Layout,
         order: Order,
         schema: Schema,
-        partitions: Vec<Partition>,
-        features: BTreeMap<String, FeatureStatistics>,
+        mut partitions: Vec<Partition>,
+        vocabularies: BTreeMap<String, VocabularyFile>,
     ) -> Self {
-        let statistics = Statistics {
-            samples: partitions.iter().map(|partition| partition.samples).sum(),
-            sessions: partitions.iter().map(|partition| partition.sessions).sum(),
-            bytes_on_disk: partitions
-                .iter()
-                .flat_map(|partition| &partition.files)
-                .map(|file| file.bytes_on_disk)
-                .sum(),
-            features,
-        };
-        Self { format_version: FORMAT_VERSION, generation, layout, order, schema, partitions, statistics }
+        partitions.sort_by(|a, b| a.key.cmp(&b.key));
+        let statistics = Statistics::of(&partitions);
+        let format_version = FORMAT_VERSION;
+        Self { format_version, generation, layout, order, schema, partitions, vocabularies, statistics }
     }
 
     /// Reads the manifest of the dataset in `directory`.
@@ -192,11 +236,12 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written; the previous manifest is then untouched.
+    /// [`Error::Write`] if it cannot be written; the previous manifest is then untouched.
     pub(crate) fn store(&self, directory: &Path) -> Result<()> {
         let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         text.push('\n');
-        Ok(commit::write_atomically(&directory.join(MANIFEST_FILE), text.as_bytes())?)
+        let path = directory.join(MANIFEST_FILE);
+        commit::write_atomically(&path, text.as_bytes()).map_err(|error| Error::write(path, error))
     }
 
     /// The partitions that `filter` chooses, in order.
@@ -237,9 +282,10 @@ impl Manifest {
         Ok(chosen.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples)))
     }
 
-    /// The data files' paths relative to the dataset directory.
+    /// The files' paths relative to the dataset directory: the data files in sample order, then the vocabularies.
     pub fn file_paths(&self) -> impl Iterator<Item = PathBuf> {
-        self.partitions.iter().flat_map(|partition| &partition.files).map(|file| PathBuf::from(&file.path))
+        let files = self.partitions.iter().flat_map(|partition| &partition.files).map(|file| &file.path);
+        files.chain(self.vocabularies.values().map(|file| &file.path)).map(PathBuf::from)
     }
 
     /// Checks what serde cannot: the version's layouts, the schema, the totals, and that no path leaves the directory.
@@ -256,11 +302,20 @@ impl Manifest {
                     partition.key, partition.samples
                 ));
             }
-            for file in &partition.files {
-                let path = Path::new(&file.path);
-                if !path.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
-                    return Err(format!("the file path `{}` leaves the dataset", file.path));
-                }
+        }
+        for path in self.file_paths() {
+            if !path.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
+                return Err(format!("the file path `{}` leaves the dataset", path.display()));
+            }
+        }
+        for feature in self.schema.sparse_features() {
+            if let Some(name) =
+                feature.vocabulary.as_ref().filter(|name| !self.vocabularies.contains_key(*name))
+            {
+                return Err(format!(
+                    "the feature `{}` has the vocabulary `{name}`, which is not there",
+                    feature.name
+                ));
             }
         }
         let partitions: u64 =
@@ -288,7 +343,8 @@ mod tests {
             sha256: "00".into(),
         };
         let key = PartitionKey::parse("split=a").unwrap();
-        let partition = Partition { key, samples: 3, sessions: 2, files: vec![file] };
+        let (features, digest) = (BTreeMap::new(), Some(Digest::default()));
+        let partition = Partition { key, samples: 3, sessions: 2, files: vec![file], features, digest };
         Manifest::new(1, Layout::Folded, Order::Session, schema, vec![partition], BTreeMap::new())
     }
 
@@ -308,17 +364,42 @@ mod tests {
             Manifest::load(directory.path()).unwrap_err().to_string()
         };
         let mut newer = manifest();
-        newer.format_version = 3;
-        assert!(refused(newer).contains("format version 3, this program reads 1 to 2"));
+        newer.format_version = 4;
+        assert!(refused(newer).contains("format version 4, this program reads 1 to 3"));
         let mut older = manifest();
         older.format_version = 0;
-        assert!(refused(older).contains("format version 0, this program reads 1 to 2"));
+        assert!(refused(older).contains("format version 0, this program reads 1 to 3"));
         let mut escaping = manifest();
         escaping.partitions[0].files[0].path = "../secret.parquet".into();
         assert!(refused(escaping).contains("leaves the dataset"));
+        let mut escaping = manifest();
+        let file = VocabularyFile {
+            path: "/etc/ids.parquet".into(),
+            entries: 1,
+            bytes_on_disk: 1,
+            sha256: "00".into(),
+        };
+        escaping.vocabularies.insert("ids".into(), file);
+        assert!(refused(escaping).contains("`/etc/ids.parquet` leaves the dataset"));
         let mut unequal = manifest();
         unequal.partitions[0].files[0].samples = 4;
         assert!(refused(unequal).contains("has 3 samples, its files have 4"));
+    }
+
+    #[test]
+    fn figures_of_partitions_add_up() {
+        let of =
+            |values, min_id, max_id, max_length| FeatureStatistics { values, min_id, max_id, max_length };
+        let mut all = FeatureStatistics::default();
+        for (part, sum) in [
+            (of(0, None, None, 0), of(0, None, None, 0)),
+            (of(3, Some(-2), Some(5), 2), of(3, Some(-2), Some(5), 2)),
+            (of(0, None, None, 0), of(3, Some(-2), Some(5), 2)),
+            (of(4, Some(1), Some(9), 1), of(7, Some(-2), Some(9), 2)),
+        ] {
+            all.merge(&part);
+            assert_eq!(all, sum);
+        }
     }
 
     #[test]

@@ -62,7 +62,8 @@ impl<'de> Deserialize<'de> for PartitionKey {
     }
 }
 
-fn encode(text: &str) -> String {
+/// `text` as a part of a path.
+pub(crate) fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'+' | b',') {

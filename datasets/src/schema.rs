@@ -50,6 +50,9 @@ pub struct SparseFeature {
     pub name: String,
     /// Whether the order of the ids matters.
     pub kind: SparseKind,
+    /// The [vocabulary](crate::Manifest::vocabularies) whose ids these are; `None` if they are those of the logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<String>,
 }
 
 /// Whether the order of a sparse feature's ids matters.
@@ -71,6 +74,11 @@ impl FeatureGroup {
 }
 
 impl SparseFeature {
+    /// A feature whose ids are those of the logs.
+    pub fn new(name: impl Into<String>, kind: SparseKind) -> Self {
+        Self { name: name.into(), kind, vocabulary: None }
+    }
+
     /// The column that holds the lengths of a window in the `folded` layout.
     pub fn length_column(&self) -> String {
         format!("{}.length", self.name)
@@ -184,7 +192,7 @@ mod tests {
     use super::*;
 
     fn schema() -> Schema {
-        let feature = |name: &str| SparseFeature { name: name.into(), kind: SparseKind::Sparse };
+        let feature = |name: &str| SparseFeature::new(name, SparseKind::Sparse);
         Schema {
             labels: vec!["clicked".into()],
             weight: None,
@@ -208,7 +216,7 @@ mod tests {
     #[test]
     fn folded_columns_stand_in_the_same_order_with_lengths_behind_their_windows() {
         let mut schema = schema();
-        let feature = |name: &str, kind| SparseFeature { name: name.into(), kind };
+        let feature = |name: &str, kind| SparseFeature::new(name, kind);
         schema.groups[0].features.push(feature("history", SparseKind::Sequence));
         schema.groups.push(FeatureGroup {
             name: "item".into(),

@@ -1,55 +1,50 @@
 //! The one writer of datasets: Parquet files per partition, row groups that start at session boundaries,
 //! checksums, statistics, and the commit.
+//!
+//! ```text
+//!  write ─▶ conform, check the order, cut into row groups            the caller's thread
+//!             │ (a row group of rows, views as they came)
+//!             ▼
+//!           count + digest ─┐   every column: fold or expand, encode    `threads`, one row group at a time
+//!             ▼             └──────────▼
+//!           partition's figures      file ─▶ SHA-256 ─▶ manifest
+//! ```
 
+mod columns;
+mod count;
 mod data_file;
+mod encodings;
+mod options;
+mod row_group;
 mod stray;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, ListArray, RecordBatch};
-use arrow::datatypes::{DataType, Int64Type, SchemaRef};
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimestampMicrosecondType};
+use parquet::basic::ZstdLevel;
 
-use self::data_file::OpenFile;
+use self::columns::Columns;
+use self::count::Counter;
+use self::data_file::{OpenFile, Shared};
+pub use self::options::{Commit, WriterOptions};
 use self::stray::remove_stray_files;
 use crate::commit::{CreatedDirectories, DirectoryLock};
 use crate::conform::conform;
+use crate::digest::Digest;
+use crate::lists::Lists;
 use crate::{
-    Error, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Partition, PartitionKey, Result,
-    SESSION_COLUMN, Schema, commit,
+    Error, MANIFEST_FILE, Manifest, Partition, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
+    Vocabulary, VocabularyFile, commit, partition,
 };
 
-/// How a dataset is written.
-#[derive(Debug, Clone, Copy)]
-pub struct WriterOptions {
-    /// How sparse features are stored. What is written to the [`DatasetWriter`] does not depend on it.
-    pub layout: Layout,
-    /// The order in which the samples will arrive at [`DatasetWriter::write`]; recorded in the manifest.
-    pub order: Order,
-    /// Whether an existing dataset is replaced.
-    pub overwrite: bool,
-    /// A row group ends at the first session boundary after this many decoded bytes, and at the latest
-    /// after twice as many. Decoded, every sample carries every list, in any layout.
-    pub row_group_bytes: usize,
-    /// A file ends at the first row group end after this many decoded bytes.
-    pub file_bytes: usize,
-    /// zstd level of the pages.
-    pub zstd_level: i32,
-}
+/// The folder of the vocabularies in a dataset.
+const VOCABULARIES: &str = "vocabularies";
 
-impl WriterOptions {
-    /// The options for samples in this order: layout `rows`, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
-    pub fn new(order: Order) -> Self {
-        Self {
-            layout: Layout::Rows,
-            order,
-            overwrite: false,
-            row_group_bytes: 64 << 20,
-            file_bytes: 2 << 30,
-            zstd_level: 3,
-        }
-    }
-}
+/// A row group's decoded bytes at most: ids of twice as many are addressed by 32-bit offsets.
+const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
 
 /// Writes a dataset into a directory; nothing is visible before [`finish`](Self::finish), and a writer that
 /// is dropped before it leaves the directory as it found it.
@@ -62,11 +57,16 @@ pub struct DatasetWriter {
     schema: Schema,
     arrow_schema: SchemaRef,
     options: WriterOptions,
+    shared: Arc<Shared>,
+    /// What is appended to.
+    old: Option<Manifest>,
     partitions: Vec<Partition>,
-    seen: HashMap<PartitionKey, usize>,
+    seen: HashSet<PartitionKey>,
+    vocabularies: BTreeMap<String, VocabularyFile>,
+    expected: Option<(u64, Digest)>,
     open: Option<OpenFile>,
-    last_session: Option<i64>,
-    features: BTreeMap<String, FeatureStatistics>,
+    /// Session and time of the partition's last sample.
+    last: Option<(i64, i64)>,
     finished: bool,
 }
 
@@ -75,67 +75,104 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if `root` holds a dataset and `overwrite` is false, or holds something that is no
-    /// dataset; [`Error::Locked`] if another process writes it; [`Error::Schema`] for a schema that no
-    /// dataset can have.
+    /// [`Error::Exists`] if `root` holds a dataset that may be neither replaced nor appended to, or holds something
+    /// that is no dataset; [`Error::Locked`] if another process writes it; [`Error::Schema`] for a schema that no
+    /// dataset can have, a column order that names no column, or a dataset of another schema, layout, order or version
+    /// to append to.
     pub fn create(root: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         schema.validate()?;
-        old_dataset(root, options.overwrite)?;
+        let columns = Columns::new(&schema, &options)?;
+        let level =
+            ZstdLevel::try_new(options.zstd_level).map_err(|error| Error::write_parquet(root, error))?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1));
+        let pool =
+            pool.thread_name(|i| format!("onefold-write-{i}")).build().map_err(std::io::Error::other)?;
+        let shared = Arc::new(Shared { columns, counter: Counter::new(&schema), level, pool });
+        old_dataset(root, &schema, &options)?;
         let created = CreatedDirectories::create(root)?;
         let lock = DirectoryLock::take(root)?;
         // Looked at again: another writer may have committed before the lock was this one's.
-        let old = old_dataset(root, options.overwrite)?;
-        let mut writer = Self {
+        let old = old_dataset(root, &schema, &options)?;
+        remove_stray_files(root, &old.iter().flat_map(Manifest::file_paths).collect::<Vec<_>>())?;
+        Ok(Self {
             root: root.to_owned(),
             created,
             lock: Some(lock),
-            generation: 1,
+            generation: old.as_ref().map_or(1, |old| old.generation + 1),
             arrow_schema: schema.to_arrow(),
-            features: schema
-                .sparse_features()
-                .map(|f| (f.name.clone(), FeatureStatistics::default()))
-                .collect(),
             schema,
+            old: old.filter(|_| options.commit == Commit::Append),
             options,
+            shared,
             partitions: Vec::new(),
-            seen: HashMap::new(),
+            seen: HashSet::new(),
+            vocabularies: BTreeMap::new(),
+            expected: None,
             open: None,
-            last_session: None,
+            last: None,
             finished: false,
-        };
-        if let Some(old) = &old {
-            writer.generation = old.generation + 1;
-        }
-        remove_stray_files(root, &old.iter().flat_map(Manifest::file_paths).collect::<Vec<_>>())?;
-        Ok(writer)
+        })
+    }
+
+    /// The schema of what is written.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// The manifest of the dataset that is appended to, if there is one.
+    pub fn appended_to(&self) -> Option<&Manifest> {
+        self.old.as_ref()
     }
 
     /// Appends samples to a partition. Partitions come one after the other, the samples of each in the order
-    /// that the options name; `batch` has the columns of [`Schema::to_arrow`].
+    /// that the options name; `batch` has the columns of [`Schema::to_arrow`], but that lists may also be `ListView`s,
+    /// which are not expanded before their row group is encoded.
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns differ or a partition comes back after another one;
-    /// [`Error::Parquet`] and [`Error::Io`] if a file cannot be written (a full disk, say).
+    /// [`Error::Column`] if the columns differ, samples do not come in their order, or a partition comes back after
+    /// another one; [`Error::Schema`] if its columns are not those of the dataset appended to; [`Error::Write`] and
+    /// [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
         }
         let batch = &conform(batch, &self.arrow_schema)?;
         self.enter_partition(key)?;
-        self.count(batch);
+        self.check_order(batch)?;
         let (sessions, row_bytes) = (session_ids(batch), decoded_row_bytes(batch));
+        let mut last_session = self.last.map(|(session, _)| session);
         let (mut start, mut bytes) = (0, 0);
         for (row, session) in sessions.iter().enumerate() {
-            if self.row_group_is_full(bytes, self.last_session != Some(*session)) {
-                self.append(&batch.slice(start, row - start), bytes)?;
+            if self.row_group_is_full(bytes, last_session != Some(*session)) {
+                self.append(batch, start..row, bytes)?;
                 self.end_row_group()?;
                 (start, bytes) = (row, 0);
             }
-            bytes += row_bytes(row);
-            self.last_session = Some(*session);
+            bytes += row_bytes[row];
+            last_session = Some(*session);
         }
-        self.append(&batch.slice(start, batch.num_rows() - start), bytes)
+        self.append(batch, start..batch.num_rows(), bytes)?;
+        self.last = last_session.zip(times(batch).last().copied());
+        Ok(())
+    }
+
+    /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that is
+    /// appended to, it replaces the vocabulary of that name, which it must extend.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] and [`Error::Parquet`] if its file cannot be written.
+    pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
+        let path = format!("{VOCABULARIES}/{}-g{}.parquet", partition::encode(name), self.generation);
+        let file = vocabulary.write(&self.root, &path)?;
+        self.vocabularies.insert(name.to_owned(), file);
+        Ok(())
+    }
+
+    /// Says which samples are to be written in all; if they are others, [`finish`](Self::finish) does not commit.
+    pub fn expect(&mut self, samples: u64, digest: Digest) {
+        self.expected = Some((samples, digest));
     }
 
     /// Closes the files and commits: from the moment the manifest is renamed, readers see the new dataset.
@@ -143,18 +180,27 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Parquet`] and [`Error::Io`] if a file or the manifest cannot be written; the previous
-    /// dataset is then whole.
+    /// [`Error::Samples`] if the samples are not those [expected](Self::expect); [`Error::Schema`] if a feature's
+    /// vocabulary was not added; [`Error::Write`], [`Error::Parquet`] and [`Error::Io`] if a file or the manifest cannot
+    /// be written. The previous dataset is then whole.
     pub fn finish(mut self) -> Result<Manifest> {
         self.close_file()?;
+        self.check_expected()?;
         for directory in self.directories() {
             commit::sync_directory(&directory)?;
         }
-        let partitions = std::mem::take(&mut self.partitions);
-        let features = std::mem::take(&mut self.features);
-        let WriterOptions { layout, order, .. } = self.options;
+        let mut partitions = std::mem::take(&mut self.partitions);
+        let mut vocabularies = std::mem::take(&mut self.vocabularies);
+        if let Some(old) = self.old.take() {
+            partitions.extend(old.partitions.into_iter().filter(|old| !self.seen.contains(&old.key)));
+            for (name, file) in old.vocabularies {
+                vocabularies.entry(name).or_insert(file);
+            }
+        }
+        self.check_vocabularies(&vocabularies)?;
+        let (layout, order) = (self.options.layout, self.options.order);
         let manifest =
-            Manifest::new(self.generation, layout, order, self.schema.clone(), partitions, features);
+            Manifest::new(self.generation, layout, order, self.schema.clone(), partitions, vocabularies);
         manifest.store(&self.root)?;
         self.finished = true;
         let new_files: Vec<PathBuf> = manifest.file_paths().collect();
@@ -167,55 +213,94 @@ impl DatasetWriter {
         if self.partitions.last().is_some_and(|partition| partition.key == *key) {
             return Ok(());
         }
-        if self.seen.insert(key.clone(), self.partitions.len()).is_some() {
+        if !self.seen.insert(key.clone()) {
             return Err(Error::Column {
                 column: key.to_string(),
                 message: "the partition's samples do not come together".to_owned(),
                 hint: "sort the samples by partition before writing".to_owned(),
             });
         }
+        let names =
+            |key: &PartitionKey| key.columns().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let old = self.old.iter().flat_map(|old| &old.partitions).find(|old| names(&old.key) != names(key));
+        if let Some(old) = old {
+            let message =
+                format!("the partition `{key}` does not fit beside `{}`, which has other columns", old.key);
+            let hint = "partition by the same columns as the dataset, or replace it with `--overwrite`";
+            return Err(Error::Schema { message, hint: hint.to_owned() });
+        }
         self.close_file()?;
-        self.last_session = None;
-        self.partitions.push(Partition { key: key.clone(), samples: 0, sessions: 0, files: Vec::new() });
+        self.last = None;
+        let features = self.schema.sparse_features().map(|f| (f.name.clone(), Default::default())).collect();
+        let digest = Some(Digest::default());
+        self.partitions.push(Partition {
+            key: key.clone(),
+            samples: 0,
+            sessions: 0,
+            files: Vec::new(),
+            features,
+            digest,
+        });
         Ok(())
     }
 
-    /// Adds `batch` to the statistics of the current partition.
-    fn count(&mut self, batch: &RecordBatch) {
-        let Some(partition) = self.partitions.last_mut() else { return };
-        partition.samples += batch.num_rows() as u64;
-        // Sessions are numbered densely from 0, in any order of the samples.
-        let highest = session_ids(batch).iter().max().map_or(0, |id| id.saturating_add(1));
-        partition.sessions = partition.sessions.max(u64::try_from(highest).unwrap_or(0));
-        for (name, statistics) in &mut self.features {
-            let Some(column) = batch.column_by_name(name) else { continue };
-            count_feature(column.as_list::<i32>(), statistics);
+    /// Checks that the samples ascend as the files will say, also from the batch before.
+    fn check_order(&self, batch: &RecordBatch) -> Result<()> {
+        let places = session_ids(batch).iter().copied().zip(times(batch).iter().copied());
+        let mut last = self.last;
+        for place in places {
+            let ascends = |last: (i64, i64)| match self.options.order.is_clustered() {
+                true => last <= place,
+                false => last.1 <= place.1,
+            };
+            if !last.is_none_or(ascends) {
+                let (column, by) = match self.options.order.is_clustered() {
+                    true => (SESSION_COLUMN, "session and time"),
+                    false => (TIME_COLUMN, "time"),
+                };
+                return Err(Error::Column {
+                    column: column.to_owned(),
+                    message: format!(
+                        "a sample of session {} at {} comes after one that it belongs before",
+                        place.0, place.1
+                    ),
+                    hint: format!("sort the samples of a partition by {by} before writing"),
+                });
+            }
+            last = Some(place);
         }
+        Ok(())
     }
 
     /// Whether the current row group, with `bytes` more in it, ends before a sample that starts a session or not.
     fn row_group_is_full(&self, bytes: usize, starts_session: bool) -> bool {
         let bytes = bytes.saturating_add(self.open.as_ref().map_or(0, |open| open.group_bytes));
-        let target = self.options.row_group_bytes.max(1);
-        let boundary = starts_session || self.options.order == Order::Arrival;
+        let target = self.options.row_group_bytes.clamp(1, MOST_ROW_GROUP_BYTES);
+        let boundary = starts_session || !self.options.order.is_clustered();
         bytes >= target && boundary || bytes >= target.saturating_mul(2)
     }
 
-    /// Appends rows with `bytes` decoded bytes to the current row group.
-    fn append(&mut self, rows: &RecordBatch, bytes: usize) -> Result<()> {
-        if rows.num_rows() == 0 {
+    /// Appends rows of `batch` with `bytes` decoded bytes to the current row group.
+    fn append(&mut self, batch: &RecordBatch, rows: std::ops::Range<usize>, bytes: usize) -> Result<()> {
+        if rows.is_empty() {
             return Ok(());
         }
-        let mut open = match self.open.take() {
+        let rows = batch.slice(rows.start, rows.len());
+        if let Some(partition) = self.partitions.last_mut() {
+            partition.samples += rows.num_rows() as u64;
+            // Sessions are numbered densely from 0, in any order of the samples.
+            let highest = session_ids(&rows).iter().max().map_or(0, |id| id.saturating_add(1));
+            partition.sessions = partition.sessions.max(u64::try_from(highest).unwrap_or(0));
+        }
+        let open = match &mut self.open {
             Some(open) => open,
             None => {
                 let path = self.next_path();
-                OpenFile::create(&self.root, path, &self.schema, &self.features, &self.options)?
+                self.open.insert(OpenFile::create(&self.root, path, &self.shared)?)
             }
         };
-        let appended = open.append(rows, bytes);
-        self.open = Some(open);
-        appended
+        open.append(rows, bytes);
+        Ok(())
     }
 
     fn end_row_group(&mut self) -> Result<()> {
@@ -237,11 +322,38 @@ impl DatasetWriter {
 
     fn close_file(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        let file = open.finish()?;
-        if let Some(partition) = self.partitions.last_mut() {
-            partition.files.push(file);
+        let (file, counts) = open.finish()?;
+        let Some(partition) = self.partitions.last_mut() else { return Ok(()) };
+        partition.files.push(file);
+        for (feature, figures) in self.schema.sparse_features().zip(&counts.features) {
+            partition.features.entry(feature.name.clone()).or_default().merge(figures);
         }
+        partition.digest.get_or_insert_default().merge(counts.digest);
         Ok(())
+    }
+
+    fn check_expected(&self) -> Result<()> {
+        let Some((expected, digest)) = self.expected else { return Ok(()) };
+        let written = self.partitions.iter().map(|partition| partition.samples).sum();
+        let mut all = Digest::default();
+        self.partitions.iter().filter_map(|partition| partition.digest).for_each(|digest| all.merge(digest));
+        if (written, all) == (expected, digest) { Ok(()) } else { Err(Error::Samples { expected, written }) }
+    }
+
+    fn check_vocabularies(&self, added: &BTreeMap<String, VocabularyFile>) -> Result<()> {
+        let of_feature =
+            |name: &String| self.schema.sparse_features().any(|f| f.vocabulary.as_ref() == Some(name));
+        let mut named = self.schema.sparse_features().filter_map(|feature| feature.vocabulary.as_ref());
+        let wrong = named.find(|name| !added.contains_key(*name)).map(|name| (name, "was not added"));
+        let wrong = wrong.or_else(|| {
+            added.keys().find(|name| !of_feature(name)).map(|name| (name, "belongs to no feature"))
+        });
+        let Some((name, what)) = wrong else { return Ok(()) };
+        let message = format!("the vocabulary `{name}` {what}");
+        Err(Error::Schema {
+            message,
+            hint: "add the vocabularies that features name, and no others".to_owned(),
+        })
     }
 
     /// The directories that got new entries.
@@ -278,13 +390,17 @@ impl Drop for DatasetWriter {
     }
 }
 
-/// The dataset that is replaced, if there is one and that is allowed.
-fn old_dataset(root: &Path, overwrite: bool) -> Result<Option<Manifest>> {
+/// The dataset that is replaced or appended to, if there is one and that is allowed.
+fn old_dataset(root: &Path, schema: &Schema, options: &WriterOptions) -> Result<Option<Manifest>> {
     if root.join(MANIFEST_FILE).exists() {
         let old = Manifest::load(root)?;
-        if !overwrite {
-            let hint = "choose another directory, or replace the dataset with `--overwrite`".to_owned();
-            return Err(Error::Exists { path: root.to_owned(), hint });
+        match options.commit {
+            Commit::Create => {
+                let hint = "choose another directory, or replace the dataset with `--overwrite`".to_owned();
+                return Err(Error::Exists { path: root.to_owned(), hint });
+            }
+            Commit::Overwrite => {}
+            Commit::Append => check_appendable(root, &old, schema, options)?,
         }
         return Ok(Some(old));
     }
@@ -295,175 +411,63 @@ fn old_dataset(root: &Path, overwrite: bool) -> Result<Option<Manifest>> {
     Err(Error::Exists { path: root.to_owned(), hint })
 }
 
+/// Checks that partitions written with these options can stand beside those of `old`.
+fn check_appendable(root: &Path, old: &Manifest, schema: &Schema, options: &WriterOptions) -> Result<()> {
+    let differs = |what: &str| {
+        let message = format!("`{}` has another {what} than what is to be appended", root.display());
+        let hint =
+            "append with the configuration that it was built with, or build it anew with `--overwrite`";
+        Err(Error::Schema { message, hint: hint.to_owned() })
+    };
+    if old.layout != options.layout {
+        return differs("layout");
+    }
+    if old.order != options.order {
+        return differs("order");
+    }
+    if old.schema != *schema {
+        return differs("schema");
+    }
+    let has_figures = |p: &Partition| {
+        p.digest.is_some() && schema.sparse_features().all(|f| p.features.contains_key(&f.name))
+    };
+    if let Some(partition) = old.partitions.iter().find(|partition| !has_figures(partition)) {
+        let message = format!(
+            "`{}` is of format version {}, whose partitions (`{}`) have no figures of their own to add to",
+            root.display(),
+            old.format_version,
+            partition.key
+        );
+        let hint = "build the dataset anew with `--overwrite`; from then on it can be appended to";
+        return Err(Error::Schema { message, hint: hint.to_owned() });
+    }
+    Ok(())
+}
+
 fn session_ids(batch: &RecordBatch) -> &[i64] {
     batch.column_by_name(SESSION_COLUMN).map_or(&[], |column| column.as_primitive::<Int64Type>().values())
 }
 
-/// Decoded bytes of each row of `batch`: 8 for a session id, a time and every id, 4 for every float.
-fn decoded_row_bytes(batch: &RecordBatch) -> impl Fn(usize) -> usize {
-    let mut fixed = 0;
-    let mut offsets = Vec::new();
-    for column in batch.columns() {
-        match column.data_type() {
-            DataType::List(_) => offsets.push(column.as_list::<i32>().offsets().clone()),
-            DataType::Float32 => fixed += 4,
-            _ => fixed += 8,
-        }
-    }
-    move |row| {
-        let lists = offsets.iter().map(|offsets| 8 * (offsets[row + 1] - offsets[row]) as usize);
-        fixed + lists.sum::<usize>()
-    }
+fn times(batch: &RecordBatch) -> &[i64] {
+    let column = batch.column_by_name(TIME_COLUMN);
+    column.map_or(&[], |column| column.as_primitive::<TimestampMicrosecondType>().values())
 }
 
-fn count_feature(lists: &ListArray, statistics: &mut FeatureStatistics) {
-    let offsets = lists.offsets();
-    let (start, end) = (offsets[0] as usize, offsets[lists.len()] as usize);
-    let ids = &lists.values().as_primitive::<Int64Type>().values()[start..end];
-    statistics.values += ids.len() as u64;
-    for &id in ids {
-        statistics.min_id = Some(statistics.min_id.map_or(id, |min| min.min(id)));
-        statistics.max_id = Some(statistics.max_id.map_or(id, |max| max.max(id)));
+/// Decoded bytes of each row of `batch`: 8 for a session id, a time and every id, 4 for every float.
+fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
+    let floats = batch.columns().iter().filter(|column| *column.data_type() == DataType::Float32).count();
+    let lists: Vec<Lists> = batch.columns().iter().filter_map(Lists::of).collect();
+    let numbers = batch.num_columns() - floats - lists.len();
+    let mut bytes = vec![4 * floats + 8 * numbers; batch.num_rows()];
+    for column in lists {
+        for (row, bytes) in bytes.iter_mut().enumerate() {
+            *bytes += 8 * column.size(row);
+        }
     }
-    let longest = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as u64).max();
-    statistics.max_length = statistics.max_length.max(longest.unwrap_or(0));
+    bytes
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::Int64Array;
-    use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-    use parquet::basic::Encoding;
-
-    use super::*;
-    use crate::folded::samples::{Sample, rows, schema};
-    use crate::folded::{UnfoldedGroup, unfold_group};
-
-    /// Sessions of 1 to 13 samples: `city` changes with the session, `tags` never, `history` slides, `item` is the
-    /// sample's number.
-    fn samples() -> RecordBatch {
-        let sizes = (0..60).map(|session| 1 + session * 5 % 13);
-        let sessions: Vec<i64> = (0..).zip(sizes).flat_map(|(session, size)| vec![session; size]).collect();
-        let sample = |(i, session): (i64, &i64)| -> Sample {
-            [vec![*session, 1], vec![7, 7, 7], (i / 2..i / 2 + 5).collect(), vec![i]]
-        };
-        let samples: Vec<Sample> = (0..).zip(&sessions).map(sample).collect();
-        let rows = rows(&samples);
-        let mut columns = rows.columns().to_vec();
-        columns[0] = Arc::new(Int64Array::from(sessions));
-        RecordBatch::try_new(rows.schema(), columns).unwrap()
-    }
-
-    /// The row groups of a dataset of [`samples`], written in batches of 7 with small limits.
-    fn written_row_groups(layout: Layout) -> (Manifest, Vec<RecordBatch>) {
-        let directory = tempfile::tempdir().unwrap();
-        let limits =
-            WriterOptions { row_group_bytes: 2_000, file_bytes: 9_000, ..WriterOptions::new(Order::Session) };
-        let mut writer =
-            DatasetWriter::create(directory.path(), schema(), WriterOptions { layout, ..limits }).unwrap();
-        let samples = samples();
-        for start in (0..samples.num_rows()).step_by(7) {
-            let rows = samples.slice(start, 7.min(samples.num_rows() - start));
-            writer.write(&PartitionKey::default(), &rows).unwrap();
-        }
-        let manifest = writer.finish().unwrap();
-        assert_eq!(Manifest::load(directory.path()).unwrap(), manifest);
-        let mut groups = Vec::new();
-        for file in &manifest.partitions[0].files {
-            let path = directory.path().join(&file.path);
-            for group in 0..file.row_groups as usize {
-                let file = fs_err::File::open(&path).unwrap().into_file();
-                let reader =
-                    ParquetRecordBatchReaderBuilder::try_new(file).unwrap().with_row_groups(vec![group]);
-                let batches: Vec<_> = reader.build().unwrap().map(Result::unwrap).collect();
-                assert_eq!(batches.len(), 1);
-                groups.extend(batches);
-            }
-        }
-        (manifest, groups)
-    }
-
-    fn lists(group: &UnfoldedGroup, feature: usize) -> Vec<Vec<i64>> {
-        let feature = &group.features[feature];
-        let row = |row: usize| {
-            feature.values[feature.offsets[row] as usize..][..feature.sizes[row] as usize].to_vec()
-        };
-        group.inverse.iter().map(|distinct| row(*distinct as usize)).collect()
-    }
-
-    #[test]
-    fn folded_row_groups_hold_the_samples_of_plain_ones() {
-        let (rows, row_groups) = written_row_groups(Layout::Rows);
-        let (folded, folded_groups) = written_row_groups(Layout::Folded);
-        assert_eq!((rows.layout, folded.layout), (Layout::Rows, Layout::Folded));
-        assert_eq!(rows.statistics.features, folded.statistics.features);
-        assert!(rows.partitions[0].files.len() > 3 && row_groups.len() > 15, "{}", row_groups.len());
-        assert_eq!(row_groups.len(), folded_groups.len());
-        for (plain, folded) in row_groups.iter().zip(&folded_groups) {
-            assert_eq!(plain.columns()[..3], folded.columns()[..3]);
-            for group in &schema().groups {
-                let unfolded = unfold_group(folded, group).unwrap();
-                for (i, feature) in group.features.iter().enumerate() {
-                    let expected = plain.column_by_name(&feature.name).unwrap().as_list::<i32>();
-                    let expected = expected
-                        .iter()
-                        .map(|list| list.unwrap().as_primitive::<Int64Type>().values().to_vec());
-                    assert_eq!(lists(&unfolded, i), expected.collect::<Vec<_>>(), "{}", feature.name);
-                }
-            }
-            assert_eq!(folded.column_by_name("tags").unwrap().null_count(), folded.num_rows() - 1);
-            let history = folded.column_by_name("history").unwrap().as_list::<i32>();
-            assert!(history.values().len() <= folded.num_rows() / 2 + 6, "{} ids", history.values().len());
-        }
-    }
-
-    #[test]
-    fn folded_ids_are_packed_unless_they_are_far_apart() {
-        let directory = tempfile::tempdir().unwrap();
-        let hash = |id: i64| id.wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64);
-        let samples = (0..100).map(|id| [vec![id], vec![hash(id)], vec![id], vec![-id]]);
-        let options = WriterOptions { layout: Layout::Folded, ..WriterOptions::new(Order::Arrival) };
-        let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
-        writer.write(&PartitionKey::default(), &rows(&samples.collect::<Vec<_>>())).unwrap();
-        let path = directory.path().join(&writer.finish().unwrap().partitions[0].files[0].path);
-        let file = fs_err::File::open(path).unwrap().into_file();
-        let builder = ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
-        let columns = builder.metadata().row_group(0).columns().iter();
-        let encodings = columns.map(|column| {
-            let dictionary = column.dictionary_page_offset().is_some();
-            let packed = column.encodings().any(|encoding| encoding == Encoding::DELTA_BINARY_PACKED);
-            (column.column_path().parts()[0].clone(), dictionary, packed)
-        });
-        let found: Vec<_> = encodings.collect();
-        let expected = [
-            ("session_id", false, true),
-            ("timestamp", false, true),
-            ("clicked", false, false),
-            ("city", false, true),
-            ("tags", true, false),
-            ("history", false, true),
-            ("history.length", false, true),
-            ("item", false, true),
-        ];
-        assert_eq!(found, expected.map(|(name, dictionary, packed)| (name.to_owned(), dictionary, packed)));
-    }
-
-    #[test]
-    fn row_groups_end_at_the_first_session_after_the_limit() {
-        let (_, groups) = written_row_groups(Layout::Rows);
-        let samples = samples();
-        let row_bytes = decoded_row_bytes(&samples);
-        let mut row = 0;
-        for group in groups.iter().take(groups.len() - 1) {
-            let start = row;
-            row += group.num_rows();
-            assert_ne!(session_ids(&samples)[row - 1], session_ids(&samples)[row]);
-            let last_session = session_ids(&samples)[row - 1];
-            let before = (start..row).filter(|row| session_ids(&samples)[*row] != last_session);
-            assert!((start..row).map(&row_bytes).sum::<usize>() >= 2_000);
-            assert!(before.map(&row_bytes).sum::<usize>() < 2_000);
-        }
-    }
-}
+mod append_tests;
+#[cfg(test)]
+mod tests;

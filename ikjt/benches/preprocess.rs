@@ -108,8 +108,7 @@ fn contiguous(group: &Group) -> Group {
 }
 
 fn preprocessor(batch: &Batch) -> Preprocessor {
-    let feature =
-        |feature: &Feature| SparseFeature { name: feature.name().to_owned(), kind: SparseKind::Sparse };
+    let feature = |feature: &Feature| SparseFeature::new(feature.name(), SparseKind::Sparse);
     let group = |group: &Group| FeatureGroup {
         name: group.name().to_owned(),
         deduplicated: group.inverse().is_some(),

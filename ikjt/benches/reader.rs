@@ -12,7 +12,7 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Layout, Order, PartitionKey, Schema, SparseFeature, SparseKind,
+    Commit, DatasetWriter, FeatureGroup, Layout, Order, PartitionKey, Schema, SparseFeature, SparseKind,
     WriterOptions,
 };
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
@@ -28,7 +28,7 @@ fn schema() -> Schema {
     let group = |name: &str, deduplicated, kind, features: &[&str]| FeatureGroup {
         name: name.to_owned(),
         deduplicated,
-        features: features.iter().map(|name| SparseFeature { name: (*name).to_owned(), kind }).collect(),
+        features: features.iter().map(|name| SparseFeature::new(*name, kind)).collect(),
     };
     Schema {
         labels: vec!["clicked".to_owned()],
@@ -104,7 +104,7 @@ fn rows(d: f64) -> RecordBatch {
 }
 
 fn write(directory: &Path, layout: Layout, rows: &RecordBatch) {
-    let options = WriterOptions { layout, overwrite: true, ..WriterOptions::new(Order::Session) };
+    let options = WriterOptions { layout, commit: Commit::Overwrite, ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
     writer.write(&PartitionKey::default(), rows).unwrap();
     writer.finish().unwrap();

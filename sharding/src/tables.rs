@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     fn schema() -> Schema {
-        let feature = |name: &str, kind| SparseFeature { name: name.into(), kind };
+        let feature = |name: &str, kind| SparseFeature::new(name, kind);
         let group = |name: &str, features| FeatureGroup { name: name.into(), deduplicated: true, features };
         Schema {
             labels: vec!["label".into()],

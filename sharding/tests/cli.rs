@@ -313,7 +313,7 @@ learning_rate = 0.02
 
 /// The manifest of a dataset of 100 samples; `onefold-shard` reads no more of a dataset.
 fn write_dataset(directory: &Path) {
-    let feature = |name: &str, kind| SparseFeature { name: name.into(), kind };
+    let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group = |name: &str, deduplicated, feature| FeatureGroup {
         name: name.into(),
         deduplicated,
@@ -346,7 +346,15 @@ fn write_dataset(directory: &Path) {
         layout: Layout::Rows,
         order: Order::Session,
         schema,
-        partitions: vec![onefold_datasets::Partition { key, samples: 100, sessions: 10, files: vec![file] }],
+        partitions: vec![onefold_datasets::Partition {
+            key,
+            samples: 100,
+            sessions: 10,
+            files: vec![file],
+            features: BTreeMap::new(),
+            digest: None,
+        }],
+        vocabularies: BTreeMap::new(),
         statistics: Statistics { samples: 100, sessions: 10, bytes_on_disk: 9, features },
     };
     fs_err::create_dir(directory).unwrap();

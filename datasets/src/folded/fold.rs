@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, ListArray, RecordBatch};
-use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer};
-use arrow::datatypes::{Int64Type, SchemaRef};
+use arrow::array::{ArrayRef, Int32Array, ListArray, RecordBatch};
+use arrow::buffer::{BooleanBuffer, NullBuffer};
+use arrow::datatypes::{DataType, SchemaRef};
 
 use crate::conform::conform;
-use crate::{Result, Schema, overlap, schema};
+use crate::lists::{Lists, expand, list_array, no_lists, same_list};
+use crate::{Result, Schema, overlap};
 
 /// Folds samples batch by batch. Between batches it keeps each feature's list of the last sample, and nothing else.
 #[derive(Debug)]
@@ -15,33 +16,14 @@ pub struct Folder {
     rows: SchemaRef,
     folded: SchemaRef,
     /// One for every column of `rows`.
-    columns: Vec<Column>,
-}
-
-/// How a column is folded; what folds has the list of the last sample, `None` where a row group starts.
-#[derive(Debug)]
-enum Column {
-    Unchanged,
-    List(Option<Vec<i64>>),
-    Window(Option<Vec<i64>>),
+    columns: Vec<ColumnFolder>,
 }
 
 impl Folder {
     /// A folder for the columns of `schema`, at the start of a row group.
     pub fn new(schema: &Schema) -> Self {
-        let rows = schema.to_arrow();
-        let lists = schema.groups.iter().flat_map(|group| {
-            group.features.iter().map(|feature| match group.deduplicated {
-                true if group.folds_to_window(feature) => Column::Window(None),
-                true => Column::List(None),
-                false => Column::Unchanged,
-            })
-        });
-        let lists: Vec<Column> = lists.collect();
-        let mut columns = Vec::with_capacity(rows.fields().len());
-        columns.resize_with(rows.fields().len() - lists.len(), || Column::Unchanged);
-        columns.extend(lists);
-        Self { rows, folded: schema.to_folded_arrow(), columns }
+        let (rows, folded) = (schema.to_arrow(), schema.to_folded_arrow());
+        Self { rows, folded, columns: ColumnFolder::of_schema(schema) }
     }
 
     /// The columns of what [`fold`](Self::fold) gives: [`Schema::to_folded_arrow`].
@@ -51,104 +33,139 @@ impl Folder {
 
     /// Starts a row group: its first sample is stored whole, whatever came before.
     pub fn start_row_group(&mut self) {
-        for column in &mut self.columns {
-            if let Column::List(last) | Column::Window(last) = column {
-                *last = None;
-            }
-        }
+        self.columns.iter_mut().for_each(ColumnFolder::start_row_group);
     }
 
-    /// The next samples of the row group, folded: columns of [`Schema::to_arrow`] in, as many rows of
-    /// [`Schema::to_folded_arrow`] out.
+    /// The next samples of the row group, folded: columns of [`Schema::to_arrow`] in, where a `ListView` may stand for
+    /// a `List`; as many rows of [`Schema::to_folded_arrow`] out.
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if `rows` has other columns or nulls; the row group can then go on as if
-    /// this had not been called.
+    /// [`Error::Column`](crate::Error::Column) if `rows` has other columns or nulls, or more ids in a column than 32-bit
+    /// offsets address; in the first case the row group can go on as if this had not been called.
     pub fn fold(&mut self, rows: &RecordBatch) -> Result<RecordBatch> {
         let rows = conform(rows, &self.rows)?;
         let mut folded = Vec::with_capacity(self.folded.fields().len());
-        for (column, fold) in rows.columns().iter().zip(&mut self.columns) {
-            match fold {
-                Column::Unchanged => folded.push(Arc::clone(column)),
-                Column::List(last) => folded.push(fold_lists(column.as_list(), last)?),
-                Column::Window(last) => folded.extend(fold_windows(column.as_list(), last)?),
+        for ((field, column), fold) in self.rows.fields().iter().zip(rows.columns()).zip(&mut self.columns) {
+            match (&fold, column.data_type()) {
+                (ColumnFolder::Unchanged, DataType::ListView(_)) => {
+                    folded.push(expand(field.name(), column)?)
+                }
+                _ => folded.extend(fold.fold(field.name(), column)?),
             }
         }
         Ok(RecordBatch::try_new(Arc::clone(&self.folded), folded)?)
     }
 }
 
+/// How a column is folded; what folds has the list of the last sample, `None` where a row group starts.
+#[derive(Debug)]
+pub(crate) enum ColumnFolder {
+    /// It stays as it is.
+    Unchanged,
+    /// A list where it changes, null elsewhere.
+    List(Option<Vec<i64>>),
+    /// The ids appended, and the list's length where it changes.
+    Window(Option<Vec<i64>>),
+}
+
+impl ColumnFolder {
+    /// One for every column of [`Schema::to_arrow`], at the start of a row group.
+    pub(crate) fn of_schema(schema: &Schema) -> Vec<Self> {
+        let lists = schema.groups.iter().flat_map(|group| {
+            group.features.iter().map(|feature| match group.deduplicated {
+                true if group.folds_to_window(feature) => Self::Window(None),
+                true => Self::List(None),
+                false => Self::Unchanged,
+            })
+        });
+        let numbers = schema.to_arrow().fields().len() - schema.sparse_features().count();
+        let mut columns = Vec::new();
+        columns.resize_with(numbers, || Self::Unchanged);
+        columns.extend(lists);
+        columns
+    }
+
+    fn start_row_group(&mut self) {
+        if let Self::List(last) | Self::Window(last) = self {
+            *last = None;
+        }
+    }
+
+    /// The next rows of the column `name` as its columns in the `folded` layout, of which a window has two.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`](crate::Error::Column) if a column to fold holds no lists, or too many ids.
+    pub(crate) fn fold(&mut self, name: &str, column: &ArrayRef) -> Result<Vec<ArrayRef>> {
+        let lists = || Lists::of(column).ok_or_else(|| no_lists(name, column));
+        match self {
+            Self::Unchanged => Ok(vec![Arc::clone(column)]),
+            Self::List(last) => Ok(vec![fold_lists(name, lists()?, last)?]),
+            Self::Window(last) => Ok(fold_windows(name, lists()?, last)?.into()),
+        }
+    }
+}
+
 /// A list where it changes, null elsewhere.
-fn fold_lists(lists: &ListArray, last: &mut Option<Vec<i64>>) -> Result<ArrayRef> {
+fn fold_lists(name: &str, lists: Lists, last: &mut Option<Vec<i64>>) -> Result<ArrayRef> {
     let kept = Kept::of(lists, last, |_, _| 0);
     let changed = NullBuffer::new(kept.changed.clone());
-    Ok(Arc::new(kept.into_lists(lists, Some(changed))?))
+    Ok(Arc::new(kept.into_lists(name, lists, Some(changed))?))
 }
 
 /// The items appended, and the length where the list changes.
-fn fold_windows(lists: &ListArray, last: &mut Option<Vec<i64>>) -> Result<[ArrayRef; 2]> {
+fn fold_windows(name: &str, lists: Lists, last: &mut Option<Vec<i64>>) -> Result<[ArrayRef; 2]> {
     let kept = Kept::of(lists, last, overlap);
-    let lengths = lists.offsets().windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<i32>>();
+    let lengths = (0..lists.len()).map(|row| lists.size(row) as i32).collect::<Vec<i32>>();
     let lengths = Int32Array::try_new(lengths.into(), Some(NullBuffer::new(kept.changed.clone())))?;
-    Ok([Arc::new(kept.into_lists(lists, None)?), Arc::new(lengths)])
+    Ok([Arc::new(kept.into_lists(name, lists, None)?), Arc::new(lengths)])
 }
 
-/// What is stored of every list of a batch: its end, from `starts` on.
+/// What is stored of every list of a batch: its last ids.
 struct Kept {
     /// Whether the list differs from the one before.
     changed: BooleanBuffer,
-    /// Where what is stored starts among the batch's ids; it ends where the list ends.
-    starts: Vec<usize>,
+    /// How many of its ids are stored.
+    stored: Vec<usize>,
 }
 
 impl Kept {
     /// Compares every list with the one before, which for the first is `last`, and leaves the last list there.
     /// `overlap` tells how many ids of a changed list are not stored.
-    fn of(lists: &ListArray, last: &mut Option<Vec<i64>>, overlap: impl Fn(&[i64], &[i64]) -> usize) -> Self {
-        let ids = ids_of(lists);
-        let offsets = lists.offsets();
-        let mut starts = Vec::with_capacity(lists.len());
-        let mut start = offsets[0] as usize;
+    fn of(lists: Lists, last: &mut Option<Vec<i64>>, overlap: impl Fn(&[i64], &[i64]) -> usize) -> Self {
+        let mut stored = Vec::with_capacity(lists.len());
         let mut previous = last.as_deref();
         let changed = BooleanBuffer::collect_bool(lists.len(), |row| {
-            let end = offsets[row + 1] as usize;
-            let list = &ids[start..end];
-            let changed = previous != Some(list);
+            let list = lists.get(row);
+            let changed = !previous.is_some_and(|previous| same_list(previous, list));
             let known = match previous {
                 Some(previous) if changed => overlap(previous, list),
                 Some(same) => same.len(),
                 None => 0,
             };
-            starts.push(start + known);
-            (previous, start) = (Some(list), end);
+            stored.push(list.len() - known);
+            previous = Some(list);
             changed
         });
         *last = previous.map(<[i64]>::to_vec);
-        Self { changed, starts }
+        Self { changed, stored }
     }
 
     /// The stored ends of `lists`, which are the lists that this was made of.
-    fn into_lists(self, lists: &ListArray, nulls: Option<NullBuffer>) -> Result<ListArray> {
-        let ids = ids_of(lists);
-        let ends = lists.offsets()[1..].iter().map(|end| *end as usize);
-        let lengths = || self.starts.iter().zip(ends.clone()).map(|(start, end)| end - start);
-        let mut stored: Vec<i64> = Vec::with_capacity(lengths().sum());
-        for (start, end) in self.starts.iter().zip(ends.clone()) {
-            stored.extend_from_slice(&ids[*start..end]);
+    fn into_lists(self, name: &str, lists: Lists, nulls: Option<NullBuffer>) -> Result<ListArray> {
+        let mut ids: Vec<i64> = Vec::with_capacity(self.stored.iter().sum());
+        for (list, stored) in lists.iter().zip(&self.stored) {
+            ids.extend_from_slice(&list[list.len() - stored..]);
         }
-        let stored = Arc::new(Int64Array::new(stored.into(), None));
-        Ok(ListArray::try_new(schema::item_field(), OffsetBuffer::from_lengths(lengths()), stored, nulls)?)
+        list_array(name, self.stored, ids, nulls)
     }
-}
-
-fn ids_of(lists: &ListArray) -> &[i64] {
-    lists.values().as_primitive::<Int64Type>().values()
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow::datatypes::Int32Type;
+    use arrow::array::{Array, AsArray};
+    use arrow::datatypes::{Int32Type, Int64Type};
 
     use super::super::samples::{rows, schema};
     use super::*;

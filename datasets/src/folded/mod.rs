@@ -31,7 +31,7 @@
 //! use onefold_datasets::{FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
 //! use std::sync::Arc;
 //!
-//! let history = SparseFeature { name: "history".into(), kind: SparseKind::Sequence };
+//! let history = SparseFeature::new("history", SparseKind::Sequence);
 //! let group = FeatureGroup { name: "past".into(), deduplicated: true, features: vec![history] };
 //! let schema = Schema { labels: vec!["clicked".into()], weight: None, dense: vec![], groups: vec![group] };
 //! let lists = [vec![1, 2, 3], vec![2, 3, 4], vec![2, 3, 4], vec![], vec![9, 9]];
@@ -56,6 +56,7 @@
 mod fold;
 mod unfold;
 
+pub(crate) use fold::ColumnFolder;
 pub use fold::Folder;
 pub use unfold::{UnfoldError, UnfoldedFeature, UnfoldedGroup, unfold_group};
 
@@ -76,7 +77,7 @@ pub(crate) mod samples {
 
     /// Group `user` of two sparse features and a sequence feature, and group `item`, which is not deduplicated.
     pub(crate) fn schema() -> Schema {
-        let feature = |name: &str, kind| SparseFeature { name: name.to_owned(), kind };
+        let feature = |name: &str, kind| SparseFeature::new(name, kind);
         let user = vec![
             feature("city", SparseKind::Sparse),
             feature("tags", SparseKind::Sparse),

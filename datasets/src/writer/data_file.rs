@@ -1,35 +1,44 @@
 //! One Parquet file while it is written.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use arrow::array::RecordBatch;
-use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, Encoding, ZstdLevel};
-use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
-use parquet::schema::types::ColumnPath;
+use parquet::arrow::arrow_writer::{ArrowColumnWriter, ArrowRowGroupWriterFactory};
+use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use rayon::ThreadPool;
 use sha2::{Digest, Sha256};
 
-use super::WriterOptions;
-use crate::folded::Folder;
-use crate::{DataFile, Error, FeatureStatistics, Layout, Result, SESSION_COLUMN, Schema, TIME_COLUMN, units};
+use super::columns::{Columns, leaf_path};
+use super::count::{Counter, Counts};
+use super::encodings::Encoded;
+use super::row_group::{choose_encodings, encode};
+use crate::{DataFile, Error, Result, units};
 
-/// Ids no further apart than this are stored as packed differences: against a dictionary that is read 1.5 times and
-/// written twice as fast. Ids that are hashes would take all of their 64 bits, a dictionary takes 0.6 times as much.
-const PACKED_SPAN: u64 = 1 << 24;
+/// What all files of a dataset have in common.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) columns: Columns,
+    pub(super) counter: Counter,
+    pub(super) level: ZstdLevel,
+    pub(super) pool: ThreadPool,
+}
 
-/// Figures by sparse feature.
-type Features = BTreeMap<String, FeatureStatistics>;
-
-/// A data file that rows are appended to; it is folded on the way if the layout says so.
+/// A data file that rows are appended to. A row group is gathered here and then encoded on a thread of its own, while
+/// the next one is gathered; there are never more than these two.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     /// Relative to the dataset's directory.
     path: String,
-    full_path: PathBuf,
-    writer: ArrowWriter<HashingWriter>,
-    folder: Option<Folder>,
+    encoder: State,
+    /// The rows of the current row group.
+    rows: Vec<RecordBatch>,
     samples: u64,
     /// Decoded bytes of the rows in the file.
     pub(super) file_bytes: usize,
@@ -37,104 +46,178 @@ pub(super) struct OpenFile {
     pub(super) group_bytes: usize,
 }
 
+/// Where the encoder is.
+#[derive(Debug)]
+enum State {
+    Idle(Box<Encoder>),
+    Busy(JoinHandle<Result<Box<Encoder>>>),
+    /// Lost by an error that was already given.
+    Failed,
+}
+
+/// Encodes row groups into a file.
+#[derive(Debug)]
+struct Encoder {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    output: Output,
+    counts: Counts,
+}
+
+/// A file, empty until the first row group has told how its columns are encoded.
+#[derive(Debug)]
+enum Output {
+    Empty(HashingWriter),
+    Begun(Box<SerializedFileWriter<HashingWriter>>, ArrowRowGroupWriterFactory),
+    Failed,
+}
+
 impl OpenFile {
-    /// Starts the file `path` of the dataset in `root`, and the folders that it lies in. What is known of the dataset's
-    /// `features` decides how ids are encoded.
-    pub(super) fn create(
-        root: &Path,
-        path: String,
-        schema: &Schema,
-        features: &Features,
-        options: &WriterOptions,
-    ) -> Result<Self> {
+    /// Starts the file `path` of the dataset in `root`, and the folders that it lies in.
+    pub(super) fn create(root: &Path, path: String, shared: &Arc<Shared>) -> Result<Self> {
         let full_path = root.join(&path);
         if let Some(parent) = full_path.parent() {
-            fs_err::create_dir_all(parent)?;
+            fs_err::create_dir_all(parent).map_err(|error| Error::write(&full_path, error))?;
         }
-        let level = ZstdLevel::try_new(options.zstd_level).map_err(parquet_error(&full_path))?;
-        let mut properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(level))
-            .set_max_row_group_row_count(None);
-        if options.layout == Layout::Folded {
-            properties = folded_encodings(properties, schema, features);
-        }
-        let file = HashingWriter { file: fs_err::File::create(&full_path)?, digest: Sha256::new(), bytes: 0 };
-        let columns = options.layout.to_arrow(schema);
-        let writer = ArrowWriter::try_new(file, columns, Some(properties.build()));
-        let writer = writer.map_err(parquet_error(&full_path))?;
-        let folder = (options.layout == Layout::Folded).then(|| Folder::new(schema));
-        Ok(Self { path, full_path, writer, folder, samples: 0, file_bytes: 0, group_bytes: 0 })
+        let file = fs_err::File::create(&full_path).map_err(|error| Error::write(&full_path, error))?;
+        let output = Output::Empty(HashingWriter { file, digest: Sha256::new(), bytes: 0 });
+        let encoder =
+            Encoder { path: full_path, shared: Arc::clone(shared), output, counts: shared.counter.nothing() };
+        let encoder = State::Idle(Box::new(encoder));
+        Ok(Self { path, encoder, rows: Vec::new(), samples: 0, file_bytes: 0, group_bytes: 0 })
     }
 
-    /// Appends `rows`, columns of [`Schema::to_arrow`] with `bytes` decoded bytes, to the current row group.
-    pub(super) fn append(&mut self, rows: &RecordBatch, bytes: usize) -> Result<()> {
-        let written = match &mut self.folder {
-            None => self.writer.write(rows),
-            Some(folder) => self.writer.write(&folder.fold(rows)?),
-        };
-        written.map_err(parquet_error(&self.full_path))?;
+    /// Appends `rows`, columns of [`Schema::to_arrow`](crate::Schema::to_arrow) with `bytes` decoded bytes, to the
+    /// current row group.
+    pub(super) fn append(&mut self, rows: RecordBatch, bytes: usize) {
         self.samples += rows.num_rows() as u64;
         self.group_bytes += bytes;
         self.file_bytes += bytes;
-        Ok(())
+        self.rows.push(rows);
     }
 
-    /// Ends the row group; the next rows start another.
+    /// Ends the row group; the next rows start another. Errors of the one before appear here.
     pub(super) fn end_row_group(&mut self) -> Result<()> {
-        self.writer.flush().map_err(parquet_error(&self.full_path))?;
         self.group_bytes = 0;
-        if let Some(folder) = &mut self.folder {
-            folder.start_row_group();
+        let rows = std::mem::take(&mut self.rows);
+        if rows.is_empty() {
+            return Ok(());
         }
+        let mut encoder = self.encoder()?;
+        let work = move || {
+            let shared = Arc::clone(&encoder.shared);
+            shared.pool.install(|| encoder.write_row_group(&rows))?;
+            Ok(encoder)
+        };
+        let thread = std::thread::Builder::new().name("onefold-encode".to_owned()).spawn(work)?;
+        self.encoder = State::Busy(thread);
         Ok(())
     }
 
-    /// Ends the file and makes it last.
-    pub(super) fn finish(mut self) -> Result<DataFile> {
-        let metadata = self.writer.finish().map_err(parquet_error(&self.full_path))?;
-        let output = self.writer.inner_mut();
-        output.file.sync_all()?;
-        Ok(DataFile {
-            path: self.path,
-            samples: self.samples,
+    /// The encoder, once it is free.
+    fn encoder(&mut self) -> Result<Box<Encoder>> {
+        match std::mem::replace(&mut self.encoder, State::Failed) {
+            State::Idle(encoder) => Ok(encoder),
+            State::Busy(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            State::Failed => Err(Error::write(&self.path, io::Error::other("it failed before"))),
+        }
+    }
+
+    /// Ends the file and makes it last; gives what its samples count.
+    pub(super) fn finish(mut self) -> Result<(DataFile, Counts)> {
+        self.end_row_group()?;
+        let encoder = self.encoder()?;
+        let (samples, path) = (self.samples, std::mem::take(&mut self.path));
+        let Encoder { path: full_path, output, counts, .. } = *encoder;
+        let Output::Begun(mut writer, _) = output else {
+            return Err(Error::write(full_path, io::Error::other("it has no rows")));
+        };
+        let metadata = writer.finish().map_err(|error| Error::write_parquet(&full_path, error))?;
+        let output = writer.inner_mut();
+        output.file.sync_all().map_err(|error| Error::write(&full_path, error))?;
+        let file = DataFile {
+            path,
+            samples,
             row_groups: metadata.num_row_groups() as u64,
             bytes_on_disk: output.bytes,
             sha256: units::format_hex(&output.digest.clone().finalize()),
-        })
+        };
+        Ok((file, counts))
     }
 }
 
-/// How the columns of a folded file are encoded. Where repeated lists are gone, dictionaries no longer pay by themselves
-/// (in files of the layout `rows` they and zstd undo most of the repetition).
-fn folded_encodings(
-    properties: WriterPropertiesBuilder,
-    schema: &Schema,
-    features: &Features,
-) -> WriterPropertiesBuilder {
-    let delta = Encoding::DELTA_BINARY_PACKED;
-    let mut properties = properties.set_dictionary_enabled(false);
-    let lengths = schema.sparse_features().map(|feature| feature.length_column());
-    for name in [SESSION_COLUMN, TIME_COLUMN].map(str::to_owned).into_iter().chain(lengths) {
-        properties = properties.set_column_encoding(ColumnPath::from(vec![name]), delta);
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        // Whoever drops a file removes it, so nobody may write it any more.
+        if let State::Busy(thread) = std::mem::replace(&mut self.encoder, State::Failed) {
+            let _ = thread.join();
+        }
     }
-    for feature in schema.sparse_features() {
-        let ids = ColumnPath::from(vec![feature.name.clone(), "list".to_owned(), "element".to_owned()]);
-        let span = features.get(&feature.name).and_then(|known| Some(known.max_id?.abs_diff(known.min_id?)));
-        properties = match span {
-            Some(PACKED_SPAN..) => properties.set_column_dictionary_enabled(ids, true),
-            _ => properties.set_column_encoding(ids, delta),
+}
+
+impl Encoder {
+    fn write_row_group(&mut self, rows: &[RecordBatch]) -> Result<()> {
+        let path = self.path.clone();
+        let wrong = |error: ParquetError| Error::write_parquet(&path, error);
+        let writers = self.column_writers(rows)?;
+        let shared = &self.shared;
+        let (counts, chunks) =
+            rayon::join(|| shared.counter.count(rows), || encode(&path, &shared.columns, rows, writers));
+        self.counts.merge(&counts);
+        let Output::Begun(writer, _) = &mut self.output else { return Ok(()) };
+        let mut row_group = writer.next_row_group().map_err(wrong)?;
+        for chunk in chunks? {
+            chunk.append_to_row_group(&mut row_group).map_err(wrong)?;
+        }
+        row_group.close().map_err(wrong)?;
+        Ok(())
+    }
+
+    /// The writers of the next row group's columns, whose first rows decide how they are encoded.
+    fn column_writers(&mut self, rows: &[RecordBatch]) -> Result<Vec<ArrowColumnWriter>> {
+        let wrong = |error: ParquetError| Error::write_parquet(&self.path, error);
+        if let Output::Empty(_) = &self.output {
+            let Shared { columns, level, .. } = &*self.shared;
+            let encodings = choose_encodings(&self.path, columns, rows, *level)?;
+            let Output::Empty(file) = std::mem::replace(&mut self.output, Output::Failed) else {
+                return Ok(Vec::new());
+            };
+            self.output = begin(file, columns, *level, &encodings).map_err(wrong)?;
+        }
+        match &self.output {
+            Output::Begun(writer, factory) => {
+                factory.create_column_writers(writer.flushed_row_groups().len()).map_err(wrong)
+            }
+            Output::Empty(_) | Output::Failed => Ok(Vec::new()),
+        }
+    }
+}
+
+/// Starts a Parquet file; `encodings` has one for every field.
+fn begin(
+    file: HashingWriter,
+    columns: &Columns,
+    level: ZstdLevel,
+    encodings: &[Encoded],
+) -> Result<Output, ParquetError> {
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(level))
+        .set_max_row_group_row_count(None)
+        .set_sorting_columns(Some(columns.sorting.clone()))
+        .set_dictionary_enabled(false);
+    for (field, encoded) in columns.file.fields().iter().zip(encodings) {
+        let leaf = leaf_path(field);
+        properties = match encoded {
+            Encoded::Dictionary => properties.set_column_dictionary_enabled(leaf, true),
+            Encoded::Values(encoding) => properties.set_column_encoding(leaf, *encoding),
         };
     }
-    properties
-}
-
-fn parquet_error(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> Error + use<> {
-    let path = path.to_owned();
-    move |source| Error::Parquet {
-        path,
-        source,
-        hint: "check the disk's free space and permissions".to_owned(),
-    }
+    let mut properties = properties.build();
+    add_encoded_arrow_schema_to_metadata(&columns.file, &mut properties);
+    let schema = ArrowSchemaConverter::new().convert(&columns.file)?;
+    let writer = SerializedFileWriter::new(file, schema.root_schema_ptr(), Arc::new(properties))?;
+    let factory = ArrowRowGroupWriterFactory::new(&writer, Arc::clone(&columns.file));
+    Ok(Output::Begun(Box::new(writer), factory))
 }
 
 /// A file that digests what is written to it.

@@ -101,7 +101,7 @@ fuzz_target!(|data: &[u8]| {
         if kind == SparseKind::Sequence {
             columns.push((format!("{name}.length"), lengths(&mut bytes, rows)));
         }
-        features.push(SparseFeature { name, kind });
+        features.push(SparseFeature::new(name, kind));
     }
     let columns = RecordBatch::try_from_iter(columns).expect("columns of equal length");
     let start = usize::from(bytes.next()) % (rows + 1);

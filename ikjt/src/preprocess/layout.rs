@@ -209,7 +209,7 @@ impl Layout {
             ));
         }
         let features = &mut self.groups[group].features;
-        features.push(SparseFeature { name: name.to_owned(), kind });
+        features.push(SparseFeature::new(name, kind));
         Ok(SparseAt { group, feature: features.len() - 1 })
     }
 

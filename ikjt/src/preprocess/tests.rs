@@ -10,7 +10,7 @@ use super::{PreprocessConfig, Preprocessor};
 use crate::{Batch, BatchParts, Feature, Group};
 
 pub(super) fn schema(groups: &[(&str, &[&str])], weight: bool) -> Schema {
-    let feature = |name: &&str| SparseFeature { name: (*name).to_owned(), kind: SparseKind::Sparse };
+    let feature = |name: &&str| SparseFeature::new(*name, SparseKind::Sparse);
     let group = |(name, features): &(&str, &[&str])| FeatureGroup {
         name: (*name).to_owned(),
         deduplicated: true,

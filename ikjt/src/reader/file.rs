@@ -1,6 +1,6 @@
 //! Data files: checked against the manifest, footers read.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ pub(super) struct Verified(Mutex<HashSet<PathBuf>>);
 /// The columns to read, and those that a file must have.
 #[derive(Debug)]
 pub(super) struct Columns {
-    /// All columns of a data file, in order.
+    /// The columns that a data file has, in any order.
     pub(super) all: SchemaRef,
     /// The names of those that are read, if they are there.
     pub(super) wanted: HashSet<String>,
@@ -70,9 +70,9 @@ impl OpenFile {
             let message = format!("it has {row_groups} row groups, the manifest says {}", file.row_groups);
             return Err(mismatch(message));
         }
-        check_schema(&path, &metadata, &columns.all)?;
-        let is_wanted = |(_, field): &(usize, &Arc<Field>)| columns.wanted.contains(field.name());
-        let wanted = columns.all.fields().iter().enumerate().filter(is_wanted).map(|(i, _)| i);
+        let places = find_columns(&path, &metadata, &columns.all)?;
+        let is_wanted = |(field, _): &(&Arc<Field>, usize)| columns.wanted.contains(field.name());
+        let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
         let open = Self { path: Arc::new(path), bytes: file.bytes_on_disk, metadata, columns: mask };
         open.row_counts()?;
@@ -147,16 +147,28 @@ impl OpenFile {
     }
 }
 
-fn check_schema(path: &Path, metadata: &ArrowReaderMetadata, expected: &SchemaRef) -> Result<()> {
-    let found = metadata.schema();
-    for (i, field) in expected.fields().iter().enumerate() {
-        if !found.fields().get(i).is_some_and(|found| same_field(found, field)) {
-            let found = found.fields().get(i).map_or_else(|| "nothing".to_owned(), |found| found.to_string());
-            let message = format!("column {i} should be {field}, but is {found}");
-            return Err(Error::Mismatch { path: path.to_owned(), message });
+/// Where the `expected` columns stand in a file: wherever its writer thought that they are read best.
+fn find_columns(path: &Path, metadata: &ArrowReaderMetadata, expected: &SchemaRef) -> Result<Vec<usize>> {
+    let fields = metadata.schema().fields();
+    let mismatch = |message: String| Error::Mismatch { path: path.to_owned(), message };
+    let mut places = HashMap::with_capacity(fields.len());
+    for (place, field) in fields.iter().enumerate() {
+        if places.insert(field.name().as_str(), place).is_some() {
+            return Err(mismatch(format!("it has the column `{}` twice", field.name())));
         }
     }
-    Ok(())
+    let find = |expected: &Arc<Field>| {
+        let name = expected.name();
+        let Some(&place) = places.get(name.as_str()) else {
+            let found: Vec<_> = fields.iter().map(|field| format!("`{}`", field.name())).collect();
+            return Err(mismatch(format!("it has no column `{name}`, it has {}", found.join(", "))));
+        };
+        match &fields[place] {
+            found if same_field(found, expected) => Ok(place),
+            found => Err(mismatch(format!("the column `{name}` should be {expected}, but is {found}"))),
+        }
+    };
+    expected.fields().iter().map(find).collect()
 }
 
 /// Equal but for the name of a list's items, which other writers choose differently.

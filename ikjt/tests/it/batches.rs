@@ -4,7 +4,9 @@ use onefold_datasets::Layout;
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 
-use crate::dataset::{Log, Sample, read, samples_of};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::dataset::{Log, Sample, files, read, samples_of};
 
 const LOG: Log = Log { sessions: 60, session_size: 9.0, repeat: 0.8, seed: 7 };
 const DEDUPES: [Dedupe; 3] = [Dedupe::Off, Dedupe::Exact, Dedupe::Window];
@@ -26,6 +28,29 @@ fn every_layout_and_form_gives_the_samples_that_were_written() {
                 let found: Vec<Sample> = batches.iter().flat_map(samples_of).collect();
                 assert_eq!(found, written, "{layout:?} {dedupe:?} {batch_size}");
             }
+        }
+    }
+}
+
+#[test]
+fn columns_are_found_wherever_they_stand() {
+    let first = ["item", "history", "number", "timestamp", "city"];
+    for layout in [Layout::Rows, Layout::Folded] {
+        let (usual, popular) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let written = LOG.write(usual.path(), layout);
+        assert_eq!(LOG.write_in_order(popular.path(), layout, &first), written);
+        let names = |directory: &tempfile::TempDir| {
+            let file = fs_err::File::open(&files(directory.path())[0]).unwrap().into_file();
+            let schema = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().schema().clone();
+            schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&popular)[0], "item");
+        assert_ne!(names(&usual), names(&popular));
+        for features in [None, Some(vec!["tags".to_owned(), "history".to_owned()])] {
+            let options = ReaderOptions { dedupe: Dedupe::Window, features, ..ReaderOptions::new(50) };
+            let read =
+                |directory: &tempfile::TempDir| format!("{:?}", read(directory.path(), options.clone()));
+            assert!(read(&usual) == read(&popular), "{layout:?}");
         }
     }
 }

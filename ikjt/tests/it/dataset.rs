@@ -37,7 +37,7 @@ pub(crate) const FEATURES: [&str; 5] = ["city", "tags", "history", "views", "ite
 
 /// `user` (two sparse features), `past` (two windows) and `item`, which is not deduplicated.
 pub(crate) fn schema() -> Schema {
-    let feature = |name: &str, kind| SparseFeature { name: name.to_owned(), kind };
+    let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group =
         |name: &str, deduplicated, features| FeatureGroup { name: name.to_owned(), deduplicated, features };
     let (sparse, sequence) = (SparseKind::Sparse, SparseKind::Sequence);
@@ -95,10 +95,16 @@ impl Log {
     /// Writes the samples to `directory`, in two partitions, with row groups and files of a few KiB; gives them in the
     /// dataset's order.
     pub(crate) fn write(self, directory: &Path, layout: Layout) -> Vec<Sample> {
+        self.write_in_order(directory, layout, &[])
+    }
+
+    /// The same with these columns first in the files.
+    pub(crate) fn write_in_order(self, directory: &Path, layout: Layout, first: &[&str]) -> Vec<Sample> {
         let options = WriterOptions {
             layout,
             row_group_bytes: 4 << 10,
             file_bytes: 12 << 10,
+            column_order: first.iter().map(|name| (*name).to_owned()).collect(),
             ..WriterOptions::new(Order::Session)
         };
         let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();

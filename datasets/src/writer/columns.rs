@@ -1,0 +1,168 @@
+//! Which columns a data file has, in which order, and what each is made of.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaRef};
+use parquet::file::metadata::SortingColumn;
+use parquet::schema::types::ColumnPath;
+
+use super::WriterOptions;
+use crate::folded::ColumnFolder;
+use crate::{Error, Layout, Order, Result, SESSION_COLUMN, Schema, TIME_COLUMN, suggest};
+
+/// The columns of the data files.
+#[derive(Debug)]
+pub(super) struct Columns {
+    /// In the order of the file.
+    pub(super) sources: Vec<Source>,
+    /// The fields of the file, each with one leaf.
+    pub(super) file: SchemaRef,
+    /// The columns by which the rows of a row group ascend.
+    pub(super) sorting: Vec<SortingColumn>,
+}
+
+/// A column of the samples, and what is stored of it.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// Its place in [`Schema::to_arrow`].
+    pub(super) index: usize,
+    pub(super) name: String,
+    pub(super) fold: Fold,
+    /// The fields in the file: one, or two for a window.
+    pub(super) fields: Vec<FieldRef>,
+}
+
+/// What becomes of a column on the way to the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fold {
+    /// A number a sample, or a list.
+    Unchanged,
+    /// Lists where they change.
+    List,
+    /// The ids appended and the lengths.
+    Window,
+}
+
+impl Columns {
+    /// The columns of files of `schema`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Schema`] if the options' column order names a column twice, or one that is not there.
+    pub(super) fn new(schema: &Schema, options: &WriterOptions) -> Result<Self> {
+        let rows = schema.to_arrow();
+        let folds: Vec<Fold> = match options.layout {
+            Layout::Rows => vec![Fold::Unchanged; rows.fields().len()],
+            Layout::Folded => ColumnFolder::of_schema(schema).iter().map(Fold::of).collect(),
+        };
+        let stored = options.layout.to_arrow(schema);
+        let source = |index: usize| {
+            let (name, fold) = (rows.field(index).name(), folds[index]);
+            let first = folds[..index].iter().map(|fold| fold.fields()).sum::<usize>();
+            let fields = stored.fields()[first..first + fold.fields()].to_vec();
+            Source { index, name: name.clone(), fold, fields }
+        };
+        let sources: Vec<_> = in_order(&rows, &options.column_order)?.into_iter().map(source).collect();
+        let fields: Vec<FieldRef> = sources.iter().flat_map(|source| source.fields.clone()).collect();
+        let sorting = sorting_columns(&fields, options.order);
+        Ok(Self { sources, file: Arc::new(ArrowSchema::new(fields)), sorting })
+    }
+}
+
+impl Fold {
+    fn of(folder: &ColumnFolder) -> Self {
+        match folder {
+            ColumnFolder::Unchanged => Self::Unchanged,
+            ColumnFolder::List(_) => Self::List,
+            ColumnFolder::Window(_) => Self::Window,
+        }
+    }
+
+    /// At the start of a row group.
+    pub(super) fn folder(self) -> ColumnFolder {
+        match self {
+            Self::Unchanged => ColumnFolder::Unchanged,
+            Self::List => ColumnFolder::List(None),
+            Self::Window => ColumnFolder::Window(None),
+        }
+    }
+
+    /// How many columns of the file it makes.
+    fn fields(self) -> usize {
+        match self {
+            Self::Unchanged | Self::List => 1,
+            Self::Window => 2,
+        }
+    }
+}
+
+/// The path of a field's leaf.
+pub(super) fn leaf_path(field: &Field) -> ColumnPath {
+    let mut parts = vec![field.name().clone()];
+    if let DataType::List(item) = field.data_type() {
+        parts.extend(["list".to_owned(), item.name().clone()]);
+    }
+    ColumnPath::from(parts)
+}
+
+/// The places of `rows`' columns: those in `first`, then the others.
+fn in_order(rows: &SchemaRef, first: &[String]) -> Result<Vec<usize>> {
+    let mut places = Vec::with_capacity(rows.fields().len());
+    let mut seen = HashSet::new();
+    for name in first {
+        let Ok(place) = rows.index_of(name) else {
+            let known = rows.fields().iter().map(|field| field.name().as_str());
+            let message = format!("the column order names `{name}`, which is no column of the dataset");
+            return Err(Error::Schema { message, hint: suggest(name, known) });
+        };
+        if !seen.insert(place) {
+            let message = format!("the column order names `{name}` twice");
+            return Err(Error::Schema { message, hint: "name every column once".to_owned() });
+        }
+        places.push(place);
+    }
+    places.extend((0..rows.fields().len()).filter(|place| !seen.contains(place)));
+    Ok(places)
+}
+
+fn sorting_columns(fields: &[FieldRef], order: Order) -> Vec<SortingColumn> {
+    let names: &[&str] = if order.is_clustered() { &[SESSION_COLUMN, TIME_COLUMN] } else { &[TIME_COLUMN] };
+    let places = names.iter().filter_map(|name| fields.iter().position(|field| field.name() == name));
+    let ascending = |place| SortingColumn { column_idx: place as i32, descending: false, nulls_first: false };
+    places.map(ascending).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folded::samples::schema;
+
+    fn columns(column_order: &[&str]) -> Result<Columns> {
+        let column_order = column_order.iter().map(|name| (*name).to_owned()).collect();
+        let options =
+            WriterOptions { layout: Layout::Folded, column_order, ..WriterOptions::new(Order::Session) };
+        Columns::new(&schema(), &options)
+    }
+
+    #[test]
+    fn popular_columns_stand_first_and_lengths_behind_their_windows() {
+        let columns = columns(&["history", "clicked"]).unwrap();
+        let names: Vec<_> = columns.file.fields().iter().map(|field| field.name().as_str()).collect();
+        let expected =
+            ["history", "history.length", "clicked", "session_id", "timestamp", "city", "tags", "item"];
+        assert_eq!(names, expected);
+        let sources = columns.sources.iter().map(|source| source.index);
+        assert_eq!(sources.collect::<Vec<_>>(), [5, 2, 0, 1, 3, 4, 6]);
+        let sorting = columns.sorting.iter().map(|column| column.column_idx);
+        assert_eq!(sorting.collect::<Vec<_>>(), [3, 4]);
+    }
+
+    #[test]
+    fn a_column_order_names_columns_once() {
+        let error = columns(&["histroy"]).unwrap_err().to_string();
+        assert!(error.contains("names `histroy`") && error.contains("did you mean `history`"), "{error}");
+        let error = columns(&["city", "city"]).unwrap_err().to_string();
+        assert!(error.contains("names `city` twice"), "{error}");
+    }
+}

@@ -1,0 +1,179 @@
+//! What the manifest says of samples: figures by sparse feature, and a digest.
+
+use std::ops::Range;
+
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Float32Type, TimestampMicrosecondType};
+use rayon::prelude::*;
+
+use crate::digest::{ColumnSeed, Digest, SampleDigest};
+use crate::lists::Lists;
+use crate::{FeatureStatistics, SESSION_COLUMN, Schema};
+
+/// Rows that are counted in one go: their digests stay in the cache while column after column is added to them.
+const BLOCK_ROWS: usize = 1 << 10;
+
+/// Counts samples of a schema.
+#[derive(Debug)]
+pub(super) struct Counter {
+    /// One for every column of [`Schema::to_arrow`] that is part of the digest.
+    seeds: Vec<Option<ColumnSeed>>,
+    features: usize,
+}
+
+/// What was counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// By sparse feature, in the schema's order.
+    pub(super) features: Vec<FeatureStatistics>,
+    pub(super) digest: Digest,
+}
+
+impl Counter {
+    pub(super) fn new(schema: &Schema) -> Self {
+        let columns = schema.to_arrow();
+        let seed = |name: &str| (name != SESSION_COLUMN).then(|| ColumnSeed::new(name));
+        let seeds = columns.fields().iter().map(|field| seed(field.name())).collect();
+        Self { seeds, features: schema.sparse_features().count() }
+    }
+
+    /// Of no samples.
+    pub(super) fn nothing(&self) -> Counts {
+        Counts { features: vec![FeatureStatistics::default(); self.features], digest: Digest::default() }
+    }
+
+    /// Counts the samples of `batches`, which have the columns of [`Schema::to_arrow`], on the threads of this pool.
+    pub(super) fn count(&self, batches: &[RecordBatch]) -> Counts {
+        let blocks = batches.iter().flat_map(|batch| {
+            let starts = (0..batch.num_rows()).step_by(BLOCK_ROWS);
+            starts.map(move |start| (batch, start..(start + BLOCK_ROWS).min(batch.num_rows())))
+        });
+        let blocks: Vec<_> = blocks.collect();
+        let counts = blocks.into_par_iter().map(|(batch, rows)| self.count_block(batch, rows));
+        counts.reduce(|| self.nothing(), Counts::merged)
+    }
+
+    fn count_block(&self, batch: &RecordBatch, rows: Range<usize>) -> Counts {
+        let mut samples = vec![SampleDigest::default(); rows.len()];
+        let mut counts = Counts { features: Vec::with_capacity(self.features), digest: Digest::default() };
+        for (column, seed) in batch.columns().iter().zip(&self.seeds) {
+            let Some(seed) = seed else { continue };
+            match Lists::of(column) {
+                Some(lists) => counts.features.push(count_lists(lists, rows.clone(), *seed, &mut samples)),
+                None => add_numbers(column, rows.clone(), *seed, &mut samples),
+            }
+        }
+        samples.into_iter().for_each(|sample| counts.digest.add(sample));
+        counts
+    }
+}
+
+impl Counts {
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.features.iter_mut().zip(&other.features).for_each(|(a, b)| a.merge(b));
+        self.digest.merge(other.digest);
+    }
+
+    fn merged(mut self, other: Self) -> Self {
+        self.merge(&other);
+        self
+    }
+}
+
+fn count_lists(
+    lists: Lists,
+    rows: Range<usize>,
+    seed: ColumnSeed,
+    samples: &mut [SampleDigest],
+) -> FeatureStatistics {
+    let mut figures = FeatureStatistics::default();
+    let (mut min, mut max) = (i64::MAX, i64::MIN);
+    let mut last: Option<(&[i64], u128)> = None;
+    for (row, sample) in rows.zip(samples) {
+        let list = lists.get(row);
+        figures.values += list.len() as u64;
+        let part = match last {
+            // A view of the same slice has the same ids.
+            Some((same, part)) if std::ptr::eq(same, list) => part,
+            _ => {
+                figures.max_length = figures.max_length.max(list.len() as u64);
+                for id in list {
+                    (min, max) = (min.min(*id), max.max(*id));
+                }
+                seed.list(list)
+            }
+        };
+        sample.add(part);
+        last = Some((list, part));
+    }
+    if figures.values > 0 {
+        (figures.min_id, figures.max_id) = (Some(min), Some(max));
+    }
+    figures
+}
+
+fn add_numbers(column: &ArrayRef, rows: Range<usize>, seed: ColumnSeed, samples: &mut [SampleDigest]) {
+    let numbers: &mut dyn Iterator<Item = u64> = match column.data_type() {
+        DataType::Float32 => {
+            &mut column.as_primitive::<Float32Type>().values()[rows].iter().map(|x| u64::from(x.to_bits()))
+        }
+        _ => &mut column.as_primitive::<TimestampMicrosecondType>().values()[rows].iter().map(|x| *x as u64),
+    };
+    for (number, sample) in numbers.zip(samples) {
+        sample.add(seed.number(number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int64Array, ListViewArray};
+
+    use super::*;
+    use crate::folded::samples::{Sample, rows, schema};
+    use crate::schema::item_field;
+
+    fn samples() -> Vec<Sample> {
+        let sample = |i: i64| [vec![i / 700], vec![], (i..i + i % 5).collect(), vec![-i, 3]];
+        (0..3000).map(sample).collect()
+    }
+
+    #[test]
+    fn counts_are_those_of_the_lists_however_they_are_cut() {
+        let (all, counter) = (rows(&samples()), Counter::new(&schema()));
+        let counts = counter.count(std::slice::from_ref(&all));
+        let of =
+            |values, min_id, max_id, max_length| FeatureStatistics { values, min_id, max_id, max_length };
+        let expected = [
+            of(3000, Some(0), Some(4), 1),
+            of(0, None, None, 0),
+            of(6000, Some(1), Some(3002), 4),
+            of(6000, Some(-2999), Some(3), 2),
+        ];
+        assert_eq!(counts.features, expected);
+        let parts: Vec<_> =
+            (0..3000).step_by(70).map(|start| all.slice(start, 70.min(3000 - start))).collect();
+        assert_eq!(counter.count(&parts), counts);
+        let other = rows(&samples()[1..]);
+        assert_ne!(counter.count(&[other]).digest, counts.digest);
+    }
+
+    #[test]
+    fn views_count_as_the_lists_they_are() {
+        let lists = [vec![1, 2], vec![1, 2], vec![2], vec![], vec![3, 1, 2]];
+        let samples: Vec<Sample> = lists.iter().map(|list| [list.clone(), vec![], vec![], vec![]]).collect();
+        let all = rows(&samples);
+        let ids = Arc::new(Int64Array::from(vec![3, 1, 2]));
+        let (offsets, sizes) = (vec![1, 1, 2, 0, 0], vec![2, 2, 1, 0, 3]);
+        let views = ListViewArray::new(item_field(), offsets.into(), sizes.into(), ids, None);
+        let names = all.schema_ref().fields().iter().map(|field| field.name().clone());
+        let columns = names.zip(all.columns()).map(|(name, column)| {
+            let column: ArrayRef = if name == "city" { Arc::new(views.clone()) } else { Arc::clone(column) };
+            (name, column)
+        });
+        let viewed = RecordBatch::try_from_iter(columns).unwrap();
+        let counter = Counter::new(&schema());
+        assert_eq!(counter.count(&[viewed]), counter.count(&[all]));
+    }
+}

@@ -1,0 +1,58 @@
+//! How a dataset is written.
+
+use crate::{Layout, Order};
+
+/// What a writer does with what is already in its directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commit {
+    /// Nothing may be there.
+    Create,
+    /// A dataset there is replaced.
+    Overwrite,
+    /// Of a dataset there, the partitions written replace those of the same key, and the others are kept. Its schema,
+    /// layout and order must be those of the writer. No dataset there: it is created.
+    Append,
+}
+
+/// How a dataset is written.
+#[derive(Debug, Clone)]
+pub struct WriterOptions {
+    /// How sparse features are stored. What is written to the [`DatasetWriter`](crate::DatasetWriter) does not depend
+    /// on it.
+    pub layout: Layout,
+    /// The order in which the samples will arrive at [`DatasetWriter::write`](crate::DatasetWriter::write); recorded in
+    /// the manifest.
+    pub order: Order,
+    /// What becomes of an existing dataset.
+    pub commit: Commit,
+    /// Threads that encode the columns of a row group, while the next one is gathered. What is written does not depend
+    /// on their number.
+    pub threads: usize,
+    /// Columns that stand first in the files, in this order: those that jobs read most, side by side, are read in fewer
+    /// requests. The others follow in the schema's order, which readers see in any case.
+    pub column_order: Vec<String>,
+    /// A row group ends at the first session boundary after this many decoded bytes (4 GiB at most), and at the latest
+    /// after twice as many. Decoded, every sample carries every list, in any layout.
+    pub row_group_bytes: usize,
+    /// A file ends at the first row group end after this many decoded bytes.
+    pub file_bytes: usize,
+    /// zstd level of the pages.
+    pub zstd_level: i32,
+}
+
+impl WriterOptions {
+    /// The options for samples in this order: a new dataset in the layout `rows`, one thread, columns in the schema's
+    /// order, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
+    pub fn new(order: Order) -> Self {
+        Self {
+            layout: Layout::Rows,
+            order,
+            commit: Commit::Create,
+            threads: 1,
+            column_order: Vec::new(),
+            row_group_bytes: 64 << 20,
+            file_bytes: 2 << 30,
+            zstd_level: 3,
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Tests of the writer.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, Int64Array, ListViewArray};
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::basic::Encoding;
+use parquet::file::metadata::PageIndexPolicy;
+use proptest::prelude::*;
+
+use super::*;
+use crate::folded::samples::{Sample, rows, schema};
+use crate::folded::{UnfoldedGroup, unfold_group};
+use crate::schema::item_field;
+use crate::{Layout, Order};
+
+/// Sessions of 1 to 13 samples: `city` changes with the session, `tags` never, `history` slides, `item` is the
+/// sample's number.
+fn samples() -> RecordBatch {
+    let sizes = (0..60).map(|session| 1 + session * 5 % 13);
+    let sessions: Vec<i64> = (0..).zip(sizes).flat_map(|(session, size)| vec![session; size]).collect();
+    let sample = |(i, session): (i64, &i64)| -> Sample {
+        [vec![*session, 1], vec![7, 7, 7], (i / 2..i / 2 + 5).collect(), vec![i]]
+    };
+    let samples: Vec<Sample> = (0..).zip(&sessions).map(sample).collect();
+    let rows = rows(&samples);
+    let mut columns = rows.columns().to_vec();
+    columns[0] = Arc::new(Int64Array::from(sessions));
+    RecordBatch::try_new(rows.schema(), columns).unwrap()
+}
+
+/// The row groups of a dataset of [`samples`], written in batches of 7 with small limits.
+fn written_row_groups(layout: Layout) -> (Manifest, Vec<RecordBatch>) {
+    let directory = tempfile::tempdir().unwrap();
+    let limits =
+        WriterOptions { row_group_bytes: 2_000, file_bytes: 9_000, ..WriterOptions::new(Order::Session) };
+    let mut writer =
+        DatasetWriter::create(directory.path(), schema(), WriterOptions { layout, ..limits }).unwrap();
+    let samples = samples();
+    for start in (0..samples.num_rows()).step_by(7) {
+        let rows = samples.slice(start, 7.min(samples.num_rows() - start));
+        writer.write(&PartitionKey::default(), &rows).unwrap();
+    }
+    let manifest = writer.finish().unwrap();
+    assert_eq!(Manifest::load(directory.path()).unwrap(), manifest);
+    let mut groups = Vec::new();
+    for file in &manifest.partitions[0].files {
+        let path = directory.path().join(&file.path);
+        for group in 0..file.row_groups as usize {
+            let file = fs_err::File::open(&path).unwrap().into_file();
+            let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().with_row_groups(vec![group]);
+            let batches: Vec<_> = reader.build().unwrap().map(Result::unwrap).collect();
+            assert_eq!(batches.len(), 1);
+            groups.extend(batches);
+        }
+    }
+    (manifest, groups)
+}
+
+fn lists(group: &UnfoldedGroup, feature: usize) -> Vec<Vec<i64>> {
+    let feature = &group.features[feature];
+    let row =
+        |row: usize| feature.values[feature.offsets[row] as usize..][..feature.sizes[row] as usize].to_vec();
+    group.inverse.iter().map(|distinct| row(*distinct as usize)).collect()
+}
+
+#[test]
+fn folded_row_groups_hold_the_samples_of_plain_ones() {
+    let (rows, row_groups) = written_row_groups(Layout::Rows);
+    let (folded, folded_groups) = written_row_groups(Layout::Folded);
+    assert_eq!((rows.layout, folded.layout), (Layout::Rows, Layout::Folded));
+    assert_eq!(rows.statistics.features, folded.statistics.features);
+    assert!(rows.partitions[0].files.len() > 3 && row_groups.len() > 15, "{}", row_groups.len());
+    assert_eq!(row_groups.len(), folded_groups.len());
+    for (plain, folded) in row_groups.iter().zip(&folded_groups) {
+        assert_eq!(plain.columns()[..3], folded.columns()[..3]);
+        for group in &schema().groups {
+            let unfolded = unfold_group(folded, group).unwrap();
+            for (i, feature) in group.features.iter().enumerate() {
+                let expected = plain.column_by_name(&feature.name).unwrap().as_list::<i32>();
+                let expected =
+                    expected.iter().map(|list| list.unwrap().as_primitive::<Int64Type>().values().to_vec());
+                assert_eq!(lists(&unfolded, i), expected.collect::<Vec<_>>(), "{}", feature.name);
+            }
+        }
+        assert_eq!(folded.column_by_name("tags").unwrap().null_count(), folded.num_rows() - 1);
+        let history = folded.column_by_name("history").unwrap().as_list::<i32>();
+        assert!(history.values().len() <= folded.num_rows() / 2 + 6, "{} ids", history.values().len());
+    }
+}
+
+/// Writes `batches` into a dataset of one partition.
+fn write(directory: &Path, options: WriterOptions, batches: &[RecordBatch]) -> Manifest {
+    let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
+    batches.iter().for_each(|batch| writer.write(&PartitionKey::default(), batch).unwrap());
+    writer.finish().unwrap()
+}
+
+#[test]
+fn files_say_what_engines_skip_by() {
+    for (order, column_order, sorting) in [
+        (Order::Session, vec![], vec![0, 1]),
+        (Order::SessionHash, vec!["history".to_owned()], vec![2, 3]),
+        (Order::Arrival, vec![], vec![1]),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let options = WriterOptions { layout: Layout::Folded, column_order, ..WriterOptions::new(order) };
+        let manifest = write(directory.path(), options, &[samples()]);
+        let path = directory.path().join(&manifest.partitions[0].files[0].path);
+        let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Required);
+        let file = fs_err::File::open(path).unwrap().into_file();
+        let file = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options).unwrap();
+        let metadata = file.metadata();
+        let group = metadata.row_group(0);
+        assert!(metadata.offset_index().unwrap()[0].iter().all(|index| !index.page_locations().is_empty()));
+        assert_eq!(metadata.column_index().unwrap()[0].len(), group.num_columns());
+        let found = group.sorting_columns().unwrap();
+        assert!(found.iter().all(|column| !column.descending));
+        assert_eq!(found.iter().map(|column| column.column_idx).collect::<Vec<_>>(), sorting, "{order:?}");
+        for column in group.columns() {
+            let statistics = column.statistics().unwrap();
+            assert!(statistics.min_bytes_opt().is_some() && statistics.max_bytes_opt().is_some());
+            let (name, packed) = (&column.column_path().parts()[0], Encoding::DELTA_BINARY_PACKED);
+            if ["timestamp", "item"].contains(&name.as_str()) {
+                assert!(column.encodings().any(|encoding| encoding == packed), "what counts is not packed");
+            }
+        }
+    }
+}
+
+/// The same lists as views, which share what they have in common with the list before.
+fn as_views(lists: &RecordBatch) -> RecordBatch {
+    let columns = lists.schema_ref().fields().iter().zip(lists.columns()).map(|(field, column)| {
+        let Some(all) = Lists::of(column) else { return (field.name().clone(), Arc::clone(column)) };
+        let (mut ids, mut offsets, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut last: &[i64] = &[];
+        for list in all.iter() {
+            let shared = crate::overlap(last, list);
+            offsets.push((ids.len() - shared) as i32);
+            sizes.push(list.len() as i32);
+            ids.extend_from_slice(&list[shared..]);
+            last = list;
+        }
+        let ids = Arc::new(Int64Array::from(ids));
+        let views = ListViewArray::new(item_field(), offsets.into(), sizes.into(), ids, None);
+        (field.name().clone(), Arc::new(views) as ArrayRef)
+    });
+    RecordBatch::try_from_iter(columns.collect::<Vec<_>>()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn bytes_do_not_depend_on_batches_views_or_threads(
+        cuts in prop::collection::vec((1..60_usize, any::<bool>()), 1..12),
+        threads in 2..5_usize,
+        row_group_bytes in 300..20_000_usize,
+        folded: bool,
+    ) {
+        let layout = if folded { Layout::Folded } else { Layout::Rows };
+        let limits = WriterOptions {
+            layout,
+            row_group_bytes,
+            file_bytes: 4 * row_group_bytes,
+            ..WriterOptions::new(Order::Session)
+        };
+        let all = samples();
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let expected = write(one.path(), limits.clone(), std::slice::from_ref(&all));
+        let (mut batches, mut start) = (Vec::new(), 0);
+        for (rows, views) in cuts.iter().cycle() {
+            let batch = all.slice(start, (*rows).min(all.num_rows() - start));
+            start += batch.num_rows();
+            batches.push(if *views { as_views(&batch) } else { batch });
+            if start == all.num_rows() {
+                break;
+            }
+        }
+        let found = write(other.path(), WriterOptions { threads, ..limits }, &batches);
+        prop_assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn layouts_have_the_same_figures_and_digest() {
+    let (rows, _) = written_row_groups(Layout::Rows);
+    let (folded, _) = written_row_groups(Layout::Folded);
+    let all = Counter::new(&schema()).count(&[samples()]);
+    let mut files: Vec<_> = [rows, folded].into_iter().flat_map(|manifest| manifest.partitions).collect();
+    for partition in &mut files {
+        assert_eq!((partition.samples, partition.sessions), (samples().num_rows() as u64, 60));
+        assert_eq!(partition.digest, Some(all.digest));
+        let figures = schema().sparse_features().map(|f| partition.features[&f.name]).collect::<Vec<_>>();
+        assert_eq!(figures, all.features);
+    }
+}
+
+#[test]
+fn samples_that_are_not_those_expected_are_not_committed() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("dataset");
+    let digest = Counter::new(&schema()).count(&[samples()]).digest;
+    let count = samples().num_rows() as u64;
+    for (samples_, digest_) in [(count, Digest::default()), (count + 1, digest), (count, digest)] {
+        let mut writer = DatasetWriter::create(&root, schema(), WriterOptions::new(Order::Session)).unwrap();
+        writer.write(&PartitionKey::default(), &samples()).unwrap();
+        writer.expect(samples_, digest_);
+        let finished = writer.finish();
+        if (samples_, digest_) == (count, digest) {
+            finished.unwrap();
+        } else {
+            let error = finished.unwrap_err();
+            assert!(
+                matches!(error, Error::Samples { expected, written } if (expected, written) == (samples_, count))
+            );
+            assert!(!root.exists());
+        }
+    }
+}
+
+#[test]
+fn samples_out_of_order_are_refused() {
+    let all = samples();
+    for (order, fits, refused) in [
+        (Order::Session, [0, 1], "column `session_id`: a sample of session 1 at 1 comes after one"),
+        (Order::Arrival, [0, 1], "column `timestamp`: a sample of session 1 at 1 comes after one"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer =
+            DatasetWriter::create(directory.path(), schema(), WriterOptions::new(order)).unwrap();
+        let key = PartitionKey::default();
+        fits.into_iter().for_each(|row| writer.write(&key, &all.slice(row, 1)).unwrap());
+        writer.write(&key, &all.slice(9, 1)).unwrap();
+        let error = writer.write(&key, &all.slice(1, 1)).unwrap_err().to_string();
+        assert!(error.contains(refused) && error.contains("hint: sort the samples"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named_and_nothing_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = PartitionKey::parse("split=a").unwrap();
+    let mut writer =
+        DatasetWriter::create(directory.path(), schema(), WriterOptions::new(Order::Session)).unwrap();
+    // Where the partition's folder should be is a file.
+    fs_err::write(directory.path().join("split=a"), b"").unwrap();
+    let error = writer.write(&key, &samples()).unwrap_err();
+    assert!(
+        matches!(&error, Error::Write { path, .. } if path.ends_with("split=a/part-00000-g1.parquet")),
+        "{error}"
+    );
+    drop(writer);
+    let left: Vec<_> =
+        fs_err::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["split=a"]);
+}
+
+#[test]
+fn row_groups_end_at_the_first_session_after_the_limit() {
+    let (_, groups) = written_row_groups(Layout::Rows);
+    let samples = samples();
+    let row_bytes = decoded_row_bytes(&samples);
+    let mut row = 0;
+    for group in groups.iter().take(groups.len() - 1) {
+        let start = row;
+        row += group.num_rows();
+        assert_ne!(session_ids(&samples)[row - 1], session_ids(&samples)[row]);
+        let last_session = session_ids(&samples)[row - 1];
+        let before = (start..row).filter(|row| session_ids(&samples)[*row] != last_session);
+        assert!((start..row).map(|row| row_bytes[row]).sum::<usize>() >= 2_000);
+        assert!(before.map(|row| row_bytes[row]).sum::<usize>() < 2_000);
+    }
+}
