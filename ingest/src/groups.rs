@@ -1,0 +1,330 @@
+//! Feature groups found in the data: which features change together, and which are worth deduplicating.
+//!
+//! A **group** has one inverse index, and a distinct row wherever any of its features changes. Over `n` samples in `s`
+//! sessions, a group G that changes at `c(G)` of the samples which have a predecessor in their session has
+//!
+//! ```text
+//! u(G) = (s + c(G)) / n          distinct rows per sample; 1 / u(G) is the dedupe factor
+//! ```
+//!
+//! With S = n / s samples per session and d = 1 - c / (n - s), the probability that a value repeats, this is the
+//! `1 / (1 - d (S-1)/S)` of RecD (Zhao et al. 2023), counted rather than estimated.
+//!
+//! A distinct row of a feature costs its ids, 8 bytes each, and its place, 8 bytes of offset and size; it is shipped, looked
+//! up and pooled once. A sample costs 4 bytes of inverse index per group. So a group costs, in bytes per sample,
+//!
+//! ```text
+//! cost(G) = u(G) W(G) + 4,       W(G) = sum over its features of 8 (mean length + 1)
+//! ```
+//!
+//! and putting two groups together changes the cost by
+//!
+//! ```text
+//! cost(A ∪ B) - cost(A) - cost(B) = (u(A ∪ B) - u(A)) W(A) + (u(A ∪ B) - u(B)) W(B) - 4
+//! ```
+//!
+//! The first two terms, never negative, are rows stored again because the other features changed; the last
+//! is the index saved. Short lists that seldom change share a group even if they change apart; long ones only
+//! if they change together nearly always.
+//!
+//! [`choose_groups`] starts with one group for every set of features that always change together, which loses nothing, and
+//! merges the pair that lowers the cost most until none does: agglomerative clustering by cost (after Ward 1963), with a
+//! heap of pairs, O(F² log F) for F features. A feature is **worth deduplicating** if its dedupe factor alone is over
+//! [`WORTHWHILE_FACTOR`]; a sequence also if its ids are, once its windows share them (the partial factor). No merge takes a
+//! group of features that are worth it below that factor.
+//!
+//! What changes together is observed as [`CoChange`]: how often each *set* of features changed. Sets are few, so this is
+//! cheap, and unlike the counts of pairs it gives `c` of any group.
+
+mod co_change;
+mod merge;
+mod names;
+#[cfg(test)]
+mod simulate;
+
+use onefold_datasets::{SparseFeature, SparseKind};
+
+pub use self::co_change::CoChange;
+use self::merge::merge_groups;
+use self::names::group_names;
+
+/// The dedupe factor over which deduplication is worth its index (RecD's rule of thumb).
+pub const WORTHWHILE_FACTOR: f64 = 1.5;
+/// The group of the features that are not worth deduplicating.
+const UNGROUPED: &str = "ungrouped";
+
+/// Bytes of an id, and of a row's offset and size.
+const ID_BYTES: f64 = 8.0;
+const PLACE_BYTES: f64 = 8.0;
+/// Bytes of a sample's entry in an inverse index.
+const INDEX_BYTES: f64 = 4.0;
+
+/// What is known of one sparse feature over the samples that were observed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedFeature {
+    /// The feature.
+    pub feature: SparseFeature,
+    /// Ids over all samples.
+    pub values: u64,
+    /// Of a sequence: ids that are stored if windows share them, that is all ids of a session's first sample and those
+    /// appended at later ones. Not looked at for other features.
+    pub window_values: u64,
+}
+
+/// A group that was chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChosenGroup {
+    /// What the names of its features begin with, or the name of the first.
+    pub name: String,
+    /// Whether it is worth deduplicating.
+    pub deduplicated: bool,
+    /// Its features: rising positions among those observed.
+    pub features: Vec<usize>,
+    /// The dedupe factor that is expected of it.
+    pub dedupe_factor: f64,
+    /// Why it was chosen, in a sentence.
+    pub why: String,
+}
+
+/// Chooses the groups: those worth deduplicating by their first feature, then that of all others. Every feature is in one.
+///
+/// # Panics
+///
+/// If `observed` is about another number of features than `features` are.
+pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
+    assert_eq!(features.len(), observed.features(), "observations of other features");
+    let (mut by_rows, mut by_windows, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, feature) in features.iter().enumerate() {
+        if observed.dedupe_factor(&[number]) > WORTHWHILE_FACTOR {
+            by_rows.push(number);
+        } else if partial_factor(feature) > WORTHWHILE_FACTOR {
+            by_windows.push(number);
+        } else {
+            rest.push(number);
+        }
+    }
+    let weights: Vec<f64> = features.iter().map(|feature| weight(feature, observed)).collect();
+    let mut groups = merge_groups(&by_rows, &weights, observed, 1.0 / WORTHWHILE_FACTOR);
+    // These change with nearly every sample, so a group of them has no factor to lose.
+    groups.extend(merge_groups(&by_windows, &weights, observed, f64::INFINITY));
+    groups.sort();
+    let names = group_names(features, &groups);
+    let mut chosen: Vec<ChosenGroup> = groups
+        .into_iter()
+        .zip(names)
+        .map(|(group, name)| {
+            let dedupe_factor = observed.dedupe_factor(&group);
+            let why = why_deduplicated(features, observed, &group);
+            ChosenGroup { name, deduplicated: true, features: group, dedupe_factor, why }
+        })
+        .collect();
+    if !rest.is_empty() {
+        let best = rest.iter().map(|f| observed.dedupe_factor(&[*f])).fold(1.0, f64::max);
+        chosen.push(ChosenGroup {
+            name: UNGROUPED.to_owned(),
+            deduplicated: false,
+            dedupe_factor: 1.0,
+            why: format!(
+                "no feature has a dedupe factor over {WORTHWHILE_FACTOR} (the largest is {best:.2})"
+            ),
+            features: rest,
+        });
+    }
+    chosen
+}
+
+/// Bytes per sample that groups cost: their distinct rows and their inverse indices.
+pub fn groups_cost(groups: &[ChosenGroup], features: &[ObservedFeature], observed: &CoChange) -> f64 {
+    let cost = |group: &ChosenGroup| {
+        let bytes: f64 = group.features.iter().map(|f| weight(&features[*f], observed)).sum();
+        if group.deduplicated { bytes / observed.dedupe_factor(&group.features) + INDEX_BYTES } else { bytes }
+    };
+    groups.iter().map(cost).sum()
+}
+
+/// Bytes that a distinct row of a feature costs on average.
+fn weight(feature: &ObservedFeature, observed: &CoChange) -> f64 {
+    ID_BYTES * feature.values as f64 / observed.samples().max(1) as f64 + PLACE_BYTES
+}
+
+/// How many times fewer ids are stored when windows share them; 1 for what is no sequence.
+fn partial_factor(feature: &ObservedFeature) -> f64 {
+    match feature.feature.kind {
+        SparseKind::Sequence => feature.values as f64 / feature.window_values.max(1) as f64,
+        SparseKind::Sparse => 1.0,
+    }
+}
+
+/// What is said of a group that is deduplicated.
+fn why_deduplicated(features: &[ObservedFeature], observed: &CoChange, group: &[usize]) -> String {
+    let continued = observed.samples() - observed.sessions();
+    let share = 100.0 * observed.group_changes(group) as f64 / continued.max(1) as f64;
+    let what = match group.len() {
+        1 => "it changes".to_owned(),
+        many => format!("one of its {many} features changes"),
+    };
+    let sequences = || {
+        let of_group = group.iter().map(|feature| &features[*feature]);
+        of_group.filter(|feature| feature.feature.kind == SparseKind::Sequence)
+    };
+    let values: u64 = sequences().map(|feature| feature.values).sum();
+    let window_values: u64 = sequences().map(|feature| feature.window_values).sum();
+    let windows = match values {
+        0 => String::new(),
+        _ => format!(", {:.2} for the ids of its windows", values as f64 / window_values.max(1) as f64),
+    };
+    format!(
+        "{what} at {share:.1} % of the samples that continue a session: dedupe factor {:.2}{windows}",
+        observed.dedupe_factor(group)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::simulate::{feature, random, rm1, simulate};
+    use super::*;
+
+    #[test]
+    fn the_groups_of_rm1_are_found() {
+        let (features, parts) = rm1(30_000);
+        let mut observed = CoChange::new(features.len());
+        simulate(&parts, 30_000, &mut observed);
+        assert!(observed.is_exact());
+        let chosen = choose_groups(&features, &observed);
+        let found: Vec<(&str, &[usize])> =
+            chosen.iter().map(|group| (group.name.as_str(), group.features.as_slice())).collect();
+        let names = ["user_a", "user_b", "user_c", "user_d", "sequence_a", "sequence_b"];
+        let mut given: Vec<(&str, &[usize])> =
+            names.into_iter().zip(parts.iter().map(|(features, _)| features.as_slice())).collect();
+        let items: Vec<usize> = (30..42).collect();
+        given.push((UNGROUPED, &items));
+        assert_eq!(found, given);
+        assert!(chosen[..6].iter().all(|group| group.deduplicated) && !chosen[6].deduplicated);
+        // 1 / (1 - d (S-1)/S) with d = 0.9 and 0.7.
+        assert!((chosen[0].dedupe_factor / 6.5 - 1.0).abs() < 0.06, "{chosen:?}");
+        assert!((chosen[4].dedupe_factor / 2.9 - 1.0).abs() < 0.06, "{chosen:?}");
+        let why = &chosen[4].why;
+        assert!(why.starts_with("one of its 3 features changes at "), "{why}");
+        assert!(why.ends_with(", 15.75 for the ids of its windows"), "{why}");
+        assert!(chosen[6].why.starts_with("no feature has a dedupe factor over 1.5"), "{}", chosen[6].why);
+    }
+
+    /// The cost of a partition, by the definition, over sets that are counted exactly.
+    fn cost_of(groups: &[Vec<usize>], features: &[ObservedFeature], observed: &CoChange) -> f64 {
+        let cost = |group: &Vec<usize>| {
+            let distinct = (observed.sessions() + observed.group_changes(group)) as f64;
+            let bytes =
+                group.iter().map(|f| 8.0 * features[*f].values as f64 / observed.samples() as f64 + 8.0);
+            bytes.sum::<f64>() * distinct / observed.samples() as f64 + 4.0
+        };
+        groups.iter().map(cost).sum()
+    }
+
+    /// All ways to put `left` into groups, beside `groups`.
+    fn partitions(left: &[usize], groups: &mut Vec<Vec<usize>>, visit: &mut dyn FnMut(&[Vec<usize>])) {
+        let Some((feature, left)) = left.split_first() else { return visit(groups) };
+        for at in 0..groups.len() {
+            groups[at].push(*feature);
+            partitions(left, groups, visit);
+            groups[at].pop();
+        }
+        groups.push(vec![*feature]);
+        partitions(left, groups, visit);
+        groups.pop();
+    }
+
+    #[test]
+    fn few_features_are_grouped_nearly_as_well_as_by_trying_all_ways() {
+        let mut worst: f64 = 1.0;
+        for seed in 0..40_u64 {
+            let state = &mut (seed << 32);
+            let features: Vec<ObservedFeature> = (0..6)
+                .map(|i| feature(&format!("f{i}"), 2_000, 1 + (random(state) * 3.0).powi(3) as u64))
+                .collect();
+            // Parts overlap: some features change alone as well as with others.
+            let parts: Vec<(Vec<usize>, f64)> = (0..5)
+                .map(|_| {
+                    let part: Vec<usize> = (0..6).filter(|_| random(state) < 0.4).collect();
+                    (part, 0.12 * random(state).powi(2))
+                })
+                .collect();
+            let mut observed = CoChange::new(6);
+            simulate(&parts, 2_000, &mut observed);
+            let chosen = choose_groups(&features, &observed);
+            let chosen: Vec<Vec<usize>> = chosen.into_iter().map(|group| group.features).collect();
+            let mut best = f64::INFINITY;
+            partitions(&[0, 1, 2, 3, 4, 5], &mut Vec::new(), &mut |groups| {
+                best = best.min(cost_of(groups, &features, &observed));
+            });
+            let cost = cost_of(&chosen, &features, &observed);
+            assert!(cost >= best - 1e-9);
+            worst = worst.max(cost / best);
+        }
+        assert!(worst < 1.03, "{worst}");
+    }
+
+    #[test]
+    fn a_feature_that_slides_with_every_sample_is_worth_it_for_its_windows() {
+        let mut history = feature("history", 1_000, 50);
+        history.feature.kind = SparseKind::Sequence;
+        let mut ages = history.clone();
+        ages.feature.name = "history_age".into();
+        (history.window_values, ages.window_values) = (4_000, 50_000);
+        let mut observed = CoChange::new(2);
+        (0..50).for_each(|_| observed.start_session());
+        observed.observe(&[0b11], 950);
+        let chosen = choose_groups(&[history, ages], &observed);
+        assert_eq!(chosen.len(), 2);
+        assert_eq!((chosen[0].name.as_str(), chosen[0].deduplicated), ("history", true));
+        assert_eq!(
+            chosen[0].why,
+            "it changes at 100.0 % of the samples that continue a session: dedupe factor 1.00, 12.50 for the ids of its windows"
+        );
+        assert_eq!((chosen[1].name.as_str(), chosen[1].deduplicated), (UNGROUPED, false));
+    }
+
+    #[test]
+    fn no_merge_takes_features_below_the_factor_that_made_them_worth_it() {
+        // Each has 0.5 distinct rows per sample, both together 0.7; without ids, so that an index costs more.
+        let features = [feature("a", 1_000, 0), feature("b", 1_000, 0)];
+        let mut observed = CoChange::new(2);
+        (0..10).for_each(|_| observed.start_session());
+        for (set, times) in [(0b01, 200), (0b10, 200), (0b11, 290), (0, 300)] {
+            observed.observe(&[set], times);
+        }
+        let chosen = choose_groups(&features, &observed);
+        let found: Vec<_> = chosen.iter().map(|group| group.features.clone()).collect();
+        assert_eq!(found, [vec![0], vec![1]]);
+        assert!(chosen.iter().all(|group| group.dedupe_factor > WORTHWHILE_FACTOR));
+    }
+
+    #[test]
+    fn a_thousand_features_are_grouped_in_a_moment() {
+        let samples = 20_000;
+        let features: Vec<ObservedFeature> =
+            (0..1_000).map(|i| feature(&format!("f{i:03}"), samples, 1 + i % 30)).collect();
+        let parts: Vec<(Vec<usize>, f64)> =
+            (0..250).map(|g| ((4 * g..4 * g + 4).collect(), 0.02 + (g % 10) as f64 / 50.0)).collect();
+        let mut observed = CoChange::new(1_000);
+        simulate(&parts, samples, &mut observed);
+        let started = std::time::Instant::now();
+        let chosen = choose_groups(&features, &observed);
+        assert!(started.elapsed().as_secs_f64() < 10.0, "{:?}", started.elapsed());
+        for (part, _) in &parts {
+            let holds = |group: &ChosenGroup| part.iter().all(|f| group.features.contains(f));
+            assert!(chosen.iter().any(holds), "{part:?} is torn apart");
+        }
+        let given: Vec<ChosenGroup> = parts
+            .iter()
+            .map(|(part, _)| ChosenGroup {
+                name: String::new(),
+                deduplicated: true,
+                features: part.clone(),
+                dedupe_factor: 1.0,
+                why: String::new(),
+            })
+            .collect();
+        let [found, given] = [&chosen, &given].map(|groups| groups_cost(groups, &features, &observed));
+        assert!(found <= given, "{found} {given}");
+    }
+}

@@ -1,0 +1,162 @@
+//! Merging groups while that lowers their cost.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::{CoChange, INDEX_BYTES};
+
+/// A group while groups are merged.
+#[derive(Debug)]
+struct Cluster {
+    features: Vec<usize>,
+    /// In which of the sets of [`Sets`] one of its features is.
+    hits: Vec<u64>,
+    /// Distinct rows per sample.
+    distinct: f64,
+    /// Bytes of a distinct row.
+    weight: f64,
+}
+
+/// A pair of groups that costs less as one. The greatest saves most; of those that save the same, the one of the earliest
+/// groups.
+#[derive(Debug, PartialEq)]
+struct Merge {
+    saving: f64,
+    pair: (usize, usize),
+}
+
+impl Eq for Merge {}
+
+impl Ord for Merge {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.saving.total_cmp(&other.saving).then_with(|| other.pair.cmp(&self.pair))
+    }
+}
+
+impl PartialOrd for Merge {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Merges `features`, each alone at first, while that lowers the cost; no group comes to more than `most_distinct` rows per
+/// sample. The features of a group are in rising order.
+pub(super) fn merge_groups(
+    features: &[usize],
+    weights: &[f64],
+    observed: &CoChange,
+    most_distinct: f64,
+) -> Vec<Vec<usize>> {
+    let sets = Sets::of(observed, features);
+    let first = sets.clusters(features, weights);
+    let merge = |a: &Cluster, b: &Cluster, pair| {
+        let distinct = sets.distinct_of_union(&a.hits, &b.hits);
+        let again = (distinct - a.distinct) * a.weight + (distinct - b.distinct) * b.weight;
+        (again < INDEX_BYTES && distinct <= most_distinct)
+            .then_some(Merge { saving: INDEX_BYTES - again, pair })
+    };
+    let mut merges = BinaryHeap::new();
+    for (j, b) in first.iter().enumerate() {
+        merges.extend(first[..j].iter().enumerate().filter_map(|(i, a)| merge(a, b, (i, j))));
+    }
+    // Where groups were merged, the place of each is empty and the merged one is at the end.
+    let mut clusters: Vec<Option<Cluster>> = first.into_iter().map(Some).collect();
+    while let Some(Merge { pair: (i, j), .. }) = merges.pop() {
+        if clusters[i].is_none() {
+            continue;
+        }
+        let Some(b) = clusters[j].take() else { continue };
+        let Some(a) = clusters[i].take() else { continue };
+        let merged = sets.merged(a, b);
+        let number = clusters.len();
+        let others = clusters.iter().enumerate();
+        merges.extend(others.filter_map(|(k, other)| merge(other.as_ref()?, &merged, (k, number))));
+        clusters.push(Some(merged));
+    }
+    clusters.into_iter().flatten().map(|cluster| cluster.features).collect()
+}
+
+/// The sets of features that changed, reduced to those in question, and how often each did, ready to count unions: the
+/// bits of the counts are kept apart, so that 64 sets are looked at at once.
+#[derive(Debug)]
+struct Sets {
+    /// The sets, most frequent first; bit `i` stands for the `i`th feature in question.
+    sets: Vec<Vec<u64>>,
+    /// By `k`: which sets' counts have the bit `k`. Trailing zeros are left out, and frequent sets come first, so high bits
+    /// are few words.
+    count_bits: Vec<Vec<u64>>,
+    /// Distinct rows per sample: those of session starts, and those of one change counted.
+    at_starts: f64,
+    a_change: f64,
+}
+
+impl Sets {
+    fn of(observed: &CoChange, features: &[usize]) -> Self {
+        let mut reduced: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
+        for (set, times) in &observed.sets {
+            let mut bits = vec![0_u64; features.len().div_ceil(64)];
+            for (i, feature) in features.iter().enumerate() {
+                bits[i / 64] |= (set[feature / 64] >> (feature % 64) & 1) << (i % 64);
+            }
+            *reduced.entry(bits).or_default() += times;
+        }
+        reduced.retain(|set, _| set.iter().any(|word| *word != 0));
+        let mut counted: Vec<(Vec<u64>, u64)> = reduced.into_iter().collect();
+        counted.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+        let longest = counted.first().map_or(0, |(_, times)| u64::BITS - times.leading_zeros());
+        let count_bits = (0..longest).map(|k| {
+            let mut words = vec![0_u64; counted.len().div_ceil(64)];
+            for (at, (_, times)) in counted.iter().enumerate() {
+                words[at / 64] |= (times >> k & 1) << (at % 64);
+            }
+            words.truncate(words.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
+            words
+        });
+        let samples = observed.samples().max(1) as f64;
+        Self {
+            count_bits: count_bits.collect(),
+            sets: counted.into_iter().map(|(set, _)| set).collect(),
+            at_starts: observed.sessions() as f64 / samples,
+            a_change: (1_u64 << observed.thinned) as f64 / samples,
+        }
+    }
+
+    /// A group for each set of `features` that always change together, by first feature.
+    fn clusters(&self, features: &[usize], weights: &[f64]) -> Vec<Cluster> {
+        let mut by_hits: BTreeMap<Vec<u64>, Vec<usize>> = BTreeMap::new();
+        for (i, feature) in features.iter().enumerate() {
+            let mut hits = vec![0_u64; self.sets.len().div_ceil(64)];
+            for (at, set) in self.sets.iter().enumerate() {
+                hits[at / 64] |= (set[i / 64] >> (i % 64) & 1) << (at % 64);
+            }
+            by_hits.entry(hits).or_default().push(*feature);
+        }
+        let cluster = |(hits, features): (Vec<u64>, Vec<usize>)| Cluster {
+            distinct: self.distinct_of_union(&hits, &hits),
+            weight: features.iter().map(|feature| weights[*feature]).sum(),
+            hits,
+            features,
+        };
+        let mut clusters: Vec<Cluster> = by_hits.into_iter().map(cluster).collect();
+        clusters.sort_by_key(|cluster| cluster.features[0]);
+        clusters
+    }
+
+    /// Distinct rows per sample of a group that changes with the sets in `a` and in `b`.
+    fn distinct_of_union(&self, a: &[u64], b: &[u64]) -> f64 {
+        let changes = self.count_bits.iter().enumerate().map(|(k, bits)| {
+            let hits =
+                a.iter().zip(b).zip(bits).map(|((a, b), bits)| u64::from(((a | b) & bits).count_ones()));
+            hits.sum::<u64>() << k
+        });
+        self.at_starts + self.a_change * changes.sum::<u64>() as f64
+    }
+
+    fn merged(&self, a: Cluster, b: Cluster) -> Cluster {
+        let hits: Vec<u64> = a.hits.iter().zip(&b.hits).map(|(a, b)| a | b).collect();
+        let mut features = [a.features, b.features].concat();
+        features.sort_unstable();
+        let distinct = self.distinct_of_union(&hits, &hits);
+        Cluster { features, hits, distinct, weight: a.weight + b.weight }
+    }
+}
