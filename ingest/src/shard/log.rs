@@ -1,0 +1,231 @@
+//! The files of a log: found, looked at, and read in order.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::compute::cast;
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use onefold_datasets::console::catch_panic;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::{Error, Result};
+
+/// Decoded bytes that a batch should have.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// A log of Parquet files with the same columns.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) files: Vec<LogFile>,
+    /// The columns of the first file; nullable if they are in any.
+    pub(super) schema: SchemaRef,
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+    batch_rows: usize,
+}
+
+/// A file of a log.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    pub(super) path: PathBuf,
+    bytes: u64,
+    rows: u64,
+    /// Values of all columns.
+    values: u64,
+    schema: SchemaRef,
+}
+
+impl Log {
+    /// The log of the files that `patterns` match.
+    pub(super) fn find(patterns: &[PathBuf]) -> Result<Self> {
+        let (mut files, mut seen) = (Vec::new(), HashSet::new());
+        for pattern in patterns {
+            for file in expand(pattern)? {
+                if !seen.insert(fs_err::canonicalize(&file)?) {
+                    let message = "the file is given twice, and so would be its rows".to_owned();
+                    return Err(wrong(&file, message, "give patterns that do not overlap"));
+                }
+                files.push(file);
+            }
+        }
+        Self::open(files)
+    }
+
+    /// The log of these files; there is at least one.
+    pub(super) fn open(paths: Vec<PathBuf>) -> Result<Self> {
+        let files = paths.into_iter().map(LogFile::open).collect::<Result<Vec<_>>>()?;
+        let schema = common_schema(&files)?;
+        let rows = files.iter().map(|file| file.rows).sum();
+        let values: u64 = files.iter().map(|file| file.values).sum();
+        let row_bytes = 8 * values / u64::max(rows, 1);
+        let batch_rows = (BATCH_BYTES / row_bytes.max(1)).clamp(16, 32 << 10) as usize;
+        Ok(Self { bytes: files.iter().map(|file| file.bytes).sum(), files, schema, rows, batch_rows })
+    }
+
+    /// Gives the log's batches to `take`, file by file, until it wants no more; or one error.
+    pub(super) fn read(&self, mut take: impl FnMut(Result<RecordBatch>) -> bool) {
+        for file in &self.files {
+            match file.read(&self.schema, self.batch_rows, &mut take) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    take(Err(error));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl LogFile {
+    fn open(path: PathBuf) -> Result<Self> {
+        let file = fs_err::File::open(&path)?;
+        let bytes = file.metadata()?.len();
+        let builder = catch_panic(|| {
+            ParquetRecordBatchReaderBuilder::try_new(file.into_file()).map_err(|error| error.to_string())
+        });
+        let builder = builder.map_err(|error| {
+            let hint = "the file is truncated, damaged or of another format; write it again";
+            wrong(&path, format!("not a whole Parquet file: {error}"), hint)
+        })?;
+        let groups = builder.metadata().row_groups();
+        let count = |number: i64| u64::try_from(number).unwrap_or(0);
+        Ok(Self {
+            bytes,
+            rows: groups.iter().map(|group| count(group.num_rows())).sum(),
+            values: groups.iter().flat_map(|group| group.columns()).map(|c| count(c.num_values())).sum(),
+            schema: Arc::clone(builder.schema()),
+            path,
+        })
+    }
+
+    /// Whether all batches were taken.
+    fn read(
+        &self,
+        schema: &SchemaRef,
+        batch_rows: usize,
+        take: &mut impl FnMut(Result<RecordBatch>) -> bool,
+    ) -> Result<bool> {
+        let damaged = |error: String| {
+            let hint = "the file is damaged or was changed while it was read; write it again";
+            wrong(&self.path, format!("it cannot be decoded: {error}"), hint)
+        };
+        let file = fs_err::File::open(&self.path)?.into_file();
+        // Decoders panic on some damaged bytes.
+        let batches = catch_panic(|| {
+            let builder = ParquetRecordBatchReaderBuilder::try_new(file);
+            let batches = builder.and_then(|builder| builder.with_batch_size(batch_rows).build());
+            batches.map_err(|error| error.to_string())
+        });
+        let mut batches = batches.map_err(damaged)?;
+        loop {
+            let batch = catch_panic(|| batches.next().transpose().map_err(|error| error.to_string()));
+            match batch.map_err(damaged)? {
+                None => return Ok(true),
+                Some(batch) => {
+                    if !take(Ok(with_schema(&batch, schema).map_err(|error| damaged(error.to_string()))?)) {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The columns of `batch` in the order of `schema`, with its names of what is nested.
+fn with_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, arrow::error::ArrowError> {
+    let column = |field: &Arc<Field>| {
+        let column = batch.column(batch.schema_ref().index_of(field.name())?);
+        // Free where only such names differ.
+        if column.data_type() == field.data_type() {
+            Ok(Arc::clone(column))
+        } else {
+            cast(column, field.data_type())
+        }
+    };
+    let columns = schema.fields().iter().map(column).collect::<Result<Vec<_>, arrow::error::ArrowError>>()?;
+    RecordBatch::try_new(Arc::clone(schema), columns)
+}
+
+/// The columns of all files: those of the first, nullable where they are in any.
+fn common_schema(files: &[LogFile]) -> Result<SchemaRef> {
+    let first = &files[0];
+    let mut fields: Vec<Field> = first.schema.fields().iter().map(|field| field.as_ref().clone()).collect();
+    if let Some(name) = fields.iter().map(Field::name).find(|name| is_repeated(&first.schema, name)) {
+        let hint = "give every column a name of its own";
+        return Err(wrong(&first.path, format!("it has two columns `{name}`"), hint));
+    }
+    for file in &files[1..] {
+        if let Some(name) = different_column(&first.schema, &file.schema) {
+            let type_in = |file: &LogFile| {
+                let field = file.schema.field_with_name(&name);
+                field.map_or_else(|_| "missing".to_owned(), |field| field.data_type().to_string())
+            };
+            let message = format!(
+                "its column `{name}` is {}, in `{}` it is {}",
+                type_in(file),
+                first.path.display(),
+                type_in(first)
+            );
+            let hint = "shard files with other columns by themselves, or write them with the same columns";
+            return Err(wrong(&file.path, message, hint));
+        }
+        for field in &mut fields {
+            let other = file.schema.field_with_name(field.name());
+            let nullable = field.is_nullable() || other.is_ok_and(Field::is_nullable);
+            field.set_nullable(nullable);
+        }
+    }
+    Ok(Arc::new(Schema::new_with_metadata(fields, first.schema.metadata().clone())))
+}
+
+fn is_repeated(schema: &Schema, name: &str) -> bool {
+    schema.fields().iter().filter(|field| field.name() == name).count() > 1
+}
+
+/// The first column that one file has and the other lacks, or has with another type.
+fn different_column(first: &Schema, other: &Schema) -> Option<String> {
+    let in_both = |field: &&Arc<Field>| match (
+        other.field_with_name(field.name()),
+        first.field_with_name(field.name()),
+    ) {
+        (Ok(a), Ok(b)) => a.data_type().equals_datatype(b.data_type()) && !is_repeated(other, field.name()),
+        _ => false,
+    };
+    let mut fields = first.fields().iter().chain(other.fields());
+    fields.find(|field| !in_both(field)).map(|field| field.name().clone())
+}
+
+/// The files that `pattern` means, by name.
+fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
+    let hint = "give Parquet files, folders that hold some, or globs such as `logs/*.parquet`";
+    let matches = if pattern.is_file() {
+        return Ok(vec![pattern.to_owned()]);
+    } else if pattern.is_dir() {
+        glob::Pattern::escape(&pattern.to_string_lossy()) + "/*.parquet"
+    } else {
+        pattern.to_string_lossy().into_owned()
+    };
+    let matches =
+        glob::glob(&matches).map_err(|error| wrong(pattern, format!("bad pattern: {error}"), hint))?;
+    let mut files = Vec::new();
+    for path in matches {
+        let path = path.map_err(|error| wrong(pattern, error.to_string(), hint))?;
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        return Err(wrong(pattern, "there is no such file".to_owned(), hint));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The error of a file or pattern.
+pub(super) fn wrong(path: &Path, message: String, hint: &str) -> Error {
+    let path = path.to_owned();
+    Error::Dataset(onefold_datasets::Error::Source { path, message, hint: hint.to_owned() })
+}

@@ -1,0 +1,97 @@
+//! A digest of rows of any columns.
+
+use arrow::array::{Array, ArrayRef, AsArray, GenericListArray, OffsetSizeTrait, RecordBatch};
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
+use arrow::row::{RowConverter, SortField};
+use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
+use rayon::prelude::*;
+
+use crate::Result;
+
+/// Digests rows, whatever their order and however they are cut into batches.
+#[derive(Debug)]
+pub(super) struct RowDigester {
+    columns: Vec<Column>,
+}
+
+#[derive(Debug)]
+struct Column {
+    seed: ColumnSeed,
+    /// For what is no list of numbers: Arrow's row format, bytes that are equal where values are.
+    rows: Option<RowConverter>,
+}
+
+impl RowDigester {
+    /// A digester of rows of these columns.
+    pub(super) fn new(schema: &SchemaRef) -> Result<Self> {
+        let column = |data_type: &DataType, name: &str| {
+            let rows = match data_type {
+                DataType::List(item) | DataType::LargeList(item) if item.data_type().is_primitive() => None,
+                other => Some(RowConverter::new(vec![SortField::new(other.clone())])?),
+            };
+            Ok(Column { seed: ColumnSeed::new(name), rows })
+        };
+        let columns = schema.fields().iter().map(|field| {
+            column(field.data_type(), field.name()).map_err(|error: ArrowError| crate::Error::Column {
+                column: field.name().clone(),
+                message: format!("its type cannot be digested: {error}"),
+                hint: "leave the column out of the log".to_owned(),
+            })
+        });
+        Ok(Self { columns: columns.collect::<Result<_>>()? })
+    }
+
+    /// The digest of the rows of `batch`.
+    pub(super) fn digest(&self, batch: &RecordBatch) -> Result<Digest> {
+        let columns = self.columns.par_iter().zip(batch.columns());
+        let parts: Result<Vec<Vec<u128>>, ArrowError> =
+            columns.map(|(column, values)| column.parts(values)).collect();
+        let mut samples = vec![SampleDigest::default(); batch.num_rows()];
+        for column in parts.map_err(onefold_datasets::Error::Internal)? {
+            samples.iter_mut().zip(column).for_each(|(sample, part)| sample.add(part));
+        }
+        let mut digest = Digest::default();
+        samples.into_iter().for_each(|sample| digest.add(sample));
+        Ok(digest)
+    }
+}
+
+impl Column {
+    /// The part of every row.
+    fn parts(&self, values: &ArrayRef) -> Result<Vec<u128>, ArrowError> {
+        let Some(converter) = &self.rows else {
+            return Ok(match values.data_type() {
+                DataType::LargeList(_) => self.parts_of_lists(values.as_list::<i64>()),
+                _ => self.parts_of_lists(values.as_list::<i32>()),
+            });
+        };
+        let rows = converter.convert_columns(&[std::sync::Arc::clone(values)])?;
+        Ok(rows.iter().map(|row| self.seed.bytes(row.as_ref())).collect())
+    }
+
+    /// The parts of lists of numbers: of their bytes as they lie there, which are most of what a log holds.
+    fn parts_of_lists<O: OffsetSizeTrait>(&self, lists: &GenericListArray<O>) -> Vec<u128> {
+        let items = lists.values().to_data();
+        let width = items.data_type().primitive_width().unwrap_or(1);
+        let bytes =
+            items.buffers().first().map_or(&[][..], |buffer| &buffer.as_slice()[items.offset() * width..]);
+        let part = |row: usize| {
+            let (start, end) = (lists.offsets()[row].as_usize(), lists.offsets()[row + 1].as_usize());
+            if lists.is_null(row) {
+                return self.seed.number(u64::MAX);
+            }
+            match items.nulls().map(|nulls| nulls.slice(start, end - start)) {
+                Some(nulls) if nulls.null_count() > 0 => {
+                    let item = |at: usize| &bytes[width * (start + at)..width * (start + at + 1)];
+                    let valid = (0..end - start).filter(|at| nulls.is_valid(*at)).flat_map(item);
+                    let marks = (0..end - start).map(|at| u8::from(nulls.is_valid(at)));
+                    let known: Vec<u8> = marks.chain(valid.copied()).collect();
+                    self.seed.bytes(&known).wrapping_add(1)
+                }
+                _ => self.seed.bytes(&bytes[width * start..width * end]),
+            }
+        };
+        (0..lists.len()).map(part).collect()
+    }
+}

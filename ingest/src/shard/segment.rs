@@ -1,0 +1,252 @@
+//! The segments while they are written.
+
+use std::cmp::Reverse;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
+use onefold_datasets::Error as DatasetError;
+use parquet::arrow::{ArrowSchemaConverter, ArrowWriter};
+use parquet::basic::{Compression, Encoding, Type as PhysicalType, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::ShardOptions;
+use super::log::Log;
+use crate::{Error, Result};
+
+/// Decoded bytes of a row group, if the memory suffices.
+const ROW_GROUP_BYTES: u64 = 512 << 20;
+const ZSTD_LEVEL: i32 = 3;
+
+/// A segment that was written.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct SegmentFile {
+    /// The file's name.
+    pub(super) path: String,
+    pub(super) rows: u64,
+    pub(super) bytes_on_disk: u64,
+}
+
+/// All segments, and the rows that wait to be written.
+#[derive(Debug)]
+pub(super) struct Segments {
+    schema: SchemaRef,
+    segments: Vec<Segment>,
+    /// Decoded bytes that wait, of all segments.
+    waiting_bytes: u64,
+    most_waiting_bytes: u64,
+    row_group_bytes: u64,
+    /// Row groups that are encoded at once.
+    threads: usize,
+    /// Chosen from the first rows that are written.
+    properties: Option<WriterProperties>,
+    page_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Segment {
+    path: PathBuf,
+    name: String,
+    /// Not open before its first row group.
+    writer: Option<ArrowWriter<fs_err::File>>,
+    waiting: Vec<RecordBatch>,
+    waiting_bytes: u64,
+    rows: u64,
+}
+
+impl Segments {
+    /// Segments of `log` in `directory`.
+    pub(super) fn create(directory: &Path, log: &Log, options: &ShardOptions) -> Result<Self> {
+        let count = options.segments.max(1);
+        let segment = |number: usize| {
+            // Zero-filled, so that the order of names is that of numbers.
+            let name = format!("segment-{number:05}-of-{count:05}.parquet");
+            let path = directory.join(&name);
+            Segment { path, name, writer: None, waiting: Vec::new(), waiting_bytes: 0, rows: 0 }
+        };
+        let threads = options.threads.max(1);
+        // Half of the memory waits. A row group that is encoded is held twice more: put together, and encoded.
+        let share = options.memory_limit / (4 * threads as u64);
+        Ok(Self {
+            schema: log.schema.clone(),
+            segments: (0..count).map(segment).collect(),
+            waiting_bytes: 0,
+            most_waiting_bytes: options.memory_limit / 2,
+            row_group_bytes: ROW_GROUP_BYTES.min(share).max(1),
+            threads,
+            properties: None,
+            page_bytes: options.page_bytes,
+        })
+    }
+
+    /// Appends rows of `batch` to every segment.
+    pub(super) fn append(&mut self, batch: &RecordBatch, rows_by_segment: &[UInt32Array]) -> Result<()> {
+        let segments = self.segments.par_iter_mut().zip(rows_by_segment);
+        let bytes = segments.map(|(segment, rows)| segment.append(batch, rows));
+        let bytes = bytes.collect::<Result<Vec<u64>, ArrowError>>().map_err(DatasetError::Internal)?;
+        self.waiting_bytes += bytes.into_iter().sum::<u64>();
+        loop {
+            let largest = self.segments.iter().map(|segment| segment.waiting_bytes).max().unwrap_or(0);
+            if largest < self.row_group_bytes && self.waiting_bytes <= self.most_waiting_bytes {
+                return Ok(());
+            }
+            self.write_largest()?;
+        }
+    }
+
+    /// Writes a row group of each of the segments that have most to write.
+    fn write_largest(&mut self) -> Result<()> {
+        let properties = self.properties()?;
+        let mut largest: Vec<&mut Segment> = self.segments.iter_mut().collect();
+        largest.sort_by_key(|segment| Reverse(segment.waiting_bytes));
+        largest.truncate(self.threads);
+        let written: u64 = largest.iter().map(|segment| segment.waiting_bytes).sum();
+        let schema = &self.schema;
+        largest.into_par_iter().try_for_each(|segment| segment.write(schema, &properties))?;
+        self.waiting_bytes -= written;
+        Ok(())
+    }
+
+    /// Writes what waits and ends the files.
+    pub(super) fn finish(mut self) -> Result<Vec<SegmentFile>> {
+        let properties = self.properties()?;
+        let schema = &self.schema;
+        self.segments.par_iter_mut().map(|segment| segment.finish(schema, &properties)).collect()
+    }
+
+    /// How the files are written; at the first call chosen from what waits.
+    fn properties(&mut self) -> Result<WriterProperties> {
+        if let Some(properties) = &self.properties {
+            return Ok(properties.clone());
+        }
+        let Some(largest) = self.segments.iter().max_by_key(|segment| segment.waiting_bytes) else {
+            return Ok(WriterProperties::default());
+        };
+        let rows = concat_batches(&self.schema, &largest.waiting).map_err(DatasetError::Internal)?;
+        let properties = choose_properties(&rows, self.page_bytes).map_err(parquet_error(&largest.path))?;
+        self.properties = Some(properties.clone());
+        Ok(properties)
+    }
+}
+
+impl Segment {
+    /// Takes `rows` of `batch`, which then wait; gives their bytes.
+    fn append(&mut self, batch: &RecordBatch, rows: &UInt32Array) -> Result<u64, ArrowError> {
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let taken = take_record_batch(batch, rows)?;
+        let columns = taken.columns().iter().map(compacted).collect();
+        let taken = RecordBatch::try_new(taken.schema(), columns)?;
+        let bytes = taken.get_array_memory_size() as u64;
+        self.rows += taken.num_rows() as u64;
+        self.waiting_bytes += bytes;
+        self.waiting.push(taken);
+        Ok(bytes)
+    }
+
+    /// Writes what waits as a row group.
+    fn write(&mut self, schema: &SchemaRef, properties: &WriterProperties) -> Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let rows = concat_batches(schema, &self.waiting).map_err(DatasetError::Internal)?;
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+        let mut writer = self.open(schema, properties)?;
+        writer.write(&rows).and_then(|()| writer.flush()).map_err(parquet_error(&self.path))?;
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        schema: &SchemaRef,
+        properties: &WriterProperties,
+    ) -> Result<ArrowWriter<fs_err::File>> {
+        match self.writer.take() {
+            Some(writer) => Ok(writer),
+            None => {
+                let file = fs_err::File::create(&self.path)?;
+                let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties.clone()));
+                Ok(writer.map_err(parquet_error(&self.path))?)
+            }
+        }
+    }
+
+    fn finish(&mut self, schema: &SchemaRef, properties: &WriterProperties) -> Result<SegmentFile> {
+        self.write(schema, properties)?;
+        let mut writer = self.open(schema, properties)?;
+        writer.finish().map_err(parquet_error(&self.path))?;
+        writer.inner().sync_all()?;
+        let bytes_on_disk = writer.inner().metadata()?.len();
+        Ok(SegmentFile { path: self.name.clone(), rows: self.rows, bytes_on_disk })
+    }
+}
+
+/// A column that holds no more than its rows: views would keep the texts of the whole batch.
+fn compacted(column: &ArrayRef) -> ArrayRef {
+    match column.data_type() {
+        DataType::Utf8View => Arc::new(column.as_string_view().gc()),
+        DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
+        _ => Arc::clone(column),
+    }
+}
+
+/// How files of rows like these are written: every column in the encoding in which `rows` are smallest.
+///
+/// Dictionaries hide from zstd that a list stands in many rows, where sessions lie close; plain ids show it.
+fn choose_properties(rows: &RecordBatch, page_bytes: usize) -> Result<WriterProperties, ParquetError> {
+    let columns = ArrowSchemaConverter::new().convert(rows.schema_ref())?;
+    let mut delta = base_properties(page_bytes)?.set_dictionary_enabled(false);
+    for column in columns.columns() {
+        if matches!(column.physical_type(), PhysicalType::INT32 | PhysicalType::INT64) {
+            delta = delta.set_column_encoding(column.path().clone(), Encoding::DELTA_BINARY_PACKED);
+        }
+    }
+    let plain = base_properties(page_bytes)?.set_dictionary_enabled(false);
+    let candidates = [base_properties(page_bytes)?, plain, delta].map(WriterPropertiesBuilder::build);
+    let sizes: Vec<Vec<i64>> = candidates
+        .par_iter()
+        .map(|candidate| encoded_sizes(rows, candidate.clone()))
+        .collect::<Result<_, ParquetError>>()?;
+    let mut chosen = base_properties(page_bytes)?;
+    for (at, column) in columns.columns().iter().enumerate() {
+        let size = |candidate: &usize| sizes[*candidate].get(at).copied().unwrap_or(0);
+        let smallest = (0..candidates.len()).min_by_key(size).unwrap_or(0);
+        let path = column.path();
+        let dictionary = candidates[smallest].dictionary_enabled(path);
+        chosen = chosen.set_column_dictionary_enabled(path.clone(), dictionary);
+        if let Some(encoding) = candidates[smallest].encoding(path) {
+            chosen = chosen.set_column_encoding(path.clone(), encoding);
+        }
+    }
+    Ok(chosen.build())
+}
+
+/// Compressed bytes of every column of a row group of `rows`.
+fn encoded_sizes(rows: &RecordBatch, properties: WriterProperties) -> Result<Vec<i64>, ParquetError> {
+    let mut writer = ArrowWriter::try_new(std::io::sink(), rows.schema(), Some(properties))?;
+    writer.write(rows)?;
+    let metadata = writer.finish()?;
+    let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+    Ok(columns.map(|column| column.compressed_size()).collect())
+}
+
+fn base_properties(page_bytes: usize) -> Result<WriterPropertiesBuilder, ParquetError> {
+    Ok(WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
+        .set_data_page_size_limit(page_bytes)
+        .set_max_row_group_row_count(None))
+}
+
+fn parquet_error(path: &Path) -> impl FnOnce(ParquetError) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::Dataset(DatasetError::write_parquet(path, source))
+}

@@ -1,0 +1,331 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, DictionaryArray, Float32Array, Int16Array, Int32Array, Int64Array,
+    LargeStringArray, ListArray, RecordBatch, StringArray, StringViewArray, StructArray, UInt64Array,
+};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Field, Int32Type, Int64Type};
+use arrow::row::{RowConverter, SortField};
+use onefold_datasets::console::Silent;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use tempfile::TempDir;
+
+use super::*;
+
+fn options(segments: usize) -> ShardOptions {
+    ShardOptions {
+        by: vec!["key".into()],
+        segments,
+        memory_limit: 1 << 30,
+        threads: 2,
+        page_bytes: PAGE_BYTES,
+        overwrite: false,
+    }
+}
+
+/// Writes `rows` with row groups of 100 rows.
+fn write(path: &Path, rows: &RecordBatch) {
+    let file = fs_err::File::create(path).unwrap();
+    let properties =
+        parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(100)).build();
+    let mut writer = ArrowWriter::try_new(file, rows.schema(), Some(properties)).unwrap();
+    writer.write(rows).unwrap();
+    writer.finish().unwrap();
+}
+
+fn read(path: &Path) -> RecordBatch {
+    let file = fs_err::File::open(path).unwrap().into_file();
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+    let schema = builder.schema().clone();
+    let batches: Vec<RecordBatch> = builder.build().unwrap().map(Result::unwrap).collect();
+    concat_batches(&schema, &batches).unwrap()
+}
+
+/// A log of every sort of column: `number` counts the rows, `key` is one of 40 and sometimes null.
+fn log(rows: std::ops::Range<i64>) -> RecordBatch {
+    let keys: Int64Array = rows.clone().map(|i| (i % 41 != 0).then_some(7 * i % 40)).collect();
+    let ids = |i: i64| Some((0..i % 5).map(move |at| (at != 3).then_some(i % 7 + at)).collect::<Vec<_>>());
+    let lists = rows.clone().map(|i| if i % 11 == 0 { None } else { ids(i) });
+    let texts: Vec<String> =
+        rows.clone().map(|i| format!("a text that is too long for a view: {}", i % 9)).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let names = ListArray::from_iter_primitive::<Int32Type, _, _>(
+        rows.clone().map(|i| Some((0..i % 3).map(|at| Some(at as i32)))),
+    );
+    let price: Float32Array = rows.clone().map(|i| (i % 6 != 0).then_some(i as f32 / 3.0)).collect();
+    let inner: ArrayRef = Arc::new(names.clone());
+    let nested =
+        StructArray::from(vec![(Arc::new(Field::new("names", inner.data_type().clone(), true)), inner)]);
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("number", Arc::new(Int64Array::from_iter_values(rows))),
+        ("key", Arc::new(keys)),
+        ("ids", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))),
+        ("names", Arc::new(names)),
+        ("price", Arc::new(price)),
+        ("view", Arc::new(StringViewArray::from(texts.clone()))),
+        ("category", Arc::new(texts.into_iter().collect::<DictionaryArray<Int32Type>>())),
+        ("nested", Arc::new(nested)),
+    ];
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+fn numbers(rows: &RecordBatch) -> Vec<i64> {
+    rows.column_by_name("number").unwrap().as_primitive::<Int64Type>().values().to_vec()
+}
+
+/// The rows as bytes that are equal where rows are.
+fn row_bytes(rows: &RecordBatch) -> Vec<Vec<u8>> {
+    let fields = rows.schema().fields().iter().map(|f| SortField::new(f.data_type().clone())).collect();
+    let converter = RowConverter::new(fields).unwrap();
+    let bytes = converter.convert_columns(rows.columns()).unwrap();
+    bytes.iter().map(|row| row.as_ref().to_vec()).collect()
+}
+
+fn segment_files(directory: &Path) -> Vec<PathBuf> {
+    Log::find(&[directory.to_owned()]).unwrap().files.into_iter().map(|file| file.path).collect()
+}
+
+/// A log of two files, 700 rows and 300.
+fn two_files() -> (TempDir, RecordBatch) {
+    let directory = tempfile::tempdir().unwrap();
+    write(&directory.path().join("part-1.parquet"), &log(0..700));
+    write(&directory.path().join("part-2.parquet"), &log(700..1_000));
+    (directory, log(0..1_000))
+}
+
+#[test]
+fn segments_hold_the_rows_of_the_log_in_order_each_key_in_one() {
+    let (directory, whole) = two_files();
+    for (segments, memory_limit) in [(1, 1 << 30), (7, 1 << 30), (7, 100 << 10), (64, 4 << 10)] {
+        let out = directory.path().join(format!("out-{segments}-{memory_limit}"));
+        let pattern = directory.path().join("part-*.parquet");
+        let summary =
+            shard(&[pattern], &out, &ShardOptions { memory_limit, ..options(segments) }, &Silent).unwrap();
+        let files = segment_files(&out);
+        assert_eq!((files.len(), summary.segments, summary.rows), (segments, segments, 1_000));
+        assert_eq!((summary.null_key_rows, summary.log_files), (25, 2));
+
+        let parts: Vec<RecordBatch> = files.iter().map(|file| read(file)).collect();
+        let sizes = parts.iter().map(|part| part.num_rows() as u64);
+        assert_eq!(summary.largest_segment_rows, sizes.clone().max().unwrap());
+        assert_eq!(summary.smallest_segment_rows, sizes.min().unwrap());
+        let mut segment_of: BTreeMap<Option<i64>, usize> = BTreeMap::new();
+        for (number, part) in parts.iter().enumerate() {
+            assert_eq!(part.schema().fields(), whole.schema().fields());
+            assert!(numbers(part).is_sorted());
+            for key in part.column(1).as_primitive::<Int64Type>() {
+                assert_eq!(*segment_of.entry(key).or_insert(number), number, "{key:?} is in two segments");
+            }
+        }
+        let union = concat_batches(&whole.schema(), &parts).unwrap();
+        let (mut found, mut expected) = (row_bytes(&union), row_bytes(&whole));
+        found.sort();
+        expected.sort();
+        assert!(found == expected, "the rows are others");
+        let used = parts.iter().filter(|part| part.num_rows() > 0).count();
+        assert!(segments == 1 || used > segments / 4, "{used} of {segments} segments have rows");
+    }
+}
+
+#[test]
+fn little_memory_makes_many_row_groups_and_the_same_rows() {
+    let (directory, _) = two_files();
+    let row_groups = |name: &str, memory_limit| {
+        let out = directory.path().join(name);
+        let pattern = directory.path().join("part-?.parquet");
+        shard(&[pattern], &out, &ShardOptions { memory_limit, ..options(2) }, &Silent).unwrap();
+        let file = fs_err::File::open(&segment_files(&out)[0]).unwrap().into_file();
+        ParquetRecordBatchReaderBuilder::try_new(file).unwrap().metadata().num_row_groups()
+    };
+    assert_eq!(row_groups("much", 1 << 30), 1);
+    assert!(row_groups("little", 64 << 10) > 1);
+}
+
+#[test]
+fn equal_input_gives_equal_bytes() {
+    let (directory, _) = two_files();
+    let bytes = |name: &str| {
+        let out = directory.path().join(name);
+        let pattern = directory.path().join("part-?.parquet");
+        shard(&[pattern], &out, &ShardOptions { memory_limit: 200 << 10, ..options(5) }, &Silent).unwrap();
+        segment_files(&out).iter().map(|file| fs_err::read(file).unwrap()).collect::<Vec<_>>()
+    };
+    assert!(bytes("first") == bytes("second"));
+}
+
+/// The segment of each row of a log of this key column.
+fn segments_of(key: ArrayRef) -> Vec<usize> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log.parquet");
+    let rows = RecordBatch::try_from_iter([("key", key)]).unwrap();
+    write(&path, &rows);
+    let router = Router::new(&Log::open(vec![path]).unwrap(), &["key".to_owned()], 16).unwrap();
+    let routes = router.route(&rows).unwrap();
+    let mut segments = vec![0; rows.num_rows()];
+    for (segment, rows) in routes.rows_by_segment.iter().enumerate() {
+        rows.values().iter().for_each(|row| segments[*row as usize] = segment);
+    }
+    segments
+}
+
+#[test]
+fn equal_keys_of_other_types_go_to_the_same_segment() {
+    let numbers = [5_i64, -3, 0, 5, 32_000];
+    let expected = segments_of(Arc::new(Int64Array::from(numbers.to_vec())));
+    assert_eq!(expected, segments_of(Arc::new(Int32Array::from(numbers.map(|i| i as i32).to_vec()))));
+    assert_eq!(expected, segments_of(Arc::new(Int16Array::from(numbers.map(|i| i as i16).to_vec()))));
+    assert_eq!(expected, segments_of(Arc::new(UInt64Array::from(numbers.map(|i| i as u64).to_vec()))));
+    assert_eq!(expected[0], expected[3]);
+    let texts = vec!["anna", "bo", "", "anna", "a name that is longer than a view has room for"];
+    let expected = segments_of(Arc::new(StringArray::from(texts.clone())));
+    assert_eq!(expected, segments_of(Arc::new(LargeStringArray::from(texts.clone()))));
+    assert_eq!(expected, segments_of(Arc::new(StringViewArray::from(texts.clone()))));
+    let dictionary: DictionaryArray<Int32Type> = texts.into_iter().collect();
+    assert_eq!(expected, segments_of(Arc::new(dictionary)));
+}
+
+#[test]
+fn where_a_key_goes_does_not_change_from_version_to_version() {
+    let numbers = segments_of(Arc::new(Int64Array::from_iter_values(0..12)));
+    let texts = segments_of(Arc::new(StringArray::from_iter_values((0..12).map(|i| format!("user {i}")))));
+    assert_eq!(numbers, [4, 10, 11, 11, 1, 8, 3, 9, 2, 11, 5, 11]);
+    assert_eq!(texts, [9, 4, 14, 1, 5, 12, 11, 10, 15, 15, 13, 0]);
+    let many = segments_of(Arc::new(Int64Array::from_iter_values(0..16_000)));
+    let sizes = (0..16).map(|segment| many.iter().filter(|of_row| **of_row == segment).count());
+    // Six standard deviations of a binomial count.
+    assert!(sizes.clone().all(|size| size.abs_diff(1_000) < 190), "{:?}", sizes.collect::<Vec<_>>());
+}
+
+/// The error of sharding `patterns` of a folder.
+fn refused(directory: &Path, patterns: &[&str], options: &ShardOptions) -> String {
+    let patterns: Vec<PathBuf> = patterns.iter().map(|pattern| directory.join(pattern)).collect();
+    let out = directory.join("refused");
+    let error = shard(&patterns, &out, options, &Silent).unwrap_err().to_string();
+    assert!(!out.exists(), "something was left");
+    let entries = fs_err::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(
+        !entries.into_iter().any(|name| name.to_string_lossy().contains("partial")),
+        "something was left"
+    );
+    error
+}
+
+#[test]
+fn what_cannot_be_sharded_is_named_with_a_remedy() {
+    let (directory, whole) = two_files();
+    let at = directory.path();
+    let text = refused(at, &["part-3*.parquet"], &options(2));
+    assert!(text.contains("part-3*.parquet`: there is no such file\n  hint: give Parquet files"), "{text}");
+    let text = refused(at, &["part-1.parquet"], &ShardOptions { by: vec!["keys".into()], ..options(2) });
+    assert!(
+        text.contains("part-1.parquet`: there is no column `keys` to shard by\n  hint: did you mean `key`?"),
+        "{text}"
+    );
+    let text = refused(at, &["part-1.parquet"], &ShardOptions { by: vec!["price".into()], ..options(2) });
+    assert!(text.contains("the column `price` is Float32, and a key is an integer or a text"), "{text}");
+    let text = refused(at, &["part-1.parquet", "part-*.parquet"], &options(2));
+    assert!(text.contains("part-1.parquet`: the file is given twice"), "{text}");
+
+    write(&at.join("other-1.parquet"), &whole.project(&[0, 1, 2]).unwrap());
+    let text = refused(at, &["part-1.parquet", "other-1.parquet"], &options(2));
+    assert!(text.contains("other-1.parquet`: its column `names` is missing, in `"), "{text}");
+    let mut columns = whole.columns().to_vec();
+    columns[0] = Arc::new(Float32Array::from(vec![0.0; whole.num_rows()]));
+    let schema = RecordBatch::try_from_iter([("number", columns[0].clone())]).unwrap().schema();
+    let mut fields = whole.schema().fields().to_vec();
+    fields[0] = Arc::new(schema.field(0).clone());
+    let other = RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(fields)), columns).unwrap();
+    write(&at.join("other-2.parquet"), &other);
+    let text = refused(at, &["part-1.parquet", "other-2.parquet"], &options(2));
+    assert!(text.contains("its column `number` is Float32, in `") && text.contains("it is Int64"), "{text}");
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let (directory, _) = two_files();
+    let at = directory.path();
+    let whole = fs_err::read(at.join("part-2.parquet")).unwrap();
+    fs_err::write(at.join("half.parquet"), &whole[..whole.len() / 2]).unwrap();
+    let text = refused(at, &["part-1.parquet", "half.parquet"], &options(2));
+    assert!(text.contains("half.parquet`: not a whole Parquet file: "), "{text}");
+    let mut bytes = whole;
+    bytes[4..600].fill(0xff);
+    fs_err::write(at.join("bent.parquet"), &bytes).unwrap();
+    let text = refused(at, &["part-1.parquet", "bent.parquet"], &options(2));
+    assert!(text.contains("bent.parquet`: it cannot be decoded: "), "{text}");
+}
+
+#[test]
+fn columns_in_another_order_and_nullability_go_together() {
+    let (directory, whole) = two_files();
+    let order = [7, 1, 0, 2, 3, 4, 5, 6];
+    write(&directory.path().join("part-3.parquet"), &log(1_000..1_200).project(&order).unwrap());
+    let out = directory.path().join("out");
+    let summary = shard(&[directory.path().to_owned()], &out, &options(3), &Silent).unwrap();
+    assert_eq!((summary.rows, summary.log_files), (1_200, 3));
+    assert_eq!(read(&segment_files(&out)[0]).schema().fields(), whole.schema().fields());
+    let keys = read(&directory.path().join("part-1.parquet"));
+    let nullable = keys.schema().field_with_name("key").unwrap().is_nullable();
+    assert!(nullable && keys.schema().field(1).data_type() == &DataType::Int64);
+}
+
+#[test]
+fn segments_are_replaced_only_when_told_and_only_by_their_like() {
+    let (directory, _) = two_files();
+    let (out, pattern) = (directory.path().join("out"), [directory.path().join("part-1.parquet")]);
+    shard(&pattern, &out, &options(2), &Silent).unwrap();
+    let error = shard(&pattern, &out, &options(3), &Silent).unwrap_err().to_string();
+    assert!(error.contains("`--overwrite`"), "{error}");
+    shard(&pattern, &out, &ShardOptions { overwrite: true, ..options(3) }, &Silent).unwrap();
+    assert_eq!(segment_files(&out).len(), 3);
+    let list: serde_json::Value =
+        serde_json::from_slice(&fs_err::read(out.join(SEGMENTS_FILE)).unwrap()).unwrap();
+    assert_eq!(
+        (list["rows"].as_u64(), list["segments"][2]["path"].as_str()),
+        (Some(700), Some("segment-00002-of-00003.parquet"))
+    );
+    fs_err::remove_file(out.join(SEGMENTS_FILE)).unwrap();
+    let error = shard(&pattern, &out, &ShardOptions { overwrite: true, ..options(3) }, &Silent).unwrap_err();
+    assert!(error.to_string().contains("it holds no `_segments.json`"), "{error}");
+}
+
+#[test]
+fn a_lost_row_and_a_misplaced_one_are_found() {
+    let (directory, _) = two_files();
+    let out = directory.path().join("out");
+    shard(&[directory.path().join("part-1.parquet")], &out, &options(2), &Silent).unwrap();
+    let log = Log::open(vec![directory.path().join("part-1.parquet")]).unwrap();
+    let router = Router::new(&log, &["key".to_owned()], 2).unwrap();
+    let mut split = Split::default();
+    let digester = RowDigester::new(&log.schema).unwrap();
+    log.read(|batch| {
+        let batch = batch.unwrap();
+        split.rows += batch.num_rows() as u64;
+        split.digest.merge(digester.digest(&batch).unwrap());
+        true
+    });
+    let files: Vec<SegmentFile> = segment_files(&out)
+        .iter()
+        .map(|path| SegmentFile {
+            path: path.file_name().unwrap().to_string_lossy().into(),
+            rows: 0,
+            bytes_on_disk: 0,
+        })
+        .collect();
+    let checked = || verify(&out, &files, &split, &router, &Silent).map_err(|error| error.to_string());
+    checked().unwrap();
+    let (first, second) = (out.join(&files[0].path), out.join(&files[1].path));
+    let (rows, others) = (read(&first), read(&second));
+    write(&first, &rows.slice(1, rows.num_rows() - 1));
+    assert!(checked().unwrap_err().contains("what was written is not what was read"));
+    // A row changed places with one of the other segment: the multiset is the same.
+    let swap = |a: &RecordBatch, b: &RecordBatch| {
+        concat_batches(&a.schema(), [&a.slice(1, a.num_rows() - 1), &b.slice(0, 1)]).unwrap()
+    };
+    write(&first, &swap(&rows, &others));
+    write(&second, &swap(&others, &rows));
+    assert!(checked().unwrap_err().contains("segment-0000"));
+}
