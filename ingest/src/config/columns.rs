@@ -1,0 +1,131 @@
+//! What several sections share: lists of columns with or without new names, and what to do with rows that do not fit.
+
+use onefold_datasets::suggest;
+use onefold_datasets::units::parse_duration_micros;
+use serde::Deserialize;
+
+/// Why a section is refused: the message and what to do.
+pub(super) type Wrong = (String, String);
+
+/// What to do with rows that do not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// Leave them out and count them.
+    Skip,
+    /// Build nothing.
+    Error,
+}
+
+/// Columns by the name that they have in the samples: `["a"]`, or `{ a = "b" }` where the source says `b`.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a list of columns, as [\"a\"], or a table of new names, as { a = \"b\" }"
+)]
+pub(super) enum Columns {
+    List(Vec<String>),
+    Renamed(toml::Table),
+}
+
+impl Columns {
+    /// The pairs of the samples' name and the source's name, in the order in which they are written.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, one stands twice, or a source's name is not text; `place` is the key that holds them.
+    pub(super) fn pairs(&self, place: &str) -> Result<Vec<(String, String)>, Wrong> {
+        let pairs: Vec<(String, String)> = match self {
+            Self::List(names) => names.iter().map(|name| (name.clone(), name.clone())).collect(),
+            Self::Renamed(table) => {
+                let pair = |(name, column): (&String, &toml::Value)| match column.as_str() {
+                    Some(column) => Ok((name.clone(), column.to_owned())),
+                    None => Err(wrong(
+                        format!("{place}.{name} is not the name of a column"),
+                        format!("write `{name} = \"…\"` with the column's name in the source"),
+                    )),
+                };
+                table.iter().map(pair).collect::<Result<_, _>>()?
+            }
+        };
+        if pairs.is_empty() {
+            return Err(wrong(format!("{place} names no column"), "name at least one, as `[\"user_id\"]`"));
+        }
+        once(place, pairs.iter().map(|(name, _)| name))?;
+        Ok(pairs)
+    }
+}
+
+/// A message and a hint.
+pub(super) fn wrong(message: impl Into<String>, hint: impl Into<String>) -> Wrong {
+    (message.into(), hint.into())
+}
+
+/// Refuses a name that stands twice in the key `place`.
+pub(super) fn once<'a>(place: &str, names: impl IntoIterator<Item = &'a String>) -> Result<(), Wrong> {
+    let mut seen = Vec::new();
+    for name in names {
+        if seen.contains(&name) {
+            return Err(wrong(format!("{place} has `{name}` twice"), "name every column once"));
+        }
+        seen.push(name);
+    }
+    Ok(())
+}
+
+/// Refuses a source that `[sources]` does not name.
+pub(super) fn known_source(place: &str, source: &str, sources: &[&str]) -> Result<(), Wrong> {
+    if sources.contains(&source) {
+        return Ok(());
+    }
+    let message = format!("{place} is `{source}`, which `[sources]` does not name");
+    Err(wrong(message, suggest(source, sources.iter().copied())))
+}
+
+/// A positive duration in microseconds; `place` is its key.
+pub(super) fn duration(place: &str, text: &str) -> Result<i64, Wrong> {
+    parse_duration_micros(text)
+        .map_err(|error| wrong(format!("{place}: {error}"), "units are `us`, `ms`, `s`, `m`, `h` and `d`"))
+}
+
+/// A duration in microseconds that may be zero (`0s`).
+pub(super) fn duration_or_zero(place: &str, text: &str) -> Result<i64, Wrong> {
+    match text.trim().strip_prefix('0') {
+        Some(unit) if unit.starts_with(char::is_alphabetic) => {
+            duration(place, &format!("1{unit}")).map(|_| 0)
+        }
+        _ => duration(place, text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_listed_or_renamed() {
+        #[derive(Deserialize)]
+        struct File {
+            on: Columns,
+        }
+        let pairs = |text: &str| toml::from_str::<File>(text).unwrap().on.pairs("`on`");
+        assert_eq!(
+            pairs("on = [\"b\", \"a\"]").unwrap(),
+            [("b".into(), "b".into()), ("a".into(), "a".into())]
+        );
+        assert_eq!(pairs("on = { b = \"x\", a = \"y\" }").unwrap()[0], ("b".into(), "x".into()));
+        assert!(pairs("on = []").unwrap_err().0.contains("`on` names no column"));
+        assert!(pairs("on = [\"a\", \"a\"]").unwrap_err().0.contains("`a` twice"));
+        assert!(pairs("on = { a = 1 }").unwrap_err().0.contains("`on`.a is not the name"));
+        let error = toml::from_str::<File>("on = 3").err().unwrap().to_string();
+        assert!(error.contains("expected a list of columns"), "{error}");
+    }
+
+    #[test]
+    fn a_duration_may_be_zero_where_that_means_something() {
+        assert_eq!(duration_or_zero("`delay`", "0s").unwrap(), 0);
+        assert_eq!(duration_or_zero("`delay`", "05s").unwrap(), 5_000_000);
+        assert!(duration_or_zero("`delay`", "0 parsecs").unwrap_err().0.contains("`delay`"));
+        assert!(duration("`window`", "0s").is_err());
+    }
+}

@@ -1,0 +1,206 @@
+//! `[join]` and `[[attributes]]`: what other sources add to a sample.
+
+use onefold_datasets::suggest;
+use serde::Deserialize;
+
+use super::columns::{Columns, Policy, Wrong, duration, known_source, once, wrong};
+
+/// `[join]`: the event log, and the labels that it gives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JoinConfig {
+    /// The source with the events.
+    pub source: String,
+    /// Pairs of a column of the samples and the events' column that equals it.
+    pub on: Vec<(String, String)>,
+    /// The events' time.
+    pub time: String,
+    /// An event counts if it is no earlier than its sample and at most this much later, in microseconds.
+    pub window_micros: i64,
+    /// Columns that identify an event; if empty, rows equal in all columns are one event.
+    pub key: Vec<String>,
+    /// What becomes of samples without an event.
+    pub missing: MissingEvents,
+    /// Events after the window of every sample they belong to.
+    pub late: Policy,
+    /// Events before every sample they belong to.
+    pub early: Policy,
+    /// Events that belong to no sample.
+    pub orphans: Policy,
+    /// Column of the samples → how events make it.
+    pub labels: Vec<(String, LabelConfig)>,
+}
+
+/// What becomes of samples without an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingEvents {
+    /// Their labels get the default.
+    Negative,
+    /// They are left out and counted.
+    Skip,
+}
+
+/// How the events of a sample make a label.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LabelConfig {
+    /// 1 if an event fulfils this SQL condition, else 0.
+    When(String),
+    /// An SQL aggregate over the events.
+    Value {
+        /// The aggregate, as `max(seconds)`.
+        aggregate: String,
+        /// The label where there is no event, or the aggregate is null.
+        missing: f64,
+    },
+}
+
+/// An `[[attributes]]` section: columns of the latest row at or before a sample's time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttributesConfig {
+    /// The source with the attributes.
+    pub source: String,
+    /// Pairs of a column of the samples and the source's column that equals it.
+    pub on: Vec<(String, String)>,
+    /// The time from which a row holds; without one, the source has one row per key.
+    pub time: Option<String>,
+    /// Pairs of the column's name in the samples and in the source.
+    pub columns: Vec<(String, String)>,
+    /// What becomes of samples without a row.
+    pub missing: MissingAttributes,
+    /// Column of the samples → SQL literal that stands for null.
+    pub default: Vec<(String, String)>,
+}
+
+/// What becomes of samples for which the attributes have no row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingAttributes {
+    /// Their attributes are null, or the default.
+    Null,
+    /// They are left out and counted.
+    Skip,
+    /// Build nothing.
+    Error,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct JoinSection {
+    source: String,
+    on: Columns,
+    time: String,
+    window: String,
+    #[serde(default)]
+    key: Vec<String>,
+    missing: Option<MissingEvents>,
+    late: Option<Policy>,
+    early: Option<Policy>,
+    orphans: Option<Policy>,
+    labels: toml::Table,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LabelSection {
+    when: Option<String>,
+    value: Option<String>,
+    missing: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AttributesSection {
+    source: String,
+    on: Columns,
+    time: Option<String>,
+    columns: Columns,
+    missing: Option<MissingAttributes>,
+    #[serde(default)]
+    default: toml::Table,
+}
+
+impl JoinSection {
+    pub(super) fn check(self, sources: &[&str]) -> Result<JoinConfig, Wrong> {
+        known_source("`[join].source`", &self.source, sources)?;
+        once("`[join].key`", &self.key)?;
+        if self.labels.is_empty() {
+            let hint = "name a label, as `clicked = { when = \"kind = 'click'\" }`";
+            return Err(wrong("`[join.labels]` is empty", hint));
+        }
+        let labels = self.labels.iter().map(|(name, value)| Ok((name.clone(), label(name, value)?)));
+        Ok(JoinConfig {
+            on: self.on.pairs("`[join].on`")?,
+            window_micros: duration("`[join].window`", &self.window)?,
+            labels: labels.collect::<Result<_, Wrong>>()?,
+            source: self.source,
+            time: self.time,
+            key: self.key,
+            missing: self.missing.unwrap_or(MissingEvents::Negative),
+            late: self.late.unwrap_or(Policy::Skip),
+            early: self.early.unwrap_or(Policy::Skip),
+            orphans: self.orphans.unwrap_or(Policy::Skip),
+        })
+    }
+}
+
+fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, Wrong> {
+    let hint = "write `{ when = \"kind = 'click'\" }`, or `{ value = \"max(seconds)\", missing = 0 }`";
+    let section: LabelSection = value.clone().try_into().map_err(|error: toml::de::Error| {
+        wrong(format!("`[join.labels].{name}`: {}", error.message()), hint)
+    })?;
+    match (section.when, section.value) {
+        (Some(_), None) if section.missing.is_some() => {
+            let message =
+                format!("`[join.labels].{name}`: `when` is 0 without an event, so `missing` says nothing");
+            Err(wrong(message, "remove `missing`, or write `value` instead of `when`"))
+        }
+        (Some(when), None) => Ok(LabelConfig::When(when)),
+        (None, Some(aggregate)) => {
+            Ok(LabelConfig::Value { aggregate, missing: section.missing.unwrap_or(0.0) })
+        }
+        _ => Err(wrong(format!("`[join.labels].{name}` needs one of `when` and `value`"), hint)),
+    }
+}
+
+impl AttributesSection {
+    /// `place` is `` `[[attributes]]` 1 `` for the first section.
+    pub(super) fn check(self, place: &str, sources: &[&str]) -> Result<AttributesConfig, Wrong> {
+        known_source(&format!("{place}: `source`"), &self.source, sources)?;
+        let columns = self.columns.pairs(&format!("{place}: `columns`"))?;
+        let mut default = Vec::new();
+        for (name, value) in &self.default {
+            if !columns.iter().any(|(column, _)| column == name) {
+                let message = format!("{place}: `default` names `{name}`, which is none of its `columns`");
+                return Err(wrong(message, suggest(name, columns.iter().map(|(column, _)| column.as_str()))));
+            }
+            default.push((name.clone(), literal(place, name, value)?));
+        }
+        if !default.is_empty() && self.missing.is_some_and(|missing| missing != MissingAttributes::Null) {
+            let message =
+                format!("{place}: `default` is for samples without a row, which `missing` leaves out");
+            return Err(wrong(message, "remove `default`, or write `missing = \"null\"`"));
+        }
+        Ok(AttributesConfig {
+            on: self.on.pairs(&format!("{place}: `on`"))?,
+            source: self.source,
+            time: self.time,
+            columns,
+            missing: self.missing.unwrap_or(MissingAttributes::Null),
+            default,
+        })
+    }
+}
+
+/// A number, text or boolean of TOML in SQL.
+fn literal(place: &str, name: &str, value: &toml::Value) -> Result<String, Wrong> {
+    match value {
+        toml::Value::String(text) => Ok(format!("'{}'", text.replace('\'', "''"))),
+        toml::Value::Integer(number) => Ok(number.to_string()),
+        toml::Value::Float(number) if number.is_finite() => Ok(format!("CAST('{number}' AS DOUBLE)")),
+        toml::Value::Boolean(value) => Ok(value.to_string()),
+        _ => {
+            let message = format!("{place}: `default`.{name} is not a number, text or boolean");
+            Err(wrong(message, format!("write a plain value, as `default = {{ {name} = 0 }}`")))
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `[samples]`, `[sampling]` and `[checks]`: which rows are samples, which of them are kept, and which are refused.
+
+use datafusion::arrow::array::types::TimestampMicrosecondType;
+use datafusion::arrow::compute::kernels::cast_utils::Parser;
+use serde::Deserialize;
+
+use super::columns::{Policy, Wrong, known_source, once, wrong};
+
+/// `[samples]`: where the samples come from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplesConfig {
+    /// The rows that become samples.
+    pub rows: Rows,
+    /// Columns that identify a sample, so that rows delivered twice are found; empty if nothing does.
+    pub key: Vec<String>,
+    /// An SQL condition that samples fulfil.
+    pub condition: Option<String>,
+    /// What to do with rows whose key an earlier row has.
+    pub duplicates: Policy,
+}
+
+/// The rows that become samples.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rows {
+    /// Those of an SQL query over the sources.
+    Query(String),
+    /// Those of one source.
+    Source(String),
+}
+
+/// `[sampling]`: negative down-sampling.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingConfig {
+    /// The column whose value decides.
+    pub label: String,
+    /// Value of the label → probability to keep the sample, in (0, 1]. Other values are kept.
+    pub keep: Vec<(String, f64)>,
+    /// Seed of the hash of a sample's key that decides.
+    pub seed: u64,
+    /// The weight column: `1 / probability`, times the column of that name if there is one.
+    pub weight: String,
+}
+
+/// `[checks]`: what is refused, or skipped and counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChecksConfig {
+    /// Samples with a time after `not_after`.
+    pub future: Policy,
+    /// The last time that is not in the future, in microseconds since 1970; when the build begins if `None`.
+    pub not_after: Option<i64>,
+    /// Rows with a null in what identifies or places them.
+    pub null_keys: Policy,
+}
+
+impl Default for ChecksConfig {
+    fn default() -> Self {
+        Self { future: Policy::Error, not_after: None, null_keys: Policy::Error }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SamplesSection {
+    query: Option<String>,
+    source: Option<String>,
+    #[serde(default)]
+    key: Vec<String>,
+    #[serde(rename = "where")]
+    condition: Option<String>,
+    duplicates: Option<Policy>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SamplingSection {
+    label: String,
+    keep: toml::Table,
+    #[serde(default)]
+    seed: u64,
+    weight: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ChecksSection {
+    future: Option<Policy>,
+    not_after: Option<NotAfter>,
+    null_keys: Option<Policy>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a time, as 2024-06-01 or \"2024-06-01T12:00:00Z\"")]
+enum NotAfter {
+    Text(String),
+    Time(toml::value::Datetime),
+}
+
+impl SamplesSection {
+    pub(super) fn check(self, sources: &[&str]) -> Result<SamplesConfig, Wrong> {
+        let rows = match (self.query, self.source) {
+            (Some(query), None) => Rows::Query(query),
+            (None, Some(source)) => {
+                known_source("`[samples].source`", &source, sources)?;
+                Rows::Source(source)
+            }
+            (None, None) => {
+                let hint = "write `source = \"features\"`, or `query = \"SELECT …\"` over the sources";
+                return Err(wrong("`[samples]` has neither `source` nor `query`", hint));
+            }
+            _ => {
+                let hint = "keep `query` for free SQL, or `source` with the declared steps";
+                return Err(wrong("`[samples]` has both `source` and `query`", hint));
+            }
+        };
+        once("`[samples].key`", &self.key)?;
+        if self.key.is_empty() && self.duplicates.is_some() {
+            let hint = "name the columns that identify a sample, as `key = [\"request_id\"]`";
+            return Err(wrong("`[samples].duplicates` needs `[samples].key`", hint));
+        }
+        let duplicates = self.duplicates.unwrap_or(Policy::Skip);
+        Ok(SamplesConfig { rows, key: self.key, condition: self.condition, duplicates })
+    }
+}
+
+impl SamplingSection {
+    /// `weight` is the dataset's weight column.
+    pub(super) fn check(
+        self,
+        samples: &SamplesConfig,
+        weight: Option<&str>,
+    ) -> Result<SamplingConfig, Wrong> {
+        if samples.key.is_empty() {
+            let hint = "name the columns that identify a sample, as `key = [\"request_id\"]`";
+            return Err(wrong("`[sampling]` goes by a hash of `[samples].key`, which is missing", hint));
+        }
+        if weight != Some(self.weight.as_str()) {
+            let message =
+                format!("`[sampling].weight` is `{}`, which is no weight of the dataset", self.weight);
+            let hint = format!(
+                "without it the samples are biased: add `{} = {{ kind = \"weight\" }}` to `[features]`",
+                self.weight
+            );
+            return Err(wrong(message, hint));
+        }
+        let mut keep = Vec::new();
+        for (value, probability) in &self.keep {
+            let number = probability.as_float().or(probability.as_integer().map(|number| number as f64));
+            match number {
+                Some(number) if number > 0.0 && number <= 1.0 => keep.push((value.clone(), number)),
+                _ => {
+                    let message =
+                        format!("`[sampling].keep`: `{probability}` for {value} is not a probability");
+                    let hint = "write a number above 0 and at most 1; leave all such samples out with `[samples].where`";
+                    return Err(wrong(message, hint));
+                }
+            }
+        }
+        if keep.is_empty() {
+            let hint = "give a probability for a value of the label, as `keep = { \"0\" = 0.1 }`";
+            return Err(wrong("`[sampling].keep` is empty", hint));
+        }
+        Ok(SamplingConfig { label: self.label, keep, seed: self.seed, weight: self.weight })
+    }
+}
+
+impl ChecksSection {
+    pub(super) fn check(self) -> Result<ChecksConfig, Wrong> {
+        let text = match self.not_after {
+            None => None,
+            Some(NotAfter::Text(text)) => Some(text),
+            Some(NotAfter::Time(time)) => Some(time.to_string()),
+        };
+        let not_after = match text {
+            None => None,
+            Some(text) => Some(TimestampMicrosecondType::parse(&text).ok_or_else(|| {
+                let hint = "write it as `2024-06-01` or `2024-06-01T12:00:00Z`; without a zone it is UTC";
+                wrong(format!("`[checks].not_after`: `{text}` is not a time"), hint)
+            })?),
+        };
+        let default = ChecksConfig::default();
+        Ok(ChecksConfig {
+            future: self.future.unwrap_or(default.future),
+            not_after,
+            null_keys: self.null_keys.unwrap_or(default.null_keys),
+        })
+    }
+}

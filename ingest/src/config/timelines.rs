@@ -1,0 +1,100 @@
+//! `[[timelines]]`: windows over what happened before a sample, made into sequence features by the ETL.
+
+use serde::Deserialize;
+
+use super::columns::{Columns, Wrong, duration, duration_or_zero, known_source, once, wrong};
+use super::{FeatureKind, JoinConfig};
+
+/// A `[[timelines]]` section: parallel lists of the last rows before a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimelineConfig {
+    /// The source whose rows make the lists.
+    pub source: String,
+    /// Pairs of a column of the samples and the source's column that equals it.
+    pub on: Vec<(String, String)>,
+    /// The rows' time.
+    pub time: String,
+    /// An SQL condition that the rows fulfil.
+    pub condition: Option<String>,
+    /// The most ids a list has: the latest ones, oldest first.
+    pub length: usize,
+    /// How much later than its time a row becomes visible, in microseconds.
+    pub delay_micros: i64,
+    /// Rows older than this before the sample are left out, in microseconds.
+    pub max_age_micros: Option<i64>,
+    /// Columns that order rows of one time.
+    pub order: Vec<String>,
+    /// Columns that identify a row; if empty, rows equal in all columns are one.
+    pub key: Vec<String>,
+    /// Pairs of a feature and the column that its lists hold.
+    pub columns: Vec<(String, String)>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TimelineSection {
+    source: String,
+    on: Columns,
+    time: String,
+    #[serde(rename = "where")]
+    condition: Option<String>,
+    length: usize,
+    delay: Option<String>,
+    max_age: Option<String>,
+    #[serde(default)]
+    order: Vec<String>,
+    key: Option<Vec<String>>,
+    columns: Columns,
+}
+
+impl TimelineSection {
+    /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` tells what `[features]` makes of a column.
+    /// The key of events is `[join]`'s unless the section has its own.
+    pub(super) fn check(
+        self,
+        place: &str,
+        sources: &[&str],
+        join: Option<&JoinConfig>,
+        kind: impl Fn(&str) -> Option<FeatureKind>,
+    ) -> Result<TimelineConfig, Wrong> {
+        known_source(&format!("{place}: `source`"), &self.source, sources)?;
+        let columns = self.columns.pairs(&format!("{place}: `columns`"))?;
+        for (feature, _) in &columns {
+            if kind(feature) != Some(FeatureKind::Sequence) {
+                let message =
+                    format!("{place}: `columns` names `{feature}`, which is no sequence of `[features]`");
+                let hint =
+                    format!("add `{feature} = {{ kind = \"sequence\", group = \"…\" }}` to `[features]`");
+                return Err(wrong(message, hint));
+            }
+        }
+        if self.length == 0 || self.length > i32::MAX as usize {
+            let message = format!("{place}: `length` is {}", self.length);
+            return Err(wrong(message, "write how many ids a list has at most, as `length = 100`"));
+        }
+        let delay = self.delay.as_deref().map(|text| duration_or_zero(&format!("{place}: `delay`"), text));
+        let delay_micros = delay.transpose()?.unwrap_or(0);
+        let max_age = self.max_age.as_deref().map(|text| duration(&format!("{place}: `max_age`"), text));
+        let max_age_micros = max_age.transpose()?;
+        if max_age_micros.is_some_and(|age| age <= delay_micros) {
+            let message =
+                format!("{place}: `max_age` is no longer than `delay`, so every list would be empty");
+            return Err(wrong(message, "raise `max_age` or lower `delay`"));
+        }
+        let same_log = join.filter(|join| join.source == self.source);
+        let key = self.key.or_else(|| same_log.map(|join| join.key.clone())).unwrap_or_default();
+        once(&format!("{place}: `key`"), &key)?;
+        Ok(TimelineConfig {
+            on: self.on.pairs(&format!("{place}: `on`"))?,
+            source: self.source,
+            time: self.time,
+            condition: self.condition,
+            length: self.length,
+            delay_micros,
+            max_age_micros,
+            order: self.order,
+            key,
+            columns,
+        })
+    }
+}

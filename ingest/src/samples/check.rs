@@ -1,0 +1,339 @@
+//! Checks the declared steps against the sources' columns, before any row is read.
+
+use std::collections::BTreeMap;
+
+use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
+use datafusion::common::DFSchema;
+use datafusion::common::tree_node::TreeNode;
+use datafusion::logical_expr::{Expr, ExprSchemable};
+use datafusion::prelude::SessionContext;
+use onefold_datasets::suggest;
+
+use super::sql::{key_kind, micros, quote, table};
+use crate::config::{
+    AttributesConfig, JoinConfig, LabelConfig, SamplingConfig, TimelineConfig, missing_column,
+};
+use crate::{Config, Error, Result};
+
+/// What names the columns that the steps make; the sources may not have such columns.
+const RESERVED: &str = "__onefold";
+
+/// The columns that the steps of a configuration are written over.
+pub(super) struct Columns<'a> {
+    config: &'a Config,
+    context: &'a SessionContext,
+    /// The columns of the rows that become samples.
+    pub(super) rows: ArrowSchema,
+    /// The columns of the sources that the steps read.
+    sources: BTreeMap<String, ArrowSchema>,
+}
+
+impl<'a> Columns<'a> {
+    /// Looks up the columns of every source that a step reads and checks all names and types.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] that names the section and, where a name is wrong, the nearest one that is right.
+    pub(super) async fn check(
+        context: &'a SessionContext,
+        config: &'a Config,
+        rows: ArrowSchema,
+    ) -> Result<Self> {
+        let mut columns = Self { config, context, rows, sources: BTreeMap::new() };
+        let join = config.join.iter().map(|join| &join.source);
+        let attributes = config.attributes.iter().map(|attributes| &attributes.source);
+        for name in join.chain(attributes).chain(config.timelines.iter().map(|timeline| &timeline.source)) {
+            let table = context.table(name.as_str()).await?;
+            columns.sources.insert(name.clone(), table.schema().as_arrow().clone());
+        }
+        columns.check_rows()?;
+        if let Some(join) = &config.join {
+            columns.check_join(join).await?;
+        }
+        for (i, attributes) in config.attributes.iter().enumerate() {
+            columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes)?;
+        }
+        for (i, timeline) in config.timelines.iter().enumerate() {
+            columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline)?;
+        }
+        columns.check_made()?;
+        if let Some(sampling) = &config.sampling {
+            columns.check_sampling(sampling)?;
+        }
+        Ok(columns)
+    }
+
+    /// The columns of a source that a step reads.
+    pub(super) fn of(&self, source: &str) -> &ArrowSchema {
+        &self.sources[source]
+    }
+
+    /// Microseconds of a time column that was checked.
+    pub(super) fn time(&self, schema: &ArrowSchema, column: &str) -> String {
+        schema
+            .field_with_name(column)
+            .ok()
+            .and_then(|field| micros(field.data_type(), &quote(column)))
+            .unwrap_or_else(|| quote(column))
+    }
+
+    /// The columns of a source that the expression `sql`, which was checked, reads.
+    pub(super) fn read_by(&self, schema: &ArrowSchema, sql: &str) -> Result<Vec<String>> {
+        let expression =
+            self.context.state().create_logical_expr(sql, &DFSchema::try_from(schema.clone())?)?;
+        let read = expression.column_refs();
+        let names = schema.fields().iter().map(|field| field.name());
+        Ok(names.filter(|name| read.iter().any(|column| column.name == **name)).cloned().collect())
+    }
+
+    /// The type of the label that `[sampling]` goes by; numbers for labels of `[join]`.
+    pub(super) fn sampling_type(&self, sampling: &SamplingConfig) -> DataType {
+        if let Ok(field) = self.rows.field_with_name(&sampling.label) {
+            return field.data_type().clone();
+        }
+        for attributes in &self.config.attributes {
+            if let Some((_, column)) = attributes.columns.iter().find(|(name, _)| *name == sampling.label)
+                && let Ok(field) = self.of(&attributes.source).field_with_name(column)
+            {
+                return field.data_type().clone();
+            }
+        }
+        DataType::Float64
+    }
+
+    fn check_rows(&self) -> Result<()> {
+        if let Some(field) = self.rows.fields().iter().find(|field| field.name().starts_with(RESERVED)) {
+            let message = format!(
+                "a column is called `{}`; names that begin with `{RESERVED}` are reserved",
+                field.name()
+            );
+            return Err(self.wrong(message, "rename the column"));
+        }
+        self.key("`[samples].key`", &self.config.samples.key)?;
+        let time = self.in_rows("`[session].time`", &self.config.time)?;
+        if micros(time, "").is_none() {
+            return Err(Error::Column {
+                column: self.config.time.clone(),
+                message: format!(
+                    "`[session].time` must be a timestamp or an integer of microseconds, but the column is {time}"
+                ),
+                hint: "convert it in a query, for example with `to_timestamp(…)`".to_owned(),
+            });
+        }
+        match &self.config.samples.condition {
+            Some(condition) => self.condition("`[samples].where`", &self.rows, condition),
+            None => Ok(()),
+        }
+    }
+
+    async fn check_join(&self, join: &JoinConfig) -> Result<()> {
+        let events = self.of(&join.source);
+        self.pairs("`[join].on`", &join.source, &join.on)?;
+        self.source_time("`[join].time`", &join.source, &join.time)?;
+        for name in &join.key {
+            self.in_source("`[join].key`", &join.source, name)?;
+        }
+        for (name, label) in &join.labels {
+            let place = format!("`[join.labels].{name}`");
+            match label {
+                LabelConfig::When(condition) => self.condition(&place, events, condition)?,
+                LabelConfig::Value { aggregate, .. } => {
+                    self.aggregate(&place, &join.source, aggregate).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_attributes(&self, place: &str, attributes: &AttributesConfig) -> Result<()> {
+        self.pairs(&format!("{place}: `on`"), &attributes.source, &attributes.on)?;
+        if let Some(time) = &attributes.time {
+            self.source_time(&format!("{place}: `time`"), &attributes.source, time)?;
+        }
+        for (_, column) in &attributes.columns {
+            self.in_source(&format!("{place}: `columns`"), &attributes.source, column)?;
+        }
+        Ok(())
+    }
+
+    fn check_timeline(&self, place: &str, timeline: &TimelineConfig) -> Result<()> {
+        let source = &timeline.source;
+        self.pairs(&format!("{place}: `on`"), source, &timeline.on)?;
+        self.source_time(&format!("{place}: `time`"), source, &timeline.time)?;
+        for name in timeline.order.iter().chain(&timeline.key) {
+            self.in_source(&format!("{place}: `order` or `key`"), source, name)?;
+        }
+        for (feature, column) in &timeline.columns {
+            let data_type = self.in_source(&format!("{place}: `columns`"), source, column)?;
+            if !data_type.is_integer() {
+                let message = format!(
+                    "{place}: `{feature}` takes the column `{column}` of `{source}`, which is {data_type}"
+                );
+                return Err(self.wrong(message, "lists hold integer ids; give the column an integer type"));
+            }
+        }
+        match &timeline.condition {
+            Some(condition) => self.condition(&format!("{place}: `where`"), self.of(source), condition),
+            None => Ok(()),
+        }
+    }
+
+    /// A column that a step makes may not be there already.
+    fn check_made(&self) -> Result<()> {
+        let mut made: Vec<&str> = self.rows.fields().iter().map(|field| field.name().as_str()).collect();
+        let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
+        let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
+        let windows = self.config.timelines.iter().flat_map(|timeline| &timeline.columns);
+        for name in labels.chain(attributes.map(|(name, _)| name)).chain(windows.map(|(name, _)| name)) {
+            if made.contains(&name.as_str()) {
+                let message = format!("two steps give the samples a column `{name}`");
+                let hint = "give one another name: `columns = { new_name = \"column\" }`, or another label";
+                return Err(self.wrong(message, hint));
+            }
+            made.push(name);
+        }
+        made.extend(self.config.sampling.iter().map(|sampling| sampling.weight.as_str()));
+        let config = self.config;
+        let features = config.feature_columns().map(|(name, _)| ("`[features]`", name));
+        let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
+        let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
+        let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
+        for (place, name) in features.chain(session).chain(order).chain(partition) {
+            if !made.contains(&name) {
+                return Err(missing_column(config, place, name, &made));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sampling(&self, sampling: &SamplingConfig) -> Result<()> {
+        let labels =
+            self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name.as_str()));
+        let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
+        let rows = self.rows.fields().iter().map(|field| field.name().as_str());
+        let known: Vec<&str> = rows.chain(labels).chain(attributes.map(|(name, _)| name.as_str())).collect();
+        if !known.contains(&sampling.label.as_str()) {
+            return Err(missing_column(self.config, "`[sampling].label`", &sampling.label, &known));
+        }
+        let data_type = self.sampling_type(sampling);
+        let is_number = data_type.is_numeric() || data_type == DataType::Boolean;
+        if !is_number && key_kind(&data_type) != Some("text") {
+            let message = format!("`[sampling].label` is `{}`, whose type is {data_type}", sampling.label);
+            return Err(self.wrong(message, "sample by a number, a boolean or text"));
+        }
+        for (value, _) in &sampling.keep {
+            if is_number && !value.parse::<f64>().is_ok_and(f64::is_finite) {
+                let message = format!(
+                    "`[sampling].keep`: `{value}` is no value of `{}`, which is {data_type}",
+                    sampling.label
+                );
+                return Err(self.wrong(message, "write the label's numbers, as `keep = { \"0\" = 0.1 }`"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every key column is there and can be compared.
+    fn key(&self, place: &str, key: &[String]) -> Result<()> {
+        for name in key {
+            let data_type = self.in_rows(place, name)?;
+            if key_kind(data_type).is_none() {
+                let message = format!("{place} names the column `{name}`, whose type is {data_type}");
+                return Err(self.wrong(message, "a key needs numbers, text or times"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Both columns of every pair are there, and their values can be equal.
+    fn pairs(&self, place: &str, source: &str, pairs: &[(String, String)]) -> Result<()> {
+        for (ours, theirs) in pairs {
+            let (our_type, their_type) = (self.in_rows(place, ours)?, self.in_source(place, source, theirs)?);
+            if key_kind(our_type).is_none() || key_kind(our_type) != key_kind(their_type) {
+                let message = format!(
+                    "{place}: `{ours}` of the samples is {our_type}, `{theirs}` of `{source}` is {their_type}"
+                );
+                return Err(self.wrong(message, "make them one type, which is no list"));
+            }
+        }
+        Ok(())
+    }
+
+    fn in_rows(&self, place: &str, name: &str) -> Result<&DataType> {
+        let known: Vec<&str> = self.rows.fields().iter().map(|field| field.name().as_str()).collect();
+        let field =
+            self.rows.field_with_name(name).map_err(|_| missing_column(self.config, place, name, &known))?;
+        Ok(field.data_type())
+    }
+
+    fn in_source(&self, place: &str, source: &str, name: &str) -> Result<&DataType> {
+        let schema = self.of(source);
+        let field = schema.field_with_name(name).map_err(|_| {
+            let known = schema.fields().iter().map(|field| field.name().as_str());
+            let message = format!("{place} names the column `{name}`, which `{source}` does not have");
+            self.wrong(message, &suggest(name, known))
+        })?;
+        Ok(field.data_type())
+    }
+
+    fn source_time(&self, place: &str, source: &str, name: &str) -> Result<()> {
+        let data_type = self.in_source(place, source, name)?;
+        if micros(data_type, "").is_none() {
+            let message = format!("{place}: `{name}` of `{source}` is {data_type}, which is no time");
+            return Err(
+                self.wrong(message, "a time is a timestamp, a date or an integer of microseconds since 1970")
+            );
+        }
+        Ok(())
+    }
+
+    /// An SQL condition over the columns of `schema`.
+    fn condition(&self, place: &str, schema: &ArrowSchema, sql: &str) -> Result<()> {
+        let (expression, schema) = self.expression(place, schema, sql)?;
+        match expression.get_type(&schema) {
+            Ok(DataType::Boolean) => Ok(()),
+            Ok(other) => {
+                let message = format!("{place}: `{sql}` is no condition, its type is {other}");
+                Err(self.wrong(message, "compare something, as `kind = 'click'`"))
+            }
+            Err(error) => {
+                Err(self.wrong(format!("{place}: {}", error.strip_backtrace()), "correct the condition"))
+            }
+        }
+    }
+
+    /// An SQL aggregate over the columns of a source, which gives a number.
+    async fn aggregate(&self, place: &str, source: &str, sql: &str) -> Result<()> {
+        let hint = "write an aggregate of numbers, as `max(seconds)` or `count(*)`";
+        let (expression, _) = self.expression(place, self.of(source), sql)?;
+        if !expression.exists(|part| Ok(matches!(part, Expr::AggregateFunction(_))))? {
+            return Err(self.wrong(
+                format!("{place}: `{sql}` is no aggregate, but a sample may have many events"),
+                hint,
+            ));
+        }
+        let planned = self.context.sql(&format!("SELECT {sql}\n AS label FROM {}", table(source))).await;
+        let planned =
+            planned.map_err(|error| self.wrong(format!("{place}: {}", error.strip_backtrace()), hint))?;
+        let data_type = planned.schema().field(0).data_type().clone();
+        if !data_type.is_numeric() && data_type != DataType::Boolean {
+            return Err(self.wrong(format!("{place}: `{sql}` gives {data_type}, which is no number"), hint));
+        }
+        Ok(())
+    }
+
+    /// Parses one whole SQL expression over the columns of `schema`.
+    fn expression(&self, place: &str, schema: &ArrowSchema, sql: &str) -> Result<(Expr, DFSchema)> {
+        let columns = DFSchema::try_from(schema.clone())?;
+        let expression = self.context.state().create_logical_expr(sql, &columns).map_err(|error| {
+            let names = schema.fields().iter().map(|field| format!("`{}`", field.name())).collect::<Vec<_>>();
+            let hint = format!("write one SQL expression over the columns {}", names.join(", "));
+            self.wrong(format!("{place}: {}", error.strip_backtrace()), &hint)
+        })?;
+        Ok((expression, columns))
+    }
+
+    fn wrong(&self, message: String, hint: &str) -> Error {
+        Error::Config { path: self.config.path.clone(), message, hint: hint.to_owned() }
+    }
+}

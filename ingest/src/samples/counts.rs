@@ -1,0 +1,132 @@
+//! What the declared steps left out, and the errors where nothing may be left out.
+
+use serde::Serialize;
+
+use crate::config::Policy;
+use crate::{Error, Result};
+
+/// Rows that the declared steps left out or filled up, by reason. A step that is not declared counts nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SkipCounts {
+    /// Rows with a null in what identifies or places a sample (`[checks].null_keys`).
+    pub null_key_samples: u64,
+    /// Rows with a time after the last allowed one (`[checks].future`).
+    pub future_samples: u64,
+    /// Rows with the key of an earlier row (`[samples].duplicates`).
+    pub duplicate_samples: u64,
+    /// Rows of events, attributes and timelines without a key, time or value (`[checks].null_keys`).
+    pub null_key_rows: u64,
+    /// Rows of the events, and of timelines over other sources, that repeat another row.
+    pub duplicate_events: u64,
+    /// Events after the attribution window of every sample that they belong to.
+    pub late_events: u64,
+    /// Events before every sample that they belong to.
+    pub early_events: u64,
+    /// Events that belong to no row of the feature log, not even to one that was left out.
+    pub orphan_events: u64,
+    /// Samples without an event in their window; left out only with `missing = "skip"`.
+    pub samples_without_events: u64,
+    /// Samples, of those that events left, for which an `[[attributes]]` has no row; left out only with
+    /// `missing = "skip"`.
+    pub samples_without_attributes: u64,
+    /// Samples that `[sampling]` dropped.
+    pub sampled_out: u64,
+}
+
+impl SkipCounts {
+    /// The counts that are not 0, in the order of the steps, with a description for people.
+    pub fn described(&self) -> Vec<(&'static str, u64)> {
+        let all = [
+            ("rows with a null key or time", self.null_key_samples),
+            ("rows from the future", self.future_samples),
+            ("duplicate samples", self.duplicate_samples),
+            ("rows of other sources with a null key, time or value", self.null_key_rows),
+            ("duplicate events", self.duplicate_events),
+            ("late events", self.late_events),
+            ("early events", self.early_events),
+            ("events without a sample", self.orphan_events),
+            ("samples without an event", self.samples_without_events),
+            ("samples without attributes", self.samples_without_attributes),
+            ("samples dropped by sampling", self.sampled_out),
+        ];
+        all.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// Rows of one kind that do not fit, and what the configuration wants done with them.
+pub(super) struct Misfits<'a> {
+    /// The key that decides, as `` `[samples].duplicates` ``.
+    pub(super) place: &'a str,
+    /// Its value.
+    pub(super) policy: Policy,
+    /// How many rows there are.
+    pub(super) count: u64,
+    /// What they are, to follow the count.
+    pub(super) what: &'a str,
+    /// What else a person can do about them.
+    pub(super) remedy: &'a str,
+}
+
+impl Misfits<'_> {
+    /// Whether they are an error.
+    pub(super) fn refused(&self) -> bool {
+        self.policy == Policy::Error && self.count > 0
+    }
+
+    /// The error that says so, with the `example` of a row.
+    pub(super) fn error(&self, example: &str) -> Error {
+        let example = if example.is_empty() { String::new() } else { format!(", the first with {example}") };
+        Error::Rows {
+            place: self.place.to_owned(),
+            message: format!("{} {}{example}", self.count, self.what),
+            hint: format!(
+                "{}, or write {} = \"skip\" to leave them out and count them",
+                self.remedy,
+                bare(self.place)
+            ),
+        }
+    }
+}
+
+/// The last part of a place, which is the key to write.
+fn bare(place: &str) -> &str {
+    place.trim_matches('`').rsplit(['.', '`']).next().unwrap_or(place)
+}
+
+/// Gives `counts` as an array of known length.
+pub(super) fn exactly<const N: usize>(counts: Vec<u64>) -> Result<[u64; N]> {
+    counts.try_into().map_err(|counts: Vec<u64>| Error::Engine {
+        message: format!("{} counts came back where {N} were asked for", counts.len()),
+        hint: "this is a bug in Onefold; please report it".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_how_many_which_and_what_to_do() {
+        let misfits = Misfits {
+            place: "`[samples].duplicates`",
+            policy: Policy::Error,
+            count: 3,
+            what: "rows have the key of an earlier row",
+            remedy: "make `[samples].key` name what identifies a sample",
+        };
+        assert!(misfits.refused());
+        assert!(!Misfits { count: 0, ..misfits }.refused());
+        let error = misfits.error("request = 7").to_string();
+        assert_eq!(
+            error,
+            "`[samples].duplicates`: 3 rows have the key of an earlier row, the first with request = 7\n  hint: make \
+             `[samples].key` name what identifies a sample, or write duplicates = \"skip\" to leave them out and count them"
+        );
+    }
+
+    #[test]
+    fn only_what_happened_is_described() {
+        let counts = SkipCounts { late_events: 2, sampled_out: 5, ..SkipCounts::default() };
+        assert_eq!(counts.described(), [("late events", 2), ("samples dropped by sampling", 5)]);
+    }
+}

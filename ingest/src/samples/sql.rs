@@ -1,0 +1,78 @@
+//! Pieces of SQL, and the types of columns as far as keys and times go.
+
+use datafusion::arrow::datatypes::{DataType, TimeUnit};
+use datafusion::common::TableReference;
+
+/// `"name"`, as SQL writes a name that is taken as it is.
+pub(crate) fn quote(column: &str) -> String {
+    format!("\"{}\"", column.replace('"', "\"\""))
+}
+
+/// The table of a source, whose name is taken as SQL takes it where it is not quoted.
+pub(crate) fn table(source: &str) -> String {
+    TableReference::from(source).to_quoted_string()
+}
+
+/// `"a", "b"`.
+pub(crate) fn list<S: AsRef<str>>(columns: impl IntoIterator<Item = S>) -> String {
+    columns.into_iter().map(|column| quote(column.as_ref())).collect::<Vec<_>>().join(", ")
+}
+
+/// `prefix0, prefix1, …` for `count` generated columns.
+pub(crate) fn numbered(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("{prefix}{i}")).collect()
+}
+
+/// Microseconds since 1970 of the SQL expression `column`; `None` if its type is no time.
+pub(crate) fn micros(data_type: &DataType, column: &str) -> Option<String> {
+    Some(match data_type {
+        DataType::Timestamp(TimeUnit::Second, _) => format!("CAST({column} AS BIGINT) * 1000000"),
+        DataType::Timestamp(TimeUnit::Millisecond, _) => format!("CAST({column} AS BIGINT) * 1000"),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => format!("CAST({column} AS BIGINT)"),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => format!("CAST({column} AS BIGINT) / 1000"),
+        DataType::Date32 => format!("CAST(CAST({column} AS INT) AS BIGINT) * 86400000000"),
+        integer if integer.is_integer() => format!("CAST({column} AS BIGINT)"),
+        _ => return None,
+    })
+}
+
+/// What kind of value a key is; keys of different kinds never mean the same. `None` for what cannot be a key.
+pub(crate) fn key_kind(data_type: &DataType) -> Option<&'static str> {
+    Some(match data_type {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "text",
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            "bytes"
+        }
+        DataType::Boolean => "a boolean",
+        DataType::Date32 | DataType::Date64 | DataType::Timestamp(..) => "a time",
+        DataType::Dictionary(_, value) => return key_kind(value),
+        integer if integer.is_integer() => "an integer",
+        number if number.is_numeric() => "a number",
+        _ => return None,
+    })
+}
+
+/// Whether rows can be ordered by such a column.
+pub(crate) fn is_sortable(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::List(item) | DataType::LargeList(item) => is_sortable(item.data_type()),
+        other => !other.is_nested(),
+    }
+}
+
+/// Combines conditions with `AND`; `TRUE` if there is none.
+pub(crate) fn all(conditions: &[String]) -> String {
+    if conditions.is_empty() { "TRUE".to_owned() } else { conditions.join(" AND ") }
+}
+
+/// `a.x = b.y AND …` for pairs of expressions.
+pub(crate) fn equal<A: AsRef<str>, B: AsRef<str>>(pairs: impl IntoIterator<Item = (A, B)>) -> String {
+    let equal: Vec<String> =
+        pairs.into_iter().map(|(a, b)| format!("{} = {}", a.as_ref(), b.as_ref())).collect();
+    equal.join(" AND ")
+}
+
+/// A condition written by a person, so that neither operators nor a comment in it reach beyond it.
+pub(crate) fn enclosed(condition: &str) -> String {
+    format!("({condition}\n)")
+}

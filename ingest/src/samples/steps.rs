@@ -1,0 +1,629 @@
+//! The SQL of the declared steps. Generated columns are called `__onefold_…`; those of a join's key are numbered.
+
+use super::check::Columns;
+use super::sql::{all, enclosed, equal, is_sortable, list, numbered, quote, table};
+use crate::config::{
+    AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig,
+    TimelineConfig,
+};
+use crate::{Config, Result, timeline};
+
+/// The view of the rows that become samples: the feature log or the query.
+pub(super) const BASE: &str = "__onefold_base";
+/// Their narrow columns, with `__onefold_state` and the rank `__onefold_row` among the rows of one key.
+pub(super) const ROWS: &str = "__onefold_rows";
+/// The keys that several rows have.
+pub(super) const REPEATED: &str = "__onefold_repeated";
+/// The events, narrow.
+pub(super) const EVENTS: &str = "__onefold_events";
+/// The labels of the samples that have an event.
+pub(super) const LABELS: &str = "__onefold_labels";
+/// The narrow columns of the distinct samples, with what drops them.
+pub(super) const CANDIDATES: &str = "__onefold_candidates";
+
+/// The table of the `i`th `[[attributes]]`.
+pub(super) fn attributes_table(i: usize) -> String {
+    format!("__onefold_attributes{i}")
+}
+
+/// Builds the SQL of one configuration.
+pub(super) struct Steps<'a> {
+    config: &'a Config,
+    columns: &'a Columns<'a>,
+    not_after: i64,
+    /// Columns of the rows that the narrow tables have.
+    narrow: Vec<String>,
+    /// Columns of the rows that the dataset needs.
+    wide: Vec<String>,
+    /// Columns that steps make and sessions, order or partitions go by.
+    made_narrow: Vec<String>,
+}
+
+/// A log of events as a step reads it.
+struct Log<'a> {
+    source: &'a str,
+    key: &'a [String],
+    on: &'a [(String, String)],
+    time: &'a str,
+    condition: Option<&'a str>,
+    /// Expression and name of the columns that the step needs.
+    columns: Vec<(String, String)>,
+    /// Those of them that may not be null.
+    required: Vec<String>,
+    /// Those of them that break ties between rows of one key.
+    ordered: Vec<String>,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn new(config: &'a Config, columns: &'a Columns<'a>, not_after: i64) -> Result<Self> {
+        let field = |name: &str| columns.rows.field_with_name(name).ok();
+        let session = config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let places = [session, config.partition_columns.clone(), config.order.clone()].concat();
+        let ours =
+            |pairs: &[(String, String)]| pairs.iter().map(|(ours, _)| ours.clone()).collect::<Vec<_>>();
+        let mut keys = config.samples.key.clone();
+        keys.push(config.time.clone());
+        keys.extend(config.join.iter().flat_map(|join| ours(&join.on)));
+        keys.extend(config.attributes.iter().flat_map(|attributes| ours(&attributes.on)));
+        keys.extend(config.timelines.iter().flat_map(|timeline| ours(&timeline.on)));
+        keys.extend(config.sampling.iter().map(|sampling| sampling.label.clone()));
+        let is_narrow = |name: &String| field(name).is_some_and(|field| !field.data_type().is_nested());
+        let narrow: Vec<String> = first_of_each(places.iter().chain(&keys).filter(|name| is_narrow(name)));
+        let features: Vec<String> = config.feature_columns().map(|(name, _)| name.to_owned()).collect();
+        let wide =
+            first_of_each(narrow.iter().chain(&places).chain(&features).filter(|name| field(name).is_some()));
+        let made_narrow = first_of_each(places.iter().filter(|name| field(name).is_none()));
+        Ok(Self { config, columns, not_after, narrow, wide, made_narrow })
+    }
+
+    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future.
+    pub(super) fn rows(&self) -> String {
+        let condition = self.config.samples.condition.as_deref().map(enclosed);
+        // Whether an event belongs to a row that `where` leaves out is known only if that row is here.
+        let (inside, filter) = match (&condition, &self.config.join) {
+            (Some(condition), Some(_)) => (format!("{condition} IS TRUE"), String::new()),
+            (Some(condition), None) => ("TRUE".to_owned(), format!(" WHERE {condition}")),
+            (None, _) => ("TRUE".to_owned(), String::new()),
+        };
+        let narrow = list(&self.narrow);
+        let time = self.columns.time(&self.columns.rows, &self.config.time);
+        let inner = format!(
+            "SELECT {narrow}, {time} AS __onefold_time, {inside} AS __onefold_in FROM {BASE}{filter}"
+        );
+        let states = format!(
+            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN 1 WHEN {} THEN 2 WHEN {} THEN 3 ELSE 0 END \
+             AS __onefold_state FROM ({inner})",
+            self.is_null(),
+            self.is_future("__onefold_time"),
+        );
+        let key = &self.config.samples.key;
+        if key.is_empty() {
+            return format!("SELECT *, CAST(1 AS BIGINT) AS __onefold_row FROM ({states})");
+        }
+        format!(
+            "SELECT *, CAST(row_number() OVER (PARTITION BY {} ORDER BY __onefold_state, {}) AS BIGINT) AS __onefold_row \
+             FROM ({states})",
+            list(key),
+            self.first_by(),
+        )
+    }
+
+    /// What the first of several rows of a key is first by, in the narrow tables.
+    fn first_by(&self) -> String {
+        let rest =
+            self.narrow.iter().filter(|name| !self.config.samples.key.contains(name)).map(|name| quote(name));
+        std::iter::once("__onefold_time".to_owned()).chain(rest).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The condition that a row lacks what identifies or places it.
+    fn is_null(&self) -> String {
+        let nulls: Vec<String> =
+            self.identifying().iter().map(|name| format!("{} IS NULL", quote(name))).collect();
+        format!("({})", nulls.join(" OR "))
+    }
+
+    fn is_future(&self, time: &str) -> String {
+        format!("{time} > {}", self.not_after)
+    }
+
+    /// The columns of the log that may not be null: key, session and time.
+    fn identifying(&self) -> Vec<String> {
+        let session = self.config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let all = self.config.samples.key.iter().chain(&session).chain([&self.config.time]);
+        first_of_each(all.filter(|name| self.narrow.contains(name)))
+    }
+
+    /// The first row of a state, for a message.
+    pub(super) fn example_row(&self, state: u8) -> String {
+        let columns = list(self.identifying());
+        format!("SELECT {columns} FROM {ROWS} WHERE __onefold_state = {state} ORDER BY {columns} LIMIT 1")
+    }
+
+    /// The first key that occurs twice, for a message.
+    pub(super) fn example_duplicate(&self) -> String {
+        let key = if self.config.samples.key.is_empty() {
+            self.identifying()
+        } else {
+            self.config.samples.key.clone()
+        };
+        format!(
+            "SELECT {0} FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 2 ORDER BY {0} LIMIT 1",
+            list(key)
+        )
+    }
+
+    /// The keys that several samples have.
+    pub(super) fn repeated(&self) -> String {
+        let key = self.config.samples.key.iter().enumerate();
+        let key: Vec<String> = key.map(|(i, name)| format!("{} AS __onefold_k{i}", quote(name))).collect();
+        format!(
+            "SELECT {}, CAST(1 AS BIGINT) AS __onefold_twice FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 2",
+            key.join(", ")
+        )
+    }
+
+    /// The narrow rows of the distinct samples.
+    fn distinct(&self) -> String {
+        format!("SELECT * FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 1")
+    }
+
+    /// The events that `[join]` reads.
+    pub(super) fn events(&self, join: &JoinConfig) -> Result<String> {
+        let schema = self.columns.of(&join.source);
+        let mut read = Vec::new();
+        for (_, label) in &join.labels {
+            let (LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. }) = label;
+            read.extend(self.columns.read_by(schema, sql)?);
+        }
+        let read = first_of_each(&read);
+        let sortable =
+            |name: &&String| schema.field_with_name(name).is_ok_and(|field| is_sortable(field.data_type()));
+        Ok(self.log(&Log {
+            source: &join.source,
+            key: &join.key,
+            on: &join.on,
+            time: &join.time,
+            condition: None,
+            ordered: read.iter().filter(sortable).cloned().collect(),
+            columns: read.into_iter().map(|name| (quote(&name), name)).collect(),
+            required: Vec::new(),
+        }))
+    }
+
+    /// The rows that `[[timelines]]` reads.
+    pub(super) fn timeline_log(&self, timeline: &TimelineConfig) -> Result<String> {
+        let order = timeline.order.iter().enumerate();
+        let order = order.map(|(i, name)| (quote(name), format!("{}{i}", timeline::ORDER)));
+        let values = timeline.columns.iter().enumerate();
+        let values = values.map(|(i, (_, column))| {
+            (format!("CAST({} AS BIGINT)", quote(column)), format!("{}{i}", timeline::VALUE))
+        });
+        let columns: Vec<(String, String)> = order.chain(values).collect();
+        Ok(self.log(&Log {
+            source: &timeline.source,
+            key: &timeline.key,
+            on: &timeline.on,
+            time: &timeline.time,
+            condition: timeline.condition.as_deref(),
+            ordered: columns.iter().map(|(_, name)| name.clone()).collect(),
+            columns,
+            required: numbered(timeline::VALUE, timeline.columns.len()),
+        }))
+    }
+
+    /// The rows of a log: its key for the join, its time, what the step reads; `__onefold_unusable` where something is
+    /// null, `__onefold_row` the rank among the rows of one event and `__onefold_copies` how many equal rows it stands for.
+    fn log(&self, log: &Log<'_>) -> String {
+        let schema = self.columns.of(log.source);
+        let on = log.on.iter().enumerate().map(|(i, (_, theirs))| (quote(theirs), format!("__onefold_k{i}")));
+        let time = (self.columns.time(schema, log.time), "__onefold_time".to_owned());
+        let read: Vec<(String, String)> = on.chain([time]).chain(log.columns.iter().cloned()).collect();
+        let named: Vec<String> = read.iter().map(|(sql, name)| format!("{sql} AS {}", quote(name))).collect();
+        let joined = numbered("__onefold_k", log.on.len());
+        let required = joined.iter().chain(&log.required).map(|name| quote(name));
+        let key = log.key.iter().map(|name| quote(name));
+        let nulls: Vec<String> = required
+            .chain(["__onefold_time".to_owned()])
+            .chain((0..log.key.len()).map(|i| format!("__onefold_i{i}")))
+            .map(|name| format!("{name} IS NULL"))
+            .collect();
+        let filter = log.condition.map(|sql| format!(" WHERE {}", enclosed(sql))).unwrap_or_default();
+        let source = table(log.source);
+        let nulls = nulls.join(" OR ");
+        if log.key.is_empty() {
+            let whole = list(schema.fields().iter().map(|field| field.name()));
+            let distinct = format!(
+                "SELECT {whole}, count(*) AS __onefold_copies FROM {source}{filter} GROUP BY {whole}"
+            );
+            let read = format!("SELECT {}, __onefold_copies FROM ({distinct})", named.join(", "));
+            return format!(
+                "SELECT *, ({nulls}) AS __onefold_unusable, CAST(1 AS BIGINT) AS __onefold_row FROM ({read})"
+            );
+        }
+        let key: Vec<String> = key.enumerate().map(|(i, name)| format!("{name} AS __onefold_i{i}")).collect();
+        let read = format!("SELECT {}, {} FROM {source}{filter}", named.join(", "), key.join(", "));
+        let first_by = joined.iter().chain(&log.ordered).map(|name| quote(name)).collect::<Vec<_>>();
+        format!(
+            "SELECT *, CAST(1 AS BIGINT) AS __onefold_copies, CAST(row_number() OVER (PARTITION BY __onefold_unusable, {} \
+             ORDER BY __onefold_time, {}) AS BIGINT) AS __onefold_row FROM (SELECT *, ({nulls}) AS __onefold_unusable FROM ({read}))",
+            list(numbered("__onefold_i", log.key.len())),
+            first_by.join(", "),
+        )
+    }
+
+    /// For every key of `[join]`: how many of its events are late, early, or belong to no sample. An event is late if
+    /// even the last sample at or before it is further away than the window.
+    pub(super) fn event_classes(&self, join: &JoinConfig) -> String {
+        let keys = numbered("__onefold_k", join.on.len());
+        let ours: Vec<String> =
+            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
+        let (keys, ours) = (keys.join(", "), ours.join(", "));
+        let samples = format!("SELECT {ours}, __onefold_time AS t, 0 AS kind FROM ({})", self.distinct());
+        let events = format!("SELECT {keys}, __onefold_time AS t, 1 AS kind FROM {EVENTS} WHERE {USABLE}");
+        let others = format!(
+            "SELECT {ours}, coalesce(__onefold_time, 0) AS t, 2 AS kind FROM {ROWS} WHERE __onefold_state <> 0"
+        );
+        let over = format!(
+            "OVER (PARTITION BY {keys} ORDER BY t, kind ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        );
+        let seen = format!(
+            "SELECT {keys}, kind, t, max(CASE WHEN kind = 0 THEN t END) {over} AS seen \
+             FROM ({samples} UNION ALL {events} UNION ALL {others})"
+        );
+        format!(
+            "SELECT {keys}, count(*) FILTER (WHERE kind = 1 AND t > seen + {}) AS late, \
+             CASE WHEN min(kind) = 0 THEN count(*) FILTER (WHERE kind = 1 AND seen IS NULL) ELSE 0 END AS early, \
+             CASE WHEN min(kind) = 1 AND max(kind) = 1 THEN count(*) ELSE 0 END AS orphans FROM ({seen}) GROUP BY {keys}",
+            join.window_micros
+        )
+    }
+
+    /// The first key with events of a class, for a message.
+    pub(super) fn example_event(&self, join: &JoinConfig, class: &str) -> String {
+        let keys = numbered("__onefold_k", join.on.len());
+        let shown: Vec<String> = join
+            .on
+            .iter()
+            .zip(&keys)
+            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
+            .collect();
+        format!(
+            "SELECT {} FROM ({}) WHERE {class} > 0 ORDER BY {} LIMIT 1",
+            shown.join(", "),
+            self.event_classes(join),
+            keys.join(", ")
+        )
+    }
+
+    /// The labels by key and time of a sample, from the events in its window.
+    pub(super) fn labels(&self, join: &JoinConfig) -> String {
+        let keys = numbered("__onefold_k", join.on.len());
+        let samples: Vec<String> = (0..join.on.len()).map(|i| format!("__onefold_s{i}")).collect();
+        let ours: Vec<String> = join
+            .on
+            .iter()
+            .zip(&samples)
+            .map(|((ours, _), name)| format!("{} AS {name}", quote(ours)))
+            .collect();
+        // Several samples may have one key and time; those of one key are alone if the join's key identifies a sample.
+        let key = &self.config.samples.key;
+        let alone = !key.is_empty() && key.iter().all(|name| join.on.iter().any(|(ours, _)| ours == name));
+        let distinct = if alone { "" } else { "DISTINCT " };
+        let labels: Vec<String> = join
+            .labels
+            .iter()
+            .map(|(name, label)| match label {
+                LabelConfig::When(sql) => {
+                    format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
+                }
+                LabelConfig::Value { aggregate, .. } => {
+                    format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
+                }
+            })
+            .collect();
+        let named: Vec<String> =
+            samples.iter().zip(&keys).map(|(sample, key)| format!("{sample} AS {key}")).collect();
+        format!(
+            "SELECT {}, __onefold_at, count(*) AS __onefold_events, {} FROM (SELECT * FROM {EVENTS} WHERE {USABLE}) \
+             JOIN (SELECT {distinct}{}, __onefold_time AS __onefold_at FROM ({})) ON {} AND __onefold_time >= __onefold_at \
+             AND __onefold_time <= __onefold_at + {} GROUP BY {}, __onefold_at",
+            named.join(", "),
+            labels.join(", "),
+            ours.join(", "),
+            self.distinct(),
+            equal(keys.iter().zip(&samples)),
+            join.window_micros,
+            samples.join(", "),
+        )
+    }
+
+    /// Rows of the attributes that no sample can have: they lack the key or the time.
+    pub(super) fn unusable_attributes(&self, attributes: &AttributesConfig) -> String {
+        let needed = attributes.on.iter().map(|(_, theirs)| theirs).chain(&attributes.time);
+        let nulls: Vec<String> = needed.map(|name| format!("{} IS NULL", quote(name))).collect();
+        format!("SELECT 1 FROM {} WHERE {}", table(&attributes.source), nulls.join(" OR "))
+    }
+
+    /// The distinct attributes with the time from which, and until which, they hold.
+    pub(super) fn attributes(&self, attributes: &AttributesConfig) -> String {
+        let schema = self.columns.of(&attributes.source);
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let mut read: Vec<String> = attributes
+            .on
+            .iter()
+            .zip(&keys)
+            .map(|((_, theirs), key)| format!("{} AS {key}", quote(theirs)))
+            .collect();
+        let mut needed: Vec<String> =
+            attributes.on.iter().map(|(_, theirs)| format!("{} IS NOT NULL", quote(theirs))).collect();
+        match &attributes.time {
+            Some(time) => {
+                read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)));
+                needed.push(format!("{} IS NOT NULL", quote(time)));
+            }
+            None => read.push("CAST(0 AS BIGINT) AS __onefold_from".to_owned()),
+        }
+        read.extend(
+            attributes.columns.iter().map(|(name, column)| format!("{} AS {}", quote(column), quote(name))),
+        );
+        format!(
+            "SELECT *, lead(__onefold_from) OVER (PARTITION BY {} ORDER BY __onefold_from) AS __onefold_to \
+             FROM (SELECT DISTINCT {} FROM {} WHERE {})",
+            keys.join(", "),
+            read.join(", "),
+            table(&attributes.source),
+            all(&needed),
+        )
+    }
+
+    /// The first key of the `i`th attributes that has different rows of one time, for a message.
+    pub(super) fn contradiction(&self, i: usize, attributes: &AttributesConfig) -> String {
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let shown: Vec<String> = attributes
+            .on
+            .iter()
+            .zip(&keys)
+            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
+            .collect();
+        let keys = keys.join(", ");
+        format!(
+            "SELECT {} FROM {} GROUP BY {keys}, __onefold_from HAVING count(*) > 1 ORDER BY {keys} LIMIT 1",
+            shown.join(", "),
+            attributes_table(i)
+        )
+    }
+
+    /// The first sample without a row of the `i`th attributes, for a message.
+    pub(super) fn example_without(&self, i: usize) -> String {
+        let columns = list(self.identifying());
+        format!("SELECT {columns} FROM {CANDIDATES} WHERE __onefold_missing{i} ORDER BY {columns} LIMIT 1")
+    }
+
+    /// `rows` with labels, attributes and `__onefold_kept` joined to them. Each join holds its left side, the narrow
+    /// one, and streams the samples.
+    fn joined(&self, rows: &str) -> String {
+        let mut sql = rows.to_owned();
+        let on = |pairs: &[(String, String)]| {
+            let ours = pairs.iter().enumerate();
+            equal(ours.map(|(i, (ours, _))| (format!("n.__onefold_k{i}"), format!("s.{}", quote(ours)))))
+        };
+        if let Some(join) = &self.config.join {
+            let labels: Vec<String> = join
+                .labels
+                .iter()
+                .map(|(name, label)| {
+                    let missing = match label {
+                        LabelConfig::When(_) => "0".to_owned(),
+                        LabelConfig::Value { missing, .. } => format!("{missing:?}"),
+                    };
+                    format!("COALESCE(n.{0}, {missing}) AS {0}", quote(name))
+                })
+                .collect();
+            sql = format!(
+                "SELECT s.*, {}, n.__onefold_events FROM {LABELS} n RIGHT JOIN ({sql}) s ON {} AND n.__onefold_at = s.__onefold_time",
+                labels.join(", "),
+                on(&join.on)
+            );
+        }
+        for (i, attributes) in self.config.attributes.iter().enumerate() {
+            let default = |name: &String| attributes.default.iter().find(|(column, _)| column == name);
+            let columns: Vec<String> = attributes
+                .columns
+                .iter()
+                .map(|(name, _)| match default(name) {
+                    Some((_, value)) => format!("COALESCE(n.{0}, {value}) AS {0}", quote(name)),
+                    None => format!("n.{0} AS {0}", quote(name)),
+                })
+                .collect();
+            let holds = match attributes.time {
+                Some(_) => {
+                    " AND n.__onefold_from <= s.__onefold_time AND (n.__onefold_to IS NULL OR s.__onefold_time < n.__onefold_to)"
+                }
+                None => "",
+            };
+            sql = format!(
+                "SELECT s.*, {}, n.__onefold_from AS __onefold_from{i} FROM {} n RIGHT JOIN ({sql}) s ON {}{holds}",
+                columns.join(", "),
+                attributes_table(i),
+                on(&attributes.on)
+            );
+        }
+        match &self.config.sampling {
+            Some(sampling) => format!("SELECT *, {} AS __onefold_kept FROM ({sql})", self.kept(sampling)),
+            None => sql,
+        }
+    }
+
+    /// The conditions that drop a sample, each with its number.
+    fn drops(&self) -> Vec<(String, u8)> {
+        let mut drops = Vec::new();
+        if self.config.join.as_ref().is_some_and(|join| join.missing == MissingEvents::Skip) {
+            drops.push(("__onefold_events IS NULL".to_owned(), 1));
+        }
+        for (i, attributes) in self.config.attributes.iter().enumerate() {
+            if attributes.missing == MissingAttributes::Skip {
+                drops.push((format!("__onefold_from{i} IS NULL"), 2));
+            }
+        }
+        if self.config.sampling.is_some() {
+            drops.push(("NOT __onefold_kept".to_owned(), 3));
+        }
+        drops
+    }
+
+    /// Whether a sample is kept: by the first 64 bits of a hash of its key, which say the same on every run.
+    fn kept(&self, sampling: &SamplingConfig) -> String {
+        let key = self.config.samples.key.iter().map(|name| format!(", CAST({} AS VARCHAR)", quote(name)));
+        let hash = format!("left(md5(concat_ws('|', '{}'{})), 16)", sampling.seed, key.collect::<String>());
+        self.by_value(sampling, "TRUE", |probability| {
+            if probability >= 1.0 {
+                return "TRUE".to_owned();
+            }
+            format!("{hash} < '{:016x}'", (probability * 2f64.powi(64)) as u64)
+        })
+    }
+
+    /// What makes up for the samples that are not kept.
+    fn weight(&self, sampling: &SamplingConfig) -> String {
+        let factor =
+            self.by_value(sampling, "1.0", |probability| format!("CAST('{}' AS DOUBLE)", 1.0 / probability));
+        let name = quote(&sampling.weight);
+        if self.wide.contains(&sampling.weight) {
+            format!("({factor}) * CAST({name} AS DOUBLE) AS {name}")
+        } else {
+            format!("({factor}) AS {name}")
+        }
+    }
+
+    /// An expression that depends on the label.
+    fn by_value(&self, sampling: &SamplingConfig, otherwise: &str, then: impl Fn(f64) -> String) -> String {
+        let data_type = self.columns.sampling_type(sampling);
+        let is_text = !data_type.is_numeric()
+            && !data_type.is_null()
+            && super::sql::key_kind(&data_type) == Some("text");
+        let label = quote(&sampling.label);
+        let cases = sampling.keep.iter().map(|(value, probability)| {
+            let when = if is_text {
+                format!("{label} = '{}'", value.replace('\'', "''"))
+            } else {
+                format!("CAST({label} AS DOUBLE) = CAST('{value}' AS DOUBLE)")
+            };
+            format!("WHEN {when} THEN {} ", then(*probability))
+        });
+        format!("CASE {}ELSE {otherwise} END", cases.collect::<String>())
+    }
+
+    /// The narrow rows of the distinct samples with what is missing and what drops them.
+    pub(super) fn narrow(&self) -> String {
+        let unlabelled = if self.config.join.is_some() { "__onefold_events IS NULL" } else { "FALSE" };
+        let missing: Vec<String> = (0..self.config.attributes.len())
+            .map(|i| format!(", __onefold_from{i} IS NULL AS __onefold_missing{i}"))
+            .collect();
+        let drops = self.drops();
+        let dropped = if drops.is_empty() {
+            "0".to_owned()
+        } else {
+            let cases = drops.iter().map(|(drop, number)| format!("WHEN {drop} THEN {number} "));
+            format!("CASE {}ELSE 0 END", cases.collect::<String>())
+        };
+        format!(
+            "SELECT {}, __onefold_time, {unlabelled} AS __onefold_unlabelled{}, {dropped} AS __onefold_dropped FROM ({})",
+            list(self.narrow.iter().chain(&self.made_narrow)),
+            missing.concat(),
+            self.joined(&self.distinct())
+        )
+    }
+
+    /// The narrow rows of the samples that are left.
+    pub(super) fn chosen(&self) -> String {
+        format!(
+            "SELECT {}, __onefold_time FROM {CANDIDATES} WHERE __onefold_dropped = 0",
+            list(self.narrow.iter().chain(&self.made_narrow))
+        )
+    }
+
+    /// [`Samples::narrow`](super::Samples::narrow).
+    pub(super) fn narrow_samples(&self) -> String {
+        let columns = self.narrow.iter().chain(&self.made_narrow).map(|name| quote(name)).collect();
+        self.placed(&self.chosen(), columns)
+    }
+
+    /// [`Samples::wide`](super::Samples::wide); `repeated` tells whether several rows have one key.
+    pub(super) fn wide_samples(&self, repeated: bool) -> String {
+        let usable = self.usable_rows();
+        let rows = if repeated { self.first_rows(&usable) } else { usable };
+        let kept: Vec<String> = self.drops().into_iter().map(|(drop, _)| format!("NOT ({drop})")).collect();
+        let joined = format!("SELECT * FROM ({}) WHERE {}", self.joined(&rows), all(&kept));
+        let sampling = self.config.sampling.as_ref();
+        let is_weight = |name: &&String| sampling.is_some_and(|sampling| sampling.weight == **name);
+        let rows = self.wide.iter().filter(|name| !is_weight(name));
+        let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
+        let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
+        let made = labels.chain(attributes.map(|(name, _)| name));
+        let columns = rows.chain(made).map(|name| quote(name));
+        self.placed(&joined, columns.chain(sampling.map(|sampling| self.weight(sampling))).collect())
+    }
+
+    /// The rows of the log that are samples, with all columns that are needed.
+    fn usable_rows(&self) -> String {
+        let time = self.columns.time(&self.columns.rows, &self.config.time);
+        let mut conditions: Vec<String> =
+            self.identifying().iter().map(|name| format!("{} IS NOT NULL", quote(name))).collect();
+        conditions.push(format!("NOT ({})", self.is_future(&time)));
+        conditions.extend(self.config.samples.condition.as_deref().map(enclosed));
+        format!(
+            "SELECT {}, {time} AS __onefold_time FROM {BASE} WHERE {}",
+            list(&self.wide),
+            all(&conditions)
+        )
+    }
+
+    /// The first of the `rows` of every key. Rows of a key that occurs once, which are nearly all, are only streamed.
+    fn first_rows(&self, rows: &str) -> String {
+        let columns = format!("{}, __onefold_time", list(&self.wide));
+        let key = self.config.samples.key.iter().enumerate();
+        let on = equal(key.map(|(i, name)| (format!("n.__onefold_k{i}"), format!("s.{}", quote(name)))));
+        let marked = format!("SELECT s.*, n.__onefold_twice FROM {REPEATED} n RIGHT JOIN ({rows}) s ON {on}");
+        let several = format!("SELECT s.* FROM {REPEATED} n JOIN ({rows}) s ON {on}");
+        let sortable = |name: &&String| {
+            self.columns.rows.field_with_name(name).is_ok_and(|field| is_sortable(field.data_type()))
+        };
+        let rest = self.wide.iter().filter(|name| !self.narrow.contains(name)).filter(sortable);
+        let order: Vec<String> =
+            std::iter::once(self.first_by()).chain(rest.map(|name| quote(name))).collect();
+        let ranked = format!(
+            "SELECT *, row_number() OVER (PARTITION BY {} ORDER BY {}) AS __onefold_row FROM ({several})",
+            list(&self.config.samples.key),
+            order.join(", ")
+        );
+        format!(
+            "SELECT {columns} FROM ({marked}) WHERE __onefold_twice IS NULL UNION ALL \
+             SELECT {columns} FROM ({ranked}) WHERE __onefold_row = 1"
+        )
+    }
+
+    /// `columns` of `samples`, and their places in the timelines.
+    fn placed(&self, samples: &str, columns: Vec<String>) -> String {
+        let mut sql = samples.to_owned();
+        for (i, timeline) in self.config.timelines.iter().enumerate() {
+            sql = timeline::placed_sql(i, timeline, &sql);
+        }
+        let places = (0..self.config.timelines.len())
+            .flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]);
+        let columns: Vec<String> = columns.into_iter().chain(places).collect();
+        format!("SELECT {} FROM ({sql})", columns.join(", "))
+    }
+}
+
+/// The condition for the rows of a log that count.
+const USABLE: &str = "NOT __onefold_unusable AND __onefold_row = 1";
+
+fn first_of_each<'s>(names: impl IntoIterator<Item = &'s String>) -> Vec<String> {
+    let mut seen: Vec<String> = Vec::new();
+    for name in names {
+        if !seen.contains(name) {
+            seen.push(name.clone());
+        }
+    }
+    seen
+}

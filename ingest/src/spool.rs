@@ -1,0 +1,102 @@
+//! Narrow tables that several queries share: computed once, kept in temporary files where the engine spills.
+//!
+//! The declared steps look at keys and times many times (for duplicates, events, attributes, windows, sessions). The
+//! logs may be remote, compressed or text, so their narrow columns are read once and then come from here, and what is
+//! counted is what is later joined.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::array::AsArray;
+use datafusion::arrow::datatypes::Int64Type;
+use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::error::DataFusionError;
+use datafusion::execution::spill_file::SpillFile;
+use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use futures::StreamExt;
+use parquet::arrow::ArrowWriter;
+use parquet::file::properties::WriterProperties;
+
+use crate::{Error, Result};
+
+/// Rows of a row group of a spooled table: few, because the writer holds one.
+const ROW_GROUP_ROWS: usize = 1 << 17;
+
+/// The spooled tables of one plan. Their files live as long as this does.
+#[derive(Default)]
+pub(crate) struct Spool {
+    files: Vec<Arc<dyn SpillFile>>,
+}
+
+impl fmt::Debug for Spool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spool").field("files", &self.files.len()).finish()
+    }
+}
+
+impl Spool {
+    /// Runs `sql` and makes its rows, in their order, the table `name`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the query; [`Error::Engine`] if the rows cannot be written.
+    pub(crate) async fn table(&mut self, context: &SessionContext, name: &str, sql: &str) -> Result<()> {
+        tracing::debug!("{name}: {sql}");
+        let rows = context.sql(sql).await?;
+        let schema = Arc::new(rows.schema().as_arrow().clone());
+        let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
+        let path = file.path().map(|path| path.to_string_lossy().into_owned());
+        let path =
+            path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?;
+        let properties =
+            WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build();
+        let mut writer =
+            ArrowWriter::try_new(file.open_writer()?, schema, Some(properties)).map_err(unwritten)?;
+        let mut stream = rows.execute_stream().await?;
+        while let Some(batch) = stream.next().await {
+            writer.write(&batch?).map_err(unwritten)?;
+        }
+        writer.into_inner().map_err(unwritten)?.finish()?;
+        self.files.push(file);
+        let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
+        let table = context.read_parquet(path, options).await?;
+        context.register_table(name, table.into_view())?;
+        Ok(())
+    }
+}
+
+fn unwritten(error: parquet::errors::ParquetError) -> Error {
+    Error::Engine {
+        message: format!("a temporary file could not be written: {error}"),
+        hint: "check the free space where `--spill-directory` is".to_owned(),
+    }
+}
+
+/// The numbers of the only row of `sql`; nulls, as sums over nothing give, are 0.
+pub(crate) async fn counts(context: &SessionContext, sql: &str) -> Result<Vec<u64>> {
+    let mut counts = Vec::new();
+    for batch in context.sql(sql).await?.collect().await? {
+        for column in batch.columns() {
+            let column = column.as_primitive::<Int64Type>();
+            counts.extend(column.iter().map(|count| u64::try_from(count.unwrap_or(0)).unwrap_or(0)));
+        }
+    }
+    Ok(counts)
+}
+
+/// The first row of `sql` as `column = value` pairs, for a message; empty if there is none.
+pub(crate) async fn example(context: &SessionContext, sql: &str) -> Result<String> {
+    for batch in context.sql(sql).await?.collect().await? {
+        if batch.num_rows() == 0 {
+            continue;
+        }
+        let options = FormatOptions::default().with_null("null");
+        let mut pairs = Vec::new();
+        for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+            let text = ArrayFormatter::try_new(column, &options).map_err(DataFusionError::from)?;
+            pairs.push(format!("{} = {}", field.name(), text.value(0)));
+        }
+        return Ok(pairs.join(", "));
+    }
+    Ok(String::new())
+}
