@@ -1,0 +1,406 @@
+//! `[sources]` and `[object_stores]`: which files are the raw logs' tables, and how remote ones are reached.
+
+use std::collections::BTreeMap;
+
+use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::common::DFSchema;
+use datafusion::logical_expr::Expr;
+use datafusion::prelude::SessionContext;
+use onefold_datasets::suggest;
+use serde::Deserialize;
+
+/// The key of `[object_stores]` for buckets that have no own entry.
+const ALL_BUCKETS: &str = "s3";
+
+/// One table of `[sources]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceConfig {
+    /// Files, directories, glob patterns or `s3://` URLs of them; relative ones start at the configuration file.
+    pub paths: Vec<String>,
+    /// The files' format; their names tell if `None`.
+    pub format: Option<Format>,
+    /// The files' compression; their names tell if `None`.
+    pub compression: Option<Compression>,
+    /// What separates the values of a CSV row: a comma, and a tab in `.tsv`, if `None`.
+    pub delimiter: Option<u8>,
+    /// Whether CSV files begin with a row of column names.
+    pub header: bool,
+    /// Types of columns that are made of `name=value` folders; text where there is none.
+    pub partition_columns: Vec<(String, DataType)>,
+    /// Types of columns of CSV and JSON files, in the order written; the others are inferred.
+    pub schema: Vec<(String, DataType)>,
+    /// What a column is in a file that lacks it.
+    pub missing_columns: MissingColumns,
+}
+
+impl SourceConfig {
+    /// The source that is nothing but a path.
+    pub fn new(path: impl Into<String>) -> Self {
+        Self {
+            paths: vec![path.into()],
+            format: None,
+            compression: None,
+            delimiter: None,
+            header: true,
+            partition_columns: Vec::new(),
+            schema: Vec::new(),
+            missing_columns: MissingColumns::Error,
+        }
+    }
+}
+
+/// The format of a source's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Apache Parquet.
+    Parquet,
+    /// Rows of separated values (RFC 4180).
+    Csv,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How a CSV or JSON file is compressed as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// `.gz`
+    Gzip,
+    /// `.bz2`
+    Bzip2,
+    /// `.xz`
+    Xz,
+    /// `.zst`
+    Zstd,
+}
+
+/// What is done about a column that some files of a source have and others have not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingColumns {
+    /// It is an error.
+    #[default]
+    Error,
+    /// It has no value in the files that lack it.
+    Null,
+}
+
+/// How the buckets of an S3-compatible store are reached. Credentials are no part of it: they come from the environment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectStoreConfig {
+    /// The server's URL; AWS's if `None`.
+    pub endpoint: Option<String>,
+    /// The buckets' region.
+    pub region: Option<String>,
+    /// Whether the endpoint may be plain HTTP.
+    #[serde(default)]
+    pub allow_http: bool,
+    /// Whether the bucket stands in the URL's path and not in its host; if `None`, where an endpoint is given.
+    pub path_style: Option<bool>,
+    /// Whether requests are not signed.
+    #[serde(default)]
+    pub anonymous: bool,
+}
+
+/// The stores of `[object_stores]`, by `s3://bucket` or `s3`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObjectStores(BTreeMap<String, ObjectStoreConfig>);
+
+impl ObjectStores {
+    /// How `bucket` is reached: as its own entry says, that of all buckets, or the environment.
+    pub fn of_bucket(&self, bucket: &str) -> ObjectStoreConfig {
+        let own = self.0.get(&format!("s3://{bucket}"));
+        own.or_else(|| self.0.get(ALL_BUCKETS)).cloned().unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Paths {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    path: Paths,
+    format: Option<Format>,
+    compression: Option<Compression>,
+    delimiter: Option<String>,
+    header: Option<bool>,
+    #[serde(default)]
+    partition_columns: toml::Table,
+    #[serde(default)]
+    schema: toml::Table,
+    #[serde(default)]
+    missing_columns: MissingColumns,
+}
+
+/// The message and the hint of a configuration error.
+type Wrong = (String, String);
+
+/// Reads `[sources]`.
+///
+/// # Errors
+///
+/// A message that names the key, and a hint.
+pub(super) fn parse_sources(section: &toml::Table) -> Result<BTreeMap<String, SourceConfig>, Wrong> {
+    if section.is_empty() {
+        let hint = "name at least one file, as `events = \"events.parquet\"`";
+        return Err(("`[sources]` is empty".to_owned(), hint.to_owned()));
+    }
+    let mut sources = BTreeMap::new();
+    for (name, value) in section {
+        let source = match value {
+            toml::Value::String(path) => SourceConfig::new(path),
+            value => {
+                let table = Table::deserialize(value.clone()).map_err(|error| {
+                    let hint = "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; the README has all keys";
+                    (format!("`[sources].{name}`: {}", error.message()), hint.to_owned())
+                })?;
+                source(table).map_err(|(message, hint)| (format!("`[sources].{name}`: {message}"), hint))?
+            }
+        };
+        if source.paths.is_empty() || source.paths.iter().any(String::is_empty) {
+            let hint = "name at least one file, directory or pattern";
+            return Err((format!("`[sources].{name}`: `path` is empty"), hint.to_owned()));
+        }
+        sources.insert(name.clone(), source);
+    }
+    Ok(sources)
+}
+
+fn source(table: Table) -> Result<SourceConfig, Wrong> {
+    let delimiter = table.delimiter.map(|text| match text.as_bytes() {
+        &[byte] if !matches!(byte, b'"' | b'\n' | b'\r') => Ok(byte),
+        _ => Err((
+            format!("`delimiter` is {text:?}, which is not one ASCII character"),
+            "write for example `\";\"`, or `\"\\t\"` for a tab".to_owned(),
+        )),
+    });
+    let source = SourceConfig {
+        paths: match table.path {
+            Paths::One(path) => vec![path],
+            Paths::Many(paths) => paths,
+        },
+        format: table.format,
+        compression: table.compression,
+        delimiter: delimiter.transpose()?,
+        header: table.header.unwrap_or(true),
+        partition_columns: types("partition_columns", &table.partition_columns)?,
+        schema: types("schema", &table.schema)?,
+        missing_columns: table.missing_columns,
+    };
+    let of_text = [
+        ("compression", !matches!(source.compression, None | Some(Compression::None))),
+        ("delimiter", source.delimiter.is_some()),
+        ("header", !source.header),
+        ("schema", !source.schema.is_empty()),
+    ];
+    if source.format == Some(Format::Parquet)
+        && let Some((key, _)) = of_text.into_iter().find(|(_, given)| *given)
+    {
+        let hint = "Parquet files say this themselves; use `CAST` in the query for another type";
+        return Err((format!("`{key}` is for CSV and JSON files, and `format` is Parquet"), hint.to_owned()));
+    }
+    Ok(source)
+}
+
+/// Columns and types, in the order written.
+fn types(key: &str, columns: &toml::Table) -> Result<Vec<(String, DataType)>, Wrong> {
+    let parse = |(column, value): (&String, &toml::Value)| {
+        let text = value.as_str().unwrap_or_default();
+        match parse_type(text) {
+            Some(parsed) => Ok((column.clone(), parsed)),
+            None => Err((
+                format!("`{key}`: the column `{column}` has the type {value}, which is no SQL type"),
+                "write for example \"BIGINT\", \"DOUBLE\", \"VARCHAR\", \"TIMESTAMP\" or \"BIGINT[]\""
+                    .to_owned(),
+            )),
+        }
+    };
+    columns.iter().map(parse).collect()
+}
+
+/// Reads a type by its name in SQL (`BIGINT[]`) or in Arrow (`Utf8`).
+fn parse_type(text: &str) -> Option<DataType> {
+    if let Ok(arrow) = text.parse() {
+        return Some(arrow);
+    }
+    let cast = format!("CAST(NULL AS {text})");
+    match SessionContext::new().parse_sql_expr(&cast, &DFSchema::empty()).ok()? {
+        Expr::Cast(cast) => Some(without_views(cast.field.data_type())),
+        _ => None,
+    }
+}
+
+/// SQL's text types are views in DataFusion, which readers of text files build no faster.
+fn without_views(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Utf8View => DataType::Utf8,
+        DataType::List(item) => {
+            DataType::List(Field::new_list_field(without_views(item.data_type()), true).into())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Reads `[object_stores]`.
+///
+/// # Errors
+///
+/// A message that names the key, and a hint; for anything that looks like a credential, too.
+pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores, Wrong> {
+    let mut stores = BTreeMap::new();
+    for (name, value) in section {
+        let place = format!("`[object_stores.{name:?}]`");
+        let bucket = name.strip_prefix("s3://").map(|bucket| bucket.trim_end_matches('/'));
+        if name != ALL_BUCKETS && bucket.is_none_or(|bucket| bucket.is_empty() || bucket.contains('/')) {
+            let hint = "write `[object_stores.\"s3://bucket\"]`, or `[object_stores.s3]` for all buckets";
+            return Err((format!("{place} names no store"), hint.to_owned()));
+        }
+        let keys = value.as_table().into_iter().flat_map(toml::Table::keys);
+        if let Some(secret) = keys.into_iter().find(|key| looks_secret(key)) {
+            return Err((
+                format!("{place} has `{secret}`: credentials do not belong into a file"),
+                credentials_hint(),
+            ));
+        }
+        let store = ObjectStoreConfig::deserialize(value.clone()).map_err(|error| {
+            let hint = suggest("", ["endpoint", "region", "allow_http", "path_style", "anonymous"]);
+            (format!("{place}: {}", error.message()), hint)
+        })?;
+        check_endpoint(&store).map_err(|(message, hint)| (format!("{place}: {message}"), hint))?;
+        stores.insert(name.trim_end_matches('/').to_owned(), store);
+    }
+    Ok(ObjectStores(stores))
+}
+
+/// Where credentials belong.
+pub(crate) fn credentials_hint() -> String {
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment, or \
+     `anonymous = true` for public buckets"
+        .to_owned()
+}
+
+fn looks_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    ["key", "secret", "token", "password", "credential"].iter().any(|part| key.contains(part))
+}
+
+fn check_endpoint(store: &ObjectStoreConfig) -> Result<(), Wrong> {
+    let Some(endpoint) = &store.endpoint else { return Ok(()) };
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or_default();
+    if !matches!(scheme, "http" | "https") || rest.is_empty() {
+        let hint = "write it with its scheme, as `https://minio.example.com:9000`";
+        return Err((format!("`endpoint` is {endpoint:?}, which is no URL"), hint.to_owned()));
+    }
+    if rest.contains('@') {
+        return Err(("`endpoint` has a user or password in it".to_owned(), credentials_hint()));
+    }
+    if scheme == "http" && !store.allow_http {
+        let hint = "use https, or write `allow_http = true` if the network may see the logs";
+        return Err((format!("`endpoint` is {endpoint:?}, which is not encrypted"), hint.to_owned()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(text: &str) -> Result<BTreeMap<String, SourceConfig>, Wrong> {
+        parse_sources(&toml::from_str(text).unwrap())
+    }
+
+    fn stores(text: &str) -> Result<ObjectStores, Wrong> {
+        parse_object_stores(&toml::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn a_source_is_a_path_or_a_table() {
+        let text = r#"
+            plain = "events/*.parquet"
+            [whole]
+            path = ["a.csv", "s3://logs/b.tsv.gz"]
+            format = "csv"
+            compression = "gzip"
+            delimiter = "\t"
+            header = false
+            partition_columns = { date = "Utf8", hour = "INT" }
+            schema = { z = "BIGINT", a = "VARCHAR", m = "BIGINT[]", t = "TIMESTAMP", x = "Float32" }
+            missing_columns = "null"
+        "#;
+        let sources = sources(text).unwrap();
+        assert_eq!(sources["plain"], SourceConfig::new("events/*.parquet"));
+        let whole = &sources["whole"];
+        assert_eq!(whole.paths, ["a.csv", "s3://logs/b.tsv.gz"]);
+        assert_eq!((whole.format, whole.compression), (Some(Format::Csv), Some(Compression::Gzip)));
+        assert_eq!((whole.delimiter, whole.header), (Some(b'\t'), false));
+        assert_eq!(whole.missing_columns, MissingColumns::Null);
+        let types = |columns: &[(String, DataType)]| {
+            columns.iter().map(|(name, kind)| format!("{name} {kind}")).collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(types(&whole.partition_columns), "date Utf8, hour Int32");
+        assert_eq!(types(&whole.schema), "z Int64, a Utf8, m List(Int64), t Timestamp(ns), x Float32");
+    }
+
+    #[test]
+    fn every_mistake_in_a_source_names_its_key() {
+        for (text, part, hint) in [
+            ("", "`[sources]` is empty", "events.parquet"),
+            ("e = 3", "`[sources].e`", "write a path"),
+            ("e = []", "`[sources].e`", "write a path"),
+            ("e = ''", "`path` is empty", "at least one"),
+            ("e = { path = [] }", "`path` is empty", "at least one"),
+            ("e = { format = 'csv' }", "missing field `path`", "write a path"),
+            ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "README"),
+            ("e = { path = 'a', format = 'avro' }", "`avro`", "README"),
+            ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "README"),
+            ("e = { path = 'a', delimiter = '::' }", "`delimiter`", "\"\\t\""),
+            ("e = { path = 'a', schema = { x = 'BIGNT' } }", "the column `x`", "BIGINT[]"),
+            ("e = { path = 'a', schema = { x = 'BIGINT) + (1' } }", "the column `x`", "BIGINT[]"),
+            ("e = { path = 'a', partition_columns = { x = 3 } }", "`partition_columns`", "VARCHAR"),
+            ("e = { path = 'a', format = 'parquet', schema = { x = 'INT' } }", "`schema` is for CSV", "CAST"),
+        ] {
+            let (message, given) = sources(text).unwrap_err();
+            assert!(message.contains(part) && given.contains(hint), "{text}: {message}: {given}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_has_its_own_store_or_that_of_all() {
+        let stores = stores(
+            "s3 = { region = 'eu-central-1' }\n\
+             's3://own' = { endpoint = 'http://127.0.0.1:9000', allow_http = true, anonymous = true }",
+        );
+        let stores = stores.unwrap();
+        assert_eq!(stores.of_bucket("own").endpoint.as_deref(), Some("http://127.0.0.1:9000"));
+        assert_eq!(stores.of_bucket("own").region, None);
+        assert_eq!(stores.of_bucket("other").region.as_deref(), Some("eu-central-1"));
+        assert_eq!(ObjectStores::default().of_bucket("any"), ObjectStoreConfig::default());
+    }
+
+    #[test]
+    fn credentials_and_wrong_stores_are_refused() {
+        for (text, part, hint) in [
+            ("s3 = { secret_access_key = 'x' }", "`secret_access_key`", "AWS_SECRET_ACCESS_KEY"),
+            ("s3 = { access_key_id = 'x' }", "`access_key_id`", "in the environment"),
+            ("s3 = { endpoint = 'https://me:secret@host' }", "user or password", "in the environment"),
+            ("s3 = { endpoint = 'localhost:9000' }", "no URL", "https://"),
+            ("s3 = { endpoint = 'http://localhost:9000' }", "not encrypted", "allow_http = true"),
+            ("s3 = { endpiont = 'http://localhost:9000' }", "unknown field `endpiont`", "`endpoint`"),
+            ("'gs://bucket' = {}", "names no store", "s3://bucket"),
+            ("'s3://bucket/deep' = {}", "names no store", "s3://bucket"),
+        ] {
+            let (message, given) = stores(text).unwrap_err();
+            assert!(message.contains(part) && given.contains(hint), "{text}: {message}: {given}");
+            assert!(!message.contains("secret@"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Which files a source has: paths, directories and patterns made into a sorted list, with the `name=value` folders
+//! that each file is in.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use glob::{MatchOptions, Pattern};
+use object_store::{ObjectMeta, ObjectStoreExt, local::LocalFileSystem};
+
+use super::head::Wrong;
+
+/// What Hive writes for a folder of rows that have no value.
+const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
+
+/// A file of a source, not yet looked at.
+#[derive(Debug, Clone)]
+pub(super) struct FoundFile {
+    /// The path or URL as the configuration would write it, for messages.
+    pub(super) name: PathBuf,
+    /// Where the store has it, how large it is.
+    pub(super) meta: ObjectMeta,
+    /// The `name=value` folders on the way; no value for Hive's default.
+    pub(super) folders: Vec<(String, Option<String>)>,
+}
+
+/// A pattern or directory that cannot be read: the place, and what is wrong.
+pub(super) type WrongPlace = (PathBuf, Wrong);
+
+/// Whether `*`, `?` or `[` make a pattern of a path.
+pub(super) fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '['])
+}
+
+/// Whether a file or folder is none of the data: `.crc`, `_SUCCESS`, `_temporary`; but not a folder `_name=value`.
+pub(super) fn is_hidden(name: &str) -> bool {
+    name.starts_with('.') || (name.starts_with('_') && !name.contains('='))
+}
+
+/// Whether an object only marks an empty folder, as consoles of object stores make them.
+pub(super) fn is_folder_marker(meta: &ObjectMeta) -> bool {
+    meta.size == 0 && meta.location.filename().is_none_or(|name| !name.contains('.'))
+}
+
+/// Whether a key, or one of the folders it is in, matches a pattern that begins with `**`.
+pub(super) fn matches_below(key: &str, parts: &[&str]) -> bool {
+    let Ok(pattern) = Pattern::new(&parts.join("/")) else { return false };
+    let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+    let folders = key.match_indices('/').map(|(end, _)| &key[..end]);
+    folders.chain([key]).any(|path| pattern.matches_with(path, options))
+}
+
+/// The `name=value` folders of a path, without its last part.
+pub(super) fn folders(path: &str) -> Vec<(String, Option<String>)> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let folders = parts[..parts.len() - 1].iter().filter_map(|part| part.split_once('='));
+    let named = folders.filter(|(name, _)| !name.is_empty());
+    named
+        .map(|(name, value)| {
+            let value = percent_decoded(value);
+            (name.to_owned(), (value != NO_VALUE).then_some(value))
+        })
+        .collect()
+}
+
+/// Hive writes characters that a path cannot have as `%3A`.
+fn percent_decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut place = 0;
+    while place < bytes.len() {
+        let digits = bytes.get(place + 1..place + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) if bytes[place] == b'%' => {
+                decoded.push(byte);
+                place += 3;
+            }
+            _ => {
+                decoded.push(bytes[place]);
+                place += 1;
+            }
+        }
+    }
+    String::from_utf8(decoded).unwrap_or_else(|_| text.to_owned())
+}
+
+/// The local files of `pattern`, which is relative to `base`.
+///
+/// # Errors
+///
+/// The directory or file that cannot be read, or a bad pattern. No match is none.
+pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, WrongPlace> {
+    let store = LocalFileSystem::new();
+    let mut found = Vec::new();
+    for path in local_paths(base, pattern)? {
+        let wrong = |error: &dyn std::fmt::Display| {
+            let hint = "make the file readable, or leave it out of the pattern";
+            (path.clone(), (format!("it cannot be read: {error}"), hint.to_owned()))
+        };
+        let whole = fs_err::canonicalize(&path).map_err(|error| wrong(&error))?;
+        let location = object_store::path::Path::from_absolute_path(&whole).map_err(|error| wrong(&error))?;
+        let meta = store.head(&location).await.map_err(|error| wrong(&error))?;
+        let below = path.strip_prefix(base).unwrap_or(&path);
+        found.push(FoundFile { folders: folders(&below.to_string_lossy()), name: path, meta });
+    }
+    Ok(found)
+}
+
+fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf>, WrongPlace> {
+    let place = base.join(pattern);
+    let mut paths = BTreeSet::new();
+    if place.is_dir() {
+        walk(&place, &mut paths, &mut BTreeSet::new())?;
+        return Ok(paths);
+    }
+    if place.exists() || !is_pattern(pattern) {
+        paths.extend(place.exists().then_some(place));
+        return Ok(paths);
+    }
+    let wrong = |message: String| {
+        let hint = "correct the path under `[sources]`; it is relative to the configuration file";
+        (place.clone(), (message, hint.to_owned()))
+    };
+    // Only the pattern's own brackets are a pattern.
+    let escaped = match Path::new(pattern).is_absolute() {
+        true => PathBuf::from(pattern),
+        false => Path::new(&Pattern::escape(&base.to_string_lossy())).join(pattern),
+    };
+    let matches = glob::glob(&escaped.to_string_lossy());
+    let matches = matches.map_err(|error| wrong(format!("bad pattern: {error}")))?;
+    let hidden_wanted = pattern.split('/').any(is_hidden_part);
+    for path in matches {
+        let path = path.map_err(|error| unreadable(error.path(), error.error()))?;
+        let below = path.strip_prefix(base).unwrap_or(&path);
+        if !hidden_wanted
+            && below.components().any(|part| is_hidden_part(&part.as_os_str().to_string_lossy()))
+        {
+            continue;
+        }
+        if path.is_dir() {
+            walk(&path, &mut paths, &mut BTreeSet::new())?;
+        } else {
+            paths.insert(path);
+        }
+    }
+    Ok(paths)
+}
+
+/// `.` and `..` are no hidden files.
+fn is_hidden_part(name: &str) -> bool {
+    is_hidden(name) && name != "." && name != ".."
+}
+
+/// Collects the files below a directory; `seen` has the directories on the way, which a link may lead back to.
+fn walk(
+    directory: &Path,
+    paths: &mut BTreeSet<PathBuf>,
+    seen: &mut BTreeSet<PathBuf>,
+) -> Result<(), WrongPlace> {
+    let whole = fs_err::canonicalize(directory).map_err(|error| unreadable(directory, &error))?;
+    if !seen.insert(whole.clone()) {
+        return Ok(());
+    }
+    for entry in fs_err::read_dir(directory).map_err(|error| unreadable(directory, &error))? {
+        let entry = entry.map_err(|error| unreadable(directory, &error))?;
+        let path = entry.path();
+        if is_hidden(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        match fs_err::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => walk(&path, paths, seen)?,
+            Ok(_) => drop(paths.insert(path)),
+            Err(error) => return Err(unreadable(&path, &error)),
+        }
+    }
+    seen.remove(&whole);
+    Ok(())
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> WrongPlace {
+    let hint = "make it readable for the user that runs this, or leave it out of the path";
+    (path.to_owned(), (format!("it cannot be read: {error}"), hint.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The files that a pattern finds in a tree that has something of everything, by their names in it.
+    fn found(pattern: &str) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        // Brackets in the base are no pattern.
+        let base = directory.path().join("lo[gs]");
+        for file in [
+            "date=1/a.parquet",
+            "date=1/.a.parquet.crc",
+            "date=1/_temporary/b.parquet",
+            "date=2/hour=3%3A00/a.csv",
+            "date=2/hour=__HIVE_DEFAULT_PARTITION__/a.csv",
+            "_SUCCESS",
+            "_v=1/c.csv",
+            "odd[1].csv",
+            "top.csv",
+        ] {
+            let path = base.join(file);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, b"x").unwrap();
+        }
+        let files = futures::executor::block_on(local(&base, pattern)).unwrap();
+        let show = |file: &FoundFile| {
+            let folders = file
+                .folders
+                .iter()
+                .map(|(name, value)| format!("{name}:{}", value.as_deref().unwrap_or("-")));
+            let folders = folders.collect::<Vec<_>>().join(",");
+            format!("{}({folders})", file.name.strip_prefix(&base).unwrap().display())
+        };
+        files.iter().map(show).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn paths_directories_and_patterns_find_sorted_files() {
+        let one = "date=1/a.parquet(date:1)";
+        let two = "date=2/hour=3%3A00/a.csv(date:2,hour:3:00)";
+        let none = "date=2/hour=__HIVE_DEFAULT_PARTITION__/a.csv(date:2,hour:-)";
+        assert_eq!(found("date=1/a.parquet"), one);
+        assert_eq!(found("date=1"), one);
+        assert_eq!(found("date=2/"), format!("{two} {none}"));
+        assert_eq!(found("date=*/"), format!("{one} {two} {none}"));
+        assert_eq!(found("date=*/*.parquet"), one);
+        assert_eq!(found("**/*.csv"), format!("_v=1/c.csv(_v:1) {two} {none} odd[1].csv() top.csv()"));
+        assert_eq!(found("odd[1].csv"), "odd[1].csv()");
+        assert_eq!(found("t?p.csv"), "top.csv()");
+        assert_eq!(found("_SUCCESS*"), "_SUCCESS()");
+        assert_eq!(found("none*"), "");
+        assert_eq!(found("none"), "");
+        assert_eq!(found("."), format!("_v=1/c.csv(_v:1) {one} {two} {none} odd[1].csv() top.csv()"));
+    }
+
+    #[test]
+    fn bad_patterns_and_links_in_circles() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, (message, hint)) =
+            futures::executor::block_on(local(directory.path(), "[*.csv")).unwrap_err();
+        assert!(message.contains("bad pattern") && hint.contains("[sources]"), "{message}");
+        fs_err::write(directory.path().join("a.csv"), b"x").unwrap();
+        fs_err::os::unix::fs::symlink(directory.path(), directory.path().join("again")).unwrap();
+        let files = futures::executor::block_on(local(directory.path(), "")).unwrap();
+        assert_eq!(files.len(), 1);
+        fs_err::os::unix::fs::symlink("nowhere", directory.path().join("broken.csv")).unwrap();
+        let (path, (message, _)) = futures::executor::block_on(local(directory.path(), "")).unwrap_err();
+        assert!(path.ends_with("broken.csv") && message.contains("cannot be read"), "{message}");
+    }
+
+    #[test]
+    fn escapes_of_hive_are_read() {
+        assert_eq!(percent_decoded("10%3A00 %20%"), "10:00  %");
+        assert_eq!(percent_decoded("%zz%+1é"), "%zz%+1é");
+        assert_eq!(percent_decoded("%ff"), "%ff");
+    }
+}

@@ -1,0 +1,108 @@
+//! What a file is: by its name, by the configuration, and by its first bytes.
+
+use std::path::Path;
+
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+
+use crate::config::{Compression, Format, SourceConfig};
+
+/// How the bytes of a source's files become rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Dialect {
+    pub(super) format: Format,
+    /// What separates the values of a CSV row.
+    pub(super) delimiter: u8,
+    /// Whether CSV files begin with a row of column names.
+    pub(super) header: bool,
+}
+
+/// Format and compression, as far as a file's name tells; and whether it is separated by tabs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct NameTells {
+    pub(super) format: Option<Format>,
+    pub(super) compression: Option<Compression>,
+    pub(super) tabs: bool,
+}
+
+/// Reads the endings of a file's name.
+pub(super) fn name_tells(path: &Path) -> NameTells {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let endings = [
+        (".gz", Compression::Gzip),
+        (".bz2", Compression::Bzip2),
+        (".xz", Compression::Xz),
+        (".zst", Compression::Zstd),
+    ];
+    let packed = endings.iter().find_map(|(ending, packed)| Some((name.strip_suffix(ending)?, *packed)));
+    let (stem, compression) = packed.map_or((name.as_str(), None), |(stem, packed)| (stem, Some(packed)));
+    let (format, tabs) = match stem.rsplit_once('.').map(|(_, ending)| ending) {
+        Some("parquet") => (Some(Format::Parquet), false),
+        Some("csv") => (Some(Format::Csv), false),
+        Some("tsv") => (Some(Format::Csv), true),
+        Some("json" | "jsonl" | "ndjson") => (Some(Format::Json), false),
+        _ => (None, false),
+    };
+    NameTells { format, compression, tabs }
+}
+
+impl Dialect {
+    /// How files of `config` are read whose names tell `told`; `None` if nothing tells their format.
+    pub(super) fn new(config: &SourceConfig, told: NameTells) -> Option<Self> {
+        let delimiter = config.delimiter.unwrap_or(if told.tabs { b'\t' } else { b',' });
+        Some(Self { format: config.format.or(told.format)?, delimiter, header: config.header })
+    }
+}
+
+/// DataFusion's name of a compression.
+pub(super) fn engine_compression(compression: Compression) -> FileCompressionType {
+    match compression {
+        Compression::None => FileCompressionType::UNCOMPRESSED,
+        Compression::Gzip => FileCompressionType::GZIP,
+        Compression::Bzip2 => FileCompressionType::BZIP2,
+        Compression::Xz => FileCompressionType::XZ,
+        Compression::Zstd => FileCompressionType::ZSTD,
+    }
+}
+
+/// What the first bytes of a file that should hold text say against it; a message.
+pub(super) fn not_text(bytes: &[u8]) -> Option<&'static str> {
+    let starts = [
+        (&b"PAR1"[..], "it is a Parquet file"),
+        (b"\x1f\x8b", "it is compressed with gzip"),
+        (b"BZh", "it is compressed with bzip2"),
+        (b"\xfd7zXZ\0", "it is compressed with xz"),
+        (b"\x28\xb5\x2f\xfd", "it is compressed with zstd"),
+    ];
+    let known = starts.iter().find(|(magic, _)| bytes.starts_with(magic));
+    known.map(|(_, message)| *message).or(bytes.contains(&0).then_some("it is not text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_format_and_compression() {
+        let tells = |name: &str| {
+            let told = name_tells(Path::new(name));
+            (told.format, told.compression, told.tabs)
+        };
+        assert_eq!(tells("a/b.parquet"), (Some(Format::Parquet), None, false));
+        assert_eq!(tells("a.csv"), (Some(Format::Csv), None, false));
+        assert_eq!(tells("a.tsv.gz"), (Some(Format::Csv), Some(Compression::Gzip), true));
+        assert_eq!(tells("A.JSONL.ZST"), (Some(Format::Json), Some(Compression::Zstd), false));
+        assert_eq!(tells("a.ndjson.xz"), (Some(Format::Json), Some(Compression::Xz), false));
+        assert_eq!(tells("a.json.bz2"), (Some(Format::Json), Some(Compression::Bzip2), false));
+        assert_eq!(tells("part-0.gz"), (None, Some(Compression::Gzip), false));
+        assert_eq!(tells("csv"), (None, None, false));
+        assert_eq!(tells("csv.d/part-0"), (None, None, false));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_known() {
+        assert_eq!(not_text(b"PAR1...."), Some("it is a Parquet file"));
+        assert_eq!(not_text(b"\x28\xb5\x2f\xfd."), Some("it is compressed with zstd"));
+        assert_eq!(not_text(b"a,b\n1,\0\n"), Some("it is not text"));
+        assert_eq!(not_text("a,b\n1,é\n".as_bytes()), None);
+    }
+}

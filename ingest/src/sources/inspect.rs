@@ -1,0 +1,238 @@
+//! What a file says of itself: its columns, its rows, and the columns that its folders make.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use datafusion::common::ScalarValue;
+use datafusion::datasource::physical_plan::parquet::metadata::DFParquetMetadata;
+use datafusion::error::DataFusionError;
+use object_store::{ObjectStoreExt, path::Path};
+use onefold_datasets::suggest;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+
+use super::files::FoundFile;
+use super::formats::{Dialect, engine_compression};
+use super::head::{Wrong, read_head};
+use super::text_store::TextStore;
+use super::{Place, SourceFile};
+use crate::config::{Compression, Format, SourceConfig};
+
+/// Bytes that are asked for at the end of a Parquet file; the footers of most fit, so that one request is enough.
+const FOOTER_BYTES: usize = 64 << 10;
+
+/// What a file's footer or first rows say.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) schema: SchemaRef,
+    /// The file's rows, if it says.
+    pub(super) rows: Option<u64>,
+    /// Rows to which [`decoded_bytes`](Self::decoded_bytes) belong.
+    pub(super) counted_rows: u64,
+    /// Bytes of the counted rows, counting 8 for every number of every column and list.
+    pub(super) decoded_bytes: u64,
+}
+
+/// Reads a file's footer or first rows.
+///
+/// # Errors
+///
+/// If the file cannot be read, is empty, not whole, or of another format.
+pub(super) async fn inspect(
+    config: &SourceConfig,
+    found: &FoundFile,
+    place: &Place,
+    dialect: Dialect,
+    compression: Compression,
+) -> Result<Look, Wrong> {
+    if dialect.format == Format::Parquet {
+        if compression != Compression::None {
+            let hint = "unpack the file, or set `compression = \"none\"` if only its name says so";
+            return Err((
+                "a Parquet file is not read from within another compression".to_owned(),
+                hint.to_owned(),
+            ));
+        }
+        if !config.schema.is_empty() {
+            let hint = "remove `schema`; use `CAST` in the query for another type";
+            return Err((
+                "a Parquet file has its own types, and `schema` gives others".to_owned(),
+                hint.to_owned(),
+            ));
+        }
+        return read_footer(found, place).await;
+    }
+    let list = config.schema.iter().find(|(_, data_type)| data_type.is_nested());
+    if let (Format::Csv, Some((column, _))) = (dialect.format, list) {
+        let hint = format!(
+            "give it as \"VARCHAR\" and split it in the query: `CAST(string_to_array({column}, ' ') AS BIGINT[])`"
+        );
+        return Err((format!("`schema` makes the column `{column}` a list, which CSV does not have"), hint));
+    }
+    if found.meta.size == 0 {
+        let hint = "it was not written, or not yet; write it, or delete it if it has no rows";
+        return Err(("the file is empty".to_owned(), hint.to_owned()));
+    }
+    let store = TextStore::new(place.store(), engine_compression(compression));
+    let opened = store.get(&found.meta.location).await.map_err(|error| place.explain(&error))?;
+    let head = read_head(opened.into_stream(), dialect).await?;
+    let schema = head.infer(dialect)?;
+    let schema =
+        if dialect.format == Format::Csv && !dialect.header { named(config, schema)? } else { schema };
+    Ok(Look {
+        schema: Arc::new(schema),
+        rows: None,
+        counted_rows: head.data_rows(dialect),
+        decoded_bytes: head.decoded_bytes(dialect),
+    })
+}
+
+/// The columns of a CSV file without a header, named as `schema` has them, in its order.
+fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, Wrong> {
+    if config.schema.is_empty() {
+        return Ok(inferred);
+    }
+    let (given, found) = (config.schema.len(), inferred.fields().len());
+    if given != found {
+        let message = format!("it has {found} columns without a header, and `schema` has {given}");
+        return Err((message, "give every column of the file, in its order, under `schema`".to_owned()));
+    }
+    let fields = config.schema.iter().map(|(name, data_type)| Field::new(name, data_type.clone(), true));
+    Ok(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+/// Reads a Parquet file's footer, so that a damaged file is named before any work is done.
+async fn read_footer(found: &FoundFile, place: &Place) -> Result<Look, Wrong> {
+    let not_whole = |error: &dyn std::fmt::Display| {
+        let hint = "the file is truncated, damaged or of another format; write it again";
+        (format!("not a whole Parquet file: {error}"), hint.to_owned())
+    };
+    let store = place.store();
+    let metadata =
+        DFParquetMetadata::new(store.as_ref(), &found.meta).with_metadata_size_hint(Some(FOOTER_BYTES));
+    let metadata = metadata.fetch_metadata().await.map_err(|error| match error.find_root() {
+        DataFusionError::ObjectStore(cause) => place.explain(cause),
+        DataFusionError::ParquetError(cause) => not_whole(cause),
+        _ => not_whole(&error.strip_backtrace()),
+    })?;
+    let footer = ArrowReaderMetadata::try_new(metadata.clone(), ArrowReaderOptions::new());
+    let footer = footer.map_err(|error| not_whole(&error))?;
+    let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+    let values: i64 = columns.map(|column| column.num_values().max(0)).fold(0, i64::saturating_add);
+    let rows = u64::try_from(metadata.file_metadata().num_rows()).unwrap_or(0);
+    let fields = footer.schema().fields().iter();
+    let schema =
+        Schema::new(fields.map(|field| field.as_ref().clone().with_metadata([].into())).collect::<Vec<_>>());
+    Ok(Look {
+        schema: Arc::new(schema),
+        rows: Some(rows),
+        counted_rows: rows,
+        decoded_bytes: 8 * u64::try_from(values).unwrap_or(0),
+    })
+}
+
+/// How a file is read whose name tells no format: as Parquet, if its first bytes are Parquet's.
+///
+/// # Errors
+///
+/// If they are not, or cannot be read.
+pub(super) async fn untold_dialect(
+    config: &SourceConfig,
+    found: &FoundFile,
+    place: &Place,
+) -> Result<Dialect, Wrong> {
+    if first_bytes(place, &found.meta.location, found.meta.size).await? == *b"PAR1" {
+        return Ok(Dialect { format: Format::Parquet, delimiter: b',', header: config.header });
+    }
+    let hint = "set the source's `format` to \"parquet\", \"csv\" or \"json\", or name files `.parquet`, `.csv`, `.tsv`, \
+                `.json`, `.jsonl` or `.ndjson`";
+    Err(("its name tells no format, and it is not a whole Parquet file".to_owned(), hint.to_owned()))
+}
+
+async fn first_bytes(place: &Place, location: &Path, size: u64) -> Result<Vec<u8>, Wrong> {
+    if size == 0 {
+        return Ok(Vec::new());
+    }
+    let bytes = place.store().get_range(location, 0..size.min(4)).await;
+    bytes.map(|bytes| bytes.to_vec()).map_err(|error| place.explain(&error))
+}
+
+/// The columns that the files' `name=value` folders make. A column that the files have themselves is theirs.
+///
+/// # Errors
+///
+/// The first file, by name, that is not in folders of the same names as the others; a declared column for which there
+/// is no folder.
+pub(super) fn folder_columns(
+    source: &str,
+    config: &SourceConfig,
+    files: &[SourceFile],
+) -> Result<Fields, (PathBuf, Wrong)> {
+    let names = |file: &SourceFile| -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for (name, _) in &file.found.folders {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+        names
+    };
+    let first = &files[0];
+    let mut columns = names(first);
+    if let Some(other) = files.iter().find(|file| names(file) != columns) {
+        let shown = |names: Vec<String>| match names.is_empty() {
+            true => "none".to_owned(),
+            false => names.iter().map(|name| format!("`{name}=`")).collect::<Vec<_>>().join(", "),
+        };
+        let message = format!(
+            "it is in other folders of values ({}) than `{}` ({})",
+            shown(names(other)),
+            first.found.name.display(),
+            shown(columns)
+        );
+        let hint = "narrow the path, or give all files folders of the same names";
+        return Err((other.found.name.clone(), (message, hint.to_owned())));
+    }
+    for (declared, _) in &config.partition_columns {
+        let wrong = |message| {
+            let hint = suggest(declared, columns.iter().map(String::as_str));
+            let hint = format!("correct `partition_columns` under `[sources].{source}`: {hint}");
+            (first.found.name.clone(), (message, hint))
+        };
+        if !columns.contains(declared) {
+            return Err(wrong(format!("it is in no folder `{declared}=…`")));
+        }
+        if files.iter().any(|file| file.look.schema.field_with_name(declared).is_ok()) {
+            return Err(wrong(format!("the column `{declared}` is in the files and in their folders")));
+        }
+    }
+    columns.retain(|name| files.iter().all(|file| file.look.schema.field_with_name(name).is_err()));
+    let field = |name: String| {
+        let declared = config.partition_columns.iter().find(|(declared, _)| *declared == name);
+        Field::new(name, declared.map_or(DataType::Utf8, |(_, data_type)| data_type.clone()), true)
+    };
+    Ok(columns.into_iter().map(field).collect())
+}
+
+/// The values of a file's folders, as their columns have them.
+///
+/// # Errors
+///
+/// If a value is none of the type that was declared.
+pub(super) fn folder_values(
+    columns: &Fields,
+    file: &FoundFile,
+) -> Result<Vec<ScalarValue>, (PathBuf, Wrong)> {
+    let value = |column: &Arc<Field>| {
+        // The innermost folder of a name counts.
+        let text = file.folders.iter().rev().find(|(name, _)| name == column.name());
+        let text = text.and_then(|(_, value)| value.clone());
+        ScalarValue::Utf8(text.clone()).cast_to(column.data_type()).map_err(|_| {
+            let folder = format!("{}={}", column.name(), text.unwrap_or_default());
+            let message = format!("its folder `{folder}` has no value of the type {}", column.data_type());
+            let hint = "correct `partition_columns`, or rename the folder";
+            (file.name.clone(), (message, hint.to_owned()))
+        })
+    };
+    columns.iter().map(value).collect()
+}

@@ -1,0 +1,388 @@
+//! The raw logs' files: found, looked at and registered with DataFusion.
+//!
+//! ```text
+//! [sources] ─▶ files, stores ─▶ look: footers, first rows ─▶ one schema ─▶ tables of the engine
+//!              paths, globs      inspect, head, formats       schema        table, text_store
+//! ```
+//!
+//! Whatever can be known of a file before the query runs is checked before: that it is there, whole and of its format,
+//! and that its columns go with those of the other files.
+
+mod files;
+mod formats;
+mod head;
+mod inspect;
+mod schema;
+mod stores;
+mod table;
+mod text_store;
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::datatypes::{Field, Fields, Schema, SchemaRef};
+use datafusion::common::ScalarValue;
+use datafusion::dataframe::DataFrame;
+use datafusion::datasource::listing::PartitionedFile;
+use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
+use datafusion::execution::object_store::ObjectStoreUrl;
+use datafusion::logical_expr::{Expr, cast, lit};
+use datafusion::prelude::{SessionConfig, SessionContext, ident};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+
+use self::files::FoundFile;
+use self::formats::{Dialect, engine_compression, name_tells};
+use self::head::{Wrong, damaged_hint};
+use self::inspect::Look;
+use self::schema::FileColumns;
+use self::stores::{Bucket, Buckets};
+use self::table::{FileName, FileTable};
+use crate::config::{Compression, Format, SourceConfig};
+use crate::{Config, Error, Result};
+
+/// Files that are looked at at once.
+const LOOKS: usize = 16;
+/// The hint where a path leads to nothing.
+const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to the configuration file";
+
+/// One table of raw logs.
+#[derive(Debug)]
+pub(crate) struct Source {
+    name: String,
+    files: Vec<SourceFile>,
+    /// The columns of all files together.
+    columns: SchemaRef,
+    /// The columns that the files' folders make.
+    folders: Fields,
+}
+
+/// A file, as it was found and looked at.
+#[derive(Debug)]
+struct SourceFile {
+    found: FoundFile,
+    place: Place,
+    dialect: Dialect,
+    compression: Compression,
+    look: Look,
+    /// Values of [`Source::folders`].
+    values: Vec<ScalarValue>,
+}
+
+/// The store that a file is in.
+#[derive(Debug, Clone)]
+enum Place {
+    Local,
+    Bucket(Box<Bucket>),
+}
+
+impl Place {
+    fn engine_url(&self) -> ObjectStoreUrl {
+        match self {
+            Self::Local => ObjectStoreUrl::local_filesystem(),
+            Self::Bucket(bucket) => bucket.engine_url.clone(),
+        }
+    }
+
+    fn store(&self) -> Arc<dyn ObjectStore> {
+        match self {
+            Self::Local => Arc::new(LocalFileSystem::new()),
+            Self::Bucket(bucket) => bucket.store.clone(),
+        }
+    }
+
+    /// What a failed request means.
+    fn explain(&self, error: &object_store::Error) -> Wrong {
+        match self {
+            Self::Bucket(bucket) => bucket.explain(error),
+            Self::Local => {
+                let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+                let hint = "make the file readable for the user that runs this, and let nothing remove it";
+                (format!("it cannot be read: {cause}"), hint.to_owned())
+            }
+        }
+    }
+}
+
+/// Finds the files of every source of `config`, and reads their footers or first rows.
+///
+/// # Errors
+///
+/// [`Error::Source`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
+/// columns do not go with those of the source's other files.
+pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
+    let mut buckets = Buckets::default();
+    let mut sources = Vec::new();
+    for (name, source) in &config.sources {
+        let found = expand(config, name, source, &mut buckets).await?;
+        let wrong = |(path, (message, hint)): (PathBuf, Wrong)| Error::Source {
+            source_name: name.clone(),
+            path,
+            message,
+            hint,
+        };
+        sources.push(look_at(name, source, found).await.map_err(wrong)?);
+    }
+    Ok(sources)
+}
+
+/// The files of a source, sorted by name, each once.
+async fn expand(
+    config: &Config,
+    name: &str,
+    source: &SourceConfig,
+    buckets: &mut Buckets,
+) -> Result<Vec<(FoundFile, Place)>> {
+    let base = config.path.parent().unwrap_or(Path::new(""));
+    let wrong = |path: PathBuf, (message, hint): Wrong| Error::Source {
+        source_name: name.to_owned(),
+        path,
+        message,
+        hint,
+    };
+    let mut found: BTreeMap<(String, String), (FoundFile, Place)> = BTreeMap::new();
+    for path in &source.paths {
+        let (files, place, shown) = if path.contains("://") {
+            let shown = PathBuf::from(path);
+            let (bucket, pattern) =
+                buckets.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
+            let objects = bucket.expand(pattern).await.map_err(|error| wrong(shown.clone(), error))?;
+            let files = objects.into_iter().map(|meta| FoundFile {
+                name: PathBuf::from(format!("{}/{}", bucket.url, meta.location)),
+                folders: files::folders(meta.location.as_ref()),
+                meta,
+            });
+            (files.collect(), Place::Bucket(Box::new(bucket)), shown)
+        } else {
+            let files = files::local(base, path).await.map_err(|(place, error)| wrong(place, error))?;
+            (files, Place::Local, base.join(path))
+        };
+        if files.is_empty() {
+            return Err(wrong(shown, ("there is no such file".to_owned(), PATH_HINT.to_owned())));
+        }
+        for file in files {
+            let key = (place.engine_url().to_string(), file.meta.location.to_string());
+            found.entry(key).or_insert_with(|| (file, place.clone()));
+        }
+    }
+    let mut found: Vec<_> = found.into_values().collect();
+    found.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// Reads the files' footers or first rows, and makes one table of them.
+async fn look_at(
+    name: &str,
+    config: &SourceConfig,
+    found: Vec<(FoundFile, Place)>,
+) -> Result<Source, (PathBuf, Wrong)> {
+    let looks = stream::iter(found).map(|(found, place)| async move {
+        let path = found.name.clone();
+        let look = AssertUnwindSafe(look_at_one(config, found, place)).catch_unwind();
+        // Decoders panic on some damaged bytes.
+        let look =
+            look.await.unwrap_or_else(|_| Err(("its footer cannot be decoded".to_owned(), damaged_hint())));
+        look.map_err(|error| (path, error))
+    });
+    let mut files: Vec<SourceFile> = looks.buffered(LOOKS).try_collect().await?;
+    let format = one_format(&files)?;
+    let folders = inspect::folder_columns(name, config, &files)?;
+    for file in &mut files {
+        file.values = inspect::folder_values(&folders, &file.found)?;
+    }
+    let columns: Vec<FileColumns> = files
+        .iter()
+        .map(|file| FileColumns { name: file.found.name.clone(), schema: file.look.schema.clone() })
+        .collect();
+    let mut columns = schema::merge(name, config, format, &columns)?;
+    if format == Format::Parquet {
+        // As DataFusion reads Parquet by default: texts are not copied out of their pages.
+        columns = Arc::new(transform_schema_to_view(&columns));
+    }
+    Ok(Source { name: name.to_owned(), files, columns, folders })
+}
+
+async fn look_at_one(config: &SourceConfig, found: FoundFile, place: Place) -> Result<SourceFile, Wrong> {
+    let told = name_tells(&found.name);
+    let compression = config.compression.or(told.compression).unwrap_or(Compression::None);
+    let dialect = match Dialect::new(config, told) {
+        Some(dialect) => dialect,
+        None => inspect::untold_dialect(config, &found, &place).await?,
+    };
+    let look = inspect::inspect(config, &found, &place, dialect, compression).await?;
+    Ok(SourceFile { found, place, dialect, compression, look, values: Vec::new() })
+}
+
+/// The format that all files have.
+fn one_format(files: &[SourceFile]) -> Result<Format, (PathBuf, Wrong)> {
+    let first = &files[0];
+    match files.iter().find(|file| file.dialect.format != first.dialect.format) {
+        None => Ok(first.dialect.format),
+        Some(other) => {
+            let message = format!(
+                "its format is {:?}, that of `{}` is {:?}",
+                other.dialect.format,
+                first.found.name.display(),
+                first.dialect.format
+            );
+            let hint = "narrow the path to files of one format, or make two sources and `UNION ALL` them in the query";
+            Err((other.found.name.clone(), (message, hint.to_owned())))
+        }
+    }
+}
+
+/// Makes every source a table of the query.
+///
+/// # Errors
+///
+/// [`Error::Engine`] if a source's name is none that a table can have.
+pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Result<()> {
+    for source in sources {
+        let tables = source.tables(&source.files);
+        for file in &source.files {
+            context.runtime_env().register_object_store(file.place.engine_url().as_ref(), file.place.store());
+        }
+        let whole = source.schema();
+        match <[FileTable; 1]>::try_from(tables) {
+            Ok([table]) if *table.schema.table_schema() == whole => {
+                context.register_table(&source.name, Arc::new(table))?;
+            }
+            Ok([table]) => {
+                context.register_table(&source.name, source.aligned(context, table)?.into_view())?;
+            }
+            Err(tables) => {
+                let mut tables = tables.into_iter().map(|table| source.aligned(context, table));
+                // There are two tables at least.
+                let first = tables.next().expect("a source has files")?;
+                let all = tables.try_fold(first, |all, table| Ok::<_, Error>(all.union(table?)?))?;
+                context.register_table(&source.name, all.into_view())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Source {
+    /// The columns of the files and of their folders.
+    fn schema(&self) -> SchemaRef {
+        FileTable::schema(self.columns.clone(), self.folders.clone()).table_schema().clone()
+    }
+
+    /// Files that are read alike, as tables.
+    fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
+        let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
+        for file in files {
+            let store = file.place.engine_url();
+            // The values of CSV are told apart by their place alone.
+            let columns = match file.dialect.format {
+                Format::Csv => self.ordered_as(&file.look.schema),
+                _ => self.columns.clone(),
+            };
+            let names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
+            let key = (store.to_string(), file.compression, file.dialect.delimiter, names);
+            let table = tables.entry(key).or_insert_with(|| FileTable {
+                source: self.name.clone(),
+                store,
+                dialect: file.dialect,
+                compression: engine_compression(file.compression),
+                schema: FileTable::schema(columns, self.folders.clone()),
+                files: Vec::new(),
+            });
+            let named = PartitionedFile::new_from_meta(file.found.meta.clone())
+                .with_partition_values(file.values.clone())
+                .with_extension(FileName(file.found.name.clone()));
+            table.files.push(named);
+        }
+        tables.into_values().collect()
+    }
+
+    /// The source's columns that a file has, in the file's order.
+    fn ordered_as(&self, file: &Schema) -> SchemaRef {
+        let columns =
+            file.fields().iter().filter_map(|field| self.columns.field_with_name(field.name()).ok());
+        Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
+    }
+
+    /// A table with the columns of the source: what it lacks is null.
+    fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
+        let has = table.schema.table_schema().clone();
+        let whole = self.schema();
+        let columns = whole.fields().iter().map(|field| -> Expr {
+            match has.field_with_name(field.name()) {
+                Ok(_) => ident(field.name()),
+                Err(_) => cast(lit(ScalarValue::Null), field.data_type().clone()).alias(field.name()),
+            }
+        });
+        let columns: Vec<Expr> = columns.collect();
+        Ok(context.read_table(Arc::new(table))?.select(columns)?)
+    }
+}
+
+/// Rows of all sources together, where the files say.
+pub(crate) fn total_rows(sources: &[Source]) -> Option<u64> {
+    sources.iter().flat_map(|source| &source.files).map(|file| file.look.rows).sum()
+}
+
+/// Bytes of all sources' files.
+pub(crate) fn total_bytes(sources: &[Source]) -> u64 {
+    sources.iter().flat_map(|source| &source.files).map(|file| file.found.meta.size).sum()
+}
+
+/// Decoded bytes of a row of the widest source, counting 8 for every number of every column and list.
+pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
+    let widths = sources.iter().map(|source| {
+        let (rows, bytes) = source.files.iter().fold((0, 0), |(rows, bytes), file| {
+            (rows + file.look.counted_rows, bytes + file.look.decoded_bytes)
+        });
+        bytes / rows.max(1)
+    });
+    widths.max().unwrap_or(0)
+}
+
+/// The error that names the first source file that cannot be read or decoded, if there is one.
+pub(crate) async fn find_unreadable(config: &Config) -> Option<Error> {
+    let sources = match find(config).await {
+        Ok(sources) => sources,
+        Err(error) => return Some(error),
+    };
+    for source in &sources {
+        for file in &source.files {
+            // Decoders panic on some damaged bytes.
+            let decoded = AssertUnwindSafe(source.decode(file)).catch_unwind().await;
+            let wrong = |message: String, hint: String| Error::Source {
+                source_name: source.name.clone(),
+                path: file.found.name.clone(),
+                message,
+                hint,
+            };
+            match decoded {
+                Ok(Ok(())) => {}
+                Ok(Err(error @ Error::Source { .. })) => return Some(error),
+                Ok(Err(Error::Unreadable { message } | Error::Engine { message, .. })) => {
+                    return Some(wrong(format!("it cannot be decoded: {message}"), damaged_hint()));
+                }
+                Ok(Err(error)) => return Some(error),
+                Err(_) => return Some(wrong("it cannot be decoded".to_owned(), damaged_hint())),
+            }
+        }
+    }
+    None
+}
+
+impl Source {
+    /// Decodes a file and keeps nothing.
+    async fn decode(&self, file: &SourceFile) -> Result<()> {
+        let context = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(1));
+        context.runtime_env().register_object_store(file.place.engine_url().as_ref(), file.place.store());
+        for table in self.tables([file]) {
+            let mut rows = context.read_table(Arc::new(table))?.execute_stream().await?;
+            while let Some(batch) = rows.next().await {
+                batch?;
+            }
+        }
+        Ok(())
+    }
+}

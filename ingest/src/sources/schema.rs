@@ -1,0 +1,313 @@
+//! One schema for all files of a source: types widened where nothing is lost, and everything else that differs refused.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+
+use super::head::Wrong;
+use crate::config::{Format, MissingColumns, SourceConfig};
+
+/// The columns of a file.
+#[derive(Debug)]
+pub(super) struct FileColumns {
+    pub(super) name: PathBuf,
+    pub(super) schema: SchemaRef,
+}
+
+/// A file that does not go with the others: its name, and what is wrong.
+pub(super) type WrongFile = (PathBuf, Wrong);
+
+/// The columns of all files together, in the order in which they appear. Metadata are left out.
+///
+/// # Errors
+///
+/// The first file, by name, that lacks a column, has it twice or with a type that does not go with that of the files
+/// before, where the configuration does not say what to do.
+pub(super) fn merge(
+    source: &str,
+    config: &SourceConfig,
+    format: Format,
+    files: &[FileColumns],
+) -> Result<SchemaRef, WrongFile> {
+    let mut merged: Vec<(Field, &Path)> = Vec::new();
+    for file in files {
+        check_names(file)?;
+        for field in file.schema.fields() {
+            let given = config.schema.iter().find(|(name, _)| name == field.name());
+            let data_type = given.map_or(field.data_type(), |(_, given)| given);
+            let Some((known, first)) = merged.iter_mut().find(|(known, _)| known.name() == field.name())
+            else {
+                let field = Field::new(field.name(), data_type.clone(), field.is_nullable());
+                merged.push((field, &file.name));
+                continue;
+            };
+            let Some(wide) = widened(known.data_type(), data_type, format) else {
+                return Err(changed_type(source, format, known, data_type, first, &file.name));
+            };
+            // The file that the next message names is one that has a type.
+            if known.data_type().is_null() {
+                *first = &file.name;
+            }
+            *known = Field::new(known.name(), wide, known.is_nullable() || field.is_nullable());
+        }
+    }
+    for (field, first) in &mut merged {
+        let lacks = |file: &&FileColumns| file.schema.field_with_name(field.name()).is_err();
+        let Some(file) = files.iter().find(lacks) else { continue };
+        let given = config.schema.iter().any(|(name, _)| name == field.name());
+        // A JSON object may leave out what is null, so a column that was declared need not be in the first rows.
+        if config.missing_columns == MissingColumns::Error && !(format == Format::Json && given) {
+            return Err(missing(source, field.name(), first, &file.name));
+        }
+        *field = field.clone().with_nullable(true);
+    }
+    let mut fields: Vec<Field> = merged.into_iter().map(|(field, _)| field).collect();
+    add_declared(source, config, format, files, &mut fields)?;
+    let typed = fields.into_iter().map(|field| {
+        let data_type = without_nulls(field.data_type());
+        field.with_data_type(data_type)
+    });
+    Ok(Arc::new(Schema::new(typed.collect::<Vec<_>>())))
+}
+
+/// Columns of `schema` that no file's first rows have.
+fn add_declared(
+    source: &str,
+    config: &SourceConfig,
+    format: Format,
+    files: &[FileColumns],
+    fields: &mut Vec<Field>,
+) -> Result<(), WrongFile> {
+    for (name, data_type) in &config.schema {
+        if fields.iter().any(|field| field.name() == name) {
+            continue;
+        }
+        if format == Format::Csv
+            && config.missing_columns == MissingColumns::Error
+            && let Some(file) = files.first()
+        {
+            let hint =
+                format!("correct `schema` under `[sources].{source}`, or set `missing_columns = \"null\"`");
+            return Err((file.name.clone(), (format!("it has no column `{name}`"), hint)));
+        }
+        fields.push(Field::new(name, data_type.clone(), true));
+    }
+    Ok(())
+}
+
+fn check_names(file: &FileColumns) -> Result<(), WrongFile> {
+    let mut names: Vec<&str> = file.schema.fields().iter().map(|field| field.name().as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(pair) => {
+            let hint = "write the file again with a name for each column, or set `header` if there is none";
+            Err((file.name.clone(), (format!("it has two columns `{}`", pair[0]), hint.to_owned())))
+        }
+    }
+}
+
+fn missing(source: &str, column: &str, has: &Path, lacks: &Path) -> WrongFile {
+    let message = format!("the column `{column}` is missing, which `{}` has", has.display());
+    let hint = format!(
+        "write the file again with the column, or set `missing_columns = \"null\"` under `[sources].{source}`"
+    );
+    (lacks.to_owned(), (message, hint))
+}
+
+fn changed_type(
+    source: &str,
+    format: Format,
+    known: &Field,
+    found: &DataType,
+    first: &Path,
+    file: &Path,
+) -> WrongFile {
+    let column = known.name();
+    let message =
+        format!("the column `{column}` is {found} here and {} in `{}`", known.data_type(), first.display());
+    let hint = match format {
+        Format::Parquet => format!(
+            "write the files again with one type, or make two sources of `{source}` and `CAST` the column in the query"
+        ),
+        _ => format!(
+            "give the column's type under `[sources].{source}`, as `schema = {{ {column} = \"VARCHAR\" }}`"
+        ),
+    };
+    (file.to_owned(), (message, hint))
+}
+
+/// The narrowest type that holds every value of both; `None` if there is none that keeps them exactly. What the types
+/// of text files are is only guessed, so more of them go together.
+fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
+    use DataType::{
+        Binary, BinaryView, Date32, Dictionary, Float64, Int64, LargeBinary, LargeList, LargeUtf8, List,
+        Null, Timestamp, UInt64, Utf8, Utf8View,
+    };
+    let text = format != Format::Parquet;
+    let list = |a: &Field, b: &Field| {
+        Some(Arc::new(Field::new_list_field(widened(a.data_type(), b.data_type(), format)?, true)))
+    };
+    match (a, b) {
+        _ if a == b => Some(a.clone()),
+        (Null, other) | (other, Null) => Some(other.clone()),
+        (List(a), List(b)) => Some(List(list(a, b)?)),
+        (List(a) | LargeList(a), List(b) | LargeList(b)) => Some(LargeList(list(a, b)?)),
+        (Dictionary(_, value), other) | (other, Dictionary(_, value)) => match other {
+            Dictionary(_, other) => widened(value, other, format),
+            other => widened(value, other, format),
+        },
+        (Utf8 | LargeUtf8 | Utf8View, Utf8 | LargeUtf8 | Utf8View) => Some(LargeUtf8),
+        (Binary | LargeBinary | BinaryView, Binary | LargeBinary | BinaryView) => Some(LargeBinary),
+        _ if a.is_signed_integer() && b.is_signed_integer() => wider(a, b),
+        _ if a.is_unsigned_integer() && b.is_unsigned_integer() => wider(a, b),
+        _ if a.is_floating() && b.is_floating() => wider(a, b),
+        _ if a.is_integer() && b.is_integer() && *a != UInt64 && *b != UInt64 => Some(Int64),
+        (Int64, Float64) | (Float64, Int64) if text => Some(Float64),
+        (Date32, Timestamp(..)) if text => Some(b.clone()),
+        (Timestamp(..), Date32) if text => Some(a.clone()),
+        (Timestamp(a, zone), Timestamp(b, other)) if text && zone == other => {
+            let finer = if TimeUnit::Nanosecond == *a || TimeUnit::Nanosecond == *b {
+                TimeUnit::Nanosecond
+            } else {
+                TimeUnit::Microsecond
+            };
+            Some(Timestamp(finer, zone.clone()))
+        }
+        _ if a.equals_datatype(b) => Some(a.clone()),
+        _ => None,
+    }
+}
+
+fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
+    let width = |data_type: &DataType| data_type.primitive_width();
+    Some(if width(a) >= width(b) { a.clone() } else { b.clone() })
+}
+
+/// Text where no file has a value: another type in later rows is then an error, and no value is lost.
+fn without_nulls(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Null => DataType::Utf8,
+        DataType::List(item) => {
+            let item = Field::new(item.name(), without_nulls(item.data_type()), item.is_nullable());
+            DataType::List(item.into())
+        }
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, columns: &[(&str, &str)]) -> FileColumns {
+        let fields = columns.iter().map(|(name, kind)| Field::new(*name, kind.parse().unwrap(), false));
+        FileColumns { name: name.into(), schema: Arc::new(Schema::new(fields.collect::<Vec<_>>())) }
+    }
+
+    fn merged(config: &SourceConfig, format: Format, files: &[FileColumns]) -> Result<String, String> {
+        match merge("logs", config, format, files) {
+            Ok(schema) => {
+                let show = |field: &Arc<Field>| {
+                    let null = if field.is_nullable() { "?" } else { "" };
+                    format!("{} {}{null}", field.name(), field.data_type())
+                };
+                Ok(schema.fields().iter().map(show).collect::<Vec<_>>().join(", "))
+            }
+            Err((path, (message, hint))) => Err(format!("{}: {message}: {hint}", path.display())),
+        }
+    }
+
+    fn two(a: &str, b: &str, format: Format) -> Result<String, String> {
+        let files = [file("a", &[("x", a)]), file("b", &[("x", b)])];
+        let (there, back) = (merged(&SourceConfig::new("p"), format, &files), {
+            let files = [file("a", &[("x", b)]), file("b", &[("x", a)])];
+            merged(&SourceConfig::new("p"), format, &files)
+        });
+        assert_eq!(there.is_ok(), back.is_ok(), "{a} and {b} must not depend on the order");
+        if there.is_ok() {
+            assert_eq!(there, back);
+        }
+        there
+    }
+
+    #[test]
+    fn numbers_widen_where_nothing_is_lost() {
+        for (a, b, wide) in [
+            ("Int32", "Int64", "Int64"),
+            ("Int8", "Int16", "Int16"),
+            ("UInt32", "Int8", "Int64"),
+            ("UInt8", "UInt64", "UInt64"),
+            ("Float32", "Float64", "Float64"),
+            ("List(Int32)", "List(Int64)", "List(Int64)"),
+            ("LargeList(Int32)", "List(Int64)", "LargeList(Int64)"),
+            ("Utf8", "LargeUtf8", "LargeUtf8"),
+            ("Dictionary(Int32, Utf8)", "Utf8", "Utf8"),
+        ] {
+            assert_eq!(two(a, b, Format::Parquet).unwrap(), format!("x {wide}"));
+        }
+        for (a, b) in [
+            ("Int64", "Float64"),
+            ("UInt64", "Int64"),
+            ("Utf8", "Float64"),
+            ("Int64", "List(Int64)"),
+            ("List(Int64)", "List(Utf8)"),
+            ("Timestamp(ms)", "Timestamp(µs)"),
+            ("Boolean", "Int8"),
+        ] {
+            let error = two(a, b, Format::Parquet).unwrap_err();
+            assert!(error.starts_with("b: the column `x` is ") && error.contains(" in `a`: "), "{error}");
+            assert!(error.contains(a) && error.contains(b) && error.contains("CAST"), "{error}");
+        }
+    }
+
+    #[test]
+    fn guessed_types_widen_further() {
+        for (a, b, wide) in [
+            ("Int64", "Float64", "Float64"),
+            ("Null", "Int64", "Int64"),
+            ("Null", "Null", "Utf8"),
+            ("List(Null)", "List(Int64)", "List(Int64)"),
+            ("Date32", "Timestamp(us)", "Timestamp(µs)"),
+            ("Timestamp(ns)", "Timestamp(us)", "Timestamp(ns)"),
+        ] {
+            assert_eq!(two(a, b, Format::Csv).unwrap(), format!("x {wide}"), "{a} {b}");
+        }
+        let error = two("Int64", "Utf8", Format::Json).unwrap_err();
+        assert!(error.contains("schema = { x = \"VARCHAR\" }"), "{error}");
+    }
+
+    #[test]
+    fn columns_that_are_missing_are_refused_or_null() {
+        let files =
+            [file("a", &[("x", "Int64"), ("y", "Utf8")]), file("b", &[("z", "Utf8"), ("x", "Int32")])];
+        let mut config = SourceConfig::new("p");
+        let error = merged(&config, Format::Parquet, &files).unwrap_err();
+        assert!(error.starts_with("b: the column `y` is missing, which `a` has: "), "{error}");
+        assert!(error.contains("`missing_columns = \"null\"` under `[sources].logs`"), "{error}");
+        config.missing_columns = MissingColumns::Null;
+        assert_eq!(merged(&config, Format::Parquet, &files).unwrap(), "x Int64, y Utf8?, z Utf8?");
+    }
+
+    #[test]
+    fn declared_types_are_taken() {
+        let files = [file("a", &[("x", "Int64")]), file("b", &[("x", "Utf8"), ("y", "Int64")])];
+        let mut config = SourceConfig::new("p");
+        config.schema =
+            vec![("x".into(), DataType::Utf8), ("y".into(), DataType::Float64), ("z".into(), DataType::Int8)];
+        assert_eq!(merged(&config, Format::Json, &files).unwrap(), "x Utf8, y Float64?, z Int8?");
+        let error = merged(&config, Format::Csv, &files).unwrap_err();
+        assert!(error.starts_with("a: the column `y` is missing"), "{error}");
+        let files = [file("a", &[("x", "Int64"), ("y", "Int64")])];
+        let error = merged(&config, Format::Csv, &files).unwrap_err();
+        assert!(error.starts_with("a: it has no column `z`: correct `schema`"), "{error}");
+    }
+
+    #[test]
+    fn a_name_stands_for_one_column() {
+        let error =
+            merged(&SourceConfig::new("p"), Format::Csv, &[file("a", &[("x", "Utf8"), ("x", "Utf8")])]);
+        assert!(error.unwrap_err().starts_with("a: it has two columns `x`"));
+    }
+}

@@ -1,0 +1,345 @@
+//! Every format, compression and way to name files; and files that do not go together.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, StringArray};
+
+use crate::logs::{
+    Dir, ROWS, SELECT, SELECT_TEXT, SELECT_TWO, columns, compressed, csv, expected, int32, json_lines,
+    parquet, rows, with,
+};
+
+/// The types that CSV and JSON do not have.
+const TIME: &str = "schema = { time = \"TIMESTAMP\" }";
+
+#[test]
+fn every_format_and_compression_gives_the_same_dataset() {
+    let expected = expected();
+    let dir = Dir::new();
+    let rows = rows();
+    let (early, late) = rows.split_at(13);
+    for format in ["csv", "tsv", "json"] {
+        for ending in ["", "gz", "bz2", "xz", "zst"] {
+            let name = format!("{format}{ending}");
+            for (part, rows) in [early, late].into_iter().enumerate() {
+                let text = match format {
+                    "csv" => csv(rows, ',', true),
+                    "tsv" => csv(rows, '\t', true),
+                    _ => json_lines(rows),
+                };
+                match ending {
+                    "" => dir.write(format!("{name}/part-{part}.{format}"), text),
+                    _ => dir.write(format!("{name}/part-{part}.{format}.{ending}"), compressed(text, ending)),
+                }
+            }
+            dir.configure(
+                &format!("[sources]\nlog = {{ path = \"{name}/part-*\", {TIME} }}"),
+                if format == "json" { SELECT } else { SELECT_TEXT },
+            );
+            let (summary, files) = dir.build(&format!("dataset-{name}"));
+            assert!(files == expected, "{name} differs");
+            assert!(summary["source_rows"].is_null());
+            assert!(summary["source_bytes"].as_u64().unwrap() > 500, "{summary}");
+        }
+    }
+}
+
+#[test]
+fn what_names_do_not_tell_the_configuration_says() {
+    let expected = expected();
+    let dir = Dir::new();
+    let rows = rows();
+    dir.write("log.0", compressed(csv(&rows, ';', false), "zst"));
+    dir.configure("[sources]\nlog = \"log.0\"", SELECT_TEXT);
+    dir.fails(&["source `log`", "log.0", "its name tells no format", "set the source's `format`"]);
+    let keys = "path = \"log.0\", format = \"csv\", delimiter = \";\", header = false";
+    dir.configure(&format!("[sources]\nlog = {{ {keys} }}"), SELECT_TEXT);
+    dir.fails(&["log.0", "it is compressed with zstd", "`compression`"]);
+    let types = "schema = { request = \"BIGINT\", user = \"BIGINT\", time = \"TIMESTAMP\", age = \"DOUBLE\", \
+                 page = \"VARCHAR\", history = \"VARCHAR\", clicked = \"BOOLEAN\" }";
+    let zstd = "compression = \"zstd\"";
+    dir.configure(&format!("[sources]\nlog = {{ {keys}, {zstd}, {types} }}"), SELECT_TEXT);
+    assert!(dir.build("dataset").1 == expected);
+    let fewer = types.replace(", clicked = \"BOOLEAN\"", "");
+    dir.configure(&format!("[sources]\nlog = {{ {keys}, {zstd}, {fewer} }}"), SELECT_TEXT);
+    dir.fails(&["log.0", "7 columns without a header, and `schema` has 6"]);
+    // A Parquet file needs no ending.
+    dir.write("part-0", parquet(columns(&rows)));
+    dir.configure("[sources]\nlog = \"part-0\"", SELECT);
+    assert!(dir.build("dataset-parquet").1 == expected);
+}
+
+#[test]
+fn folders_patterns_and_lists_of_files_are_one_table() {
+    let expected = expected();
+    let dir = Dir::new();
+    for (part, rows) in rows().chunks(10).enumerate() {
+        dir.write(format!("log/day={}/hour={part}/a.parquet", part / 2), parquet(columns(rows)));
+        dir.write(format!("log/day={}/hour={part}/_SUCCESS", part / 2), "");
+        dir.write(format!("log/day={}/.hour={part}.crc", part / 2), "x");
+    }
+    let paths = [
+        "\"log\"",
+        "\"log/\"",
+        "\"log/day=*/\"",
+        "\"log/**/*.parquet\"",
+        "\"log/day=?/hour=*/a.par*\"",
+        "[\"log/day=1\", \"log/day=0/*/a.parquet\", \"log/day=0\"]",
+    ];
+    for (case, path) in paths.iter().enumerate() {
+        dir.configure(&format!("[sources]\nlog = {{ path = {path} }}"), SELECT);
+        let (summary, files) = dir.build(&format!("dataset-{case}"));
+        assert!(files == expected, "{path}");
+        assert_eq!(summary["source_rows"], ROWS);
+    }
+    // Folders are columns: text, or what the configuration says.
+    dir.configure("[sources]\nlog = \"log\"", &format!("{SELECT} WHERE day = '1' AND hour IN ('2', '3')"));
+    assert_eq!(dir.build("dataset-text").0["samples"], 20);
+    let typed = "[sources]\nlog = { path = \"log\", partition_columns = { hour = \"INT\" } }";
+    dir.configure(typed, &format!("{SELECT} WHERE hour + 1 > 3"));
+    assert_eq!(dir.build("dataset-typed").0["samples"], 10);
+    // Files in other folders are not opened, so this one, whose pages are damaged, is no harm.
+    let mut holed = parquet(columns(&rows()));
+    holed[4..200].fill(0xff);
+    dir.write("log/day=7/hour=7/a.parquet", holed);
+    dir.configure("[sources]\nlog = \"log\"", &format!("{SELECT} WHERE day < '7' AND hour <> '3'"));
+    assert_eq!(dir.build("dataset-pruned").0["samples"], 30);
+    dir.configure("[sources]\nlog = \"log\"", &format!("{SELECT} WHERE day = '8'"));
+    dir.fails(&["gives no samples"]);
+    fs_err::remove_file(dir.path("log/day=7/hour=7/a.parquet")).unwrap();
+    dir.write("log/day=1/hour=x/a.parquet", parquet(columns(&rows())));
+    dir.configure(typed, SELECT);
+    dir.fails(&["hour=x/a.parquet", "`hour=x` has no value of the type Int32"]);
+    dir.configure("[sources]\nlog = { path = \"log\", partition_columns = { hours = \"INT\" } }", SELECT);
+    dir.fails(&["no folder `hours=…`", "did you mean `hour`?"]);
+    dir.write("log/day=2/a.parquet", parquet(columns(&rows())));
+    dir.configure("[sources]\nlog = \"log\"", SELECT);
+    dir.fails(&["day=2/a.parquet", "other folders of values", "`day=`, `hour=`"]);
+}
+
+#[test]
+fn columns_are_found_by_name_and_widened() {
+    let expected = expected();
+    let dir = Dir::new();
+    let rows = rows();
+    let (early, late) = rows.split_at(20);
+    let narrow = [
+        ("user", int32(early.iter().map(|row| row.user))),
+        ("request", int32(early.iter().map(|row| row.request))),
+    ];
+    let mut first = with(columns(early), &narrow);
+    first.reverse();
+    dir.write("parquet/a.parquet", parquet(first));
+    dir.write("parquet/b.parquet", parquet(columns(late)));
+    dir.configure("[sources]\nlog = \"parquet\"", SELECT);
+    assert!(dir.build("dataset-parquet").1 == expected);
+
+    // CSV columns in another order, and one that only one file has.
+    dir.write("csv/a.csv", csv(early, ',', true));
+    let swapped = |line: &str| {
+        let (request, rest) = line.split_once(',').unwrap();
+        let (user, rest) = rest.split_once(',').unwrap();
+        format!("{user},extra,{request},{rest}")
+    };
+    let plain: Vec<_> = late
+        .iter()
+        .map(|row| crate::logs::Row { page: row.page.replace('\n', " "), ..row.clone() })
+        .collect();
+    let text: String = csv(&plain, ',', true).lines().map(|line| swapped(line) + "\n").collect();
+    dir.write("csv/b.csv", text);
+    dir.configure(&format!("[sources]\nlog = {{ path = \"csv\", {TIME} }}"), SELECT_TEXT);
+    dir.fails(&["csv/a.csv", "the column `extra` is missing", "csv/b.csv", "missing_columns = \"null\""]);
+    dir.configure(
+        &format!("[sources]\nlog = {{ path = \"csv\", {TIME}, missing_columns = \"null\" }}"),
+        SELECT_TEXT,
+    );
+    assert!(dir.build("dataset-csv").1 == expected);
+    let counted = format!("{SELECT_TEXT} WHERE extra = 'extra'");
+    dir.configure(
+        &format!("[sources]\nlog = {{ path = \"csv\", {TIME}, missing_columns = \"null\" }}"),
+        &counted,
+    );
+    assert_eq!(dir.build("dataset-extra").0["samples"], 20);
+}
+
+#[test]
+fn files_that_do_not_go_together_are_named() {
+    let dir = Dir::new();
+    let rows = rows();
+    let whole = parquet(columns(&rows));
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["x"; rows.len()]));
+    let mut fewer = columns(&rows);
+    fewer.retain(|(name, _)| *name != "age");
+    let cases: &[(&str, Vec<u8>, &[&str])] = &[
+        ("parquet", whole[..whole.len() / 2].to_vec(), &["not a whole Parquet file", "write it again"]),
+        ("parquet", vec![], &["not a whole Parquet file", "write it again"]),
+        ("parquet", csv(&rows, ',', true).into_bytes(), &["not a whole Parquet file", "another format"]),
+        ("parquet", parquet(fewer), &["the column `age` is missing", "b.parquet", "missing_columns"]),
+        (
+            "parquet",
+            parquet(with(columns(&rows), &[("age", texts)])),
+            &["the column `age` is Float64 here and Utf8 in", "CAST"],
+        ),
+        ("csv", vec![], &["the file is empty"]),
+        ("csv", whole.clone(), &["it is a Parquet file", "`format`"]),
+        ("csv", json_lines(&rows).into_bytes(), &["it looks like JSON lines"]),
+        ("csv", compressed(csv(&rows, ',', true), "gz"), &["it is compressed with gzip", "`compression`"]),
+        ("csv", b"a,b\n1\n".to_vec(), &["it is not CSV", "line 2"]),
+        ("json", vec![], &["the file is empty"]),
+        ("json", csv(&rows, ',', true).into_bytes(), &["it is not JSON lines: line 1"]),
+        ("json", b"[\n{\"request\": 1}]".to_vec(), &["a JSON array, not JSON lines"]),
+    ];
+    for (case, (format, bytes, parts)) in cases.iter().enumerate() {
+        let folder = format!("case-{case}");
+        dir.write(format!("{folder}/a.{format}"), bytes);
+        let good = match *format {
+            "parquet" => whole.clone(),
+            "csv" => csv(&rows, ',', true).into_bytes(),
+            _ => json_lines(&rows).into_bytes(),
+        };
+        dir.write(format!("{folder}/b.{format}"), good);
+        dir.configure(&format!("[sources]\nlog = \"{folder}/*\""), SELECT);
+        // The types' message names the later file, all others that which is wrong.
+        let file = if parts[0].contains("Utf8 in") { "b.parquet`: " } else { "a." };
+        dir.fails(&[&["source `log`", file][..], parts].concat());
+    }
+    dir.write("mixed/a.parquet", &whole);
+    dir.write("mixed/b.csv", csv(&rows, ',', true));
+    dir.configure("[sources]\nlog = \"mixed\"", SELECT);
+    dir.fails(&["mixed/b.csv", "its format is Csv", "a.parquet` is Parquet", "UNION ALL"]);
+    dir.configure("[sources]\nlog = { path = \"mixed/a.parquet\", schema = { age = \"REAL\" } }", SELECT);
+    dir.fails(&["mixed/a.parquet", "a Parquet file has its own types", "CAST"]);
+    dir.configure("[sources]\nlog = { path = \"mixed/b.csv\", schema = { history = \"BIGINT[]\" } }", SELECT);
+    dir.fails(&["mixed/b.csv", "`history` a list, which CSV does not have", "string_to_array(history"]);
+    dir.configure("[sources]\nlog = \"nowhere/*.csv\"", SELECT);
+    dir.fails(&["source `log`", "nowhere/*.csv", "there is no such file"]);
+    dir.write("log.parquet.gz", compressed(&whole, "gz"));
+    dir.configure("[sources]\nlog = \"log.parquet.gz\"", SELECT);
+    dir.fails(&["log.parquet.gz", "not read from within another compression", "unpack"]);
+}
+
+#[test]
+fn rows_that_do_not_fit_name_their_file_and_line() {
+    let dir = Dir::new();
+    let many: String =
+        (0..3000).map(|row| format!("{row},{}\n", if row == 2500 { "x" } else { "1" })).collect();
+    dir.write("log/a.csv", "request,user\n1,2\n");
+    dir.write("log/b.csv", format!("request,user\n{many}"));
+    dir.configure("[sources]\nlog = \"log\"", &SELECT_TWO.replace("{user}", "user"));
+    dir.fails(&["source `log`", "b.csv", "'x'", "Int64", "row 2502 of the file", "schema = {"]);
+    // A declared type takes it, and then the query has to say what it is.
+    dir.configure(
+        "[sources]\nlog = { path = \"log\", schema = { user = \"VARCHAR\" } }",
+        &SELECT_TWO.replace("{user}", "char_length(user)"),
+    );
+    assert_eq!(dir.build("dataset").0["samples"], 3001);
+    dir.write("more/a.csv", format!("request,user\n{}1,2,3\n", many.replace('x', "1")));
+    dir.configure("[sources]\nlog = \"more\"", &SELECT_TWO.replace("{user}", "user"));
+    dir.fails(&["source `log`", "more/a.csv", "line 3002"]);
+
+    let rows = rows();
+    let lines = json_lines(&rows).repeat(40) + "{\"request\": \"not a number\"}\n";
+    dir.write("json/a.json.gz", compressed(&lines, "gz"));
+    dir.configure(&format!("[sources]\nlog = {{ path = \"json\", {TIME} }}"), SELECT);
+    dir.fails(&["source `log`", "json/a.json.gz", "not a number", "schema = {"]);
+    for ending in ["gz", "bz2", "xz", "zst"] {
+        // Enough of it is there for the columns to be inferred.
+        let packed = compressed(json_lines(&rows).repeat(100), ending);
+        dir.write(format!("cut-{ending}/a.json.{ending}"), &packed[..packed.len() - 5]);
+        dir.configure(&format!("[sources]\nlog = {{ path = \"cut-{ending}\", {TIME} }}"), SELECT);
+        dir.fails(&["source `log`", &format!("a.json.{ending}"), "it cannot be", "write it again"]);
+    }
+    // Pages that are damaged behind a whole footer.
+    let mut holed = parquet(columns(&rows));
+    holed[4..200].fill(0xff);
+    dir.write("holed/a.parquet", parquet(columns(&rows)));
+    dir.write("holed/b.parquet", holed);
+    dir.configure("[sources]\nlog = \"holed\"", SELECT);
+    dir.fails(&["source `log`", "holed/b.parquet", "it cannot be decoded", "write it again"]);
+}
+
+/// The engine cuts files of more than 10 MiB in pieces, where it may.
+#[test]
+fn large_files_are_read_whole() {
+    let dir = Dir::new();
+    let rows = rows();
+    dir.write("log.json", json_lines(&rows).repeat(2000));
+    dir.configure(&format!("[sources]\nlog = {{ path = \"log.json\", {TIME} }}"), SELECT);
+    assert_eq!(dir.build("dataset-json").0["samples"], 2000 * ROWS);
+    let text = csv(&rows, ',', true);
+    let (header, body) = text.split_once('\n').unwrap();
+    dir.write("log.csv", format!("{header}\n{}", body.repeat(4000)));
+    dir.configure(&format!("[sources]\nlog = {{ path = \"log.csv\", {TIME} }}"), SELECT_TEXT);
+    assert_eq!(dir.build("dataset-csv").0["samples"], 4000 * ROWS);
+    for file in ["log.json", "log.csv"] {
+        assert!(fs_err::metadata(dir.path(file)).unwrap().len() > 10 << 20);
+    }
+}
+
+#[test]
+fn files_without_rows_are_no_mistake() {
+    let dir = Dir::new();
+    let expected = expected();
+    let rows = rows();
+    dir.write("csv/a.csv", csv(&[], ',', true));
+    dir.write("csv/b.csv", csv(&rows, ',', true));
+    dir.configure(&format!("[sources]\nlog = {{ path = \"csv\", {TIME} }}"), SELECT_TEXT);
+    assert!(dir.build("dataset-csv").1 == expected);
+    dir.write("parquet/a.parquet", parquet(columns(&[])));
+    dir.write("parquet/b.parquet", parquet(columns(&rows)));
+    dir.configure("[sources]\nlog = \"parquet\"", SELECT);
+    assert!(dir.build("dataset-parquet").1 == expected);
+    dir.write("json/a.json.gz", compressed("", "gz"));
+    dir.write("json/b.json", json_lines(&rows));
+    let keys = "path = \"json\", missing_columns = \"null\"";
+    dir.configure(&format!("[sources]\nlog = {{ {keys}, {TIME} }}"), SELECT);
+    assert!(dir.build("dataset-json").1 == expected);
+    dir.configure("[sources]\nlog = \"parquet/a.parquet\"", SELECT);
+    dir.fails(&["gives no samples", "check that the logs are not empty"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_unreadable_folder_or_file_is_named() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+
+    let dir = Dir::new();
+    dir.write("log/day=1/a.parquet", parquet(columns(&rows())));
+    dir.write("log/day=2/a.parquet", parquet(columns(&rows())));
+    dir.configure("[sources]\nlog = \"log\"", SELECT);
+    let mode = |name: &str, mode: u32| {
+        fs_err::set_permissions(dir.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    // Root may read everything, so the program runs as nobody then: from a place where nobody can run it.
+    let root = fs_err::metadata("/proc/self").is_ok_and(|process| {
+        use std::os::unix::fs::MetadataExt;
+        process.uid() == 0
+    });
+    let program = || {
+        let mut command = dir.program("failed");
+        if root {
+            let copy = dir.path("program");
+            if !copy.exists() {
+                fs_err::copy(command.get_program(), &copy).unwrap();
+                mode("", 0o755);
+                mode("program", 0o755);
+                chown(&copy, Some(65534), Some(65534)).unwrap();
+            }
+            let mut other = std::process::Command::new(copy);
+            other.args(command.get_args()).current_dir(dir.path("")).env("RUST_BACKTRACE", "0");
+            other.uid(65534).gid(65534);
+            command = other;
+        }
+        command
+    };
+    mode("log/day=2/a.parquet", 0o000);
+    dir.fails_as(program(), &["source `log`", "log/day=2/a.parquet", "cannot be read", "readable"]);
+    mode("log/day=2/a.parquet", 0o644);
+    mode("log/day=2", 0o000);
+    let folder = ["source `log`", "log/day=2", "cannot be read", "readable"];
+    dir.fails_as(program(), &folder);
+    dir.configure("[sources]\nlog = \"log/*/*.parquet\"", SELECT);
+    dir.fails_as(program(), &folder);
+    mode("log/day=2", 0o755);
+}
