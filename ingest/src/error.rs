@@ -1,6 +1,7 @@
 //! The errors of the ETL: each names the place, and its second line says what to do.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
@@ -28,6 +29,19 @@ pub enum Error {
         hint: String,
     },
 
+    /// A popularity file does not say what it should.
+    #[error("`{}`, line {line}: {message}\n  hint: {hint}", path.display())]
+    Popularity {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
     /// A source has no files, or one that cannot be read.
     #[error("source `{source_name}`: `{}`: {message}\n  hint: {hint}", path.display())]
     Source {
@@ -47,6 +61,17 @@ pub enum Error {
         /// The column.
         column: String,
         /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// Rows do not fit, and the configuration says that this is an error.
+    #[error("{place}: {message}\n  hint: {hint}")]
+    Rows {
+        /// The key of the configuration that makes it one, or the section that reads the rows.
+        place: String,
+        /// How many rows, what is wrong with them, and one of them.
         message: String,
         /// What to do.
         hint: String,
@@ -94,6 +119,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<DataFusionError> for Error {
     fn from(error: DataFusionError) -> Self {
+        // Our own error, on its way back through the engine.
+        let error = match own(error) {
+            Ok(error) => return error,
+            Err(error) => error,
+        };
+        // Shared, it cannot be taken out, but said again.
+        if let DataFusionError::External(cause) = error.find_root()
+            && let Some(again) = cause.downcast_ref().and_then(Self::said_again)
+        {
+            return again;
+        }
         let message = error.strip_backtrace();
         let engine = |message, hint: &str| Self::Engine { message, hint: hint.to_owned() };
         match error.find_root() {
@@ -110,5 +146,41 @@ impl From<DataFusionError> for Error {
             ),
             _ => engine(message, "check the query and the types of its columns"),
         }
+    }
+}
+
+impl Error {
+    /// An equal error, of those that the ETL's own parts of a query give.
+    fn said_again(&self) -> Option<Self> {
+        match self {
+            Self::Source { source_name, path, message, hint } => Some(Self::Source {
+                source_name: source_name.clone(),
+                path: path.clone(),
+                message: message.clone(),
+                hint: hint.clone(),
+            }),
+            Self::Column { column, message, hint } => {
+                Some(Self::Column { column: column.clone(), message: message.clone(), hint: hint.clone() })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Our own error inside one of the engine's, or the engine's error itself.
+fn own(error: DataFusionError) -> Result<Error, DataFusionError> {
+    match error {
+        DataFusionError::Context(context, inner) => {
+            own(*inner).map_err(|inner| DataFusionError::Context(context, Box::new(inner)))
+        }
+        DataFusionError::Shared(shared) => match Arc::try_unwrap(shared) {
+            Ok(inner) => own(inner),
+            Err(shared) => Err(DataFusionError::Shared(shared)),
+        },
+        DataFusionError::External(inner) => match inner.downcast::<Error>() {
+            Ok(ours) => Ok(*ours),
+            Err(other) => Err(DataFusionError::External(other)),
+        },
+        other => Err(other),
     }
 }

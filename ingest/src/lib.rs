@@ -1,24 +1,37 @@
 //! The batch ETL: raw logs in, a session-clustered dataset out.
 //!
 //! ```text
-//! dataset.toml ─▶ Config ─▶ query (samples) ─▶ sessionize ─▶ sort ─▶ assemble ─▶ DatasetWriter
-//!                 config      DataFusion SQL     DataFusion windows     assemble     onefold-datasets
+//! dataset.toml ─▶ sources ─▶ samples ─▶ cluster: fold ─▶ sort ─▶ unfold ─▶ DatasetWriter
+//!    config       files,     joins,      by session    DataFusion,         onefold-datasets
+//!                 stores     or SQL                    spills
 //! ```
 //!
 //! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows,
-//! sorts and spilling; what is ours is the plan around the user's query ([`sessionize`]) and the conversion
-//! of its rows into a dataset ([`assemble`]). The dataset format and its writer live in `onefold-datasets`,
-//! which is the only crate of the workspace that this one needs.
+//! sorts and spilling. What is ours: how logs are found and looked at (`sources`), the SQL of the declared steps
+//! ([`samples`], [`timeline`]) and of sessions ([`sessionize`]), and `cluster`, which takes lists around the sort. The
+//! dataset format and its writer live in `onefold-datasets`, which is the only crate of the workspace that this one needs.
 #![forbid(unsafe_code)]
 
-pub mod assemble;
 mod build;
-mod config;
+mod cluster;
+pub mod config;
+mod decide;
+mod engine;
 mod error;
+pub mod groups;
+pub mod popularity;
 mod probe_lists;
+pub mod samples;
 pub mod sessionize;
+pub mod shard;
 mod sources;
+mod spool;
+pub mod timeline;
 
-pub use build::{BuildOptions, BuildSummary, build};
-pub use config::{Config, FeatureKind, PartitionBy, SessionConfig};
+pub use build::{BuildOptions, BuildSummary, Groups, build};
+pub use config::{
+    Compression, Config, FeatureKind, Format, MissingColumns, ObjectStoreConfig, ObjectStores, PartitionBy,
+    SessionConfig, SourceConfig,
+};
+pub use decide::GroupSummary;
 pub use error::{Error, Result};

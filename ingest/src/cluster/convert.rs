@@ -1,29 +1,145 @@
-//! From the rows of the ordered query to rows of a dataset: partitions named, columns converted, null and non-finite
-//! values refused.
+//! Columns of the query, made the columns of samples: numbers, times and lists of the types that a dataset has, and
+//! null and non-finite values refused.
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray,
-};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
-use datafusion::arrow::compute::{CastOptions, cast_with_options};
-use datafusion::arrow::datatypes::{
-    DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef,
-};
+use datafusion::arrow::compute::{CastOptions, SortOptions, cast_with_options};
+use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
 use datafusion::arrow::error::ArrowError;
-use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
-use onefold_datasets::PartitionKey;
+use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
-use crate::sessionize::{self, SESSION, START, TIME};
-use crate::{Config, Error, FeatureKind, PartitionBy, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::sessionize::TIME;
+use crate::{Config, Error, FeatureKind, Result};
+
+/// Some samples, column by column.
+#[derive(Debug)]
+pub(super) struct Converted {
+    /// The columns that the sort and the sessions need, as the query gives them.
+    pub(super) keys: Vec<ArrayRef>,
+    /// What identifies a session, apart from its time, as comparable bytes.
+    pub(super) identity: Rows,
+    /// A hash of the identity.
+    pub(super) hashes: Vec<u64>,
+    /// Microseconds since 1970.
+    pub(super) time: ScalarBuffer<i64>,
+    pub(super) floats: Vec<ScalarBuffer<f32>>,
+    pub(super) positions: Vec<ScalarBuffer<i64>>,
+    /// What orders samples of one time, if anything does.
+    order: Option<Rows>,
+    lists: Vec<(OffsetBuffer<i32>, ScalarBuffer<i64>)>,
+}
+
+impl Converted {
+    /// List number `list` of a sample.
+    pub(super) fn list(&self, list: usize, row: usize) -> &[i64] {
+        let (offsets, ids) = &self.lists[list];
+        &ids[offsets[row] as usize..offsets[row + 1] as usize]
+    }
+
+    /// What orders a sample among those of its time.
+    pub(super) fn order_bytes(&self, row: usize) -> &[u8] {
+        self.order.as_ref().map_or(&[], |order| order.row(row).data())
+    }
+}
+
+/// Which columns of a query are what.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ColumnNames {
+    /// Columns that are passed on as they are.
+    pub(super) keys: Vec<String>,
+    /// Columns that identify a session.
+    pub(super) identity: Vec<String>,
+    /// Columns that order samples of one time.
+    pub(super) order: Vec<String>,
+    pub(super) floats: Vec<String>,
+    pub(super) lists: Vec<String>,
+    pub(super) positions: Vec<String>,
+}
+
+/// Converts batches of one query.
+#[derive(Debug)]
+pub(super) struct Converter {
+    names: ColumnNames,
+    identity: RowConverter,
+    order: Option<RowConverter>,
+}
+
+impl Converter {
+    /// A converter for batches with the columns of `schema`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`] if a column is missing, or one that is compared cannot be.
+    pub(super) fn new(names: ColumnNames, schema: &ArrowSchema) -> Result<Self> {
+        let rows = |columns: &[String]| -> Result<RowConverter> {
+            let fields = columns.iter().map(|name| {
+                let field = schema
+                    .field_with_name(name)
+                    .map_err(|_| column_error(name, "it is missing", "add it to the query"))?;
+                // As SQL orders them, which the sort will do: ascending, nulls last.
+                let options = SortOptions { descending: false, nulls_first: false };
+                Ok(SortField::new_with_options(field.data_type().clone(), options))
+            });
+            RowConverter::new(fields.collect::<Result<_>>()?).map_err(engine)
+        };
+        let order = if names.order.is_empty() { None } else { Some(rows(&names.order)?) };
+        Ok(Self { identity: rows(&names.identity)?, order, names })
+    }
+
+    /// Converts the samples of a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`] for a null or non-finite value where none may be, or an id beyond 64 bits.
+    pub(super) fn convert(&self, batch: &RecordBatch) -> Result<Converted> {
+        let columns = |names: &[String]| -> Result<Vec<ArrayRef>> {
+            names.iter().map(|name| column(batch, name).map(Arc::clone)).collect()
+        };
+        for name in &self.names.identity {
+            required(batch, name, name)?;
+        }
+        let time = required(batch, TIME, "time")?;
+        let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(engine)?;
+        let order = match &self.order {
+            Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(engine)?),
+            None => None,
+        };
+        let floats = self.names.floats.iter().map(|name| {
+            let floats = float_column(name, column(batch, name)?)?;
+            Ok(floats.as_primitive::<Float32Type>().values().clone())
+        });
+        let lists = self.names.lists.iter().map(|name| {
+            let lists = list_column(name, column(batch, name)?)?;
+            Ok((lists.offsets().clone(), lists.values().as_primitive::<Int64Type>().values().clone()))
+        });
+        let positions = self
+            .names
+            .positions
+            .iter()
+            .map(|name| Ok(required(batch, name, name)?.as_primitive::<Int64Type>().values().clone()));
+        Ok(Converted {
+            keys: columns(&self.names.keys)?,
+            hashes: identity.iter().map(|row| xxh3_64(row.as_ref())).collect(),
+            identity,
+            time: time.as_primitive::<Int64Type>().values().clone(),
+            floats: floats.collect::<Result<_>>()?,
+            positions: positions.collect::<Result<_>>()?,
+            order,
+            lists: lists.collect::<Result<_>>()?,
+        })
+    }
+}
 
 /// Checks that every column of the query has a type that its kind allows.
 ///
 /// # Errors
 ///
 /// [`Error::Column`] for the first one that has not.
-pub fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
+pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
     for (name, kind) in config.feature_columns() {
         let Ok(field) = columns.field_with_name(name) else { continue };
         let data_type = field.data_type();
@@ -58,97 +174,12 @@ fn is_id_list(data_type: &DataType) -> bool {
     }
 }
 
-/// Turns the batches of the ordered query, in order, into batches of a dataset.
-#[derive(Debug)]
-pub struct Assembler<'a> {
-    config: &'a Config,
-    schema: SchemaRef,
-}
-
-impl<'a> Assembler<'a> {
-    /// An assembler for the query of [`sessionize::ordered_samples`].
-    pub fn new(config: &'a Config) -> Self {
-        Self { config, schema: config.schema.to_arrow() }
-    }
-
-    /// Converts the next rows; gives runs of rows of one partition.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Column`] for a null or non-finite value where none may be, or an id beyond 64 bits.
-    pub fn assemble(&self, rows: &RecordBatch) -> Result<Vec<(PartitionKey, RecordBatch)>> {
-        if rows.num_rows() == 0 {
-            return Ok(Vec::new());
-        }
-        let time = required(rows, TIME, &self.config.time)?;
-        for name in self.config.session_columns() {
-            required(rows, name, name)?;
-        }
-        let keys = self.partition_keys(rows)?;
-        let sessions = required(rows, SESSION, "session")?;
-        let time = TimestampMicrosecondArray::new(time.as_primitive::<Int64Type>().values().clone(), None);
-        let mut columns: Vec<ArrayRef> = vec![Arc::clone(sessions), Arc::new(time)];
-        for (name, kind) in self.config.feature_columns() {
-            let column = column(rows, name)?;
-            columns.push(match kind {
-                FeatureKind::Label | FeatureKind::Weight | FeatureKind::Dense => float_column(name, column)?,
-                FeatureKind::Sparse | FeatureKind::Sequence => list_column(name, column)?,
-            });
-        }
-        let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)?;
-        let mut runs = Vec::new();
-        let mut start = 0;
-        for run in keys.chunk_by(|a, b| a == b) {
-            runs.push((run[0].clone(), batch.slice(start, run.len())));
-            start += run.len();
-        }
-        Ok(runs)
-    }
-
-    /// The partition of every row.
-    fn partition_keys(&self, rows: &RecordBatch) -> Result<Vec<PartitionKey>> {
-        let mut texts = Vec::new();
-        for name in &self.config.partition_columns {
-            let text = cast(name, required(rows, name, name)?, &DataType::Utf8)?;
-            texts.push((name, text));
-        }
-        let starts = required(rows, START, &self.config.time)?;
-        let starts = starts.as_primitive::<Int64Type>().values();
-        (0..rows.num_rows())
-            .map(|row| {
-                let given = texts
-                    .iter()
-                    .map(|(name, text)| ((*name).clone(), text.as_string::<i32>().value(row).to_owned()));
-                let mut key: Vec<_> = given.collect();
-                if let Some(by) = self.config.partition_by {
-                    key.extend(date_and_hour(starts[row], by)?);
-                }
-                Ok(PartitionKey::new(key))
-            })
-            .collect()
-    }
-}
-
-/// The `date` (and `hour`) columns of the partition of a session that starts at `micros`.
-fn date_and_hour(micros: i64, by: PartitionBy) -> Result<Vec<(String, String)>> {
-    let bucket = micros.div_euclid(sessionize::bucket_micros(by)) * sessionize::bucket_micros(by);
-    let time = timestamp_us_to_datetime(bucket).ok_or_else(|| {
-        let message = format!("the time {micros} (microseconds since 1970) is not a date");
-        column_error("time", &message, "check the unit of the time column")
-    })?;
-    let mut columns = vec![("date".to_owned(), time.format("%Y-%m-%d").to_string())];
-    if by == PartitionBy::Hour {
-        columns.push(("hour".to_owned(), time.format("%H").to_string()));
-    }
-    Ok(columns)
-}
-
-fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
+pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
     rows.column_by_name(name).ok_or_else(|| column_error(name, "it is missing", "add it to the query"))
 }
 
 /// A column that may not be null; `shown` is what the configuration calls it.
-fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
+pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
     let column = column(rows, name)?;
     match column.null_count() {
         0 => Ok(column),
@@ -179,7 +210,7 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
 }
 
 /// A sparse or sequence feature as lists of `i64`; a missing list or id is an empty list.
-fn list_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
+fn list_column(name: &str, column: &ArrayRef) -> Result<ListArray> {
     let item = Arc::new(Field::new("element", DataType::Int64, false));
     if column.data_type().is_integer() {
         let ids = cast(name, column, &DataType::Int64)?;
@@ -192,7 +223,7 @@ fn list_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
             Arc::new(Int64Array::new(present, None)),
             None,
         );
-        return Ok(Arc::new(lists.map_err(engine)?));
+        return lists.map_err(engine);
     }
     let nullable = Arc::new(Field::new("element", DataType::Int64, true));
     let lists = cast(name, column, &DataType::List(nullable))?;
@@ -209,8 +240,7 @@ fn list_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     }
     let ids = Int64Array::new(ids.as_primitive::<Int64Type>().values().clone(), None);
     let lengths = lists.offsets().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-    let lists = ListArray::try_new(item, OffsetBuffer::from_lengths(lengths), Arc::new(ids), None);
-    Ok(Arc::new(lists.map_err(engine)?))
+    ListArray::try_new(item, OffsetBuffer::from_lengths(lengths), Arc::new(ids), None).map_err(engine)
 }
 
 /// Makes null lists empty. What a null list's offsets span is not part of it.
@@ -234,7 +264,7 @@ fn without_null_lists(lists: &ListArray) -> ListArray {
 }
 
 /// A cast that refuses what does not fit.
-fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
+pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     cast_with_options(column, to, &options).map_err(|error| {
         let message = format!("a value does not fit {to}: {error}");
@@ -242,12 +272,12 @@ fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
     })
 }
 
-fn column_error(column: &str, message: &str, hint: &str) -> Error {
+pub(super) fn column_error(column: &str, message: &str, hint: &str) -> Error {
     Error::Column { column: column.to_owned(), message: message.to_owned(), hint: hint.to_owned() }
 }
 
 /// An Arrow error on columns that were just made to fit: ours, not the user's.
-fn engine(error: ArrowError) -> Error {
+pub(super) fn engine(error: ArrowError) -> Error {
     Error::Engine {
         message: error.to_string(),
         hint: "this is a bug in Onefold; please report it".to_owned(),
@@ -261,8 +291,7 @@ mod tests {
 
     use super::*;
 
-    fn ids(lists: &ArrayRef) -> Vec<Vec<i64>> {
-        let lists = lists.as_list::<i32>();
+    fn ids(lists: &ListArray) -> Vec<Vec<i64>> {
         lists.iter().map(|list| list.unwrap().as_primitive::<Int64Type>().values().to_vec()).collect()
     }
 
@@ -291,13 +320,5 @@ mod tests {
         assert!(float_column("age", &wild).unwrap_err().to_string().contains("2 of 3 samples"));
         let missing: ArrayRef = Arc::new(Float64Array::from(vec![Some(1.0), None]));
         assert!(float_column("age", &missing).unwrap_err().to_string().contains("COALESCE(age, 0)"));
-    }
-
-    #[test]
-    fn partitions_are_named_by_the_session_start() {
-        let key = |micros, by| PartitionKey::new(date_and_hour(micros, by).unwrap()).to_string();
-        assert_eq!(key(0, PartitionBy::Hour), "date=1970-01-01/hour=00");
-        assert_eq!(key(-1, PartitionBy::Hour), "date=1969-12-31/hour=23");
-        assert_eq!(key(1_684_703_210_000_000, PartitionBy::Day), "date=2023-05-21");
     }
 }

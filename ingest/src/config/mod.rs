@@ -1,40 +1,68 @@
-//! `dataset.toml`: where the raw logs are, the query that makes samples of them, and what each column is.
+//! `dataset.toml`: where the raw logs are, how samples are made of them, and what each column is. A file per section.
+
+mod columns;
+mod features;
+mod joins;
+mod samples;
+mod timelines;
+
+mod sources;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind, suggest, units};
+use onefold_datasets::{Schema, SparseKind, suggest, units};
 use serde::Deserialize;
 
+pub use self::columns::Policy;
+use self::columns::Wrong;
+pub use self::features::VocabularyConfig;
+pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
+pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
+pub(crate) use self::sources::credentials_hint;
+pub use self::sources::{Compression, Format, MissingColumns, ObjectStoreConfig, ObjectStores, SourceConfig};
+pub use self::timelines::TimelineConfig;
 use crate::{Error, Result};
 
 /// The version of `dataset.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
-/// The name of the group that holds the features which have none.
-const UNGROUPED: &str = "ungrouped";
 
 /// A checked `dataset.toml`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The file this was read from; sources are relative to its directory.
     pub path: PathBuf,
-    /// Table name in the query → Parquet file or glob pattern.
-    pub sources: BTreeMap<String, PathBuf>,
-    /// The SQL query whose rows are the samples.
-    pub query: String,
+    /// Table name in the query → its files.
+    pub sources: BTreeMap<String, SourceConfig>,
+    /// How the buckets of remote sources are reached.
+    pub object_stores: ObjectStores,
+    /// Which rows are samples.
+    pub samples: SamplesConfig,
+    /// The event log that labels them.
+    pub join: Option<JoinConfig>,
+    /// What other sources knew at their time, in the order of the sections.
+    pub attributes: Vec<AttributesConfig>,
+    /// Which of them are kept.
+    pub sampling: Option<SamplingConfig>,
+    /// The windows that the ETL makes, in the order of the sections.
+    pub timelines: Vec<TimelineConfig>,
+    /// What is refused or skipped; `None` if there is no such section.
+    pub checks: Option<ChecksConfig>,
     /// What makes a session.
     pub session: SessionConfig,
-    /// The query's column that holds a sample's time.
+    /// The samples' column that holds a sample's time.
     pub time: String,
     /// Columns that break ties of time within a session.
     pub order: Vec<String>,
-    /// Columns of the query whose values make partitions.
+    /// Columns of the samples whose values make partitions.
     pub partition_columns: Vec<String>,
     /// Whether partitions are also cut by the session's start.
     pub partition_by: Option<PartitionBy>,
     /// The dataset's schema, in the order of `[features]`.
     pub schema: Schema,
+    /// How the vocabularies that features name are made.
+    pub vocabularies: BTreeMap<String, VocabularyConfig>,
 }
 
 /// What makes a session.
@@ -61,7 +89,7 @@ pub enum PartitionBy {
     Hour,
 }
 
-/// What a column of the query is.
+/// What a column of the samples is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureKind {
@@ -83,18 +111,23 @@ struct File {
     /// Looked at by [`parse_toml`].
     #[serde(rename = "format_version")]
     _format_version: u32,
-    sources: BTreeMap<String, PathBuf>,
-    samples: Samples,
+    sources: toml::Table,
+    #[serde(default)]
+    object_stores: toml::Table,
+    samples: samples::SamplesSection,
+    join: Option<joins::JoinSection>,
+    #[serde(default)]
+    attributes: Vec<joins::AttributesSection>,
+    sampling: Option<samples::SamplingSection>,
+    #[serde(default)]
+    timelines: Vec<timelines::TimelineSection>,
+    checks: Option<samples::ChecksSection>,
     session: Session,
     #[serde(default)]
     partition: Partition,
     features: toml::Table,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Samples {
-    query: String,
+    #[serde(default)]
+    vocabularies: BTreeMap<String, VocabularyConfig>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -115,13 +148,6 @@ struct Partition {
     #[serde(default)]
     columns: Vec<String>,
     by: Option<PartitionBy>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Feature {
-    kind: FeatureKind,
-    group: Option<String>,
 }
 
 impl Config {
@@ -148,29 +174,47 @@ impl Config {
         };
         let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")
             .map_err(|(message, hint)| wrong(message, &hint))?;
-        if file.sources.is_empty() {
-            return Err(wrong(
-                "`[sources]` is empty".to_owned(),
-                "name at least one Parquet file, as `events = \"events.parquet\"`",
-            ));
-        }
-        let schema = schema(&file.features).map_err(|(message, hint)| wrong(message, &hint))?;
+        let sources =
+            sources::parse_sources(&file.sources).map_err(|(message, hint)| wrong(message, &hint))?;
+        let object_stores = sources::parse_object_stores(&file.object_stores)
+            .map_err(|(message, hint)| wrong(message, &hint))?;
+        let (schema, vocabularies) = features::schema(&file.features, file.vocabularies)
+            .map_err(|(message, hint)| wrong(message, &hint))?;
         schema
             .validate()
             .map_err(|error| wrong(format!("`[features]`: {}", first_line(&error)), "see `[features]`"))?;
         let session = session(&file.session).map_err(|message| {
             wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
         })?;
+        let names: Vec<&str> = sources.keys().map(String::as_str).collect();
+        let refused = |(message, hint): Wrong| wrong(message, &hint);
+        let samples = file.samples.check(&names).map_err(refused)?;
+        let join = file.join.map(|join| join.check(&names)).transpose().map_err(refused)?;
+        let attributes =
+            sections("attributes", file.attributes, |place, section| section.check(place, &names))
+                .map_err(refused)?;
+        let sampling = file.sampling.map(|sampling| sampling.check(&samples, schema.weight.as_deref()));
+        let sampling = sampling.transpose().map_err(refused)?;
+        let timelines = sections("timelines", file.timelines, |place, section| {
+            section.check(place, &names, join.as_ref(), |name| kind(&schema, name))
+        });
         Ok(Self {
             path: path.to_owned(),
-            sources: file.sources,
-            query: file.samples.query,
+            sources,
+            object_stores,
+            samples,
+            join,
+            attributes,
+            sampling,
+            timelines: timelines.map_err(refused)?,
+            checks: file.checks.map(samples::ChecksSection::check).transpose().map_err(refused)?,
             session,
             time: file.session.time,
             order: file.session.order,
             partition_columns: file.partition.columns,
             partition_by: file.partition.by,
             schema,
+            vocabularies,
         })
     }
 
@@ -184,19 +228,44 @@ impl Config {
 
     /// The kind of every feature column, in the dataset's column order.
     pub fn feature_columns(&self) -> impl Iterator<Item = (&str, FeatureKind)> {
-        let schema = &self.schema;
-        let labels = schema.labels.iter().map(|name| (name.as_str(), FeatureKind::Label));
-        let weight = schema.weight.iter().map(|name| (name.as_str(), FeatureKind::Weight));
-        let dense = schema.dense.iter().map(|name| (name.as_str(), FeatureKind::Dense));
-        let sparse = schema.sparse_features().map(|feature| {
-            let kind = match feature.kind {
-                SparseKind::Sparse => FeatureKind::Sparse,
-                SparseKind::Sequence => FeatureKind::Sequence,
-            };
-            (feature.name.as_str(), kind)
-        });
-        labels.chain(weight).chain(dense).chain(sparse)
+        feature_columns(&self.schema)
     }
+
+    /// The timeline that makes the feature `name` and the place of its column there; `None` if it is a column of
+    /// the samples.
+    pub fn timeline_of(&self, name: &str) -> Option<(usize, usize)> {
+        let place =
+            |timeline: &TimelineConfig| timeline.columns.iter().position(|(feature, _)| feature == name);
+        self.timelines.iter().enumerate().find_map(|(i, timeline)| Some((i, place(timeline)?)))
+    }
+}
+
+fn feature_columns(schema: &Schema) -> impl Iterator<Item = (&str, FeatureKind)> {
+    let labels = schema.labels.iter().map(|name| (name.as_str(), FeatureKind::Label));
+    let weight = schema.weight.iter().map(|name| (name.as_str(), FeatureKind::Weight));
+    let dense = schema.dense.iter().map(|name| (name.as_str(), FeatureKind::Dense));
+    let sparse = schema.sparse_features().map(|feature| {
+        let kind = match feature.kind {
+            SparseKind::Sparse => FeatureKind::Sparse,
+            SparseKind::Sequence => FeatureKind::Sequence,
+        };
+        (feature.name.as_str(), kind)
+    });
+    labels.chain(weight).chain(dense).chain(sparse)
+}
+
+fn kind(schema: &Schema, name: &str) -> Option<FeatureKind> {
+    feature_columns(schema).find(|(feature, _)| *feature == name).map(|(_, kind)| kind)
+}
+
+/// Checks the sections of one name, which are told apart by their number.
+fn sections<S, C>(
+    name: &str,
+    sections: Vec<S>,
+    check: impl Fn(&str, S) -> Result<C, Wrong>,
+) -> Result<Vec<C>, Wrong> {
+    let numbered = sections.into_iter().enumerate();
+    numbered.map(|(i, section)| check(&format!("`[[{name}]]` {}", i + 1), section)).collect()
 }
 
 fn first_line(error: &onefold_datasets::Error) -> String {
@@ -217,71 +286,15 @@ fn session(section: &Session) -> Result<SessionConfig, String> {
     }
 }
 
-/// Builds the schema of `[features]`; an error is a message and a hint.
-fn schema(features: &toml::Table) -> Result<Schema, (String, String)> {
-    let mut schema = Schema { labels: vec![], weight: None, dense: vec![], groups: vec![] };
-    let mut ungrouped = Vec::new();
-    for (name, value) in features {
-        let feature: Feature = value.clone().try_into().map_err(|error: toml::de::Error| {
-            let hint = "kinds are `label`, `weight`, `dense`, `sparse`, `sequence`; write `{ kind = \"sparse\", group = \"user\" }`";
-            (format!("`[features].{name}`: {}", error.message()), hint.to_owned())
-        })?;
-        let sparse = |kind| SparseFeature { name: name.clone(), kind };
-        let sparse = match feature.kind {
-            FeatureKind::Sparse => sparse(SparseKind::Sparse),
-            FeatureKind::Sequence => sparse(SparseKind::Sequence),
-            _ if feature.group.is_some() => {
-                let message =
-                    format!("`[features].{name}`: only sparse and sequence features have a `group`");
-                return Err((message, "remove the `group`".to_owned()));
-            }
-            FeatureKind::Label => {
-                schema.labels.push(name.clone());
-                continue;
-            }
-            FeatureKind::Dense => {
-                schema.dense.push(name.clone());
-                continue;
-            }
-            FeatureKind::Weight => {
-                if let Some(other) = schema.weight.replace(name.clone()) {
-                    let message = format!("`[features]`: both `{other}` and `{name}` are the weight");
-                    return Err((message, "a dataset has one weight column".to_owned()));
-                }
-                continue;
-            }
-        };
-        match feature.group {
-            None => ungrouped.push(sparse),
-            Some(group) if group == UNGROUPED => {
-                let message = format!("`[features].{name}`: the group name `{UNGROUPED}` is reserved");
-                return Err((message, "leave `group` out for features that are not deduplicated".to_owned()));
-            }
-            Some(group) => match schema.groups.iter_mut().find(|known| known.name == group) {
-                Some(known) => known.features.push(sparse),
-                None => schema.groups.push(FeatureGroup {
-                    name: group,
-                    deduplicated: true,
-                    features: vec![sparse],
-                }),
-            },
-        }
-    }
-    if !ungrouped.is_empty() {
-        schema.groups.push(FeatureGroup {
-            name: UNGROUPED.to_owned(),
-            deduplicated: false,
-            features: ungrouped,
-        });
-    }
-    Ok(schema)
-}
-
-/// The error for a column that configuration names and the query lacks.
+/// The error for a column that configuration names and the samples lack.
 pub(crate) fn missing_column(config: &Config, place: &str, column: &str, known: &[&str]) -> Error {
+    let lacking = match &config.samples.rows {
+        Rows::Query(_) => "the query does not give".to_owned(),
+        Rows::Source(source) => format!("neither `{source}` nor another step gives"),
+    };
     Error::Config {
         path: config.path.clone(),
-        message: format!("{place} names the column `{column}`, which the query does not give"),
+        message: format!("{place} names the column `{column}`, which {lacking}"),
         hint: suggest(column, known.iter().copied()),
     }
 }

@@ -1,0 +1,152 @@
+//! What is counted while samples are folded: how often ids occur, for vocabularies, and which lists change together.
+//!
+//! Both are counted where a list changes, not where it repeats: an id is counted when it leaves its list, with the number
+//! of samples that it was in.
+
+use std::iter;
+
+use onefold_datasets::{CountBudget, VocabularyCounter};
+
+use crate::Result;
+use crate::groups::CoChange;
+
+/// What to count.
+#[derive(Debug, Clone)]
+pub(super) struct FactsWanted {
+    /// Names of the vocabularies, whose ids are counted together.
+    pub(super) vocabularies: Vec<String>,
+    /// The vocabulary of each of the records' lists.
+    pub(super) vocabulary_of: Vec<Option<usize>>,
+    /// Bytes for all counts.
+    pub(super) budget: CountBudget,
+    /// Lists that each timeline makes.
+    pub(super) timelines: Vec<usize>,
+    /// Whether to count which lists change together.
+    pub(super) changes: bool,
+}
+
+/// What was counted.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    vocabulary_of: Vec<Option<usize>>,
+    /// Counts of each vocabulary's ids.
+    pub(crate) counters: Vec<VocabularyCounter>,
+    /// Sets of lists, then those of timelines, that changed together.
+    pub(crate) changes: Option<CoChange>,
+    /// Ids of every list over all samples, and those of them that windows would store.
+    pub(crate) values: Vec<[u64; 2]>,
+    timelines: Vec<usize>,
+    set: Vec<u64>,
+}
+
+/// Of the lists of a session's last sample whose ids are counted: since which sample each id has been there.
+#[derive(Debug, Default)]
+pub(super) struct Entered {
+    sample: u64,
+    since: Vec<Vec<u64>>,
+}
+
+impl Facts {
+    pub(super) fn new(wanted: &FactsWanted) -> Self {
+        let lists = wanted.vocabulary_of.len() + wanted.timelines.iter().sum::<usize>();
+        let counter = |name: &String| VocabularyCounter::new(name, &wanted.budget);
+        let changes = wanted.changes.then(|| CoChange::new(lists));
+        Self {
+            vocabulary_of: wanted.vocabulary_of.clone(),
+            counters: wanted.vocabularies.iter().map(counter).collect(),
+            set: vec![0; changes.as_ref().map_or(0, CoChange::words)],
+            changes,
+            values: vec![[0; 2]; lists],
+            timelines: wanted.timelines.clone(),
+        }
+    }
+
+    /// Observes which lists, then those of timelines, differ from those of the session's sample before: all for its first.
+    pub(super) fn observe(
+        &mut self,
+        follows: bool,
+        lists: impl Iterator<Item = bool>,
+        timelines: impl Iterator<Item = bool>,
+    ) {
+        let made =
+            timelines.zip(&self.timelines).flat_map(|(changed, lists)| iter::repeat_n(changed, *lists));
+        let changed = lists.chain(made);
+        let Some(changes) = &mut self.changes else { return };
+        if !follows {
+            return changes.start_session();
+        }
+        self.set.fill(0);
+        for (i, _) in changed.enumerate().filter(|(_, changed)| *changed) {
+            self.set[i / 64] |= 1 << (i % 64);
+        }
+        changes.observe(&self.set, 1);
+    }
+
+    /// Adds the length of a sample's lists from a timeline, of which so many ids would be stored.
+    pub(super) fn timeline_length(&mut self, timeline: usize, length: usize, stored: usize) {
+        let first = self.vocabulary_of.len() + self.timelines[..timeline].iter().sum::<usize>();
+        (first..first + self.timelines[timeline]).for_each(|list| self.length(list, length, stored));
+    }
+
+    /// Adds the length of a sample's list, of which so many ids would be stored.
+    pub(super) fn length(&mut self, list: usize, length: usize, stored: usize) {
+        self.values[list][0] += length as u64;
+        self.values[list][1] += stored as u64;
+    }
+
+    /// Counts what leaves list number `list` when `before` becomes `after`, whose first `known` ids `before` ends with.
+    pub(super) fn replace(
+        &mut self,
+        list: usize,
+        entered: &mut Entered,
+        before: &[i64],
+        after: &[i64],
+        known: usize,
+    ) -> Result<()> {
+        let Some(counter) = self.vocabulary_of[list] else { return Ok(()) };
+        let Some(since) = entered.since.get_mut(list) else { return Ok(()) };
+        let gone = before.len() - known;
+        for (id, since) in before.iter().zip(since.drain(..gone)) {
+            self.counters[counter].add(*id, entered.sample - since)?;
+        }
+        since.resize(after.len(), entered.sample);
+        Ok(())
+    }
+
+    /// Begins with a session.
+    pub(super) fn enter(&self, entered: &mut Entered) {
+        if !self.counters.is_empty() {
+            entered.since.resize_with(self.vocabulary_of.len(), Vec::new);
+        }
+    }
+
+    /// Counts the ids of a session's last sample.
+    pub(super) fn leave(&mut self, lists: &[Vec<i64>], entered: &mut Entered) -> Result<()> {
+        for (list, ids) in lists.iter().enumerate() {
+            self.replace(list, entered, ids, &[], 0)?;
+        }
+        Ok(())
+    }
+
+    /// Adds what another worker counted.
+    pub(super) fn merge(&mut self, other: Self) -> Result<()> {
+        for (counter, other) in self.counters.iter_mut().zip(other.counters) {
+            counter.merge(other)?;
+        }
+        if let (Some(changes), Some(other)) = (&mut self.changes, other.changes) {
+            changes.merge(other);
+        }
+        for (values, other) in self.values.iter_mut().zip(other.values) {
+            values[0] += other[0];
+            values[1] += other[1];
+        }
+        Ok(())
+    }
+}
+
+impl Entered {
+    /// The next sample has the lists as they are now.
+    pub(super) fn next_sample(&mut self) {
+        self.sample += 1;
+    }
+}

@@ -1,0 +1,294 @@
+//! Samples in the order of the log, folded session by session: each becomes a record of what changed.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array, UInt64Array};
+use datafusion::arrow::compute::take;
+use datafusion::arrow::datatypes::SchemaRef;
+use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
+use onefold_datasets::{TIME_COLUMN, overlap};
+
+use super::convert::{Converted, engine};
+use super::facts::{Entered, Facts, FactsWanted};
+use super::record::{RecordWriter, Shape};
+use crate::Result;
+
+/// What stands for a list that did not change among [`SessionFolder::known`].
+const UNCHANGED: usize = usize::MAX;
+
+/// How samples are folded.
+#[derive(Debug, Clone)]
+pub(super) struct FoldOptions {
+    /// Names of the floats, in the records' order.
+    pub(super) floats: Vec<String>,
+    /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
+    pub(super) lists: Vec<(String, bool)>,
+    /// Numbers of timelines that are carried along.
+    pub(super) positions: usize,
+    /// The longest pause within a session, where a pause ends one.
+    pub(super) gap_micros: Option<i64>,
+    /// Whether samples refer to the one before: not where a session's samples will not stand together.
+    pub(super) chained: bool,
+    /// Bytes that the last samples of sessions may take.
+    pub(super) state_bytes: usize,
+}
+
+impl FoldOptions {
+    pub(super) fn shape(&self) -> Shape {
+        Shape { floats: self.floats.len(), positions: self.positions, lists: self.lists.len() }
+    }
+}
+
+/// Folds the samples of those sessions that fall to one worker.
+///
+/// It keeps the last sample of every session. That of a session not seen for long is forgotten when the limit is
+/// reached, and the session's next sample is whole again: memory bounds what is saved, not what comes out.
+#[derive(Debug)]
+pub(super) struct SessionFolder {
+    options: FoldOptions,
+    time_seed: ColumnSeed,
+    float_seeds: Vec<ColumnSeed>,
+    list_seeds: Vec<ColumnSeed>,
+    sessions: Sessions,
+    next_chain: u64,
+    record: RecordWriter,
+    /// Of every list of the current sample, how many of its first ids the list before ends with, or [`UNCHANGED`].
+    known: Vec<usize>,
+    outcome: Folded,
+}
+
+/// What is known of samples that were folded.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    pub(crate) samples: u64,
+    /// Of the times, floats and lists; lists from timelines are not known here.
+    pub(crate) digest: Digest,
+    pub(crate) facts: Facts,
+}
+
+/// The last samples of sessions: those seen lately, and those seen before them. Two generations stand in for the order
+/// of last use, at no cost per sample.
+#[derive(Debug)]
+struct Sessions {
+    recent: HashMap<Box<[u8]>, Last>,
+    older: HashMap<Box<[u8]>, Last>,
+    recent_bytes: usize,
+    limit: usize,
+}
+
+/// The last sample of a session.
+#[derive(Debug, Default)]
+struct Last {
+    /// Whether there is one.
+    is_known: bool,
+    chain: u64,
+    time: i64,
+    /// What orders samples of one time, as comparable bytes.
+    order: Box<[u8]>,
+    digest: u128,
+    lists: Vec<Vec<i64>>,
+    /// What each list adds to the sample's digest.
+    parts: Vec<u128>,
+    /// Where it looks at timelines.
+    positions: Vec<i64>,
+    entered: Entered,
+}
+
+impl Folded {
+    /// Adds other samples.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`](crate::Error::Dataset) if there are more distinct ids than may be counted.
+    pub(super) fn merge(&mut self, other: Self) -> Result<()> {
+        self.samples += other.samples;
+        self.digest.merge(other.digest);
+        self.facts.merge(other.facts)
+    }
+}
+
+impl SessionFolder {
+    /// The folder of one worker, whose chains differ from those of others.
+    pub(super) fn new(options: FoldOptions, facts: &FactsWanted, worker: usize) -> Self {
+        Self {
+            time_seed: ColumnSeed::new(TIME_COLUMN),
+            float_seeds: options.floats.iter().map(|name| ColumnSeed::new(name)).collect(),
+            list_seeds: options.lists.iter().map(|(name, _)| ColumnSeed::new(name)).collect(),
+            sessions: Sessions {
+                recent: HashMap::new(),
+                older: HashMap::new(),
+                recent_bytes: 0,
+                limit: options.state_bytes,
+            },
+            next_chain: (worker as u64) << 48,
+            record: RecordWriter::new(options.shape()),
+            known: vec![0; options.lists.len()],
+            outcome: Folded { samples: 0, digest: Digest::default(), facts: Facts::new(facts) },
+            options,
+        }
+    }
+
+    /// Folds the samples `rows` of `batch`, in their order, into a batch of `schema`: the key columns, the time, the two
+    /// halves of the digest, and the record.
+    pub(super) fn fold(
+        &mut self,
+        batch: &Converted,
+        rows: &[u32],
+        schema: &SchemaRef,
+    ) -> Result<RecordBatch> {
+        let mut records = BinaryBuilder::with_capacity(rows.len(), 0);
+        let mut digests = Vec::with_capacity(rows.len());
+        for row in rows {
+            digests.push(self.fold_sample(batch, *row as usize)?);
+            records.append_value(self.record.bytes());
+        }
+        let indices = UInt32Array::from(rows.to_vec());
+        let mut columns = Vec::with_capacity(schema.fields().len());
+        for key in &batch.keys {
+            columns.push(take(key, &indices, None).map_err(engine)?);
+        }
+        let times = rows.iter().map(|row| batch.time[*row as usize]);
+        let half = |shift: u32| -> ArrayRef {
+            Arc::new(UInt64Array::from_iter_values(digests.iter().map(|digest| (digest >> shift) as u64)))
+        };
+        columns.push(Arc::new(Int64Array::from_iter_values(times)));
+        columns.extend([half(64), half(0)]);
+        columns.push(Arc::new(records.finish()));
+        RecordBatch::try_new(Arc::clone(schema), columns).map_err(engine)
+    }
+
+    /// The digest and statistics of everything folded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`](crate::Error::Dataset) if there are more distinct ids than may be counted.
+    pub(super) fn finish(mut self) -> Result<Folded> {
+        let Sessions { recent, older, .. } = self.sessions;
+        for mut last in recent.into_values().chain(older.into_values()) {
+            self.outcome.facts.leave(&last.lists, &mut last.entered)?;
+        }
+        Ok(self.outcome)
+    }
+
+    /// Writes the record of a sample and gives its digest.
+    fn fold_sample(&mut self, batch: &Converted, row: usize) -> Result<u128> {
+        let (time, order) = (batch.time[row], batch.order_bytes(row));
+        for mut last in self.sessions.make_room() {
+            self.outcome.facts.leave(&last.lists, &mut last.entered)?;
+        }
+        let last = self.sessions.entry(batch.identity.row(row).as_ref());
+        let is_first = !mem::replace(&mut last.is_known, true);
+        if is_first {
+            last.lists.resize_with(self.known.len(), Vec::new);
+            last.parts.resize(self.known.len(), 0);
+            last.positions.resize(batch.positions.len(), 0);
+            self.outcome.facts.enter(&mut last.entered);
+        }
+        let gap = self.options.gap_micros;
+        let same_session = !is_first && gap.is_none_or(|gap| time.abs_diff(last.time) <= gap.unsigned_abs());
+
+        let mut sample = SampleDigest::default();
+        sample.add(self.time_seed.number(time as u64));
+        for (seed, floats) in self.float_seeds.iter().zip(&batch.floats) {
+            sample.add(seed.number(u64::from(floats[row].to_bits())));
+        }
+        for (i, seed) in self.list_seeds.iter().enumerate() {
+            let list = batch.list(i, row);
+            self.known[i] = match last.lists[i] == list {
+                true if !is_first => UNCHANGED,
+                _ => {
+                    last.parts[i] = seed.list(list);
+                    if same_session && self.options.lists[i].1 { overlap(&last.lists[i], list) } else { 0 }
+                }
+            };
+            sample.add(last.parts[i]);
+        }
+        let digest = sample.number();
+        self.outcome.digest.add(sample);
+        self.outcome.samples += 1;
+
+        // A sample refers only to one that the sort will leave before it; equal ones may change places.
+        let in_order = (last.time, &*last.order, last.digest) < (time, order, digest);
+        let follows = self.options.chained && same_session && in_order;
+        if !follows {
+            last.chain = self.next_chain;
+            self.next_chain += 1;
+        }
+        let floats = batch.floats.iter().map(|floats| floats[row]);
+        self.record.start(last.chain, floats, batch.positions.iter().map(|positions| positions[row]));
+        for (i, known) in self.known.iter().enumerate() {
+            let list = batch.list(i, row);
+            match *known {
+                UNCHANGED if follows => {}
+                known if follows => self.record.changed(i, list.len(), &list[known..]),
+                _ => self.record.changed(i, list.len(), list),
+            }
+        }
+
+        let facts = &mut self.outcome.facts;
+        let moved = last.positions.chunks(2).zip(batch.positions.chunks(2));
+        let moved =
+            moved.map(|(before, now)| before.iter().zip(now).any(|(before, now)| *before != now[row]));
+        facts.observe(same_session, self.known.iter().map(|known| *known != UNCHANGED), moved);
+        for (timeline, positions) in batch.positions.chunks_exact(2).enumerate() {
+            let (start, end) = (positions[0][row], positions[1][row]);
+            let seen = if same_session { last.positions[2 * timeline + 1] } else { start };
+            let length = |from: i64| usize::try_from(end - from.clamp(start, end)).unwrap_or(0);
+            facts.timeline_length(timeline, length(start), length(seen));
+        }
+        let (mut added, mut removed) = (0, 0);
+        for (i, known) in self.known.iter().enumerate() {
+            let (list, before) = (batch.list(i, row), &mut last.lists[i]);
+            if *known == UNCHANGED {
+                facts.length(i, list.len(), if same_session { 0 } else { list.len() });
+                continue;
+            }
+            facts.length(i, list.len(), list.len() - known);
+            facts.replace(i, &mut last.entered, before, list, *known)?;
+            added += 8 * list.len();
+            removed += 8 * before.len();
+            before.clear();
+            before.extend_from_slice(list);
+        }
+        last.entered.next_sample();
+        last.positions.iter_mut().zip(&batch.positions).for_each(|(last, now)| *last = now[row]);
+        last.time = time;
+        if *last.order != *order {
+            last.order = order.into();
+        }
+        last.digest = digest;
+        self.sessions.recent_bytes = (self.sessions.recent_bytes + added).saturating_sub(removed);
+        Ok(digest)
+    }
+}
+
+impl Sessions {
+    /// Forgets the sessions not seen for long where there is no room for another; gives what is forgotten.
+    fn make_room(&mut self) -> impl Iterator<Item = Last> + use<> {
+        let mut forgotten = HashMap::new();
+        if self.recent_bytes > self.limit / 2 {
+            forgotten = mem::replace(&mut self.older, mem::take(&mut self.recent));
+            self.recent_bytes = 0;
+        }
+        forgotten.into_values()
+    }
+
+    /// The last sample of a session, without lists if none is known.
+    fn entry(&mut self, identity: &[u8]) -> &mut Last {
+        if !self.recent.contains_key(identity) {
+            let last = self.older.remove(identity).unwrap_or_default();
+            self.recent_bytes += last.bytes() + 2 * identity.len();
+            self.recent.insert(identity.into(), last);
+        }
+        self.recent.get_mut(identity).expect("it was put there if it was not")
+    }
+}
+
+impl Last {
+    /// About what it takes in memory, with the hash table's part.
+    fn bytes(&self) -> usize {
+        256 + self.lists.iter().map(|list| 64 + 8 * list.len()).sum::<usize>()
+    }
+}

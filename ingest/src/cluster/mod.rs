@@ -1,0 +1,313 @@
+//! Clustering: from samples in the order of a log to sessions, one after the other.
+//!
+//! ```text
+//! query ──convert──▶ fold by session ──records──▶ join with sessions, sort ──▶ unfold ──slices of shared ids──▶ writer
+//!   (lists)            (fold, facts)              (the engine, spills)        (unfold)
+//! ```
+//!
+//! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are folded
+//! *before* the sort: each is compared with the last sample of its session, wherever that stood in the log, and becomes a
+//! record of what changed ([`record`]). The engine sorts records. Behind the sort the samples of a session stand
+//! together, and their lists are put together again as slices of shared ids ([`unfold`]). What folding cannot know (a session
+//! not seen for long, samples out of time order) only costs: such a sample is stored whole.
+//!
+//! The fold is also where every sample is seen once, before anything is written: digests, the counts that vocabularies need,
+//! and what changes together ([`facts`]) are taken there.
+
+mod convert;
+mod facts;
+mod fold;
+mod place;
+mod progress;
+mod record;
+mod table;
+#[cfg(test)]
+mod tests;
+mod timelines;
+mod unfold;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use datafusion::arrow::array::{Array, AsArray, RecordBatch};
+use datafusion::arrow::datatypes::{Int64Type, Schema as ArrowSchema};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::{displayable, execute_stream};
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
+use onefold_datasets::console::Reporter;
+use onefold_datasets::units::format_bytes;
+use onefold_datasets::{CountBudget, Order, PartitionKey, SparseFeature, SparseKind};
+
+use self::convert::{ColumnNames, column};
+use self::facts::FactsWanted;
+use self::fold::FoldOptions;
+use self::progress::Progress;
+use self::table::{FoldRun, RECORD};
+use self::timelines::{Slice, Slices};
+use self::unfold::{SessionRun, Unfolder};
+use crate::config::SessionConfig;
+use crate::sessionize::{self, SESSION, TIME};
+use crate::{Config, Error, Result};
+
+use self::convert::check_types;
+pub(crate) use self::facts::Facts;
+pub(crate) use self::fold::Folded;
+use self::table::{DIGEST, RECORDS_TABLE};
+pub(crate) use self::unfold::ListColumn;
+
+/// How often a person is told how far it is.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What clustering needs to know beside the configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct ClusterOptions {
+    pub(crate) order: Order,
+    /// Bytes for the last samples of sessions.
+    pub(crate) state_bytes: usize,
+    /// Bytes for the counts of vocabularies.
+    pub(crate) budget: CountBudget,
+    pub(crate) threads: usize,
+    /// Rows of a batch of the query.
+    pub(crate) query_batch_rows: usize,
+    /// Whether to observe which lists change together.
+    pub(crate) observe_changes: bool,
+}
+
+/// The samples of a query on their way into the order of a dataset.
+pub(crate) struct Clustering<'a> {
+    config: &'a Config,
+    run: Arc<FoldRun>,
+    progress: Arc<Progress>,
+    sorted: SendableRecordBatchStream,
+    timelines: Vec<Slices>,
+    /// The first sorted batch, which is there when all is folded.
+    first: Option<RecordBatch>,
+    folded: Option<Folded>,
+}
+
+impl<'a> Clustering<'a> {
+    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] and [`Error::Column`] for columns that are missing or have a type that does not fit.
+    pub(crate) async fn plan(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &ArrowSchema,
+        options: &ClusterOptions,
+    ) -> Result<Self> {
+        check_types(config, columns)?;
+        let samples = context.sql(&sessionize::samples(config, columns)?).await?;
+        let input = samples.create_physical_plan().await?;
+        tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
+        let progress = Arc::new(Progress::default());
+        let run = FoldRun::new(
+            input,
+            with_batch_rows(context, options.query_batch_rows),
+            column_names(config),
+            fold_options(config, options),
+            facts_wanted(config, options),
+            options.threads.max(1),
+            Arc::clone(&progress),
+        )?;
+        let run = Arc::new(run);
+        context.register_table(RECORDS_TABLE, Arc::new(run.table()?))?;
+        let ordered = sessionize::ordered(config, columns, options.order, RECORDS_TABLE, &DIGEST)?;
+        let plan = context.sql(&ordered).await?.create_physical_plan().await?;
+        tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
+        let sorted = execute_stream(plan, context.task_ctx())?;
+        let mut timelines = Vec::new();
+        for (i, timeline) in config.timelines.iter().enumerate() {
+            let rows = context.sql(&sessionize::slices(config, columns, options.order, i)?).await?;
+            let lists = timeline.columns.iter().map(|(feature, _)| feature.clone());
+            timelines.push(Slices::new(rows.execute_stream().await?, lists.collect()));
+        }
+        Ok(Self { config, run, progress, sorted, timelines, first: None, folded: None })
+    }
+
+    /// Folds and sorts all samples; gives what is known of them then, or `None` if there are none.
+    ///
+    /// # Errors
+    ///
+    /// Those of the query, and [`Error::Column`] for a value that no sample can have.
+    pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&Folded>> {
+        reporter.begin("reading", None, "samples");
+        let mut seen = 0;
+        let first = loop {
+            match tokio::time::timeout(TICK, self.sorted.next()).await {
+                Ok(batch) => break batch,
+                Err(_) => {
+                    let samples = self.progress.samples();
+                    reporter.advance(samples - seen);
+                    seen = samples;
+                    reporter.note(&format!("{} decoded", format_bytes(self.progress.bytes())));
+                }
+            }
+        };
+        reporter.end();
+        self.first = first.transpose()?;
+        self.folded = self.run.outcome()?;
+        match (&self.first, &self.folded) {
+            (Some(_), None) => Err(bug("records were given before all samples were folded")),
+            (Some(_), folded) => Ok(folded.as_ref()),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// Gives the samples, in the order of the dataset, batch by batch of one partition. `lists` are the list columns.
+    /// To be called after [`fold`](Self::fold).
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine and of `give`; [`Error::Engine`] if what comes out are not the samples that went in.
+    pub(crate) async fn unfold(
+        mut self,
+        lists: Vec<ListColumn>,
+        reporter: &dyn Reporter,
+        give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
+    ) -> Result<()> {
+        let Some(folded) = self.folded else { return Ok(()) };
+        let mut unfolder = Unfolder::new(self.run.options(), lists);
+        reporter.begin("writing", Some(folded.samples), "samples");
+        let mut current = SessionSlices::default();
+        let mut next = self.first.take();
+        while let Some(records) = next {
+            let slices = &mut self.timelines;
+            unfold_batch(self.config, &records, &mut unfolder, slices, &mut current, give).await?;
+            reporter.advance(records.num_rows() as u64);
+            next = self.sorted.next().await.transpose()?;
+        }
+        unfolder.flush(give)?;
+        reporter.end();
+        if (unfolder.samples(), unfolder.digest()) != (folded.samples, folded.digest) {
+            return Err(Error::Engine {
+                message: format!(
+                    "{} samples with digest {} were read, {} with digest {} came out of the sort",
+                    folded.samples,
+                    folded.digest,
+                    unfolder.samples(),
+                    unfolder.digest(),
+                ),
+                hint: "the query must give the same rows each time it is evaluated; if it does, check the disk of \
+                       `--spill-directory`"
+                    .to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The slices of the session that is being unfolded.
+#[derive(Default)]
+struct SessionSlices {
+    place: Option<(PartitionKey, i64)>,
+    slices: Vec<Slice>,
+}
+
+/// Unfolds the sessions of a sorted batch.
+async fn unfold_batch(
+    config: &Config,
+    records: &RecordBatch,
+    unfolder: &mut Unfolder,
+    timelines: &mut [Slices],
+    current: &mut SessionSlices,
+    give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
+) -> Result<()> {
+    let sessions = column(records, SESSION)?.as_primitive::<Int64Type>();
+    if sessions.null_count() > 0 {
+        return Err(Error::Engine {
+            message: format!("{} samples belong to no session", sessions.null_count()),
+            hint:
+                "the query must give the same rows each time it is evaluated; remove `random()` and the like"
+                    .to_owned(),
+        });
+    }
+    let times = column(records, TIME)?.as_primitive::<Int64Type>().values();
+    let bytes = column(records, RECORD)?.as_binary::<i32>();
+    for rows in place::session_runs(config, records)? {
+        let (partition, session) =
+            (place::partition_key(config, records, rows.start)?, sessions.value(rows.start));
+        if current.place.as_ref().is_none_or(|(known, number)| (known, *number) != (&partition, session)) {
+            current.slices.clear();
+            for timeline in timelines.iter_mut() {
+                current.slices.push(timeline.of(config, &partition, session).await?);
+            }
+            current.place = Some((partition.clone(), session));
+        }
+        let run = SessionRun {
+            partition: &partition,
+            session,
+            times: &times[rows.clone()],
+            records: &bytes.slice(rows.start, rows.len()),
+            slices: &current.slices,
+        };
+        unfolder.push(&run, give)?;
+    }
+    Ok(())
+}
+
+/// The columns of the samples' query, by what they are.
+fn column_names(config: &Config) -> ColumnNames {
+    ColumnNames {
+        keys: sessionize::key_columns(config),
+        identity: sessionize::identity_columns(config),
+        order: config.order.clone(),
+        floats: config.schema.float_columns().map(str::to_owned).collect(),
+        lists: logged_lists(config).map(|feature| feature.name.clone()).collect(),
+        positions: sessionize::position_columns(config),
+    }
+}
+
+/// The list columns of what is unfolded: those of the log, then those that timelines make.
+pub(crate) fn list_names(config: &Config) -> impl Iterator<Item = &str> {
+    let made = config.timelines.iter().flat_map(|timeline| &timeline.columns);
+    logged_lists(config).map(|list| list.name.as_str()).chain(made.map(|(feature, _)| feature.as_str()))
+}
+
+/// The lists that the log has: not those that timelines make.
+fn logged_lists(config: &Config) -> impl Iterator<Item = &SparseFeature> {
+    config.schema.sparse_features().filter(|feature| config.timeline_of(&feature.name).is_none())
+}
+
+fn fold_options(config: &Config, options: &ClusterOptions) -> FoldOptions {
+    let lists = logged_lists(config);
+    FoldOptions {
+        floats: config.schema.float_columns().map(str::to_owned).collect(),
+        lists: lists.map(|list| (list.name.clone(), list.kind == SparseKind::Sequence)).collect(),
+        positions: 2 * config.timelines.len(),
+        gap_micros: match config.session {
+            SessionConfig::Key(_) => None,
+            SessionConfig::Gap { gap_micros, .. } => Some(gap_micros),
+        },
+        chained: options.order.is_clustered(),
+        state_bytes: options.state_bytes / options.threads.max(1),
+    }
+}
+
+fn facts_wanted(config: &Config, options: &ClusterOptions) -> FactsWanted {
+    let place = |name: &String| config.vocabularies.keys().position(|known| known == name);
+    let vocabulary_of = logged_lists(config).map(|feature| feature.vocabulary.as_ref().and_then(place));
+    FactsWanted {
+        vocabularies: config.vocabularies.keys().cloned().collect(),
+        vocabulary_of: vocabulary_of.collect(),
+        budget: options.budget.clone(),
+        timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
+        changes: options.observe_changes,
+    }
+}
+
+/// The engine's context with batches of so many rows.
+fn with_batch_rows(context: &SessionContext, rows: usize) -> Arc<TaskContext> {
+    let state = context.state();
+    let config = state.config().clone().with_batch_size(rows);
+    Arc::new(TaskContext::from(&state).with_session_config(config))
+}
+
+fn bug(message: &str) -> Error {
+    Error::Engine {
+        message: message.to_owned(),
+        hint: "this is a bug in Onefold; please report it".to_owned(),
+    }
+}

@@ -1,0 +1,75 @@
+//! The partition that a session lies in.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use datafusion::arrow::compute::partition;
+use datafusion::arrow::datatypes::{DataType, Int64Type};
+use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
+use onefold_datasets::PartitionKey;
+
+use super::convert::{cast, column, column_error, engine, required};
+use crate::sessionize::{SESSION, START, bucket_micros};
+use crate::{Config, PartitionBy, Result};
+
+/// The runs of rows of a sorted batch that are of one session: where each starts and ends.
+pub(super) fn session_runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
+    let starts = column(records, START)?.as_primitive::<Int64Type>().values();
+    let buckets = starts.iter().map(|start| config.partition_by.map_or(0, |by| bucket(*start, by)));
+    let mut place: Vec<ArrayRef> =
+        vec![Arc::clone(column(records, SESSION)?), Arc::new(Int64Array::from_iter_values(buckets))];
+    for name in &config.partition_columns {
+        place.push(Arc::clone(column(records, name)?));
+    }
+    Ok(partition(&place).map_err(engine)?.ranges())
+}
+
+/// The partition of a row.
+///
+/// # Errors
+///
+/// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or its start is no date.
+pub(super) fn partition_key(config: &Config, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
+    let mut key = Vec::new();
+    for name in &config.partition_columns {
+        let value = records.slice(row, 1);
+        let text = cast(name, required(&value, name, name)?, &DataType::Utf8)?;
+        key.push((name.clone(), text.as_string::<i32>().value(0).to_owned()));
+    }
+    if let Some(by) = config.partition_by {
+        let start = column(records, START)?.as_primitive::<Int64Type>().value(row);
+        key.extend(date_and_hour(start, by)?);
+    }
+    Ok(PartitionKey::new(key))
+}
+
+/// The start of the day or hour that holds `micros`.
+fn bucket(micros: i64, by: PartitionBy) -> i64 {
+    micros.div_euclid(bucket_micros(by)) * bucket_micros(by)
+}
+
+/// The `date` (and `hour`) columns of the partition of a session that starts at `micros`.
+fn date_and_hour(micros: i64, by: PartitionBy) -> Result<Vec<(String, String)>> {
+    let time = timestamp_us_to_datetime(bucket(micros, by)).ok_or_else(|| {
+        let message = format!("the time {micros} (microseconds since 1970) is not a date");
+        column_error("time", &message, "check the unit of the time column")
+    })?;
+    let mut columns = vec![("date".to_owned(), time.format("%Y-%m-%d").to_string())];
+    if by == PartitionBy::Hour {
+        columns.push(("hour".to_owned(), time.format("%H").to_string()));
+    }
+    Ok(columns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_named_by_the_session_start() {
+        let key = |micros, by| PartitionKey::new(date_and_hour(micros, by).unwrap()).to_string();
+        assert_eq!(key(0, PartitionBy::Hour), "date=1970-01-01/hour=00");
+        assert_eq!(key(-1, PartitionBy::Hour), "date=1969-12-31/hour=23");
+        assert_eq!(key(1_684_703_210_000_000, PartitionBy::Day), "date=2023-05-21");
+    }
+}

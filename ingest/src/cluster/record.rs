@@ -1,0 +1,256 @@
+//! A sample as bytes, with what changed since the sample before it: what passes the sort in place of the lists.
+//!
+//! ```text
+//! chain u64 │ floats 4 bytes each │ positions 8 bytes each │ one bit per list: changed? │ the changed lists
+//!                                                                a changed list: length, ids stored (varints),
+//!                                                                bytes per id, the ids
+//! ```
+//!
+//! A **chain** is a run of samples of one session of which each is described by what changed since the one before; its
+//! first sample has every list changed. A changed list is the last ids of the list before, followed by the ids stored.
+//! Nothing of this reaches a disk but the engine's spill files, so it has no version.
+
+/// What every record of a query has: how many floats, timeline positions and lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) floats: usize,
+    pub(super) positions: usize,
+    pub(super) lists: usize,
+}
+
+/// Writes records one after the other.
+#[derive(Debug)]
+pub(super) struct RecordWriter {
+    shape: Shape,
+    bytes: Vec<u8>,
+    /// Where the current record's bits of changed lists are.
+    bits: usize,
+}
+
+/// One record that is read from its start to its end.
+#[derive(Debug)]
+pub(super) struct RecordReader<'a> {
+    chain: u64,
+    floats: &'a [u8],
+    positions: &'a [u8],
+    bits: &'a [u8],
+    lists: &'a [u8],
+}
+
+/// A list that differs from the one before.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ChangedList<'a> {
+    /// Ids of the whole list.
+    pub(super) length: usize,
+    /// The last of them, as bytes.
+    stored: &'a [u8],
+    width: usize,
+}
+
+impl RecordWriter {
+    pub(super) fn new(shape: Shape) -> Self {
+        Self { shape, bytes: Vec::new(), bits: 0 }
+    }
+
+    /// Starts a record; what was written before is forgotten.
+    pub(super) fn start(
+        &mut self,
+        chain: u64,
+        floats: impl Iterator<Item = f32>,
+        positions: impl Iterator<Item = i64>,
+    ) {
+        self.bytes.clear();
+        self.bytes.extend_from_slice(&chain.to_le_bytes());
+        floats.for_each(|float| self.bytes.extend_from_slice(&float.to_le_bytes()));
+        positions.for_each(|position| self.bytes.extend_from_slice(&position.to_le_bytes()));
+        self.bits = self.bytes.len();
+        self.bytes.resize(self.bits + self.shape.lists.div_ceil(8), 0);
+    }
+
+    /// Adds list number `list`, which changed: it has `length` ids, the last of which are `stored`. Lists come in order.
+    pub(super) fn changed(&mut self, list: usize, length: usize, stored: &[i64]) {
+        self.bytes[self.bits + list / 8] |= 1 << (list % 8);
+        write_varint(&mut self.bytes, length as u64);
+        write_varint(&mut self.bytes, stored.len() as u64);
+        // Of zigzag codes the bits that any of them has tell how wide the widest is.
+        let width = match stored.iter().fold(0, |bits, id| bits | ((id << 1) ^ (id >> 63)) as u64) {
+            0..0x100 => 1,
+            0x100..0x1_0000 => 2,
+            0x1_0000..0x1_0000_0000 => 4,
+            _ => 8,
+        };
+        self.bytes.push(width as u8);
+        for id in stored {
+            let code = ((id << 1) ^ (id >> 63)) as u64;
+            self.bytes.extend_from_slice(&code.to_le_bytes()[..width]);
+        }
+    }
+
+    /// The record since [`start`](Self::start).
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl<'a> RecordReader<'a> {
+    /// Reads a record of `shape`; `None` if it is none.
+    pub(super) fn new(shape: Shape, record: &'a [u8]) -> Option<Self> {
+        let (chain, rest) = record.split_first_chunk()?;
+        let (floats, rest) = rest.split_at_checked(4 * shape.floats)?;
+        let (positions, rest) = rest.split_at_checked(8 * shape.positions)?;
+        let (bits, lists) = rest.split_at_checked(shape.lists.div_ceil(8))?;
+        Some(Self { chain: u64::from_le_bytes(*chain), floats, positions, bits, lists })
+    }
+
+    pub(super) fn chain(&self) -> u64 {
+        self.chain
+    }
+
+    pub(super) fn floats(&self) -> impl Iterator<Item = f32> + 'a {
+        self.floats.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+    }
+
+    pub(super) fn positions(&self) -> impl Iterator<Item = i64> + 'a {
+        self.positions.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes))
+    }
+
+    /// Whether list number `list` changed; if so, [`next_changed`](Self::next_changed) gives it, after those before it.
+    pub(super) fn is_changed(&self, list: usize) -> bool {
+        self.bits[list / 8] & (1 << (list % 8)) != 0
+    }
+
+    /// The next changed list; `None` if the record is none.
+    pub(super) fn next_changed(&mut self) -> Option<ChangedList<'a>> {
+        let length = usize::try_from(read_varint(&mut self.lists)?).ok()?;
+        let stored = usize::try_from(read_varint(&mut self.lists)?).ok()?;
+        let (width, rest) = self.lists.split_first()?;
+        let width = usize::from(*width);
+        let (stored, rest) = rest.split_at_checked(stored.checked_mul(width)?)?;
+        self.lists = rest;
+        Some(ChangedList { length, stored, width })
+    }
+}
+
+impl ChangedList<'_> {
+    /// How many ids are stored.
+    pub(super) fn stored(&self) -> usize {
+        self.stored.len() / self.width.max(1)
+    }
+
+    /// Appends the ids stored to `ids`.
+    pub(super) fn append_to(&self, ids: &mut Vec<i64>) {
+        let from_code = |code: u64| (code >> 1) as i64 ^ -((code & 1) as i64);
+        match self.width {
+            1 => ids.extend(self.stored.iter().map(|code| from_code(u64::from(*code)))),
+            2 => {
+                ids.extend(self.stored.as_chunks().0.iter().map(|c| from_code(u16::from_le_bytes(*c).into())))
+            }
+            4 => {
+                ids.extend(self.stored.as_chunks().0.iter().map(|c| from_code(u32::from_le_bytes(*c).into())))
+            }
+            _ => ids.extend(self.stored.as_chunks().0.iter().map(|c| from_code(u64::from_le_bytes(*c)))),
+        }
+    }
+}
+
+/// LEB128: seven bits a byte, the lowest first.
+fn write_varint(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7F) << shift;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            chain in any::<u64>(),
+            floats in prop::collection::vec(any::<f32>(), 0..4),
+            positions in prop::collection::vec(any::<i64>(), 0..3),
+            lists in prop::collection::vec(
+                prop::option::of((0_usize..300, prop::collection::vec(prop_oneof![-5..500_i64, any::<i64>()], 0..20))),
+                0..20,
+            ),
+        ) {
+            let shape = Shape { floats: floats.len(), positions: positions.len(), lists: lists.len() };
+            let mut writer = RecordWriter::new(shape);
+            writer.start(1, floats.iter().map(|float| float + 1.0), positions.iter().copied());
+            writer.start(chain, floats.iter().copied(), positions.iter().copied());
+            for (i, list) in lists.iter().enumerate() {
+                if let Some((length, stored)) = list {
+                    writer.changed(i, *length, stored);
+                }
+            }
+            let mut reader = RecordReader::new(shape, writer.bytes()).unwrap();
+            prop_assert_eq!(reader.chain(), chain);
+            let bits = |floats: Vec<f32>| floats.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            prop_assert_eq!(bits(reader.floats().collect()), bits(floats));
+            prop_assert_eq!(reader.positions().collect::<Vec<_>>(), positions);
+            for (i, list) in lists.iter().enumerate() {
+                prop_assert_eq!(reader.is_changed(i), list.is_some());
+                if let Some((length, stored)) = list {
+                    let changed = reader.next_changed().unwrap();
+                    let mut ids = vec![7];
+                    changed.append_to(&mut ids);
+                    prop_assert_eq!((changed.length, changed.stored(), &ids[1..]), (*length, stored.len(), &stored[..]));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_width_and_sign_is_kept() {
+        for id in [
+            0,
+            -1,
+            127,
+            -128,
+            128,
+            -129,
+            32_767,
+            32_768,
+            -32_769,
+            1 << 31,
+            -(1 << 31) - 1,
+            i64::MAX,
+            i64::MIN,
+        ] {
+            let shape = Shape { floats: 0, positions: 0, lists: 1 };
+            let mut writer = RecordWriter::new(shape);
+            writer.start(0, [].into_iter(), [].into_iter());
+            writer.changed(0, 1, &[id]);
+            let mut ids = Vec::new();
+            let mut reader = RecordReader::new(shape, writer.bytes()).unwrap();
+            reader.next_changed().unwrap().append_to(&mut ids);
+            assert_eq!(ids, [id]);
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_no_record() {
+        let shape = Shape { floats: 1, positions: 0, lists: 1 };
+        assert!(RecordReader::new(shape, &[0; 12]).is_none());
+        let mut reader = RecordReader::new(shape, &[1; 13]).unwrap();
+        assert!(reader.next_changed().is_none());
+    }
+}

@@ -1,0 +1,251 @@
+//! The table of folded samples, which the engine reads as it would a file.
+//!
+//! ```text
+//! query, part 0 ──convert──┐            ┌─▶ worker 0: sessions whose hash is 0 ─▶ records
+//! query, part 1 ──convert──┼─ every ────┼─▶ worker 1: sessions whose hash is 1 ─▶ records
+//! query, part 2 ──convert──┘  batch     └─▶ …
+//! ```
+//!
+//! Every worker sees every batch and takes the samples of its sessions from it: the lists are not copied on the way.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::compute::BatchCoalescer;
+use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::common::runtime::JoinSet;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::stream::RecordBatchReceiverStream;
+use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use futures::StreamExt;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::convert::{ColumnNames, Converted, Converter};
+use super::facts::FactsWanted;
+use super::fold::{FoldOptions, Folded, SessionFolder};
+use super::progress::Progress;
+use crate::sessionize::TIME;
+
+/// The high and the low half of a sample's digest, which order samples that nothing else does.
+pub(crate) const DIGEST: [&str; 2] = ["__onefold_digest_high", "__onefold_digest_low"];
+/// A sample as [`record`](super::record) writes it.
+pub(crate) const RECORD: &str = "__onefold_record";
+
+/// The name of the table of records.
+pub(crate) const RECORDS_TABLE: &str = "__onefold_records";
+
+/// Rows of a batch of records; the engine sorts and merges whole batches.
+const BATCH_ROWS: usize = 4096;
+/// Batches that may wait for a worker, or in front of the engine.
+const WAITING: usize = 2;
+
+/// One pass over a query's samples.
+#[derive(Debug)]
+pub(super) struct FoldRun {
+    /// Gives the samples.
+    input: Arc<dyn ExecutionPlan>,
+    /// What the input runs in: its batches are smaller than those of records.
+    context: Arc<TaskContext>,
+    names: ColumnNames,
+    options: FoldOptions,
+    facts: FactsWanted,
+    schema: SchemaRef,
+    workers: usize,
+    progress: Arc<Progress>,
+    started: Mutex<Option<Started>>,
+    outcome: Mutex<Vec<(usize, Folded)>>,
+}
+
+/// A batch for every worker, or what went wrong.
+type Message = Result<Arc<Converted>>;
+
+/// The queues that workers have not taken yet, and the tasks that fill them.
+#[derive(Debug)]
+struct Started {
+    queues: Vec<Option<Receiver<Message>>>,
+    readers: Option<JoinSet<()>>,
+}
+
+/// The samples of one worker.
+#[derive(Debug)]
+struct Worker {
+    run: Arc<FoldRun>,
+    number: usize,
+}
+
+impl FoldRun {
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn new(
+        input: Arc<dyn ExecutionPlan>,
+        context: Arc<TaskContext>,
+        names: ColumnNames,
+        options: FoldOptions,
+        facts: FactsWanted,
+        workers: usize,
+        progress: Arc<Progress>,
+    ) -> Result<Self> {
+        let schema = records_schema(&names, &input.schema())?;
+        Ok(Self {
+            input,
+            context,
+            names,
+            options,
+            facts,
+            schema,
+            workers,
+            progress,
+            started: Mutex::new(None),
+            outcome: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// How samples are folded.
+    pub(super) fn options(&self) -> &FoldOptions {
+        &self.options
+    }
+
+    /// The table that runs this when it is read, which it can be once.
+    pub(super) fn table(self: &Arc<Self>) -> Result<StreamingTable> {
+        let worker =
+            |number| -> Arc<dyn PartitionStream> { Arc::new(Worker { run: Arc::clone(self), number }) };
+        StreamingTable::try_new(Arc::clone(&self.schema), (0..self.workers).map(worker).collect())
+    }
+
+    /// What is known of the samples when all records were given; `None` before that, and when it was asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`](crate::Error::Dataset) if there are more distinct ids than may be counted.
+    pub(super) fn outcome(&self) -> crate::Result<Option<Folded>> {
+        let mut parts = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        if parts.len() < self.workers {
+            return Ok(None);
+        }
+        parts.sort_by_key(|(worker, _)| *worker);
+        let mut parts = parts.drain(..).map(|(_, folded)| folded);
+        let Some(mut all) = parts.next() else { return Ok(None) };
+        for part in parts {
+            all.merge(part)?;
+        }
+        Ok(Some(all))
+    }
+
+    /// The queue of a worker, and with the first one the tasks that fill all of them.
+    fn start(self: &Arc<Self>, worker: usize) -> Option<(Receiver<Message>, Option<JoinSet<()>>)> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = started.get_or_insert_with(|| {
+            let (senders, queues): (Vec<_>, Vec<_>) = (0..self.workers).map(|_| channel(WAITING)).unzip();
+            let mut readers = JoinSet::new();
+            for part in 0..self.input.output_partitioning().partition_count() {
+                readers.spawn(Arc::clone(self).read(part, senders.clone()));
+            }
+            Started { queues: queues.into_iter().map(Some).collect(), readers: Some(readers) }
+        });
+        Some((started.queues[worker].take()?, started.readers.take()))
+    }
+
+    /// Converts one part of the input for all workers. An error goes to the first of them.
+    async fn read(self: Arc<Self>, part: usize, workers: Vec<Sender<Message>>) {
+        if let Err(error) = self.convert(part, &workers).await {
+            // A worker that is gone has ended the query already.
+            let _ = workers[0].send(Err(error)).await;
+        }
+    }
+
+    async fn convert(&self, part: usize, workers: &[Sender<Message>]) -> Result<()> {
+        let converter = Converter::new(self.names.clone(), &self.input.schema()).map_err(external)?;
+        let mut batches = self.input.execute(part, Arc::clone(&self.context))?;
+        while let Some(batch) = batches.next().await {
+            let batch = batch?;
+            self.progress.read(batch.num_rows(), batch.get_array_memory_size());
+            let converted = Arc::new(converter.convert(&batch).map_err(external)?);
+            for worker in workers {
+                if worker.send(Ok(Arc::clone(&converted))).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Folds what a worker is sent.
+    async fn work(
+        self: Arc<Self>,
+        number: usize,
+        mut queue: Receiver<Message>,
+        output: Sender<Result<RecordBatch>>,
+    ) -> Result<()> {
+        let mut folder = SessionFolder::new(self.options.clone(), &self.facts, number);
+        let mut coalescer = BatchCoalescer::new(Arc::clone(&self.schema), BATCH_ROWS);
+        let mut rows = Vec::new();
+        while let Some(message) = queue.recv().await {
+            let batch = message?;
+            rows.clear();
+            let mine = |hash: u64| ((u128::from(hash) * self.workers as u128) >> 64) as usize == number;
+            rows.extend(
+                (0..).zip(&batch.hashes).filter(|(_, hash)| mine(**hash)).map(|(row, _): (u32, _)| row),
+            );
+            coalescer.push_batch(folder.fold(&batch, &rows, &self.schema).map_err(external)?)?;
+            while let Some(records) = coalescer.next_completed_batch() {
+                if output.send(Ok(records)).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        coalescer.finish_buffered_batch()?;
+        // Known before the last records are given: who sees the end of them may ask for it.
+        let folded = folder.finish().map_err(external)?;
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).push((number, folded));
+        while let Some(records) = coalescer.next_completed_batch() {
+            if output.send(Ok(records)).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The columns of records of samples that have the columns of `samples`.
+pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Result<SchemaRef> {
+    let mut fields = Vec::new();
+    for key in &names.keys {
+        fields.push(Arc::new(samples.field_with_name(key)?.clone()));
+    }
+    fields.push(Arc::new(Field::new(TIME, DataType::Int64, false)));
+    fields.extend(DIGEST.map(|half| Arc::new(Field::new(half, DataType::UInt64, false))));
+    fields.push(Arc::new(Field::new(RECORD, DataType::Binary, false)));
+    Ok(Arc::new(ArrowSchema::new(fields)))
+}
+
+/// Our error on its way through the engine.
+fn external(error: crate::Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+impl PartitionStream for Worker {
+    fn schema(&self) -> &SchemaRef {
+        &self.run.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.run.schema), WAITING);
+        let (run, number, output) = (Arc::clone(&self.run), self.number, stream.tx());
+        stream.spawn(async move {
+            let Some((queue, readers)) = run.start(number) else {
+                return datafusion::common::internal_err!("the samples are read twice");
+            };
+            let worked = Arc::clone(&run).work(number, queue, output).await;
+            // The first worker owns the readers. Without an error they have ended, unless by a panic, which goes on.
+            if worked.is_ok()
+                && let Some(readers) = readers
+            {
+                readers.join_all().await;
+            }
+            worked
+        });
+        stream.build()
+    }
+}

@@ -1,0 +1,236 @@
+//! Folding, sorting and unfolding gives the samples back, in order, whatever the order of the log and the memory.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    ArrayRef, AsArray, BinaryArray, Float32Array, Int64Array, ListArray, RecordBatch,
+};
+use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
+use onefold_datasets::{CountBudget, PartitionKey};
+use proptest::prelude::*;
+
+use super::convert::{ColumnNames, Converted, Converter};
+use super::facts::FactsWanted;
+use super::fold::{FoldOptions, Folded, SessionFolder};
+use super::timelines::Slice;
+use super::unfold::{ListColumn, SessionRun, Unfolder};
+use crate::sessionize::TIME;
+
+/// A sample: session, time, a number, a bag of ids and a sequence.
+type Sample = (i64, i64, f32, Vec<i64>, Vec<i64>);
+
+fn batch(samples: &[Sample]) -> RecordBatch {
+    let lists = |lists: Vec<Vec<i64>>| -> ArrayRef {
+        let lists = lists.into_iter().map(|list| Some(list.into_iter().map(Some).collect::<Vec<_>>()));
+        Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))
+    };
+    let numbers = |of: fn(&Sample) -> i64| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(samples.iter().map(of)))
+    };
+    RecordBatch::try_from_iter([
+        ("session", numbers(|sample| sample.0)),
+        (TIME, numbers(|sample| sample.1)),
+        ("x", Arc::new(Float32Array::from_iter_values(samples.iter().map(|sample| sample.2)))),
+        ("bag", lists(samples.iter().map(|sample| sample.3.clone()).collect())),
+        ("past", lists(samples.iter().map(|sample| sample.4.clone()).collect())),
+        // The timeline of every user counts from 0, and a sample sees the last two items before its time.
+        ("start", numbers(|sample| (sample.1 - 2).max(0))),
+        ("end", numbers(|sample| sample.1)),
+    ])
+    .unwrap()
+}
+
+fn names() -> ColumnNames {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    ColumnNames {
+        keys: names(&["session"]),
+        identity: names(&["session"]),
+        order: Vec::new(),
+        floats: names(&["x"]),
+        lists: names(&["bag", "past"]),
+        positions: names(&["start", "end"]),
+    }
+}
+
+fn options(chained: bool, state_bytes: usize) -> FoldOptions {
+    FoldOptions {
+        floats: vec!["x".into()],
+        lists: vec![("bag".into(), false), ("past".into(), true)],
+        positions: 2,
+        gap_micros: None,
+        chained,
+        state_bytes,
+    }
+}
+
+fn wanted() -> FactsWanted {
+    FactsWanted {
+        vocabularies: vec!["ids".into()],
+        vocabulary_of: vec![Some(0), Some(0)],
+        budget: CountBudget::new(1 << 30),
+        timelines: vec![1],
+        changes: true,
+    }
+}
+
+/// A record with what it is sorted by.
+type Sorted = (i64, i64, [u64; 2], Vec<u8>);
+
+fn fold(
+    samples: &[Sample],
+    batch_rows: usize,
+    options: &FoldOptions,
+    workers: usize,
+) -> (Vec<Sorted>, Folded) {
+    let mut sorted = Vec::new();
+    let mut all: Option<Folded> = None;
+    for worker in 0..workers {
+        let mut folder = SessionFolder::new(options.clone(), &wanted(), worker);
+        for samples in samples.chunks(batch_rows) {
+            let batch = batch(samples);
+            let converted = Converter::new(names(), &batch.schema()).unwrap().convert(&batch).unwrap();
+            let mine = (0..samples.len() as u32)
+                .filter(|row| converted.hashes[*row as usize] % workers as u64 == worker as u64);
+            sorted.extend(records(&mut folder, &converted, &mine.collect::<Vec<_>>()));
+        }
+        let folded = folder.finish().unwrap();
+        match &mut all {
+            None => all = Some(folded),
+            Some(all) => all.merge(folded).unwrap(),
+        }
+    }
+    sorted.sort();
+    (sorted, all.unwrap())
+}
+
+fn records(folder: &mut SessionFolder, batch: &Converted, rows: &[u32]) -> Vec<Sorted> {
+    let records =
+        folder.fold(batch, rows, &super::table::records_schema(&names(), &schema()).unwrap()).unwrap();
+    let half = |i: usize, row: usize| records.column(i).as_primitive::<UInt64Type>().value(row);
+    let number = |i: usize, row: usize| records.column(i).as_primitive::<Int64Type>().value(row);
+    let record = |row: usize| {
+        let bytes = records.column(4).as_binary::<i32>().value(row).to_vec();
+        (number(0, row), number(1, row), [half(2, row), half(3, row)], bytes)
+    };
+    (0..rows.len()).map(record).collect()
+}
+
+fn schema() -> datafusion::arrow::datatypes::SchemaRef {
+    batch(&[]).schema()
+}
+
+/// The samples that records are, and the lists that a timeline of the even numbers adds.
+fn unfold(sorted: &[Sorted], options: &FoldOptions, folded: &Folded) -> Vec<(Sample, Vec<i64>)> {
+    let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
+    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")]);
+    let mut samples = Vec::new();
+    let mut give = |_: &PartitionKey, batch: RecordBatch| {
+        for row in 0..batch.num_rows() {
+            let number = |i: usize| batch.column(i).as_primitive::<Int64Type>().value(row);
+            let time =
+                batch.column(1).as_primitive::<datafusion::arrow::datatypes::TimestampMicrosecondType>();
+            let lists = |i: usize| {
+                batch.column(i).as_list_view::<i32>().value(row).as_primitive::<Int64Type>().values().to_vec()
+            };
+            let x = batch.column(2).as_primitive::<Float32Type>().value(row);
+            samples.push(((number(0), time.value(row), x, lists(3), lists(4)), lists(5)));
+        }
+        Ok(())
+    };
+    for run in sorted.chunk_by(|a, b| a.0 == b.0) {
+        let first = run[0].1.saturating_sub(2).max(0);
+        let positions: Vec<i64> = (first..run[run.len() - 1].1).collect();
+        let items = positions.iter().map(|item| 2 * item).collect();
+        // A session may come in several runs.
+        for part in run.chunks(3) {
+            let run = SessionRun {
+                partition: &PartitionKey::default(),
+                session: part[0].0,
+                times: &part.iter().map(|record| record.1).collect::<Vec<_>>(),
+                records: &BinaryArray::from_iter_values(part.iter().map(|record| &record.3)),
+                slices: &[Slice { positions: positions.clone(), columns: vec![Vec::clone(&items)] }],
+            };
+            unfolder.push(&run, &mut give).unwrap();
+        }
+    }
+    unfolder.flush(&mut give).unwrap();
+    assert_eq!((unfolder.samples(), unfolder.digest()), (folded.samples, folded.digest));
+    samples
+}
+
+fn samples() -> impl Strategy<Value = Vec<Sample>> {
+    let list = || prop::collection::vec(0..4_i64, 0..4);
+    let sample = (0..5_i64, 0..30_i64, 0..2_u8, prop::option::of(list()), prop::option::of(list()));
+    prop::collection::vec(sample, 1..80).prop_map(|samples| {
+        // Lists repeat, or slide, from the session's sample before in the log.
+        let mut last: [(Vec<i64>, Vec<i64>); 5] = Default::default();
+        let with_lists = |(session, time, x, bag, appended): (i64, i64, u8, _, Option<Vec<i64>>)| {
+            let (last_bag, past) = &mut last[session as usize];
+            *last_bag = Option::unwrap_or_else(bag, || last_bag.clone());
+            past.extend(appended.unwrap_or_default());
+            *past = past[past.len().saturating_sub(6)..].to_vec();
+            (session, time, f32::from(x), last_bag.clone(), past.clone())
+        };
+        samples.into_iter().map(with_lists).collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn unfolding_undoes_folding(
+        samples in samples(),
+        batch_rows in 1..20_usize,
+        workers in 1..4_usize,
+        chained in any::<bool>(),
+        state_bytes in prop_oneof![Just(0_usize), Just(1500), Just(1 << 20)],
+    ) {
+        let options = options(chained, state_bytes);
+        let (sorted, folded) = fold(&samples, batch_rows, &options, workers);
+        let unfolded = unfold(&sorted, &options, &folded);
+        let mut expected: Vec<_> = samples.clone();
+        let comparable = |sample: &Sample| format!("{:03} {:03} {sample:?}", sample.0, sample.1);
+        expected.sort_by_key(comparable);
+        let seen = |sample: &Sample| ((sample.1 - 2).max(0)..sample.1).map(|item| 2 * item).collect::<Vec<_>>();
+        for (sample, timeline) in &unfolded {
+            prop_assert_eq!(timeline, &seen(sample));
+        }
+        prop_assert!(unfolded.is_sorted_by_key(|(sample, _)| (sample.0, sample.1)));
+        let mut unfolded: Vec<_> = unfolded.into_iter().map(|(sample, _)| sample).collect();
+        unfolded.sort_by_key(comparable);
+        prop_assert_eq!(&unfolded, &expected);
+
+        // An id counts as often as it is in a list of a sample.
+        let mut naive = std::collections::BTreeMap::new();
+        for id in samples.iter().flat_map(|sample| sample.3.iter().chain(&sample.4)) {
+            *naive.entry(*id).or_insert(0_u64) += 1;
+        }
+        let counts: std::collections::BTreeMap<_, _> = folded.facts.counters[0].counts().collect();
+        prop_assert_eq!(counts, naive);
+        let lengths = |of: fn(&Sample) -> usize| samples.iter().map(|sample| of(sample) as u64).sum::<u64>();
+        prop_assert_eq!(folded.facts.values[0][0], lengths(|sample| sample.3.len()));
+        prop_assert_eq!(folded.facts.values[1][0], lengths(|sample| sample.4.len()));
+    }
+}
+
+#[test]
+fn samples_in_time_order_become_what_changed() {
+    let sample = |time: i64, bag: &[i64], past: &[i64]| (7, time, 0.0, bag.to_vec(), past.to_vec());
+    let samples = [
+        sample(1, &[5, 6], &[1, 2, 3]),
+        sample(2, &[5, 6], &[2, 3, 4]),
+        sample(3, &[5, 6], &[2, 3, 4]),
+        sample(3, &[9], &[2, 3, 4]),
+        // Logged late: no part of the chain.
+        sample(0, &[9], &[2, 3, 4]),
+    ];
+    let (sorted, folded) = fold(&samples, 10, &options(true, 1 << 20), 1);
+    let bytes = |time: i64| sorted.iter().filter(|r| r.1 == time).map(|r| r.3.len()).collect::<Vec<_>>();
+    let empty = 8 + 4 + 16 + 1;
+    assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3]);
+    assert_eq!(bytes(2), [empty + 3 + 1]);
+    assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3]);
+    assert_eq!(folded.facts.values[..2], [[8, 3], [15, 4]]);
+    let changes = folded.facts.changes.unwrap();
+    assert_eq!((changes.samples(), changes.sessions()), (5, 1));
+    assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [1, 1, 3]);
+}

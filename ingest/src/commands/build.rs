@@ -1,0 +1,182 @@
+//! `onefold-ingest build` and `append`.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
+use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
+use onefold_ingest::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
+
+/// What `build` and `append` share.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// The configuration: sources, samples, session, partitions, features
+    config: PathBuf,
+    /// Directory of the dataset
+    #[arg(long)]
+    out: PathBuf,
+    /// How lists of ids are stored
+    #[arg(long, value_enum, default_value_t = LayoutArgument::Folded)]
+    layout: LayoutArgument,
+    /// Order of the samples within a partition
+    #[arg(long, value_enum, default_value_t = OrderArgument::Session)]
+    order: OrderArgument,
+    /// Which features are deduplicated together
+    #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
+    groups: GroupsArgument,
+    /// How often jobs read each column, as lines `column,reads`: columns read most stand first and side by side
+    #[arg(long, value_name = "FILE")]
+    popularity: Option<PathBuf>,
+    /// Write only these partitions, as `date=2024-06-01`: conditions =, <, <=, >, >= joined by commas
+    #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
+    partition: PartitionFilter,
+    /// Memory for sorts and joins, which spill to disk beyond it, for sessions being folded, and for vocabularies
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
+    memory_limit: u64,
+    /// Where they spill [default: the system's temporary directory]
+    #[arg(long, value_name = "DIR")]
+    spill_directory: Option<PathBuf>,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+/// The arguments of `build`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BuildArguments {
+    #[command(flatten)]
+    common: Common,
+    /// Replace the dataset that is at `--out`
+    #[arg(long)]
+    overwrite: bool,
+}
+
+/// The arguments of `append`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AppendArguments {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LayoutArgument {
+    /// Every sample with its lists, as other programs expect
+    Rows,
+    /// In feature groups a list only where it changes, and of a sequence only the ids appended
+    Folded,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OrderArgument {
+    /// The samples of a session together, in time order; sessions by start
+    Session,
+    /// Likewise; sessions by a hash of what identifies them, so that any part of a partition is a sample of it
+    SessionHash,
+    /// By time alone, as logged: the baseline to measure clustering against
+    Arrival,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum GroupsArgument {
+    /// Those that `[features]` puts into one group
+    Given,
+    /// Those that change together in the data and repeat often enough; the groups in `[features]` are not looked at
+    Auto,
+}
+
+/// Runs `build`.
+pub(crate) fn run_build(arguments: &BuildArguments, printer: &Printer) -> anyhow::Result<()> {
+    let commit = if arguments.overwrite { Commit::Overwrite } else { Commit::Create };
+    run(&arguments.common, commit, printer)
+}
+
+/// Runs `append`.
+pub(crate) fn run_append(arguments: &AppendArguments, printer: &Printer) -> anyhow::Result<()> {
+    run(&arguments.common, Commit::Append, printer)
+}
+
+fn run(arguments: &Common, commit: Commit, printer: &Printer) -> anyhow::Result<()> {
+    let config = Config::load(&arguments.config)?;
+    let options = BuildOptions {
+        layout: match arguments.layout {
+            LayoutArgument::Rows => Layout::Rows,
+            LayoutArgument::Folded => Layout::Folded,
+        },
+        order: match arguments.order {
+            OrderArgument::Session => Order::Session,
+            OrderArgument::SessionHash => Order::SessionHash,
+            OrderArgument::Arrival => Order::Arrival,
+        },
+        groups: match arguments.groups {
+            GroupsArgument::Given => Groups::Given,
+            GroupsArgument::Auto => Groups::Auto,
+        },
+        column_order: match &arguments.popularity {
+            None => Vec::new(),
+            Some(path) => popularity::column_order(path, &config)?,
+        },
+        memory_limit: arguments.memory_limit,
+        threads: arguments.threads.map_or_else(available_threads, usize::from),
+        commit,
+        about_samples: None,
+        partitions: arguments.partition.clone(),
+        spill_directory: arguments.spill_directory.clone(),
+    };
+    let summary = build(&config, &arguments.out, &options, printer)?;
+    Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
+}
+
+fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
+    let mut lines = vec![format!(
+        "{} {}: {} samples in {} sessions ({:.2} samples per session)",
+        if commit == Commit::Append { "appended to" } else { "built" },
+        out.display(),
+        format_count(summary.samples),
+        format_count(summary.sessions),
+        summary.samples_per_session,
+    )];
+    lines.push(format!(
+        "{} partitions, {} files, {} on disk ({:.1} bytes per sample), {} order, {} layout",
+        summary.partitions,
+        summary.files,
+        format_bytes(summary.bytes_on_disk),
+        summary.bytes_on_disk as f64 / summary.samples as f64,
+        match summary.order {
+            Order::Session => "session",
+            Order::SessionHash => "session hash",
+            Order::Arrival => "arrival",
+        },
+        match summary.layout {
+            Layout::Rows => "rows",
+            Layout::Folded => "folded",
+        },
+    ));
+    if commit == Commit::Append {
+        let (samples, partitions) = (format_count(summary.samples_written), summary.partitions_written);
+        lines.push(format!("wrote {samples} samples in {partitions} partitions"));
+    }
+    if summary.samples_of_other_partitions > 0 {
+        let samples = format_count(summary.samples_of_other_partitions);
+        lines.push(format!("left out: {samples} samples of other partitions"));
+    }
+    for (what, count) in summary.skipped.described() {
+        lines.push(format!("counted: {} {what}", format_count(count)));
+    }
+    for (name, ids) in &summary.vocabularies {
+        lines.push(format!("vocabulary {name}: {} ids", format_count(*ids)));
+    }
+    for group in &summary.groups {
+        lines.push(format!("group {}: {} ({})", group.name, group.features.join(", "), group.why));
+    }
+    if summary.sorted_joins {
+        lines.push("joins were sorted, because their keys do not fit into `--memory-limit`".to_owned());
+    }
+    lines.push(format!(
+        "{:.1} s, {} samples/s, {} read",
+        summary.wall_seconds,
+        format_count(summary.samples_per_second as u64),
+        format_bytes(summary.source_bytes),
+    ));
+    lines.join("\n")
+}

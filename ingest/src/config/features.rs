@@ -1,0 +1,174 @@
+//! `[features]` and `[vocabularies]`: what each column is, and whose ids are numbered anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind, suggest};
+use serde::Deserialize;
+
+use super::FeatureKind;
+use super::columns::Wrong;
+
+/// The name of the group that holds the features which have none.
+const UNGROUPED: &str = "ungrouped";
+/// What a feature says that has a vocabulary of its own, and the one order of a vocabulary there is.
+const FREQUENCY: &str = "frequency";
+
+/// How a vocabulary is made: ids become their rank by frequency, from 1; 0 stands for those left out.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VocabularyConfig {
+    /// Occurrences over all samples below which an id is left out.
+    #[serde(default = "once")]
+    pub min_count: u64,
+    /// Looked at by [`Vocabularies::new`].
+    #[serde(default)]
+    order: Option<String>,
+}
+
+fn once() -> u64 {
+    1
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Feature {
+    kind: FeatureKind,
+    group: Option<String>,
+    vocabulary: Option<String>,
+    min_count: Option<u64>,
+}
+
+/// The vocabularies that were declared, and those that features made and used.
+struct Vocabularies {
+    declared: BTreeMap<String, VocabularyConfig>,
+    used: BTreeSet<String>,
+}
+
+impl Vocabularies {
+    fn new(declared: BTreeMap<String, VocabularyConfig>) -> Result<Self, Wrong> {
+        for (name, vocabulary) in &declared {
+            if vocabulary.order.as_ref().is_some_and(|order| order != FREQUENCY) {
+                let message = format!("`[vocabularies.{name}]`: `order` must be `{FREQUENCY}`");
+                return Err((message, "correct it, or leave it out".to_owned()));
+            }
+            if name == FREQUENCY || name.is_empty() {
+                let message = format!("`[vocabularies]`: the name `{name}` is reserved");
+                return Err((message, "call it after its ids, as `[vocabularies.items]`".to_owned()));
+            }
+        }
+        Ok(Self { declared, used: BTreeSet::new() })
+    }
+
+    /// The vocabulary that a feature names, or that is its own.
+    fn of_feature(&mut self, name: &str, feature: &Feature) -> Result<Option<String>, Wrong> {
+        let wrong =
+            |message: &str, hint: &str| Err((format!("`[features].{name}`: {message}"), hint.to_owned()));
+        let Some(vocabulary) = &feature.vocabulary else {
+            return match feature.min_count {
+                None => Ok(None),
+                Some(_) => wrong("`min_count` needs a `vocabulary`", "add `vocabulary = \"frequency\"`"),
+            };
+        };
+        if !matches!(feature.kind, FeatureKind::Sparse | FeatureKind::Sequence) {
+            return wrong("only sparse and sequence features have a `vocabulary`", "remove the `vocabulary`");
+        }
+        if vocabulary != FREQUENCY {
+            if feature.min_count.is_some() {
+                let hint = format!("write it under `[vocabularies.{vocabulary}]`");
+                return wrong("a vocabulary that is shared has one `min_count`", &hint);
+            }
+            if !self.declared.contains_key(vocabulary) {
+                let known = self.declared.keys().map(String::as_str).chain([FREQUENCY]);
+                return wrong(
+                    &format!("there is no `[vocabularies.{vocabulary}]`"),
+                    &suggest(vocabulary, known),
+                );
+            }
+            self.used.insert(vocabulary.clone());
+            return Ok(Some(vocabulary.clone()));
+        }
+        if self.declared.contains_key(name) {
+            let hint = format!("write `vocabulary = \"{name}\"` to share that one, or rename it");
+            return wrong(&format!("there is also a `[vocabularies.{name}]`"), &hint);
+        }
+        self.used.insert(name.to_owned());
+        let own = VocabularyConfig { min_count: feature.min_count.unwrap_or(1), order: None };
+        self.declared.insert(name.to_owned(), own);
+        Ok(Some(name.to_owned()))
+    }
+
+    /// All of them, if all are used.
+    fn used(self) -> Result<BTreeMap<String, VocabularyConfig>, Wrong> {
+        if let Some(unused) = self.declared.keys().find(|name| !self.used.contains(*name)) {
+            let message = format!("`[vocabularies.{unused}]`: no feature uses it");
+            return Err((message, format!("write `vocabulary = \"{unused}\"` at a feature, or remove it")));
+        }
+        Ok(self.declared)
+    }
+}
+
+/// Builds the schema of `[features]`, and the vocabularies that they name out of those `declared`.
+pub(super) fn schema(
+    features: &toml::Table,
+    declared: BTreeMap<String, VocabularyConfig>,
+) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), Wrong> {
+    let mut vocabularies = Vocabularies::new(declared)?;
+    let mut schema = Schema { labels: vec![], weight: None, dense: vec![], groups: vec![] };
+    let mut ungrouped = Vec::new();
+    for (name, value) in features {
+        let feature: Feature = value.clone().try_into().map_err(|error: toml::de::Error| {
+            let hint = "kinds are `label`, `weight`, `dense`, `sparse`, `sequence`; write `{ kind = \"sparse\", group = \"user\" }`";
+            (format!("`[features].{name}`: {}", error.message()), hint.to_owned())
+        })?;
+        let vocabulary = vocabularies.of_feature(name, &feature)?;
+        let sparse =
+            |kind| SparseFeature { vocabulary: vocabulary.clone(), ..SparseFeature::new(name, kind) };
+        let sparse = match feature.kind {
+            FeatureKind::Sparse => sparse(SparseKind::Sparse),
+            FeatureKind::Sequence => sparse(SparseKind::Sequence),
+            _ if feature.group.is_some() => {
+                let message =
+                    format!("`[features].{name}`: only sparse and sequence features have a `group`");
+                return Err((message, "remove the `group`".to_owned()));
+            }
+            FeatureKind::Label => {
+                schema.labels.push(name.clone());
+                continue;
+            }
+            FeatureKind::Dense => {
+                schema.dense.push(name.clone());
+                continue;
+            }
+            FeatureKind::Weight => {
+                if let Some(other) = schema.weight.replace(name.clone()) {
+                    let message = format!("`[features]`: both `{other}` and `{name}` are the weight");
+                    return Err((message, "a dataset has one weight column".to_owned()));
+                }
+                continue;
+            }
+        };
+        match feature.group {
+            None => ungrouped.push(sparse),
+            Some(group) if group == UNGROUPED => {
+                let message = format!("`[features].{name}`: the group name `{UNGROUPED}` is reserved");
+                return Err((message, "leave `group` out for features that are not deduplicated".to_owned()));
+            }
+            Some(group) => match schema.groups.iter_mut().find(|known| known.name == group) {
+                Some(known) => known.features.push(sparse),
+                None => schema.groups.push(FeatureGroup {
+                    name: group,
+                    deduplicated: true,
+                    features: vec![sparse],
+                }),
+            },
+        }
+    }
+    if !ungrouped.is_empty() {
+        schema.groups.push(FeatureGroup {
+            name: UNGROUPED.to_owned(),
+            deduplicated: false,
+            features: ungrouped,
+        });
+    }
+    Ok((schema, vocabularies.used()?))
+}

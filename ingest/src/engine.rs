@@ -1,0 +1,69 @@
+//! DataFusion, set up for logs of long lists and a memory limit.
+
+use std::sync::Arc;
+
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::prelude::{SessionConfig, SessionContext};
+
+use crate::probe_lists::physical_rules;
+use crate::{BuildOptions, Config, Result};
+
+/// Bytes that a batch between two of the engine's operators should have. One row of a log can hold thousands of ids, so
+/// the rows of a batch follow from their width.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Rows of a batch of narrow rows: sessions, records.
+const NARROW_BATCH_ROWS: usize = 4096;
+
+/// How inputs are joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Joins {
+    /// One side is held in memory.
+    Hash,
+    /// Both sides are sorted, and spill.
+    Sorted,
+}
+
+/// Rows of a batch of rows of `row_bytes` bytes.
+pub(crate) fn batch_rows(row_bytes: u64) -> usize {
+    (BATCH_BYTES / row_bytes.max(1)).clamp(16, 8192) as usize
+}
+
+/// The part of the memory limit for what is kept of sessions while their samples are folded, and as much for vocabularies
+/// if there are any. The engine has the rest.
+pub(crate) fn state_bytes(memory_limit: u64) -> usize {
+    usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)
+}
+
+/// An engine that keeps its part of the memory limit and spills beyond it.
+pub(crate) fn context(config: &Config, options: &BuildOptions, joins: Joins) -> Result<SessionContext> {
+    let parts = if config.vocabularies.is_empty() { 1 } else { 2 };
+    let ours = parts * state_bytes(options.memory_limit);
+    let limit = usize::try_from(options.memory_limit).unwrap_or(usize::MAX).saturating_sub(ours);
+    let mut runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(FairSpillPool::new(limit)));
+    if let Some(directory) = &options.spill_directory {
+        runtime = runtime.with_temp_file_path(directory);
+    }
+    let runtime: Arc<RuntimeEnv> = runtime.build_arc()?;
+    // What every sort sets aside for merging its runs: DataFusion's 10 MiB, less where that would use up the limit.
+    let merge_bytes = (limit / (8 * options.threads.max(1))).min(10 << 20);
+    let mut session = SessionConfig::new()
+        .with_target_partitions(options.threads.max(1))
+        .with_batch_size(NARROW_BATCH_ROWS)
+        .with_sort_spill_reservation_bytes(merge_bytes)
+        // One last sort, not one a thread and a merge of them: the sorts would use up the limit before the merge asks
+        // for its share, which cannot spill.
+        .with_repartition_sorts(false)
+        // DataFusion 55 takes a float column whose statistics show one value for constant, and loses its NaNs.
+        .with_collect_statistics(false)
+        .with_information_schema(false);
+    session.options_mut().optimizer.prefer_hash_join = joins == Joins::Hash;
+    let state = SessionStateBuilder::new()
+        .with_default_features()
+        .with_config(session)
+        .with_runtime_env(runtime)
+        .with_physical_optimizer_rules(physical_rules())
+        .build();
+    Ok(SessionContext::new_with_state(state))
+}

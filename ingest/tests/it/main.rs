@@ -1,0 +1,7 @@
+//! Raw logs of every kind, in folders and in an S3 server, and what `onefold-ingest` makes of them.
+
+mod logs;
+mod s3;
+mod samples;
+mod shard;
+mod sources;
