@@ -140,6 +140,24 @@ impl TestCommand {
         self
     }
 
+    /// Makes the system refuse to write files beyond as many KiB, as a full disk would.
+    pub fn with_file_limit(mut self, kib: u64) -> Self {
+        // Where the signal is ignored, the write fails (EFBIG) instead.
+        let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
+        let mut limited = Command::new("bash");
+        limited.args(["-c", script, &kib.to_string()]).arg(self.command.get_program());
+        limited.args(self.command.get_args()).current_dir(&self.root);
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => limited.env(name, value),
+                None => limited.env_remove(name),
+            };
+        }
+        self.line += &format!(" (files of {kib} KiB at most)");
+        self.command = limited;
+        self
+    }
+
     /// Runs the command, which must succeed; gives its stdout.
     #[track_caller]
     pub fn works(mut self) -> String {

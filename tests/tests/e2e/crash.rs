@@ -184,10 +184,10 @@ fn only_one_writer_at_a_time() {
     let dataset = dir.path("dataset");
     let manifest = Manifest::load(&dataset).unwrap();
     let options = onefold_datasets::WriterOptions {
-        overwrite: true,
+        commit: onefold_datasets::Commit::Overwrite,
         ..onefold_datasets::WriterOptions::new(manifest.order)
     };
-    let writer = DatasetWriter::create(&dataset, manifest.schema.clone(), options).unwrap();
+    let writer = DatasetWriter::create(&dataset, manifest.schema.clone(), options.clone()).unwrap();
     let rebuild = format!("{BUILD} --overwrite");
     dir.command(&rebuild).fails(&["`dataset` is being written by another process", "wait for it to end"]);
     assert_eq!(dir.command("onefold-read bench dataset").json()["samples"], 12);

@@ -3,6 +3,8 @@
 
 mod bad_input;
 mod crash;
+mod etl;
+mod full_disk;
 mod golden;
 mod logs;
 mod parity;

@@ -20,7 +20,7 @@ const GROUP_SAMPLES: usize = 20;
 
 /// Samples in sessions of these sizes, as the writer takes them, with requests counted from 0.
 fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
-    let feature = SparseFeature { name: "request".to_owned(), kind: SparseKind::Sparse };
+    let feature = SparseFeature::new("request", SparseKind::Sparse);
     let group = FeatureGroup { name: "ungrouped".to_owned(), deduplicated: false, features: vec![feature] };
     let schema =
         Schema { labels: vec!["label".to_owned()], weight: None, dense: vec![], groups: vec![group] };

@@ -21,16 +21,15 @@ fn datasets_that_cannot_be_read() {
     dir.command("onefold-read head logs").fails(&["`logs` is not a dataset", "onefold-ingest build"]);
 
     let manifest = dir.text("dataset/manifest.json");
-    let version = replaced(&manifest, "\"format_version\": 2", "\"format_version\": 3");
-    let folded = replaced(&manifest, "\"layout\": \"rows\"", "\"layout\": \"folded\"");
-    let folded_1 = replaced(&folded, "\"format_version\": 2", "\"format_version\": 1");
+    let version = replaced(&manifest, "\"format_version\": 3", "\"format_version\": 4");
+    let folded_1 = replaced(&manifest, "\"format_version\": 3", "\"format_version\": 1");
     let cases: &[(String, &[&str])] = &[
-        (version, &["manifest.json", "format version 3, this program reads 1 to 2", "build it again"]),
+        (version, &["manifest.json", "format version 4, this program reads 1 to 3", "build it again"]),
         (folded_1, &["manifest.json", "format version 1 has only the layout `rows`", "build it again"]),
         (manifest[..manifest.len() / 2].to_owned(), &["manifest.json", "EOF", "build it again"]),
         (String::new(), &["manifest.json", "EOF", "build it again"]),
         (
-            replaced(&manifest, "\"layout\": \"rows\"", "\"layout\": \"woven\""),
+            replaced(&manifest, "\"layout\": \"folded\"", "\"layout\": \"woven\""),
             &["manifest.json", "`woven`", "build it again"],
         ),
         (

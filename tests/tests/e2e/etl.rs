@@ -1,0 +1,217 @@
+//! The batch ETL beyond one build: appending, verifying, vocabularies, automatic groups and reports.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::{Manifest, Partition, Vocabulary};
+use onefold_tests::Dir;
+
+use crate::logs::write_logs;
+use crate::samples::{Sample, read_samples, sorted};
+
+const BUILD: &str = "onefold-ingest build logs/dataset.toml --threads 2 --out";
+const APPEND: &str = "onefold-ingest append logs/dataset.toml --threads 2 --out";
+
+/// The hand-made log.
+fn with_logs() -> Dir {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir
+}
+
+fn samples(dir: &Dir, dataset: &str) -> Vec<Sample> {
+    sorted(read_samples(&dir.path(dataset)))
+}
+
+/// All that a manifest says of its partitions but the names of their files, which count the commits.
+fn partitions(dir: &Dir, dataset: &str) -> Vec<Partition> {
+    let mut partitions = Manifest::load(&dir.path(dataset)).unwrap().partitions;
+    for file in partitions.iter_mut().flat_map(|partition| &mut partition.files) {
+        file.path.truncate(file.path.find("-g").unwrap());
+    }
+    partitions
+}
+
+#[test]
+fn partitions_appended_one_by_one_are_the_dataset_built_at_once() {
+    let dir = with_logs();
+    dir.command(&format!("{BUILD} whole")).works();
+    let holdout = format!("{APPEND} parts --partition split=holdout");
+    let first = dir.command(&holdout).json();
+    assert_eq!((first["samples_written"].as_u64(), first["samples"].as_u64()), (Some(3), Some(3)));
+    assert!(first["samples_of_other_partitions"].as_u64() > Some(5), "{first}");
+    let second = dir.command(&format!("{APPEND} parts --partition split=train")).json();
+    assert_eq!(second["samples"], dir.command("onefold-ingest verify whole").json()["samples"]);
+    assert_eq!(partitions(&dir, "parts"), partitions(&dir, "whole"));
+    assert_eq!(samples(&dir, "parts"), samples(&dir, "whole"));
+    // Once more changes nothing but the generation.
+    dir.command(&holdout).works();
+    assert_eq!(partitions(&dir, "parts"), partitions(&dir, "whole"));
+    dir.command("onefold-ingest verify parts").works();
+}
+
+#[test]
+fn what_does_not_fit_a_dataset_is_not_appended() {
+    let dir = with_logs();
+    dir.command(&format!("{BUILD} dataset")).works();
+    let before = dir.files();
+    dir.command(&format!("{APPEND} dataset --layout rows")).fails(&["`dataset` has another layout"]);
+    dir.command(&format!("{APPEND} dataset --order session-hash")).fails(&["`dataset` has another order"]);
+    dir.command(&format!("{APPEND} dataset --partition split=nowhere"))
+        .fails(&["no samples", "split=nowhere"]);
+    dir.command(&format!("{APPEND} dataset --partition day=1"))
+        .fails(&["there is no partition column `day`", "`split`, `date`, `hour`"]);
+    dir.command(&format!("{APPEND} logs")).fails(&["`logs` already exists", "not a dataset"]);
+    dir.command(&format!("{APPEND} dataset"))
+        .with_file_limit(1)
+        .fails(&["cannot be written", "is untouched"]);
+    assert!(dir.files() == before, "something has changed");
+    dir.edit("logs/dataset.toml", "age = { kind = \"dense\" }\n", "");
+    dir.command(&format!("{APPEND} dataset")).fails(&["schema"]);
+}
+
+#[test]
+fn verify_names_what_is_wrong() {
+    let dir = with_logs();
+    dir.command(&format!("{BUILD} dataset")).works();
+    let sound = dir.command("onefold-ingest verify dataset").json();
+    assert_eq!(sound["samples"].as_u64(), Some(12));
+    let file = Manifest::load(&dir.path("dataset")).unwrap().partitions[0].files[0].path.clone();
+    let mut bytes = dir.read(format!("dataset/{file}"));
+    bytes[100] ^= 1;
+    dir.write(format!("dataset/{file}"), &bytes);
+    // What is wrong is the command's result; that something is, its error.
+    let output = dir.command("onefold-ingest verify dataset").output();
+    let (found, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(found.contains(&file) && found.contains("SHA-256"), "{found}");
+    assert!(error.contains("`dataset` has a problem") && error.contains("hint: "), "{error}");
+    dir.command("onefold-ingest verify logs").fails(&["`logs` is not a dataset"]);
+}
+
+/// The samples of a dataset, their ids of `features` as the vocabulary has them.
+fn originals(dir: &Dir, dataset: &str, vocabulary: &str, features: &[&str]) -> Vec<Sample> {
+    let manifest = Manifest::load(&dir.path(dataset)).unwrap();
+    let ids = Vocabulary::read(&dir.path(dataset), &manifest.vocabularies[vocabulary]).unwrap();
+    let mut samples = read_samples(&dir.path(dataset));
+    for (name, list) in samples.iter_mut().flat_map(|sample| &mut sample.sparse) {
+        if features.contains(&name.as_str()) {
+            list.iter_mut().for_each(|id| *id = ids.original(*id).unwrap());
+        }
+    }
+    sorted(samples)
+}
+
+#[test]
+fn a_vocabulary_ranks_ids_by_frequency_and_can_be_undone() {
+    let dir = with_logs();
+    dir.command(&format!("{BUILD} plain")).works();
+    let mut counts: BTreeMap<i64, u64> = BTreeMap::new();
+    for (name, list) in samples(&dir, "plain").iter().flat_map(|sample| &sample.sparse) {
+        let shares = matches!(name.as_str(), "history" | "city");
+        list.iter().filter(|_| shares).for_each(|id| *counts.entry(*id).or_default() += 1);
+    }
+    let mut ranked: Vec<(i64, u64)> = counts.into_iter().collect();
+    ranked.sort_by_key(|(id, count)| (std::cmp::Reverse(*count), *id));
+
+    dir.edit("logs/dataset.toml", "group = \"history\" }", "group = \"history\", vocabulary = \"ids\" }");
+    dir.edit(
+        "logs/dataset.toml",
+        "city = { kind = \"sparse\",",
+        "city = { kind = \"sparse\", vocabulary = \"ids\",",
+    );
+    let config = dir.text("logs/dataset.toml");
+    dir.write("logs/dataset.toml", format!("{config}\n[vocabularies.ids]\norder = \"frequency\"\n"));
+    for layout in ["rows", "folded"] {
+        let summary = dir.command(&format!("{BUILD} {layout} --layout {layout}")).json();
+        assert_eq!(summary["vocabularies"]["ids"].as_u64(), Some(ranked.len() as u64));
+        let manifest = Manifest::load(&dir.path(layout)).unwrap();
+        let ids = Vocabulary::read(&dir.path(layout), &manifest.vocabularies["ids"]).unwrap();
+        for (rank, (original, count)) in ranked.iter().enumerate() {
+            assert_eq!(ids.original(rank as i64 + 1), Some(*original));
+            assert_eq!(ids.count(rank as i64 + 1), Some(*count));
+        }
+        assert_eq!(originals(&dir, layout, "ids", &["history", "city"]), samples(&dir, "plain"));
+        dir.command(&format!("onefold-ingest verify {layout}")).works();
+    }
+    // Part by part: known ids keep their numbers, and the first part again changes nothing.
+    dir.command(&format!("{APPEND} parts --partition split=holdout")).works();
+    let first = dir.files();
+    dir.command(&format!("{APPEND} parts --partition split=train")).works();
+    assert_eq!(originals(&dir, "parts", "ids", &["history", "city"]), samples(&dir, "plain"));
+    let all = partitions(&dir, "parts");
+    dir.command(&format!("{APPEND} parts --partition split=holdout")).works();
+    assert_eq!(partitions(&dir, "parts"), all);
+    assert!(first.keys().any(|path| path.to_string_lossy().contains("vocabularies")));
+
+    dir.edit("logs/dataset.toml", "order = \"frequency\"", "min_count = 1000");
+    dir.command(&format!("{BUILD} rare --layout rows")).works();
+    for (name, list) in samples(&dir, "rare").iter().flat_map(|sample| &sample.sparse) {
+        let shares = matches!(name.as_str(), "history" | "city");
+        assert!(!shares || list.iter().all(|id| *id == 0), "{name}: {list:?}");
+    }
+    dir.edit("logs/dataset.toml", "[vocabularies.ids]", "[vocabularies.idz]");
+    dir.command(&format!("{BUILD} other")).fails(&[
+        "`[features].city`",
+        "no `[vocabularies.ids]`",
+        "did you mean `idz`",
+    ]);
+}
+
+#[test]
+fn groups_are_found_and_kept() {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 3000 --seed 1 --out logs").works();
+    dir.command(&format!("{BUILD} given")).works();
+    let summary = dir.command(&format!("{BUILD} found --groups auto")).json();
+    let manifest = Manifest::load(&dir.path("found")).unwrap();
+    let groups = summary["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), manifest.schema.groups.len());
+    assert!(
+        groups
+            .iter()
+            .any(|group| group["deduplicated"] == true && group["dedupe_factor"].as_f64() > Some(1.5))
+    );
+    assert!(groups.iter().all(|group| !group["why"].as_str().unwrap().is_empty()));
+    // The same samples, whatever the groups.
+    let by_name = |dataset: &str| {
+        let mut samples = read_samples(&dir.path(dataset));
+        samples.iter_mut().for_each(|sample| sample.sparse.sort());
+        sorted(samples)
+    };
+    assert!(by_name("found") == by_name("given"));
+    // What was chosen stays.
+    dir.command(&format!("{APPEND} found --groups auto")).works();
+    assert_eq!(Manifest::load(&dir.path("found")).unwrap().schema, manifest.schema);
+    dir.command("onefold-ingest verify found").works();
+}
+
+#[test]
+fn a_report_is_one_page_that_needs_nothing_else() {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 3000 --seed 1 --out logs").works();
+    dir.command(&format!("{BUILD} dataset")).works();
+    let before = dir.files();
+    let whole = dir.command("onefold-ingest report dataset --html page.html").json();
+    let page = dir.text("page.html");
+    assert!(page.contains("<svg") && page.contains("</html>"));
+    for outside in ["http://", "https://", "<script", "src="] {
+        let page = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert_eq!(whole["samples"].as_u64(), Some(3000));
+    let logs = dir
+        .command("onefold-ingest report --from-logs logs/dataset.toml --samples 1000 --html logs.html")
+        .json();
+    let share = logs["sampled"].as_f64().unwrap();
+    assert!((0.3..0.4).contains(&share), "{share}");
+    let samples = logs["samples"].as_f64().unwrap();
+    assert!((500.0..1600.0).contains(&samples), "{samples}");
+    // Sessions are whole, so that they are as long.
+    let length = |report: &serde_json::Value| report["samples_per_session"]["mean"].as_f64().unwrap();
+    assert!((length(&logs) / length(&whole) - 1.0).abs() < 0.2, "{} and {}", length(&logs), length(&whole));
+    let mut after = dir.files();
+    after.retain(|path, _| before.contains_key(path));
+    assert!(after == before, "the dataset or the logs have changed");
+    dir.command("onefold-ingest report").fails(&["neither a dataset nor logs", "--from-logs"]);
+    dir.command("onefold-ingest report --from-logs nowhere.toml").fails(&["nowhere.toml"]);
+}

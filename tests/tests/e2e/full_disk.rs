@@ -1,0 +1,34 @@
+//! Writes that the system refuses, as on a full disk: an error that says what to do, and the old dataset whole.
+//!
+//! A limit on the size of files stands for the disk; `datasets/src/writer` has the same with `/dev/full`, file by file.
+
+use onefold_tests::Dir;
+
+use crate::samples::{read_samples, sorted};
+
+const BUILD: &str = "onefold-ingest build logs/dataset.toml --out dataset --threads 2";
+
+fn with_logs() -> Dir {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 3000 --seed 1 --out logs").works();
+    dir
+}
+
+#[test]
+fn a_build_that_does_not_fit_leaves_the_old_dataset() {
+    let dir = with_logs();
+    // Nothing is there yet, and nothing is there afterwards.
+    dir.command(BUILD).with_file_limit(64).fails(&["`dataset/date=", "cannot be written", "`ulimit -f`"]);
+    let build = dir.command(BUILD).json();
+    let bytes = build["bytes_on_disk"].as_u64().unwrap();
+    let before = sorted(read_samples(&dir.path("dataset")));
+    let rebuild = format!("{BUILD} --overwrite --layout folded");
+    dir.command(&rebuild)
+        .with_file_limit(4)
+        .fails(&["part-00000-g2.parquet` cannot be written", "is untouched"]);
+    dir.command(&rebuild).with_file_limit(100).fails(&["part-00000-g2.parquet` cannot be written"]);
+    assert!(sorted(read_samples(&dir.path("dataset"))) == before);
+    // With room enough it works.
+    dir.command(&rebuild).with_file_limit(bytes / 1024 + 64).works();
+    assert!(sorted(read_samples(&dir.path("dataset"))) == before);
+}
