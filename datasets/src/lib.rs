@@ -17,6 +17,7 @@
 //! `onefold-sharding` build on it.
 #![forbid(unsafe_code)]
 
+pub mod allocator;
 pub mod commit;
 mod conform;
 pub mod console;

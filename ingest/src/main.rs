@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use onefold_datasets::console::{self, OutputOptions, Printer};
 
+onefold_datasets::use_jemalloc!();
+
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
 #[command(name = "onefold-ingest", version, propagate_version = true)]

@@ -11,6 +11,8 @@ use onefold_datasets::units::{format_bytes, format_count};
 use onefold_ikjt::Dedupe;
 use onefold_trainer::{EvaluationSummary, TrainConfig, TrainOptions, TrainSummary, evaluate, train};
 
+onefold_datasets::use_jemalloc!();
+
 /// Train DLRMs that compute every distinct row once
 #[derive(Debug, Parser)]
 #[command(name = "onefold-train", version, propagate_version = true)]

@@ -11,10 +11,10 @@ use onefold_datasets::console::{self, Printer};
 
 use cli::{Cli, Command};
 
+onefold_datasets::use_jemalloc!();
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // By default glibc keeps what each thread has freed for that thread: up to twice what the reader holds.
-    console::restart_with("MALLOC_ARENA_MAX", "1");
     let printer = Printer::new(cli.output);
     console::run(|| match &cli.command {
         Command::Head { reading, samples, batch } => head::head(reading, *samples, *batch, &printer),
