@@ -9,6 +9,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
 
+use crate::TIME_COLUMN;
+
 /// The digest of a multiset of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digest(u128);
@@ -38,9 +40,59 @@ impl ColumnSeed {
         xxh3_128_with_seed(bytes, self.0)
     }
 
-    /// The part of a number: a time, or the bits of a float.
+    /// The part of a time, in microseconds since 1970.
+    pub fn time(self, micros: i64) -> u128 {
+        self.number(micros as u64)
+    }
+
+    /// The part of a float: its bits, so that -0.0 is not 0.0.
+    pub fn float(self, value: f32) -> u128 {
+        self.number(u64::from(value.to_bits()))
+    }
+
+    /// The part of any other number, by its bits.
     pub fn number(self, number: u64) -> u128 {
         mix(u128::from(number) << 64 | u128::from(self.0))
+    }
+}
+
+/// What the columns of samples are digested with: their times, floats and lists. The number of a session, which a build
+/// gives it, is no part of a digest.
+#[derive(Debug, Clone)]
+pub struct SampleSeeds {
+    time: ColumnSeed,
+    floats: Vec<ColumnSeed>,
+    lists: Vec<ColumnSeed>,
+}
+
+impl SampleSeeds {
+    /// The seeds of samples with these float and list columns.
+    pub fn new<'n>(
+        floats: impl IntoIterator<Item = &'n str>,
+        lists: impl IntoIterator<Item = &'n str>,
+    ) -> Self {
+        Self {
+            time: ColumnSeed::new(TIME_COLUMN),
+            floats: floats.into_iter().map(ColumnSeed::new).collect(),
+            lists: lists.into_iter().map(ColumnSeed::new).collect(),
+        }
+    }
+
+    /// The digest of a sample's time, in microseconds, and floats, one a column; its lists are still to be added.
+    pub fn numbers(&self, time: i64, floats: impl IntoIterator<Item = f32>) -> SampleDigest {
+        let mut digest = SampleDigest::default();
+        digest.add(self.time.time(time));
+        self.floats.iter().zip(floats).for_each(|(seed, float)| digest.add(seed.float(float)));
+        digest
+    }
+
+    /// The part of a list of list column number `column`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such column.
+    pub fn list(&self, column: usize, ids: &[i64]) -> u128 {
+        self.lists[column].list(ids)
     }
 }
 
@@ -49,9 +101,7 @@ impl SampleDigest {
     pub fn add(&mut self, part: u128) {
         self.0 = self.0.wrapping_add(part);
     }
-}
 
-impl SampleDigest {
     /// What the sample adds to a [`Digest`], when all its columns are added: a number that tells samples apart.
     pub fn number(self) -> u128 {
         mix(self.0)
@@ -136,6 +186,23 @@ mod tests {
         for other in others {
             assert_ne!(whole, digest(other), "{other:?}");
         }
+    }
+
+    #[test]
+    fn a_sample_is_the_sum_of_its_columns() {
+        let seeds = SampleSeeds::new(["x", "y"], ["a"]);
+        let mut sample = seeds.numbers(7, [1.5, -0.0]);
+        sample.add(seeds.list(0, &[3, 4]));
+        let mut expected = SampleDigest::default();
+        for part in [
+            ColumnSeed::new("a").list(&[3, 4]),
+            ColumnSeed::new("y").number(u64::from((-0.0_f32).to_bits())),
+            ColumnSeed::new("x").number(u64::from(1.5_f32.to_bits())),
+            ColumnSeed::new(TIME_COLUMN).number(7),
+        ] {
+            expected.add(part);
+        }
+        assert_eq!(sample.number(), expected.number());
     }
 
     #[test]

@@ -27,7 +27,7 @@ use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimestampMicrosecondType}
 use parquet::basic::ZstdLevel;
 
 use self::columns::Columns;
-use self::count::Counter;
+pub(crate) use self::count::Counter;
 use self::data_file::{OpenFile, Shared};
 pub use self::options::{Commit, WriterOptions};
 use self::stray::remove_stray_files;

@@ -1,27 +1,23 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::Schema as ArrowSchema;
-use datafusion::prelude::SessionContext;
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
 use onefold_datasets::{
-    Commit, CountBudget, DatasetWriter, Layout, MANIFEST_FILE, Manifest, Order, PartitionFilter,
-    PartitionKey, WriterOptions,
+    Commit, DatasetWriter, Layout, MANIFEST_FILE, Manifest, Order, PartitionFilter, PartitionKey,
+    WriterOptions,
 };
 use serde::Serialize;
-use tokio::runtime::Runtime;
 
-use crate::cluster::{ClusterOptions, Clustering};
+use crate::cluster::Clustering;
 use crate::decide::{Decided, GroupSummary, decide, has_features};
-use crate::engine::{self, Joins};
-use crate::samples::{Samples, SkipCounts};
-use crate::sessionize::{NARROW_VIEW, SAMPLES_VIEW};
-use crate::{Config, Error, Result, samples, sessionize, sources};
+use crate::engine::{EngineOptions, Joins};
+use crate::reading::{self, Reading, Wanted};
+use crate::samples::SkipCounts;
+use crate::{Config, Error, Result, sources};
 
 /// How a dataset is built.
 #[derive(Debug, Clone)]
@@ -34,12 +30,8 @@ pub struct BuildOptions {
     pub groups: Groups,
     /// Columns that stand first in the files, those that jobs read most.
     pub column_order: Vec<String>,
-    /// Bytes that the build may hold: a quarter for the last samples of sessions, and as much for vocabularies; the rest for
-    /// DataFusion's sorts, joins, aggregations and windows, which spill beyond it. Its scans and the row groups
-    /// being written (64 MiB decoded each) come on top.
-    pub memory_limit: u64,
-    /// Threads of the engine and of the writer.
-    pub threads: usize,
+    /// What the build may use.
+    pub engine: EngineOptions,
     /// What becomes of a dataset that is there.
     pub commit: Commit,
     /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all if
@@ -47,8 +39,6 @@ pub struct BuildOptions {
     pub about_samples: Option<u64>,
     /// Partitions that are written; samples of others are left out and counted.
     pub partitions: PartitionFilter,
-    /// Where operators spill; the system's temporary directory if `None`.
-    pub spill_directory: Option<PathBuf>,
 }
 
 /// Where feature groups come from.
@@ -122,41 +112,13 @@ pub fn build(
     reporter: &dyn Reporter,
 ) -> Result<BuildSummary> {
     let started = Instant::now();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(options.threads.max(1))
-        .enable_all()
-        .build()?;
-    let once = |joins| {
-        let build = Build { config, out, options, joins, reporter };
-        name_unreadable(config, &runtime, || runtime.block_on(build.run()))
-    };
-    let mut summary = match once(Joins::Hash) {
-        // The held side of a hash join cannot spill. Nothing was written yet, or it was removed again.
-        Err(Error::Memory { message }) => {
-            tracing::info!("again, with sorted joins: {message}");
-            reporter.end();
-            once(Joins::Sorted)
-        }
-        other => other,
-    }?;
+    let mut summary = reading::run(config, options.engine.threads, reporter, async |joins| {
+        Build { config, out, options, joins, reporter }.run().await
+    })?;
     summary.wall_seconds = started.elapsed().as_secs_f64();
     summary.samples_per_second = summary.samples_written as f64 / summary.wall_seconds;
     summary.peak_rss_bytes = peak_rss_bytes();
     Ok(summary)
-}
-
-/// Runs the engine. Where it cannot read a source, which decoders of damaged bytes say by an error or a panic, the
-/// source is named; other panics go on.
-fn name_unreadable<T>(config: &Config, runtime: &Runtime, engine: impl FnOnce() -> Result<T>) -> Result<T> {
-    let find_unreadable = || runtime.block_on(sources::find_unreadable(config));
-    match catch_unwind(AssertUnwindSafe(engine)) {
-        Ok(Err(error @ Error::Unreadable { .. })) => Err(find_unreadable().unwrap_or(error)),
-        Ok(result) => result,
-        Err(panic) => match find_unreadable() {
-            Some(error) => Err(error),
-            None => resume_unwind(panic),
-        },
-    }
 }
 
 /// One run of a configuration.
@@ -178,54 +140,36 @@ impl Build<'_> {
             Some(old) if options.groups == Groups::Auto && has_features(&old.schema, config) => &old.schema,
             _ => &config.schema,
         })?;
-        let context = engine::context(config, options, self.joins)?;
-        sources::register(&context, &sources).await?;
-        let planned = samples::plan(&context, config).await?;
-        let columns = planned.wide.schema().as_arrow().clone();
-        let share = self.register_samples(&context, &planned).await?;
-
-        let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);
-        let row_bytes = sources::widest_row_bytes(&sources);
-        let mut clustering = self.clustering(&context, &columns, row_bytes, &budget).await?;
-        let Some(folded) = clustering.fold(self.reporter).await? else {
-            let hint =
-                "check that the logs are not empty, that the join's keys match, and the query's `WHERE`"
-                    .to_owned();
-            return Err(Error::NoSamples { path: config.path.clone(), hint });
+        let wanted = Wanted {
+            order: options.order,
+            observe_changes: options.groups == Groups::Auto,
+            about_samples: options.about_samples,
         };
+        let reading = Reading::plan(config, sources, &options.engine, self.joins, &wanted).await?;
+        let mut clustering = reading.clustering(&wanted).await?;
+        let folded = reading.fold(&mut clustering, self.reporter).await?;
+        if self.writes_all_that_is_folded() {
+            writer.expect(folded.samples, folded.digest);
+        }
         let old = writer.appended_to().map(|old| (self.out, old));
-        let decided = decide(config, &context, &folded.facts, old, &budget).await?;
+        let decided = decide(config, &reading.context, &folded.facts, old, &reading.budget).await?;
         if decided.schema != *writer.schema() {
+            let expected = (folded.samples, folded.digest);
             drop(writer);
             writer = self.writer(&decided.schema)?;
+            if self.writes_all_that_is_folded() {
+                writer.expect(expected.0, expected.1);
+            }
         }
         let (manifest, written) = self.write(clustering, &decided, writer).await?;
-        let mut summary = self.summary(&manifest, &decided, &written);
-        summary.share = share;
-        summary.skipped = planned.skipped;
-        summary.source_rows = sources::total_rows(&sources);
-        summary.source_bytes = sources::total_bytes(&sources);
-        Ok(summary)
+        Ok(self.summary(&manifest, &decided, &written, reading))
     }
 
-    /// Makes the samples views of the query, or those of the sessions that are taken; gives the share of these.
-    async fn register_samples(&self, context: &SessionContext, planned: &Samples) -> Result<f64> {
-        let all = match self.options.about_samples {
-            None => 0,
-            Some(_) => match planned.expected {
-                Some(expected) => expected,
-                None => planned.narrow.clone().count().await? as u64,
-            },
-        };
-        let (share, taken) = sessionize::taken(self.config, self.options.about_samples.unwrap_or(0), all);
-        for (view, samples) in [(SAMPLES_VIEW, &planned.wide), (NARROW_VIEW, &planned.narrow)] {
-            let samples = match &taken {
-                None => samples.clone(),
-                Some(condition) => samples.clone().filter(samples.parse_sql_expr(condition)?)?,
-            };
-            context.register_table(view, samples.into_view())?;
-        }
-        Ok(share)
+    /// Whether what is written has the digest of what is folded: the same samples, and neither ids that vocabularies change
+    /// nor lists that timelines make.
+    fn writes_all_that_is_folded(&self) -> bool {
+        let (config, filter) = (self.config, &self.options.partitions);
+        config.vocabularies.is_empty() && config.timelines.is_empty() && *filter == PartitionFilter::default()
     }
 
     /// The manifest of the dataset that will be appended to, if there is one.
@@ -238,29 +182,11 @@ impl Build<'_> {
         let options = WriterOptions {
             layout: self.options.layout,
             commit: self.options.commit,
-            threads: self.options.threads,
+            threads: self.options.engine.threads,
             column_order: self.options.column_order.clone(),
             ..WriterOptions::new(self.options.order)
         };
         Ok(DatasetWriter::create(self.out, schema.clone(), options)?)
-    }
-
-    async fn clustering(
-        &self,
-        context: &SessionContext,
-        columns: &ArrowSchema,
-        row_bytes: u64,
-        budget: &CountBudget,
-    ) -> Result<Clustering<'_>> {
-        let options = ClusterOptions {
-            order: self.options.order,
-            state_bytes: engine::state_bytes(self.options.memory_limit),
-            budget: budget.clone(),
-            threads: self.options.threads,
-            query_batch_rows: engine::batch_rows(row_bytes),
-            observe_changes: self.options.groups == Groups::Auto,
-        };
-        Clustering::plan(self.config, context, columns, &options).await
     }
 
     /// Writes the samples and commits.
@@ -293,7 +219,13 @@ impl Build<'_> {
         Ok((writer.finish()?, written))
     }
 
-    fn summary(&self, manifest: &Manifest, decided: &Decided, written: &Written) -> BuildSummary {
+    fn summary(
+        &self,
+        manifest: &Manifest,
+        decided: &Decided,
+        written: &Written,
+        reading: Reading<'_>,
+    ) -> BuildSummary {
         let statistics = &manifest.statistics;
         let entries =
             |(name, file): (&String, &onefold_datasets::VocabularyFile)| (name.clone(), file.entries);
@@ -309,12 +241,12 @@ impl Build<'_> {
             bytes_on_disk: statistics.bytes_on_disk,
             layout: manifest.layout,
             order: manifest.order,
-            share: 1.0,
-            skipped: SkipCounts::default(),
+            share: reading.share,
+            source_rows: sources::total_rows(&reading.sources),
+            source_bytes: sources::total_bytes(&reading.sources),
+            skipped: reading.planned.skipped,
             groups: decided.groups.clone(),
             vocabularies: manifest.vocabularies.iter().map(entries).collect(),
-            source_rows: None,
-            source_bytes: 0,
             sorted_joins: self.joins == Joins::Sorted,
             wall_seconds: 0.0,
             samples_per_second: 0.0,

@@ -98,11 +98,10 @@ async fn vocabularies(
             counter.add(id, count)?;
         }
         count_timelines(config, context, name, &mut counter).await?;
-        let known = old.and_then(|(root, old)| Some((root, old.vocabularies.get(name)?)));
-        let made = match known {
+        let made = match old.filter(|(_, old)| old.vocabularies.contains_key(name)) {
             None => Vocabulary::from_counts(counter.counts(), vocabulary.min_count),
-            Some((root, file)) => {
-                let mut known = Vocabulary::read(root, file)?;
+            Some((root, old)) => {
+                let mut known = Vocabulary::load(root, old, name)?;
                 let new: Vec<_> = counter.counts().filter(|(id, _)| known.id(*id) == 0).collect();
                 known.extend(new, vocabulary.min_count);
                 known

@@ -1,5 +1,6 @@
 //! The errors of the ETL: each names the place, and its second line says what to do.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -95,6 +96,15 @@ pub enum Error {
         message: String,
     },
 
+    /// An operator could not spill: the disk is full, or files may not be so large.
+    #[error(
+        "what does not fit into memory cannot be written: {message}\n  hint: free some space where `--spill-directory` is (by default the system's temporary directory), name another disk with it, or raise `--memory-limit`; nothing was changed"
+    )]
+    Spill {
+        /// The engine's message.
+        message: String,
+    },
+
     /// A source turned out to be damaged while the query read it.
     #[error(
         "a source cannot be read: {message}\n  hint: a file under `[sources]` is damaged or was changed while it was read; write it again"
@@ -132,6 +142,9 @@ impl From<DataFusionError> for Error {
         }
         let message = error.strip_backtrace();
         let engine = |message, hint: &str| Self::Engine { message, hint: hint.to_owned() };
+        if is_full(error.find_root()) {
+            return Self::Spill { message };
+        }
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
             DataFusionError::ParquetError(_) | DataFusionError::ObjectStore(_) => {
@@ -167,6 +180,22 @@ impl Error {
     }
 }
 
+/// Whether the operating system's error inside one of the engine's is that nothing more can be written. The engine wraps
+/// it more than once.
+fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<io::Error>() {
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
+        return kinds.contains(&error.kind()) || error.get_ref().is_some_and(|inner| is_full(inner));
+    }
+    match (error.downcast_ref(), error.downcast_ref()) {
+        (Some(DataFusionError::IoError(cause)), _) => is_full(cause),
+        (Some(DataFusionError::ArrowError(cause, _)), _) => is_full(&**cause),
+        (Some(DataFusionError::External(cause)), _) => is_full(&**cause),
+        (_, Some(ArrowError::IoError(_, cause))) => is_full(cause),
+        _ => error.source().is_some_and(is_full),
+    }
+}
+
 /// Our own error inside one of the engine's, or the engine's error itself.
 fn own(error: DataFusionError) -> Result<Error, DataFusionError> {
     match error {
@@ -182,5 +211,29 @@ fn own(error: DataFusionError) -> Result<Error, DataFusionError> {
             Err(other) => Err(DataFusionError::External(other)),
         },
         other => Err(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_however_it_is_wrapped() {
+        let full = || io::Error::from_raw_os_error(28);
+        let arrow = |error| DataFusionError::ArrowError(Box::new(error), None);
+        let wrapped = io::Error::other(ArrowError::IoError("written".to_owned(), full()));
+        let errors = [
+            DataFusionError::IoError(full()),
+            arrow(ArrowError::IoError("x".to_owned(), full())),
+            arrow(ArrowError::IoError("x".to_owned(), wrapped)).context("sort"),
+            DataFusionError::External(Box::new(full())),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(matches!(Error::from(error), Error::Spill { .. }), "{text}");
+        }
+        let other = DataFusionError::IoError(io::Error::from(io::ErrorKind::PermissionDenied));
+        assert!(matches!(Error::from(other), Error::Engine { .. }));
     }
 }

@@ -14,13 +14,16 @@
 
 mod build;
 mod cluster;
+mod compare;
 pub mod config;
 mod decide;
 mod engine;
 mod error;
 pub mod groups;
+mod memory;
 pub mod popularity;
 mod probe_lists;
+mod reading;
 pub mod samples;
 pub mod sessionize;
 pub mod shard;
@@ -29,9 +32,11 @@ mod spool;
 pub mod timeline;
 
 pub use build::{BuildOptions, BuildSummary, Groups, build};
+pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStoreConfig, ObjectStores, PartitionBy,
     SessionConfig, SourceConfig,
 };
 pub use decide::GroupSummary;
+pub use engine::EngineOptions;
 pub use error::{Error, Result};

@@ -2,8 +2,9 @@
 //!
 //! A session is identified by the partition columns, the session columns (the key, or the user) and its
 //! **start**, the time of its first sample. With a gap, a session begins wherever the user paused for longer
-//! (the usual gaps-and-islands query: mark the pauses, sum the marks). Samples of one instant are always in
-//! one session, so the result does not depend on how ties were ordered.
+//! (gaps and islands: mark the first sample after a pause; the last mark so far is the start, a running maximum, which
+//! needs no more memory than a row). Samples of one instant are always in one session, so the result does not depend on
+//! how ties were ordered.
 //!
 //! All of that is found from the session columns and the time alone, in a narrow table that is then joined to the
 //! records of the samples (`cluster`). A free query is therefore evaluated twice (the first time for the narrow
@@ -165,11 +166,12 @@ fn numbered_sessions(config: &Config, time: &str, order: Order) -> String {
         SessionConfig::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
         SessionConfig::Gap { gap_micros, .. } => {
             let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
-            let pause = format!("CASE WHEN {TIME} - lag({TIME}) {over}) > {gap_micros} THEN 1 ELSE 0 END");
-            let marked = format!("SELECT *, {pause} AS pause FROM (SELECT DISTINCT * FROM ({narrow}))");
-            let summed =
-                format!("SELECT *, sum(pause) {over} ROWS UNBOUNDED PRECEDING) AS pauses FROM ({marked})");
-            format!("SELECT *, min({TIME}) OVER (PARTITION BY {by}, pauses) AS {START} FROM ({summed})")
+            let before =
+                format!("SELECT *, lag({TIME}) {over}) AS before FROM (SELECT DISTINCT * FROM ({narrow}))");
+            let begins = format!("CASE WHEN {TIME} - before <= {gap_micros} THEN NULL ELSE {TIME} END");
+            format!(
+                "SELECT {by}, {TIME}, max({begins}) {over} ROWS UNBOUNDED PRECEDING) AS {START} FROM ({before})"
+            )
         }
     };
     let place =

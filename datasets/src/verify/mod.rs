@@ -12,6 +12,7 @@
 //! what depends on a row group that cannot be read is not compared. Row groups are read in parallel, one column at a
 //! time: each thread holds one decoded column and 16 bytes a sample. A partition in arrival order takes a bit a session.
 
+mod against;
 mod files;
 mod order;
 mod row_group;
@@ -25,6 +26,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::Serialize;
 
+pub use self::against::ExpectedSamples;
 use self::files::{check_bytes, unnamed_files, vocabulary_problems};
 use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};

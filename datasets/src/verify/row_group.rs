@@ -78,7 +78,7 @@ impl RowGroupCheck<'_> {
         let seed = ColumnSeed::new(TIME_COLUMN);
         let mut samples = vec![SampleDigest::default(); times.len()];
         for (sample, time) in samples.iter_mut().zip(times.iter()) {
-            sample.add(seed.number(*time as u64));
+            sample.add(seed.time(*time));
         }
         Ok((span, samples))
     }
@@ -87,7 +87,7 @@ impl RowGroupCheck<'_> {
         let floats = self.file.numbers::<Float32Type>(self.index, name)?;
         let seed = ColumnSeed::new(name);
         for (sample, float) in samples.iter_mut().zip(floats.iter()) {
-            sample.add(seed.number(u64::from(float.to_bits())));
+            sample.add(seed.float(*float));
         }
         Ok(())
     }

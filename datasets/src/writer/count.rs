@@ -15,7 +15,7 @@ const BLOCK_ROWS: usize = 1 << 10;
 
 /// Counts samples of a schema.
 #[derive(Debug)]
-pub(super) struct Counter {
+pub(crate) struct Counter {
     /// One for every column of [`Schema::to_arrow`] that is part of the digest.
     seeds: Vec<Option<ColumnSeed>>,
     features: usize,
@@ -23,14 +23,14 @@ pub(super) struct Counter {
 
 /// What was counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// By sparse feature, in the schema's order.
     pub(super) features: Vec<FeatureStatistics>,
-    pub(super) digest: Digest,
+    pub(crate) digest: Digest,
 }
 
 impl Counter {
-    pub(super) fn new(schema: &Schema) -> Self {
+    pub(crate) fn new(schema: &Schema) -> Self {
         let columns = schema.to_arrow();
         let seed = |name: &str| (name != SESSION_COLUMN).then(|| ColumnSeed::new(name));
         let seeds = columns.fields().iter().map(|field| seed(field.name())).collect();
@@ -43,7 +43,7 @@ impl Counter {
     }
 
     /// Counts the samples of `batches`, which have the columns of [`Schema::to_arrow`], on the threads of this pool.
-    pub(super) fn count(&self, batches: &[RecordBatch]) -> Counts {
+    pub(crate) fn count(&self, batches: &[RecordBatch]) -> Counts {
         let blocks = batches.iter().flat_map(|batch| {
             let starts = (0..batch.num_rows()).step_by(BLOCK_ROWS);
             starts.map(move |start| (batch, start..(start + BLOCK_ROWS).min(batch.num_rows())))
@@ -113,14 +113,15 @@ fn count_lists(
 }
 
 fn add_numbers(column: &ArrayRef, rows: Range<usize>, seed: ColumnSeed, samples: &mut [SampleDigest]) {
-    let numbers: &mut dyn Iterator<Item = u64> = match column.data_type() {
+    match column.data_type() {
         DataType::Float32 => {
-            &mut column.as_primitive::<Float32Type>().values()[rows].iter().map(|x| u64::from(x.to_bits()))
+            let floats = &column.as_primitive::<Float32Type>().values()[rows];
+            samples.iter_mut().zip(floats).for_each(|(sample, float)| sample.add(seed.float(*float)));
         }
-        _ => &mut column.as_primitive::<TimestampMicrosecondType>().values()[rows].iter().map(|x| *x as u64),
-    };
-    for (number, sample) in numbers.zip(samples) {
-        sample.add(seed.number(number));
+        _ => {
+            let times = &column.as_primitive::<TimestampMicrosecondType>().values()[rows];
+            samples.iter_mut().zip(times).for_each(|(sample, time)| sample.add(seed.time(*time)));
+        }
     }
 }
 

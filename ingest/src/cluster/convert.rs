@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray,
+};
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::{CastOptions, SortOptions, cast_with_options};
 use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
@@ -58,6 +60,8 @@ pub(super) struct ColumnNames {
     pub(super) floats: Vec<String>,
     pub(super) lists: Vec<String>,
     pub(super) positions: Vec<String>,
+    /// The last time that samples may have, in microseconds since 1970, if that is checked here.
+    pub(super) not_after: Option<i64>,
 }
 
 /// Converts batches of one query.
@@ -102,7 +106,8 @@ impl Converter {
         for name in &self.names.identity {
             required(batch, name, name)?;
         }
-        let time = required(batch, TIME, "time")?;
+        let time = required(batch, TIME, "time")?.as_primitive::<Int64Type>().values();
+        self.check_times(time)?;
         let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(engine)?;
         let order = match &self.order {
             Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(engine)?),
@@ -125,12 +130,25 @@ impl Converter {
             keys: columns(&self.names.keys)?,
             hashes: identity.iter().map(|row| xxh3_64(row.as_ref())).collect(),
             identity,
-            time: time.as_primitive::<Int64Type>().values().clone(),
+            time: time.clone(),
             floats: floats.collect::<Result<_>>()?,
             positions: positions.collect::<Result<_>>()?,
             order,
             lists: lists.collect::<Result<_>>()?,
         })
+    }
+
+    fn check_times(&self, times: &[i64]) -> Result<()> {
+        let Some(last) = self.names.not_after else { return Ok(()) };
+        let late = times.iter().filter(|time| **time > last).count();
+        let Some(first) = times.iter().find(|time| **time > last) else { return Ok(()) };
+        let shown = TimestampMicrosecondArray::from(vec![*first]).value_as_datetime(0);
+        let shown = shown.map_or_else(|| format!("{first} µs"), |time| time.to_string());
+        let message =
+            format!("{late} of {} samples have a time in the future, the first {shown}", times.len());
+        let hint = "check the unit of the time column (microseconds since 1970) and the clocks; set `[checks].not_after`, or \
+                    skip such rows with `[checks]` and `future = \"skip\"`";
+        Err(column_error("time", &message, hint))
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use datafusion::arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array, UInt64Array};
 use datafusion::arrow::compute::take;
 use datafusion::arrow::datatypes::SchemaRef;
-use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
-use onefold_datasets::{TIME_COLUMN, overlap};
+use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
+use onefold_datasets::overlap;
 
 use super::convert::{Converted, engine};
 use super::facts::{Entered, Facts, FactsWanted};
@@ -39,6 +39,14 @@ impl FoldOptions {
     pub(super) fn shape(&self) -> Shape {
         Shape { floats: self.floats.len(), positions: self.positions, lists: self.lists.len() }
     }
+
+    /// What samples are digested with.
+    pub(super) fn seeds(&self) -> SampleSeeds {
+        SampleSeeds::new(
+            self.floats.iter().map(String::as_str),
+            self.lists.iter().map(|(name, _)| name.as_str()),
+        )
+    }
 }
 
 /// Folds the samples of those sessions that fall to one worker.
@@ -48,9 +56,7 @@ impl FoldOptions {
 #[derive(Debug)]
 pub(super) struct SessionFolder {
     options: FoldOptions,
-    time_seed: ColumnSeed,
-    float_seeds: Vec<ColumnSeed>,
-    list_seeds: Vec<ColumnSeed>,
+    seeds: SampleSeeds,
     sessions: Sessions,
     next_chain: u64,
     record: RecordWriter,
@@ -113,9 +119,7 @@ impl SessionFolder {
     /// The folder of one worker, whose chains differ from those of others.
     pub(super) fn new(options: FoldOptions, facts: &FactsWanted, worker: usize) -> Self {
         Self {
-            time_seed: ColumnSeed::new(TIME_COLUMN),
-            float_seeds: options.floats.iter().map(|name| ColumnSeed::new(name)).collect(),
-            list_seeds: options.lists.iter().map(|(name, _)| ColumnSeed::new(name)).collect(),
+            seeds: options.seeds(),
             sessions: Sessions {
                 recent: HashMap::new(),
                 older: HashMap::new(),
@@ -174,39 +178,33 @@ impl SessionFolder {
 
     /// Writes the record of a sample and gives its digest.
     fn fold_sample(&mut self, batch: &Converted, row: usize) -> Result<u128> {
-        let (time, order) = (batch.time[row], batch.order_bytes(row));
+        let sample = Row { batch, row };
+        let facts = &mut self.outcome.facts;
         for mut last in self.sessions.make_room() {
-            self.outcome.facts.leave(&last.lists, &mut last.entered)?;
+            facts.leave(&last.lists, &mut last.entered)?;
         }
         let last = self.sessions.entry(batch.identity.row(row).as_ref());
+        let (time, order) = (batch.time[row], batch.order_bytes(row));
         let is_first = !mem::replace(&mut last.is_known, true);
         if is_first {
             last.lists.resize_with(self.known.len(), Vec::new);
             last.parts.resize(self.known.len(), 0);
             last.positions.resize(batch.positions.len(), 0);
-            self.outcome.facts.enter(&mut last.entered);
+            facts.enter(&mut last.entered);
         }
         let gap = self.options.gap_micros;
         let same_session = !is_first && gap.is_none_or(|gap| time.abs_diff(last.time) <= gap.unsigned_abs());
-
-        let mut sample = SampleDigest::default();
-        sample.add(self.time_seed.number(time as u64));
-        for (seed, floats) in self.float_seeds.iter().zip(&batch.floats) {
-            sample.add(seed.number(u64::from(floats[row].to_bits())));
-        }
-        for (i, seed) in self.list_seeds.iter().enumerate() {
-            let list = batch.list(i, row);
-            self.known[i] = match last.lists[i] == list {
-                true if !is_first => UNCHANGED,
-                _ => {
-                    last.parts[i] = seed.list(list);
-                    if same_session && self.options.lists[i].1 { overlap(&last.lists[i], list) } else { 0 }
-                }
-            };
-            sample.add(last.parts[i]);
-        }
-        let digest = sample.number();
-        self.outcome.digest.add(sample);
+        let mut digested = self.seeds.numbers(time, sample.floats());
+        sample.compare(
+            &self.options,
+            &self.seeds,
+            (is_first, same_session),
+            last,
+            &mut self.known,
+            &mut digested,
+        );
+        let digest = digested.number();
+        self.outcome.digest.add(digested);
         self.outcome.samples += 1;
 
         // A sample refers only to one that the sort will leave before it; equal ones may change places.
@@ -216,31 +214,97 @@ impl SessionFolder {
             last.chain = self.next_chain;
             self.next_chain += 1;
         }
-        let floats = batch.floats.iter().map(|floats| floats[row]);
-        self.record.start(last.chain, floats, batch.positions.iter().map(|positions| positions[row]));
-        for (i, known) in self.known.iter().enumerate() {
-            let list = batch.list(i, row);
+        sample.write(&mut self.record, last.chain, follows, &self.known);
+        sample.observe(facts, same_session, last, &self.known);
+        let (added, removed) = sample.replace(facts, same_session, last, &self.known)?;
+        last.time = time;
+        if *last.order != *order {
+            last.order = order.into();
+        }
+        last.digest = digest;
+        self.sessions.recent_bytes = (self.sessions.recent_bytes + added).saturating_sub(removed);
+        Ok(digest)
+    }
+}
+
+/// A sample that is folded.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    batch: &'a Converted,
+    row: usize,
+}
+
+impl Row<'_> {
+    fn floats(&self) -> impl Iterator<Item = f32> {
+        self.batch.floats.iter().map(|floats| floats[self.row])
+    }
+
+    fn positions(&self) -> impl Iterator<Item = i64> {
+        self.batch.positions.iter().map(|positions| positions[self.row])
+    }
+
+    /// Sets what is `known` of every list from the `last` sample, and adds the lists' parts to the digest.
+    fn compare(
+        self,
+        options: &FoldOptions,
+        seeds: &SampleSeeds,
+        (is_first, same_session): (bool, bool),
+        last: &mut Last,
+        known: &mut [usize],
+        digested: &mut SampleDigest,
+    ) {
+        for (i, known) in known.iter_mut().enumerate() {
+            let list = self.batch.list(i, self.row);
+            *known = match last.lists[i] == list {
+                true if !is_first => UNCHANGED,
+                _ => {
+                    last.parts[i] = seeds.list(i, list);
+                    if same_session && options.lists[i].1 { overlap(&last.lists[i], list) } else { 0 }
+                }
+            };
+            digested.add(last.parts[i]);
+        }
+    }
+
+    /// Writes the record of the sample, which `follows` the one before in its chain or holds all of its lists.
+    fn write(self, record: &mut RecordWriter, chain: u64, follows: bool, known: &[usize]) {
+        record.start(chain, self.floats(), self.positions());
+        for (i, known) in known.iter().enumerate() {
+            let list = self.batch.list(i, self.row);
             match *known {
                 UNCHANGED if follows => {}
-                known if follows => self.record.changed(i, list.len(), &list[known..]),
-                _ => self.record.changed(i, list.len(), list),
+                known if follows => record.changed(i, list.len(), &list[known..]),
+                _ => record.changed(i, list.len(), list),
             }
         }
+    }
 
-        let facts = &mut self.outcome.facts;
-        let moved = last.positions.chunks(2).zip(batch.positions.chunks(2));
+    /// Observes which lists changed, and how long those of timelines are.
+    fn observe(self, facts: &mut Facts, same_session: bool, last: &Last, known: &[usize]) {
+        let positions: &[_] = &self.batch.positions;
+        let pairs = last.positions.chunks(2).zip(positions.chunks(2));
         let moved =
-            moved.map(|(before, now)| before.iter().zip(now).any(|(before, now)| *before != now[row]));
-        facts.observe(same_session, self.known.iter().map(|known| *known != UNCHANGED), moved);
-        for (timeline, positions) in batch.positions.chunks_exact(2).enumerate() {
-            let (start, end) = (positions[0][row], positions[1][row]);
+            pairs.map(|(before, now)| before.iter().zip(now).any(|(before, now)| *before != now[self.row]));
+        facts.observe(same_session, known.iter().map(|known| *known != UNCHANGED), moved);
+        for (timeline, positions) in positions.chunks_exact(2).enumerate() {
+            let (start, end) = (positions[0][self.row], positions[1][self.row]);
             let seen = if same_session { last.positions[2 * timeline + 1] } else { start };
             let length = |from: i64| usize::try_from(end - from.clamp(start, end)).unwrap_or(0);
             facts.timeline_length(timeline, length(start), length(seen));
         }
+    }
+
+    /// Makes the sample's lists and positions those of the `last` one; gives the bytes added and removed.
+    fn replace(
+        self,
+        facts: &mut Facts,
+        same_session: bool,
+        last: &mut Last,
+        known: &[usize],
+    ) -> Result<(usize, usize)> {
         let (mut added, mut removed) = (0, 0);
-        for (i, known) in self.known.iter().enumerate() {
-            let (list, before) = (batch.list(i, row), &mut last.lists[i]);
+        for (i, known) in known.iter().enumerate() {
+            let (list, before) = (self.batch.list(i, self.row), &mut last.lists[i]);
             if *known == UNCHANGED {
                 facts.length(i, list.len(), if same_session { 0 } else { list.len() });
                 continue;
@@ -253,14 +317,8 @@ impl SessionFolder {
             before.extend_from_slice(list);
         }
         last.entered.next_sample();
-        last.positions.iter_mut().zip(&batch.positions).for_each(|(last, now)| *last = now[row]);
-        last.time = time;
-        if *last.order != *order {
-            last.order = order.into();
-        }
-        last.digest = digest;
-        self.sessions.recent_bytes = (self.sessions.recent_bytes + added).saturating_sub(removed);
-        Ok(digest)
+        last.positions.iter_mut().zip(self.positions()).for_each(|(last, now)| *last = now);
+        Ok((added, removed))
     }
 }
 

@@ -72,6 +72,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) query_batch_rows: usize,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
+    /// The last time that samples may have, in microseconds since 1970, if nothing has looked for later ones.
+    pub(crate) not_after: Option<i64>,
 }
 
 /// The samples of a query on their way into the order of a dataset.
@@ -106,7 +108,7 @@ impl<'a> Clustering<'a> {
         let run = FoldRun::new(
             input,
             with_batch_rows(context, options.query_batch_rows),
-            column_names(config),
+            ColumnNames { not_after: options.not_after, ..column_names(config) },
             fold_options(config, options),
             facts_wanted(config, options),
             options.threads.max(1),
@@ -257,6 +259,7 @@ fn column_names(config: &Config) -> ColumnNames {
         floats: config.schema.float_columns().map(str::to_owned).collect(),
         lists: logged_lists(config).map(|feature| feature.name.clone()).collect(),
         positions: sessionize::position_columns(config),
+        not_after: None,
     }
 }
 

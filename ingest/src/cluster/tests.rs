@@ -43,6 +43,7 @@ fn batch(samples: &[Sample]) -> RecordBatch {
 fn names() -> ColumnNames {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     ColumnNames {
+        not_after: None,
         keys: names(&["session"]),
         identity: names(&["session"]),
         order: Vec::new(),

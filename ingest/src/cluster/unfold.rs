@@ -8,7 +8,7 @@ use datafusion::arrow::array::{
     ArrayRef, BinaryArray, Float32Array, Int64Array, ListViewArray, RecordBatch, TimestampMicrosecondArray,
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
-use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
+use onefold_datasets::digest::{Digest, SampleSeeds};
 use onefold_datasets::{PartitionKey, SESSION_COLUMN, TIME_COLUMN, Vocabulary};
 
 use super::fold::FoldOptions;
@@ -52,7 +52,7 @@ pub(super) struct Unfolder {
     /// Where the slices of the current session start in the batch, by list; empty if they are not there.
     slice_starts: Vec<usize>,
     batch: Batch,
-    seeds: Seeds,
+    seeds: SampleSeeds,
     samples: u64,
     digest: Digest,
 }
@@ -66,14 +66,6 @@ struct Chain {
     parts: Vec<u128>,
     /// The lists, if they were in a batch that is given away.
     carried: Option<Vec<Vec<i64>>>,
-}
-
-/// What columns' values are digested with.
-#[derive(Debug)]
-struct Seeds {
-    time: ColumnSeed,
-    floats: Vec<ColumnSeed>,
-    lists: Vec<ColumnSeed>,
 }
 
 /// Samples that are not given away yet.
@@ -109,14 +101,9 @@ impl Unfolder {
             lists.iter().map(|list| Field::new(&list.name, DataType::ListView(Arc::clone(&item)), false)),
         );
         let batch = Batch::new(floats.len(), lists.len());
-        let seed = |name: &String| ColumnSeed::new(name);
         Self {
             shape,
-            seeds: Seeds {
-                time: ColumnSeed::new(TIME_COLUMN),
-                floats: floats.iter().map(seed).collect(),
-                lists: options.lists.iter().map(|(name, _)| seed(name)).collect(),
-            },
+            seeds: options.seeds(),
             samples: 0,
             digest: Digest::default(),
             lists,
@@ -215,14 +202,14 @@ impl Unfolder {
                 self.batch.ids += ids.len();
             }
         }
-        let mut digest = self.seeds.digest(time, record.floats());
+        let mut digest = self.seeds.numbers(time, record.floats());
         for (i, lists) in self.batch.lists[..self.shape.lists].iter_mut().enumerate() {
             if record.is_changed(i) {
                 let changed = record.next_changed()?;
                 self.batch.ids += changed.stored();
                 let (offset, size) = lists.append(chain.places[i], &changed)?;
                 chain.places[i] = (offset, size);
-                chain.parts[i] = self.seeds.lists[i].list(&lists.ids[offset..][..size]);
+                chain.parts[i] = self.seeds.list(i, &lists.ids[offset..][..size]);
             }
             digest.add(chain.parts[i]);
             lists.row(chain.places[i])?;
@@ -264,18 +251,6 @@ impl Unfolder {
             }
         }
         Some(())
-    }
-}
-
-impl Seeds {
-    /// The digest of a sample's numbers.
-    fn digest(&self, time: i64, floats: impl Iterator<Item = f32>) -> SampleDigest {
-        let mut digest = SampleDigest::default();
-        digest.add(self.time.number(time as u64));
-        for (seed, float) in self.floats.iter().zip(floats) {
-            digest.add(seed.number(u64::from(float.to_bits())));
-        }
-        digest
     }
 }
 

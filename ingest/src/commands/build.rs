@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use onefold_datasets::console::{Printer, available_threads};
-use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
+use onefold_datasets::console::Printer;
+use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
 use onefold_ingest::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
+
+use super::EngineArguments;
 
 /// What `build` and `append` share.
 #[derive(Debug, clap::Args)]
@@ -31,15 +33,8 @@ struct Common {
     /// Write only these partitions, as `date=2024-06-01`: conditions =, <, <=, >, >= joined by commas
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     partition: PartitionFilter,
-    /// Memory for sorts and joins, which spill to disk beyond it, for sessions being folded, and for vocabularies
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
-    memory_limit: u64,
-    /// Where they spill [default: the system's temporary directory]
-    #[arg(long, value_name = "DIR")]
-    spill_directory: Option<PathBuf>,
-    /// Threads [default: all that the machine has]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    engine: EngineArguments,
 }
 
 /// The arguments of `build`.
@@ -116,12 +111,10 @@ fn run(arguments: &Common, commit: Commit, printer: &Printer) -> anyhow::Result<
             None => Vec::new(),
             Some(path) => popularity::column_order(path, &config)?,
         },
-        memory_limit: arguments.memory_limit,
-        threads: arguments.threads.map_or_else(available_threads, usize::from),
+        engine: arguments.engine.options(),
         commit,
         about_samples: None,
         partitions: arguments.partition.clone(),
-        spill_directory: arguments.spill_directory.clone(),
     };
     let summary = build(&config, &arguments.out, &options, printer)?;
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)

@@ -1,6 +1,36 @@
-//! The commands, one a file: arguments checked by clap, and a function that runs them.
+//! What the commands do with their arguments: call the library, and say what it did.
+
+use std::path::PathBuf;
+
+use onefold_datasets::console::available_threads;
+use onefold_datasets::units::parse_bytes;
+use onefold_ingest::EngineOptions;
 
 pub(crate) mod build;
 pub(crate) mod report;
 pub(crate) mod shard;
 pub(crate) mod verify;
+
+/// What the engine may use.
+#[derive(Debug, clap::Args)]
+struct EngineArguments {
+    /// Memory for sorts and joins, which spill to disk beyond it, for sessions being folded, and for vocabularies
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
+    memory_limit: u64,
+    /// Where they spill [default: the system's temporary directory]
+    #[arg(long, value_name = "DIR")]
+    spill_directory: Option<PathBuf>,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+impl EngineArguments {
+    fn options(&self) -> EngineOptions {
+        EngineOptions {
+            memory_limit: self.memory_limit,
+            threads: self.threads.map_or_else(available_threads, usize::from),
+            spill_directory: self.spill_directory.clone(),
+        }
+    }
+}

@@ -8,7 +8,7 @@ use onefold_datasets::console::{Printer, available_threads};
 use onefold_datasets::report::{MIDDLE, Report, ReportOptions, gather, html};
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
-use onefold_ingest::{BuildOptions, Config, Groups, build};
+use onefold_ingest::{BuildOptions, Config, EngineOptions, Groups, build};
 
 /// What a build of some sessions needs at least.
 const MINIMUM_BUILD_BYTES: u64 = 512 << 20;
@@ -80,12 +80,14 @@ fn from_logs(
         order: Order::Session,
         groups: Groups::Given,
         column_order: Vec::new(),
-        memory_limit: arguments.memory_limit.max(MINIMUM_BUILD_BYTES),
-        threads: options.threads,
+        engine: EngineOptions {
+            memory_limit: arguments.memory_limit.max(MINIMUM_BUILD_BYTES),
+            threads: options.threads,
+            spill_directory: arguments.scratch_directory.clone(),
+        },
         commit: Commit::Create,
         about_samples: Some(arguments.samples),
         partitions: PartitionFilter::default(),
-        spill_directory: arguments.scratch_directory.clone(),
     };
     let built = build(&config, &dataset, &build_options, printer)?;
     let sampled = Some(built.share).filter(|share| *share < 1.0);

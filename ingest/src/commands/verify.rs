@@ -2,26 +2,53 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::console::Printer;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::verify::{Verification, VerifyOptions, verify};
+use onefold_datasets::{PartitionFilter, Problem};
+use onefold_ingest::{Comparison, Config, compare};
+use serde::Serialize;
+
+use super::EngineArguments;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArguments {
     /// Directory of the dataset
     dataset: PathBuf,
-    /// Threads [default: all that the machine has]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
+    /// Read the sources of this configuration again, and compare their samples with the dataset's
+    #[arg(long, value_name = "CONFIG")]
+    against: Option<PathBuf>,
+    /// With `--against`: compare only these partitions, as `date=2024-06-01`
+    #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true, requires = "against")]
+    partition: PartitionFilter,
+    #[command(flatten)]
+    engine: EngineArguments,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Verified<'a> {
+    #[serde(flatten)]
+    verification: &'a Verification,
+    /// Absent without `--against`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against: Option<&'a Comparison>,
 }
 
 /// Reads the dataset again; fails if anything is wrong with it, after telling what.
 pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Result<()> {
-    let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    let verification = verify(&arguments.dataset, &VerifyOptions { threads }, printer)?;
-    let dataset = arguments.dataset.display();
-    printer.summary(&describe(&dataset.to_string(), &verification), &verification)?;
-    match verification.problems_found {
+    let engine = arguments.engine.options();
+    // Before the long work: whether there is anything to compare with.
+    let config = arguments.against.as_deref().map(Config::load).transpose()?;
+    let verification = verify(&arguments.dataset, &VerifyOptions { threads: engine.threads }, printer)?;
+    let comparison = match &config {
+        None => None,
+        Some(config) => Some(compare(config, &arguments.dataset, &arguments.partition, &engine, printer)?),
+    };
+    let dataset = arguments.dataset.display().to_string();
+    let verified = Verified { verification: &verification, against: comparison.as_ref() };
+    printer.summary(&describe(&dataset, &verified), &verified)?;
+    match verification.problems_found + comparison.map_or(0, |comparison| comparison.problems.len()) {
         0 => Ok(()),
         1 => anyhow::bail!("`{dataset}` has a problem\n  hint: {HINT}"),
         more => anyhow::bail!("`{dataset}` has {} problems\n  hint: {HINT}", format_count(more as u64)),
@@ -30,33 +57,42 @@ pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Res
 
 const HINT: &str = "build the dataset, or the partitions named, again with `onefold-ingest build`";
 
-fn describe(dataset: &str, verification: &Verification) -> String {
-    let mut text = String::new();
-    for problem in &verification.problems {
-        text.push_str(&format!("{problem}\n"));
-    }
+fn describe(dataset: &str, verified: &Verified<'_>) -> String {
+    let verification = verified.verification;
+    let compared: &[Problem] = verified.against.map_or(&[], |against| &against.problems);
+    let mut lines: Vec<String> = verification.problems.iter().map(Problem::to_string).collect();
     if verification.problems_found > verification.problems.len() {
         let more = verification.problems_found - verification.problems.len();
-        text.push_str(&format!("and {} more problems\n", format_count(more as u64)));
+        lines.push(format!("and {} more problems", format_count(more as u64)));
     }
-    for warning in &verification.warnings {
-        text.push_str(&format!("warning: {warning}\n"));
-    }
+    lines.extend(compared.iter().map(Problem::to_string));
+    lines.extend(verification.warnings.iter().map(|warning| format!("warning: {warning}")));
     if verification.is_sound() {
-        let inside = match verification.row_groups_inside_sessions {
-            0 => String::new(),
-            some => format!(" ({} begin inside a session)", format_count(some)),
-        };
-        text.push_str(&format!(
-            "verified {dataset}: {} samples in {} sessions, {} partitions, {} files, {} row groups{inside}, {} in {:.1} s: sound",
-            format_count(verification.samples),
-            format_count(verification.sessions),
-            verification.partitions,
-            verification.files,
-            format_count(verification.row_groups),
-            format_bytes(verification.bytes_on_disk),
-            verification.wall_seconds,
+        lines.push(describe_sound(dataset, verification));
+    }
+    if let Some(against) = verified.against.filter(|against| against.problems.is_empty()) {
+        let samples = format_count(against.samples);
+        lines.push(format!(
+            "compared with the sources: the same {samples} samples, in {:.1} s",
+            against.wall_seconds
         ));
     }
-    text
+    lines.join("\n")
+}
+
+fn describe_sound(dataset: &str, verification: &Verification) -> String {
+    let inside = match verification.row_groups_inside_sessions {
+        0 => String::new(),
+        some => format!(" ({} begin inside a session)", format_count(some)),
+    };
+    format!(
+        "verified {dataset}: {} samples in {} sessions, {} partitions, {} files, {} row groups{inside}, {} in {:.1} s: sound",
+        format_count(verification.samples),
+        format_count(verification.sessions),
+        verification.partitions,
+        verification.files,
+        format_count(verification.row_groups),
+        format_bytes(verification.bytes_on_disk),
+        verification.wall_seconds,
+    )
 }

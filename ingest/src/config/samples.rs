@@ -50,11 +50,21 @@ pub struct ChecksConfig {
     pub not_after: Option<i64>,
     /// Rows with a null in what identifies or places them.
     pub null_keys: Policy,
+    /// Columns of lists that have equal lengths in every row, as ids and their weights.
+    pub parallel: Vec<Vec<String>>,
+    /// Rows in which they have not.
+    pub ragged: Policy,
 }
 
 impl Default for ChecksConfig {
     fn default() -> Self {
-        Self { future: Policy::Error, not_after: None, null_keys: Policy::Error }
+        Self {
+            future: Policy::Error,
+            not_after: None,
+            null_keys: Policy::Error,
+            parallel: Vec::new(),
+            ragged: Policy::Error,
+        }
     }
 }
 
@@ -86,6 +96,9 @@ pub(super) struct ChecksSection {
     future: Option<Policy>,
     not_after: Option<NotAfter>,
     null_keys: Option<Policy>,
+    #[serde(default)]
+    parallel: Vec<Vec<String>>,
+    ragged: Option<Policy>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -177,11 +190,26 @@ impl ChecksSection {
                 wrong(format!("`[checks].not_after`: `{text}` is not a time"), hint)
             })?),
         };
+        for columns in &self.parallel {
+            once("`[checks].parallel`", columns)?;
+            if columns.len() < 2 {
+                let message = format!("`[checks].parallel` compares {columns:?} with nothing");
+                let hint = "name two or more columns of lists, as `parallel = [[\"ids\", \"weights\"]]`";
+                return Err(wrong(message, hint));
+            }
+        }
+        if self.parallel.is_empty() && self.ragged.is_some() {
+            let hint =
+                "name the columns whose lists have equal lengths, as `parallel = [[\"ids\", \"weights\"]]`";
+            return Err(wrong("`[checks].ragged` needs `[checks].parallel`", hint));
+        }
         let default = ChecksConfig::default();
         Ok(ChecksConfig {
             future: self.future.unwrap_or(default.future),
             not_after,
             null_keys: self.null_keys.unwrap_or(default.null_keys),
+            parallel: self.parallel,
+            ragged: self.ragged.unwrap_or(default.ragged),
         })
     }
 }

@@ -120,6 +120,14 @@ impl<'a> Columns<'a> {
                 hint: "convert it in a query, for example with `to_timestamp(…)`".to_owned(),
             });
         }
+        for name in self.config.checks.iter().flat_map(|checks| &checks.parallel).flatten() {
+            let data_type = self.in_rows("`[checks].parallel`", name)?;
+            if !matches!(data_type, DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..))
+            {
+                let message = format!("`[checks].parallel` names `{name}`, whose type is {data_type}");
+                return Err(self.wrong(message, "name columns of lists"));
+            }
+        }
         match &self.config.samples.condition {
             Some(condition) => self.condition("`[samples].where`", &self.rows, condition),
             None => Ok(()),

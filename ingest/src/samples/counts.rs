@@ -12,6 +12,8 @@ pub struct SkipCounts {
     pub null_key_samples: u64,
     /// Rows with a time after the last allowed one (`[checks].future`).
     pub future_samples: u64,
+    /// Rows whose parallel lists have different lengths (`[checks].ragged`).
+    pub ragged_samples: u64,
     /// Rows with the key of an earlier row (`[samples].duplicates`).
     pub duplicate_samples: u64,
     /// Rows of events, attributes and timelines without a key, time or value (`[checks].null_keys`).
@@ -39,6 +41,7 @@ impl SkipCounts {
         let all = [
             ("rows with a null key or time", self.null_key_samples),
             ("rows from the future", self.future_samples),
+            ("rows with parallel lists of different lengths", self.ragged_samples),
             ("duplicate samples", self.duplicate_samples),
             ("rows of other sources with a null key, time or value", self.null_key_rows),
             ("duplicate events", self.duplicate_events),

@@ -49,6 +49,8 @@ pub struct Samples {
     pub skipped: SkipCounts,
     /// How many samples there are; unknown for a query without declared steps.
     pub expected: Option<u64>,
+    /// The last time, in microseconds since 1970, that is not in the future: `None` where the steps have looked for those.
+    pub not_after: Option<i64>,
     /// The files of the tables that the plans read.
     _spool: Spool,
 }
@@ -68,7 +70,14 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
     };
     if !has_steps(config) {
         let (narrow, skipped) = (rows.clone(), SkipCounts::default());
-        return Ok(Samples { wide: rows, narrow, skipped, expected: None, _spool: Spool::default() });
+        return Ok(Samples {
+            wide: rows,
+            narrow,
+            skipped,
+            expected: None,
+            not_after: Some(not_after(config)),
+            _spool: Spool::default(),
+        });
     }
     let columns: ArrowSchema = rows.schema().as_arrow().clone();
     let columns = Columns::check(context, config, columns).await?;
@@ -87,7 +96,14 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
     let wide = planner.steps.wide_samples(planner.skipped.duplicate_samples > 0);
     tracing::debug!("samples: {wide}");
     let wide = context.sql(&wide).await?;
-    Ok(Samples { wide, narrow, skipped: planner.skipped, expected: Some(expected), _spool: planner.spool })
+    Ok(Samples {
+        wide,
+        narrow,
+        skipped: planner.skipped,
+        expected: Some(expected),
+        not_after: None,
+        _spool: planner.spool,
+    })
 }
 
 /// Whether anything is declared beyond a query.
@@ -141,9 +157,10 @@ impl Planner<'_> {
         self.spool.table(self.context, ROWS, &self.steps.rows()).await?;
         let sql = format!(
             "SELECT count(*) FILTER (WHERE __onefold_state = 2), count(*) FILTER (WHERE __onefold_state = 3), \
+             count(*) FILTER (WHERE __onefold_state = 4), \
              count(*) FILTER (WHERE __onefold_state = 0 AND __onefold_row > 1) FROM {ROWS}"
         );
-        let [null_keys, future, duplicates] = exactly(counts(self.context, &sql).await?)?;
+        let [null_keys, future, ragged, duplicates] = exactly(counts(self.context, &sql).await?)?;
         let checks = self.config.checks.clone().unwrap_or_default();
         let nulls = Misfits {
             place: "`[checks].null_keys`",
@@ -161,6 +178,14 @@ impl Planner<'_> {
             remedy: "check the unit of the time column and the clocks, set `[checks].not_after`",
         };
         self.refuse(&late, &self.steps.example_row(3)).await?;
+        let uneven = Misfits {
+            place: "`[checks].ragged`",
+            policy: checks.ragged,
+            count: ragged,
+            what: "rows have lists of different lengths in `[checks].parallel`",
+            remedy: "correct the log",
+        };
+        self.refuse(&uneven, &self.steps.example_row(4)).await?;
         let twice = Misfits {
             place: "`[samples].duplicates`",
             policy: self.config.samples.duplicates,
@@ -174,6 +199,7 @@ impl Planner<'_> {
         }
         self.skipped.null_key_samples = null_keys;
         self.skipped.future_samples = future;
+        self.skipped.ragged_samples = ragged;
         self.skipped.duplicate_samples = duplicates;
         Ok(())
     }

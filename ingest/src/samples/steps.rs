@@ -76,7 +76,7 @@ impl<'a> Steps<'a> {
         Ok(Self { config, columns, not_after, narrow, wide, made_narrow })
     }
 
-    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future.
+    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future, 4 ragged.
     pub(super) fn rows(&self) -> String {
         let condition = self.config.samples.condition.as_deref().map(enclosed);
         // Whether an event belongs to a row that `where` leaves out is known only if that row is here.
@@ -88,11 +88,12 @@ impl<'a> Steps<'a> {
         let narrow = list(&self.narrow);
         let time = self.columns.time(&self.columns.rows, &self.config.time);
         let inner = format!(
-            "SELECT {narrow}, {time} AS __onefold_time, {inside} AS __onefold_in FROM {BASE}{filter}"
+            "SELECT {narrow}, {time} AS __onefold_time, {inside} AS __onefold_in, {} AS __onefold_ragged FROM {BASE}{filter}",
+            self.is_ragged(),
         );
         let states = format!(
-            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN 1 WHEN {} THEN 2 WHEN {} THEN 3 ELSE 0 END \
-             AS __onefold_state FROM ({inner})",
+            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN 1 WHEN {} THEN 2 WHEN {} THEN 3 WHEN __onefold_ragged THEN 4 \
+             ELSE 0 END AS __onefold_state FROM ({inner})",
             self.is_null(),
             self.is_future("__onefold_time"),
         );
@@ -124,6 +125,16 @@ impl<'a> Steps<'a> {
 
     fn is_future(&self, time: &str) -> String {
         format!("{time} > {}", self.not_after)
+    }
+
+    /// The condition that lists which should be parallel have different lengths; a null list is an empty one.
+    fn is_ragged(&self) -> String {
+        let length = |name: &String| format!("coalesce(array_length({}), 0)", quote(name));
+        let sets = self.config.checks.iter().flat_map(|checks| &checks.parallel);
+        let pairs = sets.flat_map(|columns| columns.windows(2));
+        let unequal: Vec<String> =
+            pairs.map(|pair| format!("{} <> {}", length(&pair[0]), length(&pair[1]))).collect();
+        if unequal.is_empty() { "FALSE".to_owned() } else { format!("({})", unequal.join(" OR ")) }
     }
 
     /// The columns of the log that may not be null: key, session and time.
@@ -570,6 +581,7 @@ impl<'a> Steps<'a> {
         let mut conditions: Vec<String> =
             self.identifying().iter().map(|name| format!("{} IS NOT NULL", quote(name))).collect();
         conditions.push(format!("NOT ({})", self.is_future(&time)));
+        conditions.push(format!("NOT {}", self.is_ragged()));
         conditions.extend(self.config.samples.condition.as_deref().map(enclosed));
         format!(
             "SELECT {}, {time} AS __onefold_time FROM {BASE} WHERE {}",

@@ -273,6 +273,28 @@ fn nulls_and_the_future_are_refused_or_counted() {
 }
 
 #[test]
+fn lists_of_different_lengths_are_refused_or_counted() {
+    let rows = "[samples]\nquery = \"SELECT *, CASE request WHEN 1 THEN NULL WHEN 4 THEN NULL WHEN 3 THEN make_array(0.5, 0.5) \
+                ELSE history END AS weights FROM features\"\nkey = [\"request\"]\n";
+    let checks = "[checks]\nparallel = [[\"history\", \"weights\"]]\n";
+    refused(
+        &format!("{rows}{checks}"),
+        &["`[checks].ragged`: 2 rows", "different lengths", "request = 1", "ragged = \"skip\""],
+    );
+    let (table, skipped) = samples(&format!("{rows}{checks}ragged = \"skip\"\n"), "request");
+    assert_eq!(table.lines().count(), 4 + 4, "{table}");
+    assert_eq!(skipped, SkipCounts { ragged_samples: 2, duplicate_samples: 3, ..SkipCounts::default() });
+    let wrong = |parallel: &str, parts: &[&str]| refused(&format!("{rows}[checks]\n{parallel}\n"), parts);
+    wrong(
+        "parallel = [[\"history\", \"weight\"]]",
+        &["`[checks].parallel` names `weight`", "Float64", "lists"],
+    );
+    wrong("parallel = [[\"history\", \"wights\"]]", &["`[checks].parallel`", "did you mean `weights`?"]);
+    wrong("parallel = [[\"history\"]]", &["compares [\"history\"] with nothing"]);
+    wrong("ragged = \"skip\"", &["needs `[checks].parallel`"]);
+}
+
+#[test]
 fn mistakes_are_found_before_anything_is_read() {
     let join = |from: &str, to: &str| format!("{SAMPLES}{}", JOIN.replace(from, to));
     refused(&SAMPLES.replace("features", "feature"), &["`[samples].source`", "did you mean `features`?"]);

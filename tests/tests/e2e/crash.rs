@@ -64,8 +64,9 @@ fn file_names(folder: &Path) -> Vec<String> {
     names.collect()
 }
 
-#[test]
-fn a_killed_build_leaves_the_old_dataset_whole() {
+/// Kills `write`, which makes the dataset of the commands `whole` of the one that [`BUILD`] makes, at moments all over its
+/// run: the old dataset stays whole, and when it is run again it does what it does at once.
+fn check_killed_anywhere(write: &str, whole: &[&str]) {
     let dir = with_logs();
     let started = Instant::now();
     dir.command(BUILD).works();
@@ -74,9 +75,8 @@ fn a_killed_build_leaves_the_old_dataset_whole() {
     let statistics = Manifest::load(&dataset).unwrap().statistics;
     let old = read_samples(&dataset);
     let is_old = || Manifest::load(&dataset).unwrap().statistics == statistics;
-    let rebuild = "onefold-ingest build new-logs/dataset.toml --out dataset --threads 2 --overwrite";
     let killed_at = |moment: &dyn Fn() -> bool| {
-        kill_at(&dir, rebuild, moment);
+        kill_at(&dir, write, moment);
         let killed = is_old();
         if !killed {
             // It was faster; the old dataset is put back.
@@ -89,18 +89,38 @@ fn a_killed_build_leaves_the_old_dataset_whole() {
         let started = Instant::now();
         killed_at(&|| started.elapsed() >= duration * *tenth / 10)
     });
-    assert!(killed.count() >= 2, "hardly a build was killed in time");
+    assert!(killed.count() >= 2, "hardly a run was killed in time");
     let half_written = || {
         let next = Manifest::load(&dataset).unwrap().generation + 1;
         killed_at(&|| has_part(&dataset, next)) && has_part(&dataset, next)
     };
-    assert!((0..20).any(|_| half_written()), "no build was killed while it wrote");
+    assert!((0..20).any(|_| half_written()), "no run was killed while it wrote");
 
-    dir.command(rebuild).works();
+    dir.command(write).works();
     assert_no_strays(&dir, "dataset");
-    dir.command("onefold-ingest build new-logs/dataset.toml --out new --threads 2").works();
-    assert!(read_samples(&dataset) == read_samples(&dir.path("new")), "the rerun gives other samples");
+    whole.iter().for_each(|command| drop(dir.command(command).works()));
+    assert!(read_samples(&dataset) == read_samples(&dir.path("whole")), "the rerun gives other samples");
     assert!(read_samples(&dataset) != old);
+    dir.command("onefold-ingest verify dataset").works();
+}
+
+#[test]
+fn a_killed_build_leaves_the_old_dataset_whole() {
+    check_killed_anywhere(
+        "onefold-ingest build new-logs/dataset.toml --out dataset --threads 2 --overwrite",
+        &["onefold-ingest build new-logs/dataset.toml --out whole --threads 2"],
+    );
+}
+
+#[test]
+fn a_killed_append_leaves_the_old_dataset_whole() {
+    check_killed_anywhere(
+        "onefold-ingest append new-logs/dataset.toml --out dataset --threads 2",
+        &[
+            "onefold-ingest build logs/dataset.toml --out whole --threads 2",
+            "onefold-ingest append new-logs/dataset.toml --out whole --threads 2",
+        ],
+    );
 }
 
 #[test]

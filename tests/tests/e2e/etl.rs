@@ -1,11 +1,13 @@
 //! The batch ETL beyond one build: appending, verifying, vocabularies, automatic groups and reports.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use arrow::array::Float64Array;
 use onefold_datasets::{Manifest, Partition, Vocabulary};
 use onefold_tests::Dir;
 
-use crate::logs::write_logs;
+use crate::logs::{REQUESTS, feature_columns, with_column, write_logs, write_table};
 use crate::samples::{Sample, read_samples, sorted};
 
 const BUILD: &str = "onefold-ingest build logs/dataset.toml --threads 2 --out";
@@ -88,6 +90,44 @@ fn verify_names_what_is_wrong() {
     dir.command("onefold-ingest verify logs").fails(&["`logs` is not a dataset"]);
 }
 
+#[test]
+fn a_dataset_is_compared_with_its_sources() {
+    let dir = with_logs();
+    dir.command(&format!("{BUILD} dataset")).works();
+    dir.command(&format!("{BUILD} arrival --layout rows --order arrival")).works();
+    let against = |dataset: &str| format!("onefold-ingest verify {dataset} --against logs/dataset.toml");
+    for dataset in ["dataset", "arrival"] {
+        let same = dir.command(&against(dataset)).json();
+        assert_eq!(same["against"]["samples"].as_u64(), Some(12));
+        assert_eq!(same["against"]["problems"], serde_json::json!([]));
+    }
+    dir.command(&against("logs")).fails(&["`logs` is not a dataset"]);
+
+    // A sample less, and another age in another partition.
+    let late = &REQUESTS[5..];
+    write_table(&dir.path("logs/features/part-1.parquet"), feature_columns(&late[1..]));
+    let early = feature_columns(&REQUESTS[..5]);
+    let ages =
+        Float64Array::from_iter(REQUESTS[..5].iter().map(|row| row.age + f64::from(row.request == 10)));
+    write_table(&dir.path("logs/features/part-0.parquet"), with_column(early, "age", Arc::new(ages)));
+    let output = dir.command(&against("dataset")).output();
+    let (found, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
+    for part in ["dataset has 4", "the sources have 3 samples", "its 2 samples are not those of the sources"]
+    {
+        assert!(found.contains(part), "{found}");
+    }
+    assert!(found.contains("verified dataset: 12 samples"), "its files are sound: {found}");
+    assert!(error.contains("`dataset` has 2 problems"), "{error}");
+    let partition = format!("{} --partition split=train", against("dataset"));
+    let output = dir.command(&partition).output();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("split=holdout"));
+    dir.command("onefold-ingest verify dataset --partition split=train").is_misused(&["--against"]);
+
+    dir.edit("logs/dataset.toml", "age = { kind = \"dense\" }\n", "");
+    dir.command(&against("dataset")).fails(&["`[features]` are not the columns of the dataset"]);
+}
+
 /// The samples of a dataset, their ids of `features` as the vocabulary has them.
 fn originals(dir: &Dir, dataset: &str, vocabulary: &str, features: &[&str]) -> Vec<Sample> {
     let manifest = Manifest::load(&dir.path(dataset)).unwrap();
@@ -138,6 +178,8 @@ fn a_vocabulary_ranks_ids_by_frequency_and_can_be_undone() {
     let first = dir.files();
     dir.command(&format!("{APPEND} parts --partition split=train")).works();
     assert_eq!(originals(&dir, "parts", "ids", &["history", "city"]), samples(&dir, "plain"));
+    // What a partition did not know when it was written is no difference.
+    dir.command("onefold-ingest verify parts --against logs/dataset.toml").works();
     let all = partitions(&dir, "parts");
     dir.command(&format!("{APPEND} parts --partition split=holdout")).works();
     assert_eq!(partitions(&dir, "parts"), all);

@@ -7,6 +7,7 @@ mod etl;
 mod full_disk;
 mod golden;
 mod logs;
+mod memory;
 mod parity;
 mod path;
 mod row_groups;

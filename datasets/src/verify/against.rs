@@ -1,0 +1,148 @@
+//! The samples of another place, the sources say, compared with those of a dataset: partition by partition, by their
+//! number and their digest. Nothing of the dataset is read but its manifest, whose digests [`verify`](super::verify())
+//! compares with the files.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, Int64Array, ListArray, ListViewArray, RecordBatch};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef};
+
+use super::partition_path;
+use crate::conform::conform;
+use crate::digest::Digest;
+use crate::writer::Counter;
+use crate::{Error, Manifest, Partition, PartitionFilter, PartitionKey, Problem, Result};
+
+/// Counts samples from elsewhere, to be compared with those of a dataset.
+#[derive(Debug)]
+pub struct ExpectedSamples<'a> {
+    manifest: &'a Manifest,
+    columns: SchemaRef,
+    counter: Counter,
+    threads: rayon::ThreadPool,
+    partitions: BTreeMap<PartitionKey, (u64, Digest)>,
+}
+
+impl<'a> ExpectedSamples<'a> {
+    /// Nothing counted yet, to be compared with the dataset of `manifest`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if threads cannot be started.
+    pub fn new(manifest: &'a Manifest, threads: usize) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        Ok(Self {
+            manifest,
+            columns: manifest.schema.to_arrow(),
+            counter: Counter::new(&manifest.schema),
+            threads: pool.map_err(|error| Error::Io(std::io::Error::other(error)))?,
+            partitions: BTreeMap::new(),
+        })
+    }
+
+    /// Adds samples of a partition, in any order: the columns of [`Schema::to_arrow`](crate::Schema::to_arrow) in any
+    /// order, lists as `List` or `ListView`, ids by the dataset's vocabularies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`] if the columns are others.
+    pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
+        let mut samples = conform(samples, &self.columns)?;
+        if let Some(partition) = self.manifest.partitions.iter().find(|partition| partition.key == *key) {
+            samples = self.as_known_to(partition, &samples)?;
+        }
+        let counts = self.threads.install(|| self.counter.count(std::slice::from_ref(&samples)));
+        let (number, digest) = self.partitions.entry(key.clone()).or_default();
+        *number += samples.num_rows() as u64;
+        digest.merge(counts.digest);
+        Ok(())
+    }
+
+    /// The samples with the ids that vocabularies had when the partition was written. A vocabulary only grows, so what
+    /// is above the partition's highest id came later, and was unknown then: 0.
+    fn as_known_to(&self, partition: &Partition, samples: &RecordBatch) -> Result<RecordBatch> {
+        let mut highest: BTreeMap<&str, i64> = BTreeMap::new();
+        for feature in self.manifest.schema.sparse_features() {
+            let Some(vocabulary) = &feature.vocabulary else { continue };
+            let largest = partition.features.get(&feature.name).and_then(|figures| figures.max_id);
+            let known = highest.entry(vocabulary).or_default();
+            *known = (*known).max(largest.unwrap_or(0));
+        }
+        let mut columns = samples.columns().to_vec();
+        for feature in self.manifest.schema.sparse_features() {
+            if let Some(vocabulary) = &feature.vocabulary
+                && let Ok(index) = samples.schema_ref().index_of(&feature.name)
+            {
+                columns[index] = without_ids_above(&columns[index], highest[vocabulary.as_str()]);
+            }
+        }
+        Ok(RecordBatch::try_new(samples.schema(), columns)?)
+    }
+
+    /// The samples that were counted.
+    pub fn samples(&self) -> u64 {
+        self.partitions.values().map(|(samples, _)| samples).sum()
+    }
+
+    /// What is not the same in the dataset's partitions that `filter` chooses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Schema`] if the filter names a column that partitions do not have.
+    pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
+        let mut problems = Vec::new();
+        for partition in &self.manifest.partitions {
+            if filter.matches(&partition.key)? {
+                let message = self.difference(partition);
+                problems.extend(message.map(|message| Problem::new(partition_path(partition), message)));
+            }
+        }
+        for (key, (samples, _)) in &self.partitions {
+            if !self.manifest.partitions.iter().any(|partition| partition.key == *key) {
+                let message = format!("the sources have {samples} samples of it, the dataset has none");
+                problems.push(Problem::new(key.to_string(), message));
+            }
+        }
+        Ok(problems)
+    }
+
+    fn difference(&self, partition: &Partition) -> Option<String> {
+        let of_dataset = partition.samples;
+        match (self.partitions.get(&partition.key), partition.digest) {
+            (None, _) => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
+            (Some((samples, _)), _) if *samples != of_dataset => {
+                Some(format!("the sources have {samples} samples, the dataset has {of_dataset}"))
+            }
+            (Some((_, digest)), Some(written)) if *digest != written => Some(format!(
+                "its {of_dataset} samples are not those of the sources: their digests are {written} and {digest}"
+            )),
+            (Some(_), None) => Some(
+                "it cannot be compared, because datasets before format version 3 have no digest; build it again"
+                    .to_owned(),
+            ),
+            (Some(_), Some(_)) => None,
+        }
+    }
+}
+
+/// A column of lists in which 0 stands for every id above `highest`.
+fn without_ids_above(column: &ArrayRef, highest: i64) -> ArrayRef {
+    let replaced = |ids: &ArrayRef| -> ArrayRef {
+        let known = |id: i64| if id > highest { 0 } else { id };
+        Arc::new(ids.as_primitive::<Int64Type>().unary::<_, Int64Type>(known) as Int64Array)
+    };
+    match column.data_type() {
+        DataType::List(item) => {
+            let lists = column.as_list::<i32>();
+            let ids = replaced(lists.values());
+            Arc::new(ListArray::new(Arc::clone(item), lists.offsets().clone(), ids, None))
+        }
+        DataType::ListView(item) => {
+            let lists = column.as_list_view::<i32>();
+            let (offsets, sizes) = (lists.offsets().clone(), lists.sizes().clone());
+            Arc::new(ListViewArray::new(Arc::clone(item), offsets, sizes, replaced(lists.values()), None))
+        }
+        _ => Arc::clone(column),
+    }
+}
