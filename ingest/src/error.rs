@@ -155,7 +155,7 @@ impl From<DataFusionError> for Error {
             }
             DataFusionError::IoError(_) => engine(
                 message,
-                "check that no source changes while it is read, and the free space where `--spill-directory` is",
+                "check that no source changes while it is read, and that `--spill-directory` is a folder that can be written",
             ),
             _ => engine(message, "check the query and the types of its columns"),
         }

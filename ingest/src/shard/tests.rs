@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::array::{
@@ -128,6 +128,35 @@ fn segments_hold_the_rows_of_the_log_in_order_each_key_in_one() {
         let used = parts.iter().filter(|part| part.num_rows() > 0).count();
         assert!(segments == 1 || used > segments / 4, "{used} of {segments} segments have rows");
     }
+}
+
+#[test]
+fn several_columns_make_one_key() {
+    let (directory, whole) = two_files();
+    let out = directory.path().join("out");
+    let by = ["key", "view"].map(str::to_owned).to_vec();
+    let pattern = directory.path().join("part-*.parquet");
+    shard(&[pattern], &out, &ShardOptions { by, ..options(7) }, &Silent).unwrap();
+    let (mut segment_of, mut segments_of_key) = (BTreeMap::new(), BTreeMap::<_, BTreeSet<usize>>::new());
+    let mut rows = 0;
+    for (number, file) in segment_files(&out).iter().enumerate() {
+        let part = read(file);
+        rows += part.num_rows();
+        let texts = part.column_by_name("view").unwrap().as_string_view();
+        for (key, text) in part.column(1).as_primitive::<Int64Type>().iter().zip(texts) {
+            let pair = (key, text.map(str::to_owned));
+            assert_eq!(
+                *segment_of.entry(pair.clone()).or_insert(number),
+                number,
+                "{pair:?} is in two segments"
+            );
+            segments_of_key.entry(key).or_default().insert(number);
+        }
+    }
+    assert_eq!(rows, whole.num_rows());
+    let apart = segments_of_key.iter().filter(|(key, segments)| key.is_some() && segments.len() > 1).count();
+    assert!(apart > 30, "of 40 keys the rows of {apart} are apart by their other column");
+    assert_eq!(segments_of_key[&None].len(), 1, "a key with a null in it is no key");
 }
 
 #[test]

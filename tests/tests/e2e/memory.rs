@@ -85,7 +85,7 @@ fn what_cannot_be_spilled_is_an_error() {
     .with_file_limit(256)
     .fails(&["what does not fit into memory cannot be written", "--spill-directory"]);
     dir.command(&format!(
-        "onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-directory none"
+        "onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-directory spill/here"
     ))
-    .fails(&["none"]);
+    .fails(&["spill/here"]);
 }

@@ -231,6 +231,11 @@ fn values_that_cannot_be_trained_on() {
         (
             "time",
             Arc::new(ids(Some(i64::MAX))),
+            &["column `time`", "1 of 12 samples", "in the future", "unit of the time column"],
+        ),
+        (
+            "time",
+            Arc::new(ids(Some(i64::MIN))),
             &["column `time`", "is not a date", "unit of the time column"],
         ),
         ("user", Arc::new(ids(None)), &["column `user`", "no value", "IS NOT NULL"]),
