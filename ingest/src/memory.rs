@@ -7,18 +7,26 @@ use datafusion::execution::memory_pool::{
     FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation,
 };
 
-/// DataFusion's [`FairSpillPool`], but that exchanges between threads get what they ask for and have no share of their own.
+/// DataFusion's [`FairSpillPool`], but that exchanges between threads are not counted: they get what they ask for, have no
+/// share of their own, and take nothing away from what sorts have set aside for merging.
 ///
 /// DataFusion 55's `RepartitionExec` can wait for itself for ever once two of its inputs have spilled
-/// (apache/datafusion#24883). What it holds is little, because it stops its inputs while all of its outputs wait, and it is
-/// counted: others have as much less.
+/// (apache/datafusion#24883). What it holds is little, a few batches, because it stops its inputs while all of its
+/// outputs wait. Two shares stay free for that, and for what sorts hold beyond what they say.
 #[derive(Debug)]
 pub(crate) struct EnginePool(FairSpillPool);
+
+/// Shares that nobody gets.
+const FREE_SHARES: usize = 2;
 
 impl EnginePool {
     /// A pool of so many bytes.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self(FairSpillPool::new(bytes))
+        let pool = FairSpillPool::new(bytes);
+        for _ in 0..FREE_SHARES {
+            pool.register(&MemoryConsumer::new("free").with_can_spill(true));
+        }
+        Self(pool)
     }
 }
 
@@ -44,19 +52,19 @@ impl MemoryPool for EnginePool {
     }
 
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
-        self.0.grow(reservation, additional);
+        if !is_exchange(reservation.consumer()) {
+            self.0.grow(reservation, additional);
+        }
     }
 
     fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
-        self.0.shrink(reservation, shrink);
+        if !is_exchange(reservation.consumer()) {
+            self.0.shrink(reservation, shrink);
+        }
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
-        if is_exchange(reservation.consumer()) {
-            self.0.grow(reservation, additional);
-            return Ok(());
-        }
-        self.0.try_grow(reservation, additional)
+        if is_exchange(reservation.consumer()) { Ok(()) } else { self.0.try_grow(reservation, additional) }
     }
 
     fn reserved(&self) -> usize {
@@ -82,23 +90,27 @@ mod tests {
 
     #[test]
     fn exchanges_never_have_to_spill_and_take_no_share() {
-        let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(1000));
+        let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(3000));
         let consumer = |name: &str| MemoryConsumer::new(name).with_can_spill(true).register(&pool);
         let (sort, exchange) = (consumer("ExternalSorter[0]"), consumer("RepartitionExec[0]"));
-        // The sort's share is all there is.
+        // The only sort has one share of three.
         sort.try_grow(900).unwrap();
         assert!(sort.try_grow(200).is_err());
         exchange.try_grow(5000).unwrap();
-        assert_eq!(pool.reserved(), 5900);
-        // What cannot spill finds nothing left.
-        assert!(MemoryConsumer::new("HashJoinInput[0]").register(&pool).try_grow(1).is_err());
-        drop(exchange);
+        exchange.grow(500);
+        exchange.shrink(700);
+        assert_eq!((exchange.size(), pool.reserved()), (4800, 900));
+        // What cannot spill has what is left.
+        let merge = MemoryConsumer::new("ExternalSorterMerge[0]").register(&pool);
+        assert!(merge.try_grow(2101).is_err());
+        merge.try_grow(2100).unwrap();
+        drop((exchange, merge));
         drop(consumer("RepartitionExec[1]"));
         assert_eq!(pool.reserved(), 900);
         sort.try_grow(100).unwrap();
         let other = consumer("ExternalSorter[1]");
         sort.shrink(1000);
-        assert!(other.try_grow(501).is_err(), "two sorts have half each");
-        other.try_grow(500).unwrap();
+        assert!(other.try_grow(751).is_err(), "two sorts have two shares of four");
+        other.try_grow(750).unwrap();
     }
 }
