@@ -18,6 +18,7 @@ mod config;
 pub mod embedding;
 mod error;
 mod evaluate;
+pub mod kernels;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;
