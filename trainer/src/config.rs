@@ -111,6 +111,12 @@ pub struct TableOptimizerConfig {
     /// Added to the denominator.
     #[serde(default = "tiny")]
     pub eps: f32,
+    /// Decay of Adam's first moment.
+    #[serde(default = "beta1")]
+    pub beta1: f32,
+    /// Decay of Adam's second moment.
+    #[serde(default = "beta2")]
+    pub beta2: f32,
 }
 
 /// Algorithms for tables.
@@ -119,6 +125,12 @@ pub struct TableOptimizerConfig {
 pub enum TableOptimizerKind {
     /// One accumulator per row: the mean of the squared gradient.
     RowWiseAdagrad,
+    /// One accumulator per weight (Duchi et al. 2011).
+    Adagrad,
+    /// Plain stochastic gradient descent.
+    Sgd,
+    /// Two moments per weight (Kingma and Ba 2015), which only rows of the batch move.
+    Adam,
 }
 
 /// `[optimizer.dense]`.
@@ -146,6 +158,14 @@ pub enum DenseOptimizerKind {
 
 fn tiny() -> f32 {
     1e-8
+}
+
+fn beta1() -> f32 {
+    0.9
+}
+
+fn beta2() -> f32 {
+    0.999
 }
 
 fn tiny_f64() -> f64 {
@@ -216,6 +236,11 @@ impl TrainConfig {
         if rates.iter().chain(&epsilons).any(|value| !value.is_finite() || *value < 0.0) {
             let message = format!("`[optimizer]` has learning rates {rates:?} and eps {epsilons:?}");
             return Err((message, "none may be negative or infinite"));
+        }
+        let betas = [optimizer.tables.beta1, optimizer.tables.beta2];
+        if betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
+            let message = format!("`[optimizer.tables]` has beta1 and beta2 {betas:?}");
+            return Err((message, "both must be at least 0 and below 1"));
         }
         Ok(())
     }
@@ -298,10 +323,16 @@ impl TrainConfig {
         let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
         let attention = if attends { mlp(dim, &[3 * dim]) + mlp(dim, &[dim]) } else { 0 };
         let embedding = tables.iter().map(|table| table.rows * table.dim).sum();
+        let state = |table: &TableConfig| match self.optimizer.tables.kind {
+            TableOptimizerKind::RowWiseAdagrad => table.rows,
+            TableOptimizerKind::Adagrad => table.rows * table.dim,
+            TableOptimizerKind::Sgd => 0,
+            TableOptimizerKind::Adam => 2 * table.rows * table.dim,
+        };
         ParameterCount {
             dense: (bottom + top + attention) as u64,
             embedding,
-            rows: tables.iter().map(|table| table.rows).sum(),
+            table_state: tables.iter().map(state).sum(),
         }
     }
 }
@@ -313,15 +344,15 @@ pub struct ParameterCount {
     pub dense: u64,
     /// Parameters of the tables.
     pub embedding: u64,
-    /// Rows of the tables, each with one accumulator.
+    /// Values of the tables' optimizer state.
     #[serde(skip)]
-    rows: u64,
+    table_state: u64,
 }
 
 impl ParameterCount {
     /// Bytes of the parameters and their optimizer state.
     pub fn bytes(&self) -> u64 {
-        4 * (2 * self.dense + self.embedding + self.rows)
+        4 * (2 * self.dense + self.embedding + self.table_state)
     }
 }
 
@@ -394,6 +425,9 @@ learning_rate = 0.1
         let count = config.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
         assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
         assert_eq!(count.bytes(), 4 * (2 * 141 + 800 + 200));
+        let mut adam = config.clone();
+        adam.optimizer.tables.kind = TableOptimizerKind::Adam;
+        assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (2 * 125 + 400 + 800));
         // Attention 4-12 and 4-4; no dense features: top 1-8-1.
         let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);
         assert_eq!(count.dense, 60 + 20 + 16 + 9);

@@ -25,7 +25,7 @@ impl<'a> Strided<'a> {
         Self { values, row_stride: 1, column_stride: stride }
     }
 
-    fn from_row(self, row: usize) -> Self {
+    fn skip_rows(self, row: usize) -> Self {
         Self { values: self.values.get(row * self.row_stride..).unwrap_or(&[]), ..self }
     }
 }
@@ -59,7 +59,7 @@ fn gemm_with<L: Lanes>(
     let mut row = 0;
     while row < m {
         let rows = ROWS.min(m - row);
-        let (a, c) = (a.from_row(row), &mut c[row * ldc..]);
+        let (a, c) = (a.skip_rows(row), &mut c[row * ldc..]);
         match rows {
             6 => panel::<L, 6>(n, k, a, b, ldb, c, ldc, accumulate),
             5 => panel::<L, 5>(n, k, a, b, ldb, c, ldc, accumulate),

@@ -7,4 +7,6 @@
 pub mod attention;
 mod gemm;
 pub mod interaction;
+pub mod pool;
 mod simd;
+pub mod update;
