@@ -121,7 +121,7 @@ def read(directory, batches):
     table = pyarrow.parquet.ParquetFile(file)
     rows = next(table.iter_batches(batch_size=batches * BATCH))
     rows = pyarrow.Table.from_batches([rows]).slice(0, batches * BATCH)
-    while rows.num_rows < batches * BATCH:
+    if rows.num_rows < batches * BATCH:
         raise SystemExit(f"{file}: {rows.num_rows} samples, too few for {batches} batches of {BATCH}")
     groups = []
     for group in schema["groups"]:

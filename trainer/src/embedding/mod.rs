@@ -195,12 +195,16 @@ impl<'a> TableGradient<'a> {
         let total: usize = bags.sizes.iter().map(|&size| size as usize).sum();
         let mut gradient = match upstream {
             Upstream::Values(values) => Self::of_values(feature, values.into(), dim),
-            // Rows share values, or every value has its own factor: the rows' gradients meet at the values.
+            // Rows share most of their values, or every value has its own factor: the rows' gradients meet at the values.
             Upstream::Pooled(values, i, features)
-                if total > feature.table_rows.len() || bags.weights.is_some() =>
+                if total >= 2 * feature.table_rows.len() || bags.weights.is_some() =>
             {
                 let stride = features * dim;
-                Self::of_values(feature, unpool(&bags, dim, &values[i * dim..], stride).into(), dim)
+                Self::of_values(
+                    feature,
+                    unpool(&bags, dim, values.get(i * dim..).unwrap_or(&[]), stride).into(),
+                    dim,
+                )
             }
             Upstream::Pooled(values, i, features) => {
                 let scales =

@@ -222,23 +222,42 @@ macro_rules! dispatched {
 }
 pub(crate) use dispatched;
 
+/// Sums that are carried side by side, so that an addition need not wait for the one before.
+const CHAINS: usize = 4;
+
 /// `Σ a[i] b[i]`; the slices are of one length.
 #[inline(always)]
 pub(crate) fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<WIDTH>(), b.as_chunks::<WIDTH>());
-    let mut sum = L::splat(0.0);
+    let mut sums = [L::splat(0.0); CHAINS];
+    let ((a, a_last), (b, b_last)) = (a.as_chunks::<CHAINS>(), b.as_chunks::<CHAINS>());
     for (a, b) in a.iter().zip(b) {
-        sum = sum.fma(L::load(a), L::load(b));
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum = sum.fma(L::load(a), L::load(b));
+        }
     }
-    a_rest.iter().zip(b_rest).fold(sum.sum(), |sum, (a, b)| sum + a * b)
+    for ((sum, a), b) in sums.iter_mut().zip(a_last).zip(b_last) {
+        *sum = sum.fma(L::load(a), L::load(b));
+    }
+    a_rest.iter().zip(b_rest).fold(add_chains(sums).sum(), |sum, (a, b)| sum + a * b)
 }
 
 /// `Σ values[i]`.
 #[inline(always)]
 pub(crate) fn sum<L: Lanes>(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<WIDTH>();
-    let sum = chunks.iter().fold(L::splat(0.0), |sum, chunk| sum.add(L::load(chunk)));
-    sum.sum() + rest.iter().sum::<f32>()
+    let mut sums = [L::splat(0.0); CHAINS];
+    let (blocks, last) = chunks.as_chunks::<CHAINS>();
+    for block in blocks {
+        sums.iter_mut().zip(block).for_each(|(sum, chunk)| *sum = sum.add(L::load(chunk)));
+    }
+    sums.iter_mut().zip(last).for_each(|(sum, chunk)| *sum = sum.add(L::load(chunk)));
+    add_chains(sums).sum() + rest.iter().sum::<f32>()
+}
+
+#[inline(always)]
+fn add_chains<L: Lanes>([a, b, c, d]: [L; CHAINS]) -> L {
+    a.add(b).add(c.add(d))
 }
 
 /// `y[i] += a x[i]`; the slices are of one length.
@@ -301,7 +320,7 @@ mod tests {
 
     #[test]
     fn whole_and_partial_vectors_are_summed() {
-        for length in 0..40 {
+        for length in 0..80 {
             let a: Vec<f32> = (0..length).map(|i| i as f32).collect();
             let b: Vec<f32> = (0..length).map(|i| (i % 5) as f32 - 2.0).collect();
             let dot: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
