@@ -1,4 +1,4 @@
-//! Dot products of all pairs of a sample's vectors, straight from the rows of each group.
+//! A sample's vectors side by side, or the dot products of all their pairs, straight from the rows of each group.
 //!
 //! A row is expanded to its samples here and nowhere else: a sample's vectors are gathered into a buffer that stays
 //! in the processor's first cache, multiplied, and only the products are written. Going back, the gradients of
@@ -38,8 +38,20 @@ pub struct Interaction<'a> {
     pub sources: &'a [Source<'a>],
     /// D.
     pub dim: usize,
-    /// Whether the first vector of the first source (the bottom MLP's output) also stands before the products.
-    pub keeps_first: bool,
+    /// What is made of a sample's vectors.
+    pub form: Form,
+}
+
+/// What becomes of a sample's vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The strict lower triangle of `V Vᵀ`, row by row.
+    Dot {
+        /// Whether the first vector of the first source (the bottom MLP's output) also stands before the products.
+        keeps_first: bool,
+    },
+    /// All vectors, one after the other.
+    Concat,
 }
 
 impl Interaction<'_> {
@@ -48,13 +60,21 @@ impl Interaction<'_> {
         self.sources.iter().map(|source| source.vectors).sum()
     }
 
-    /// Values of one sample's result: D if the first vector is kept, and `N (N - 1) / 2` products.
+    /// Values of one sample's result: D if the first vector is kept and `N (N - 1) / 2` products, or `N D`.
     pub fn width(&self) -> usize {
         let vectors = self.vectors();
-        vectors * vectors.saturating_sub(1) / 2 + if self.keeps_first { self.dim } else { 0 }
+        match self.form {
+            Form::Dot { .. } => vectors * vectors.saturating_sub(1) / 2 + self.kept(),
+            Form::Concat => vectors * self.dim,
+        }
     }
 
-    /// Writes `[B, width]`: by sample the kept vector, then the strict lower triangle of `V Vᵀ`, row by row.
+    /// Values that stand before the products.
+    fn kept(&self) -> usize {
+        if self.form == (Form::Dot { keeps_first: true }) { self.dim } else { 0 }
+    }
+
+    /// Writes `[B, width]`.
     ///
     /// # Panics
     ///
@@ -70,10 +90,14 @@ impl Interaction<'_> {
             let mut transposed = vec![0.0; dim * padded];
             let mut products = vec![0.0; vectors * padded];
             for (i, output) in output.chunks_exact_mut(width).enumerate() {
+                if self.form == Form::Concat {
+                    self.gather(block * BLOCK + i, output);
+                    continue;
+                }
                 self.gather(block * BLOCK + i, &mut matrix);
                 transpose((vectors, dim), &matrix, dim, &mut transposed, padded);
                 lower_triangle(vectors, dim, &matrix, &transposed, &mut products);
-                let (kept, triangle) = output.split_at_mut(if self.keeps_first { dim } else { 0 });
+                let (kept, triangle) = output.split_at_mut(self.kept());
                 kept.copy_from_slice(&matrix[..kept.len()]);
                 let mut place = 0;
                 for row in 1..vectors {
@@ -138,27 +162,18 @@ impl Interaction<'_> {
         let mut result = vec![0.0; vectors * dim];
         let first = samples.start;
         for sample in samples {
-            self.gather(sample, &mut matrix);
             let upstream = &gradient[sample * width..][..width];
-            let (kept, triangle) = upstream.split_at(if self.keeps_first { dim } else { 0 });
-            let mut place = 0;
-            for row in 1..vectors {
-                for (column, value) in triangle[place..place + row].iter().enumerate() {
-                    symmetric[row * padded + column] = *value;
-                    symmetric[column * padded + row] = *value;
+            match self.form {
+                Form::Concat => result.copy_from_slice(upstream),
+                Form::Dot { .. } => {
+                    self.gather(sample, &mut matrix);
+                    let (kept, triangle) = upstream.split_at(self.kept());
+                    from_triangle(triangle, vectors, padded, &mut symmetric);
+                    let symmetric = Strided::rows(&symmetric, padded);
+                    gemm((vectors, dim, vectors), symmetric, &matrix, dim, &mut result, dim, false);
+                    result.iter_mut().zip(kept).for_each(|(result, kept)| *result += kept);
                 }
-                place += row;
             }
-            gemm(
-                (vectors, dim, vectors),
-                Strided::rows(&symmetric, padded),
-                &matrix,
-                dim,
-                &mut result,
-                dim,
-                false,
-            );
-            result.iter_mut().zip(kept).for_each(|(result, kept)| *result += kept);
             let mut place = 0;
             for ((source, runs), sums) in self.sources.iter().zip(runs).zip(&mut *sums) {
                 let size = source.vectors * dim;
@@ -168,6 +183,18 @@ impl Interaction<'_> {
                 place += size;
             }
         }
+    }
+}
+
+/// The symmetric matrix of a strict lower triangle, with rows `stride` apart; its diagonal stays.
+fn from_triangle(triangle: &[f32], size: usize, stride: usize, symmetric: &mut [f32]) {
+    let mut place = 0;
+    for row in 1..size {
+        for (column, value) in triangle[place..place + row].iter().enumerate() {
+            symmetric[row * stride + column] = *value;
+            symmetric[column * stride + row] = *value;
+        }
+        place += row;
     }
 }
 
@@ -263,7 +290,17 @@ mod tests {
                 |(s, place): (usize, usize), d: usize| f64::from(interaction.sources[s].values[place + d]);
             let upstream: Vec<f64> = gradient[b * width..][..width].iter().map(|g| f64::from(*g)).collect();
             let mut k = 0;
-            if interaction.keeps_first {
+            if interaction.form == Form::Concat {
+                for place in &places {
+                    for d in 0..dim {
+                        output.push(value(*place, d));
+                        gradients[place.0][place.1 + d] += upstream[k];
+                        k += 1;
+                    }
+                }
+                continue;
+            }
+            if interaction.kept() > 0 {
                 for d in 0..dim {
                     output.push(value(places[0], d));
                     gradients[places[0].0][places[0].1 + d] += upstream[k];
@@ -297,12 +334,15 @@ mod tests {
         fn forward_and_backward_equal_the_definition(
             (samples, dim, parts) in (1_usize..150, prop::sample::select(vec![1_usize, 4, 8, 20]))
                 .prop_flat_map(|(samples, dim)| (Just(samples), Just(dim), sources(samples, dim))),
-            keeps_first: bool, seed in 0_usize..100,
+            form in prop::sample::select(vec![
+                Form::Dot { keeps_first: true }, Form::Dot { keeps_first: false }, Form::Concat,
+            ]),
+            seed in 0_usize..100,
         ) {
             let sources: Vec<Source<'_>> = parts.iter()
                 .map(|(values, vectors, inverse)| Source { values, vectors: *vectors, inverse: inverse.as_deref() })
                 .collect();
-            let interaction = Interaction { sources: &sources, dim, keeps_first };
+            let interaction = Interaction { sources: &sources, dim, form };
             let width = interaction.width();
             let gradient: Vec<f32> = (0..samples * width).map(|i| ((i + seed) % 9) as f32 / 4.0 - 1.0).collect();
             let (expected, expected_gradients) = naive(&interaction, samples, &gradient);

@@ -17,7 +17,7 @@ use super::attention::Attended;
 use super::expand::{expand, fold};
 use super::{Model, Stage};
 use crate::embedding::{Lookup, LookupGradients};
-use crate::kernels::interaction::{Interaction, Source};
+use crate::kernels::interaction::{Form, Interaction, Source};
 use crate::{Result, tensors};
 
 /// What one forward pass gives.
@@ -76,7 +76,11 @@ impl Model {
             tensors::filled(&shape, |output| self.embeddings.install(|| interaction.forward(output)))
         });
         let interacted = interacted.set_requires_grad(true);
-        let logits = profile.measure(Stage::Mlps, || self.top.forward(&interacted).squeeze_dim(1));
+        let logits = profile.measure(Stage::Mlps, || match &self.crosses {
+            None => self.top.forward(&interacted),
+            Some(crosses) => self.top.forward(&crosses.forward(&interacted)),
+        });
+        let logits = logits.squeeze_dim(1);
         Ok(Forward { logits, lookups, bottom, attended, expanded, interacted })
     }
 
@@ -139,7 +143,11 @@ impl Model {
 
     fn interaction<'a>(&self, sources: &'a [Source<'a>]) -> Interaction<'a> {
         let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
-        Interaction { sources, dim, keeps_first: self.bottom.is_some() }
+        let form = match self.crosses {
+            None => Form::Dot { keeps_first: self.bottom.is_some() },
+            Some(_) => Form::Concat,
+        };
+        Interaction { sources, dim, form }
     }
 
     /// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.

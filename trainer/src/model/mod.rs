@@ -1,6 +1,7 @@
-//! The DLRM: bottom MLP, pooled embeddings, dot interaction, top MLP (Naumov et al. 2019).
+//! The DLRM: bottom MLP, pooled embeddings, interaction by dot products (Naumov et al. 2019) or cross layers, top MLP.
 
 mod attention;
+mod cross;
 mod expand;
 mod forward;
 mod mlp;
@@ -14,9 +15,11 @@ use onefold_sharding::{Pooling, TableConfig};
 use tch::{Device, Kind, Tensor, nn};
 
 use self::attention::SelfAttention;
+use self::cross::CrossNet;
 pub use self::forward::Forward;
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
+use crate::config::Interaction;
 use crate::embedding::{Embeddings, Steps};
 use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
@@ -27,6 +30,7 @@ pub struct Model {
     variables: nn::VarStore,
     bottom: Option<Mlp>,
     attention: Option<SelfAttention>,
+    crosses: Option<CrossNet>,
     top: Mlp,
     label: usize,
     /// The tables.
@@ -86,10 +90,14 @@ impl Model {
         let attention =
             attends.then(|| SelfAttention::new(&(&root / "attention"), dim, config.model.attention_heads));
         let vectors = tables.len() as i64 + i64::from(dense > 0);
-        let width = if dense > 0 { dim } else { 0 } + vectors * (vectors - 1) / 2;
+        let width = config.model.interaction.width(vectors, dim, dense > 0);
+        let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
+            let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
+            CrossNet::new(&(&root / "cross"), width, layers, rank)
+        });
         let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
         let (steps, profile) = (Steps::default(), Profile::default());
-        Ok(Self { variables, bottom, attention, top, label, embeddings, steps, profile })
+        Ok(Self { variables, bottom, attention, crosses, top, label, embeddings, steps, profile })
     }
 
     /// The parameters of the dense part, with gradients after `backward`.

@@ -172,6 +172,10 @@ fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
             vectors.extend(sequences);
         }
         let matrix = Tensor::stack(&vectors, 0);
+        if model.crosses.is_some() {
+            samples.push(cross(&named, &matrix.reshape([-1])));
+            continue;
+        }
         let products = matrix.matmul(&matrix.tr());
         let mut input = vec![bottom.get(sample as i64)];
         for row in 1..vectors.len() as i64 {
@@ -181,6 +185,16 @@ fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     }
     let logits = model.top.forward(&Tensor::stack(&samples, 0)).squeeze_dim(1);
     model.loss(&logits, batch)
+}
+
+/// Two cross layers, from their definition.
+fn cross(named: &std::collections::BTreeMap<String, Tensor>, first: &Tensor) -> Tensor {
+    let mut x = first.shallow_clone();
+    for layer in 0..2 {
+        let part = |name: &str| &named[&format!("cross.{layer}.{name}")];
+        x = first * (part("w.weight").mv(&part("v.weight").mv(&x)) + part("w.bias")) + x;
+    }
+    x
 }
 
 fn assert_near(what: &str, found: &Tensor, expected: &Tensor) {
@@ -212,9 +226,21 @@ fn forms(plain: &Batch) -> Vec<(&'static str, Batch, Steps)> {
 #[test]
 fn loss_and_gradients_equal_plain_libtorch() {
     let config = config("sgd");
+    compare_with_plain_libtorch(&config);
+}
+
+#[test]
+fn loss_and_gradients_of_cross_layers_equal_plain_libtorch() {
+    let mut config = config("sgd");
+    config.model.interaction = Interaction::Dcn;
+    (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
+    compare_with_plain_libtorch(&config);
+}
+
+fn compare_with_plain_libtorch(config: &TrainConfig) {
     let plain = batch(1);
     for (name, batch, steps) in forms(&plain) {
-        let mut model = Model::new(&config, &schema(), &tables(), 2).unwrap();
+        let mut model = Model::new(config, &schema(), &tables(), 2).unwrap();
         model.steps = steps;
         let weights = |model: &Model| -> Vec<Tensor> {
             let tables = model.embeddings.tables().iter();
