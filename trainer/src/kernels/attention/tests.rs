@@ -93,8 +93,13 @@ fn differences(at: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
 }
 
 fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_close_from(1e-3, what, found, expected, tolerance);
+}
+
+/// Errors are relative to the largest value, or to `least` if all are smaller.
+fn assert_close_from(least: f64, what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
-    let scale = expected.iter().fold(1e-3_f64, |scale, value| scale.max(value.abs()));
+    let scale = expected.iter().fold(least, |scale, value| scale.max(value.abs()));
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         let error = (f64::from(*found) - expected).abs();
         assert!(error <= tolerance * scale, "{what} {i}: {found}, expected {expected}, scale {scale}");
@@ -144,10 +149,14 @@ fn cases(bound: f32) -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn forward_equals_the_definition(case in prop_oneof![cases(1.0), cases(6.0)], share: bool) {
-        let (found, _) = forward(&case.query_key(), &[case.sequence()], share);
-        let expected = naive(&case, &doubles(&case.weights), &doubles(&case.bias), &case.vectors());
-        assert_close("output", &found[0], &expected, 3e-4);
+    fn forward_equals_the_definition(case in cases(1.0), share: bool) {
+        check_forward(&case, share, 1e-4);
+    }
+
+    /// Scores reach thousands, of which a float keeps four digits behind the point: so far are exponentials off.
+    #[test]
+    fn forward_equals_the_definition_at_extreme_scores(case in cases(6.0), share: bool) {
+        check_forward(&case, share, 3e-3);
     }
 
     #[test]
@@ -162,10 +171,19 @@ proptest! {
             backward(&case.query_key(), &[case.sequence()], &plan, &[&case.upstream])
         };
         let (alone, shared) = (gradients(false), gradients(true));
-        assert_close("vectors", &shared.vectors[0], &doubles(&alone.vectors[0]), 1e-3);
-        assert_close("weights", &shared.weights, &doubles(&alone.weights), 1e-3);
-        assert_close("bias", &shared.bias, &doubles(&alone.bias), 1e-3);
+        // A saturated softmax has gradients near zero, as differences of numbers in the tens times queries in the hundreds:
+        // what is left of them then is their rounding.
+        let least = 0.1;
+        assert_close_from(least, "vectors", &shared.vectors[0], &doubles(&alone.vectors[0]), 1e-3);
+        assert_close_from(least, "weights", &shared.weights, &doubles(&alone.weights), 1e-3);
+        assert_close_from(least, "bias", &shared.bias, &doubles(&alone.bias), 1e-3);
     }
+}
+
+fn check_forward(case: &Case, share: bool, tolerance: f64) {
+    let (found, _) = forward(&case.query_key(), &[case.sequence()], share);
+    let expected = naive(case, &doubles(&case.weights), &doubles(&case.bias), &case.vectors());
+    assert_close("output", &found[0], &expected, tolerance);
 }
 
 fn check_gradients(case: &Case, share: bool) {
