@@ -182,9 +182,13 @@ fn store_model(model: &Model, path: &Path) -> Result<()> {
     let tables = model.embeddings.tables().iter().flat_map(|table| {
         let (weight, accumulator) = table_names(&table.config().feature);
         let (rows, dim) = (table.config().rows as usize, table.config().dim as usize);
+        let state = match table.accumulators().len() / rows {
+            1 => vec![rows],
+            width => vec![rows, width],
+        };
         [
             (weight, Values { shape: vec![rows, dim], source: Source::Slice(table.weights()) }),
-            (accumulator, Values { shape: vec![rows], source: Source::Slice(table.accumulators()) }),
+            (accumulator, Values { shape: state, source: Source::Slice(table.accumulators()) }),
         ]
     });
     serialize_to_file(dense.chain(tables), &None, path).map_err(|error| Error::Run {

@@ -73,6 +73,12 @@ pub struct ModelConfig {
     pub top_mlp: Vec<i64>,
     /// How vectors interact.
     pub interaction: Interaction,
+    /// Cross layers of the `dcn` interaction.
+    #[serde(default = "three")]
+    pub dcn_num_layers: i64,
+    /// Rank of their matrices.
+    #[serde(default = "rank")]
+    pub dcn_low_rank_dim: i64,
     /// Heads of the self-attention block that pools `attention` tables.
     #[serde(default = "two")]
     pub attention_heads: i64,
@@ -82,12 +88,32 @@ fn two() -> i64 {
     2
 }
 
+fn three() -> i64 {
+    3
+}
+
+fn rank() -> i64 {
+    512
+}
+
 /// How the bottom MLP's output and the pooled vectors interact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interaction {
     /// Dot products of all pairs (the strict lower triangle), beside the bottom MLP's output.
     Dot,
+    /// Low-rank cross layers (DCN-V2, Wang et al. 2021) over all vectors side by side.
+    Dcn,
+}
+
+impl Interaction {
+    /// Values that the top MLP is given for a sample of `vectors` vectors of `dim`.
+    pub(crate) fn width(self, vectors: i64, dim: i64, has_bottom: bool) -> i64 {
+        match self {
+            Self::Dot => vectors * (vectors - 1) / 2 + if has_bottom { dim } else { 0 },
+            Self::Dcn => vectors * dim,
+        }
+    }
 }
 
 /// `[optimizer]`.
@@ -111,6 +137,12 @@ pub struct TableOptimizerConfig {
     /// Added to the denominator.
     #[serde(default = "tiny")]
     pub eps: f32,
+    /// Decay of Adam's first moment.
+    #[serde(default = "beta1")]
+    pub beta1: f32,
+    /// Decay of Adam's second moment.
+    #[serde(default = "beta2")]
+    pub beta2: f32,
 }
 
 /// Algorithms for tables.
@@ -119,6 +151,12 @@ pub struct TableOptimizerConfig {
 pub enum TableOptimizerKind {
     /// One accumulator per row: the mean of the squared gradient.
     RowWiseAdagrad,
+    /// One accumulator per weight (Duchi et al. 2011).
+    Adagrad,
+    /// Plain stochastic gradient descent.
+    Sgd,
+    /// Two moments per weight (Kingma and Ba 2015), which only rows of the batch move.
+    Adam,
 }
 
 /// `[optimizer.dense]`.
@@ -146,6 +184,14 @@ pub enum DenseOptimizerKind {
 
 fn tiny() -> f32 {
     1e-8
+}
+
+fn beta1() -> f32 {
+    0.9
+}
+
+fn beta2() -> f32 {
+    0.999
 }
 
 fn tiny_f64() -> f64 {
@@ -204,6 +250,13 @@ impl TrainConfig {
                 format!("`[model].attention_heads` is {}, `[embedding].dim` is {dim}", model.attention_heads);
             return Err((message, "the dimension must be a multiple of the heads"));
         }
+        if model.interaction == Interaction::Dcn && (model.dcn_num_layers < 1 || model.dcn_low_rank_dim < 1) {
+            let message = format!(
+                "`[model].dcn_num_layers` is {}, `dcn_low_rank_dim` is {}",
+                model.dcn_num_layers, model.dcn_low_rank_dim
+            );
+            return Err((message, "both must be at least 1"));
+        }
         if self.train.batch_size == 0 || self.train.epochs == 0 {
             return Err((
                 "`[train]` has a batch size or number of epochs of zero".to_owned(),
@@ -216,6 +269,11 @@ impl TrainConfig {
         if rates.iter().chain(&epsilons).any(|value| !value.is_finite() || *value < 0.0) {
             let message = format!("`[optimizer]` has learning rates {rates:?} and eps {epsilons:?}");
             return Err((message, "none may be negative or infinite"));
+        }
+        let betas = [optimizer.tables.beta1, optimizer.tables.beta2];
+        if betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
+            let message = format!("`[optimizer.tables]` has beta1 and beta2 {betas:?}");
+            return Err((message, "both must be at least 0 and below 1"));
         }
         Ok(())
     }
@@ -294,14 +352,27 @@ impl TrainConfig {
             width => (mlp(width, &self.model.bottom_mlp), 1),
         };
         let vectors = tables.len() as i64 + dense_vectors;
-        let top = mlp(dense_vectors * dim + vectors * (vectors - 1) / 2, &self.model.top_mlp);
+        let crosses = match self.model.interaction {
+            Interaction::Dot => 0,
+            Interaction::Dcn => {
+                self.model.dcn_num_layers * (2 * self.model.dcn_low_rank_dim + 1) * vectors * dim
+            }
+        };
+        let width = self.model.interaction.width(vectors, dim, dense_vectors > 0);
+        let top = mlp(width, &self.model.top_mlp);
         let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
         let attention = if attends { mlp(dim, &[3 * dim]) + mlp(dim, &[dim]) } else { 0 };
         let embedding = tables.iter().map(|table| table.rows * table.dim).sum();
+        let state = |table: &TableConfig| match self.optimizer.tables.kind {
+            TableOptimizerKind::RowWiseAdagrad => table.rows,
+            TableOptimizerKind::Adagrad => table.rows * table.dim,
+            TableOptimizerKind::Sgd => 0,
+            TableOptimizerKind::Adam => 2 * table.rows * table.dim,
+        };
         ParameterCount {
-            dense: (bottom + top + attention) as u64,
+            dense: (bottom + top + attention + crosses) as u64,
             embedding,
-            rows: tables.iter().map(|table| table.rows).sum(),
+            table_state: tables.iter().map(state).sum(),
         }
     }
 }
@@ -313,20 +384,22 @@ pub struct ParameterCount {
     pub dense: u64,
     /// Parameters of the tables.
     pub embedding: u64,
-    /// Rows of the tables, each with one accumulator.
+    /// Values of the tables' optimizer state.
     #[serde(skip)]
-    rows: u64,
+    table_state: u64,
 }
 
 impl ParameterCount {
     /// Bytes of the parameters and their optimizer state.
     pub fn bytes(&self) -> u64 {
-        4 * (2 * self.dense + self.embedding + self.rows)
+        4 * (2 * self.dense + self.embedding + self.table_state)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
+
     use super::*;
 
     pub(crate) const WHOLE: &str = r#"
@@ -375,6 +448,8 @@ learning_rate = 0.1
                 .contains("attention_heads")
         );
         assert!(refused("interaction = \"dot\"", "interaction = \"cross\"").contains("interaction"));
+        let dcn = "interaction = \"dcn\"\ndcn_low_rank_dim = 0";
+        assert!(refused("interaction = \"dot\"", dcn).contains("`dcn_low_rank_dim` is 0"));
         assert!(refused("epochs = 1", "epochs = 0").contains("`[train]`"));
         assert!(refused("learning_rate = 0.1", "learning_rate = -1.0").contains("`[optimizer]`"));
         assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
@@ -394,8 +469,37 @@ learning_rate = 0.1
         let count = config.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
         assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
         assert_eq!(count.bytes(), 4 * (2 * 141 + 800 + 200));
+        let mut adam = config.clone();
+        adam.optimizer.tables.kind = TableOptimizerKind::Adam;
+        assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (2 * 125 + 400 + 800));
+        // Two layers of 12 x 3, 3 x 12 and 12; top 12-8-1: 104 + 9.
+        let mut dcn = config.clone();
+        dcn.model.interaction = Interaction::Dcn;
+        (dcn.model.dcn_num_layers, dcn.model.dcn_low_rank_dim) = (2, 3);
+        let count = dcn.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
+        assert_eq!(count.dense, 32 + 36 + 2 * 84 + 104 + 9);
         // Attention 4-12 and 4-4; no dense features: top 1-8-1.
         let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);
         assert_eq!(count.dense, 60 + 20 + 16 + 9);
+    }
+
+    /// Parameters as the benchmark's description implies: 204,184,588 rows of 128, and 16.04 million in the dense part.
+    #[test]
+    fn the_mlperf_configuration_has_the_benchmarks_size() {
+        let text = include_str!("../configs/mlperf-dlrm-dcnv2.toml");
+        let config = TrainConfig::parse(Path::new("mlperf-dlrm-dcnv2.toml"), text).unwrap();
+        let feature = |i| SparseFeature::new(format!("cat_{i}"), SparseKind::Sparse);
+        let features = (0..26).map(feature).collect();
+        let group = FeatureGroup { name: "ungrouped".into(), deduplicated: false, features };
+        let schema =
+            Schema { labels: vec!["label".into()], weight: None, dense: Vec::new(), groups: vec![group] };
+        let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+        let count = config.parameters(&tables, 13);
+        assert_eq!(count.embedding, 204_184_588 * 128);
+        let bottom = 14 * 512 + 513 * 256 + 257 * 128;
+        let top = 3457 * 1024 + 1025 * 1024 + 1025 * 512 + 513 * 256 + 257;
+        let cross = 3 * (3456 * 512 + 512 * 3456 + 3456);
+        assert_eq!(count.dense, bottom + top + cross);
+        assert_eq!(count.dense / 10_000, 1_604);
     }
 }

@@ -1,5 +1,7 @@
 //! `onefold-train`: trains and evaluates DLRMs.
 
+mod bench_command;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -33,6 +35,10 @@ enum Command {
     ///
     /// Example: onefold-train eval run --data dataset --partitions split=holdout
     Eval(EvalArguments),
+    /// Measure training steps of a workload's reference model, with deduplication off and on
+    ///
+    /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
+    Bench(bench_command::BenchArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -91,6 +97,8 @@ enum DedupeArgument {
     Off,
     /// Every distinct row of a feature group once per batch
     Exact,
+    /// The same, and what sliding windows share once
+    Window,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -99,12 +107,19 @@ enum DeviceArgument {
     Cpu,
 }
 
+impl DedupeArgument {
+    fn of_reader(self) -> Dedupe {
+        match self {
+            Self::Off => Dedupe::Off,
+            Self::Exact => Dedupe::Exact,
+            Self::Window => Dedupe::Window,
+        }
+    }
+}
+
 impl SharedArguments {
     fn dedupe(&self) -> Dedupe {
-        match self.dedupe {
-            DedupeArgument::Off => Dedupe::Off,
-            DedupeArgument::Exact => Dedupe::Exact,
-        }
+        self.dedupe.of_reader()
     }
 
     fn threads(&self) -> usize {
@@ -123,6 +138,7 @@ fn main() -> ExitCode {
     console::run(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
+        Command::Bench(arguments) => bench_command::run(arguments, &printer),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Between slices and libtorch tensors: the only unsafe code of the crate.
+//! Between slices and libtorch tensors.
 
 use tch::{Device, Kind, Tensor};
 
@@ -12,11 +12,6 @@ pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
 /// A copy of `values` as a tensor of this shape.
 pub(crate) fn from_f32(values: &[f32], shape: &[i64]) -> Tensor {
     Tensor::from_slice(values).reshape(shape)
-}
-
-/// A copy of an inverse index, for `index_select`.
-pub(crate) fn from_i32(values: &[i32]) -> Tensor {
-    Tensor::from_slice(values)
 }
 
 /// The elements of a contiguous `f32` tensor on the CPU.

@@ -219,9 +219,9 @@ impl Training {
         if !value.is_finite() {
             return Err(Error::Diverged { step: self.steps, loss: value });
         }
-        loss.backward();
+        let gradients = self.model.backward(batch, &forward, &loss);
         self.optimizer.step();
-        self.model.embeddings.backward_and_update(batch.groups(), &forward.lookups, &self.tables);
+        self.model.embeddings.update(&forward.lookups, &gradients, &self.tables);
         self.record(batch, &forward.logits, value)?;
         Ok(value)
     }

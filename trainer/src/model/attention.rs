@@ -1,50 +1,114 @@
 //! Pooling of sequences by self-attention.
 
 use tch::nn::{self, Module};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use crate::embedding::Sequence;
+use crate::embedding::{Embeddings, Lookup};
+use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
+use crate::tensors;
 
 /// One multi-head self-attention block (Vaswani et al. 2017), shared by all sequence features: QKV projection, key
 /// padding mask, mean over the valid positions, output projection.
+///
+/// Only the projections of values and outputs are in the autograd graph; they run once per row. What comes before is
+/// [`kernels::attention`](crate::kernels::attention), whose output is a leaf.
 #[derive(Debug)]
 pub(super) struct SelfAttention {
+    dim: i64,
     heads: i64,
     project: nn::Linear,
     output: nn::Linear,
+}
+
+/// What the block gave, and what its backward needs.
+#[derive(Debug)]
+pub(super) struct Attended {
+    /// `[ΣU, D]`, the rows of all sequence features of a batch, in order.
+    pub(super) rows: Tensor,
+    /// `[ΣU, H, D]`, the leaf.
+    means: Tensor,
+    weights: QueryKey,
+    plan: Plan,
+}
+
+fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Sequence<'a>> {
+    let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
+    all.map(|lookup| lookup.sequence(&embeddings.tables()[lookup.table])).collect()
 }
 
 impl SelfAttention {
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64) -> Self {
         let project = nn::linear(path / "qkv", dim, 3 * dim, nn::LinearConfig::default());
         let output = nn::linear(path / "output", dim, dim, nn::LinearConfig::default());
-        Self { heads, project, output }
+        Self { dim, heads, project, output }
     }
 
-    /// `[U, L, D]` to `[U, D]`. An empty row gives what a mean of zero gives.
-    pub(super) fn forward(&self, sequence: &Sequence) -> Tensor {
-        let (rows, length, dim) = sequence.vectors.size3().unwrap_or((0, 1, 1));
-        let heads =
-            self.project.forward(&sequence.vectors).reshape([rows, length, 3, self.heads, dim / self.heads]);
-        let head = |i: i64| heads.select(2, i).transpose(1, 2);
-        let positions = Tensor::arange(length, (Kind::Float, Device::Cpu));
-        let valid = positions.lt_tensor(&sequence.lengths.unsqueeze(1));
-        // A row without any key would be a softmax over nothing: it attends to its zeros, which the mean then drops.
-        let keys =
-            positions.lt_tensor(&sequence.lengths.clamp_min(1.0).unsqueeze(1)).reshape([rows, 1, 1, length]);
-        let attended = Tensor::scaled_dot_product_attention(
-            &head(0),
-            &head(1),
-            &head(2),
-            Some(&keys),
-            0.0,
-            false,
-            None,
-            false,
+    /// All sequence features of a batch. An empty row gives what a mean of zero gives.
+    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &Embeddings, share: bool) -> Attended {
+        let (dim, heads) = (self.dim, self.heads);
+        let sequences = sequences(lookups, embeddings);
+        let parameters = self.project.ws.detach().contiguous();
+        let bias = self.bias().detach().contiguous();
+        let weights = QueryKey::new(
+            &tensors::as_slice(&parameters)[..2 * (dim * dim) as usize],
+            &tensors::as_slice(&bias)[..dim as usize],
+            heads as usize,
         );
-        let attended = attended.transpose(1, 2).reshape([rows, length, dim]);
-        let valid = valid.to_kind(Kind::Float).unsqueeze(2);
-        let sum = (attended * valid).sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
-        self.output.forward(&(sum / sequence.lengths.clamp_min(1.0).unsqueeze(1)))
+        let (means, plan) = embeddings.install(|| attention::forward(&weights, &sequences, share));
+        let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);
+        let head_dim = dim / heads;
+        let values: Vec<Tensor> = (0..heads)
+            .map(|head| {
+                let weights = self.project.ws.narrow(0, 2 * dim + head * head_dim, head_dim);
+                means.select(1, head).matmul(&weights.tr())
+            })
+            .collect();
+        let bias = self.bias().narrow(0, 2 * dim, dim);
+        let bias = if sequences.iter().any(|sequence| sequence.sizes.contains(&0)) {
+            // A row without elements attends to nothing, and has no value that the bias could be added to.
+            let sizes = sequences.iter().flat_map(|sequence| sequence.sizes);
+            let occupied: Vec<f32> = sizes.map(|&size| f32::from(u8::from(size > 0))).collect();
+            bias * tensors::from_f32(&occupied, &[-1, 1])
+        } else {
+            bias
+        };
+        let rows = self.output.forward(&(Tensor::cat(&values, 1) + bias));
+        Attended { rows, means, weights, plan }
+    }
+
+    fn bias(&self) -> &Tensor {
+        self.project.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias")
+    }
+
+    /// The gradients of the sequences' vectors, by value; adds those of queries and keys to the parameters'.
+    /// To be called when `backward` has reached the leaf.
+    pub(super) fn backward(
+        &self,
+        attended: &Attended,
+        lookups: &[Lookup],
+        embeddings: &Embeddings,
+    ) -> Vec<Vec<f32>> {
+        let sequences = sequences(lookups, embeddings);
+        let upstream = attended.means.grad().contiguous();
+        let mut rest = tensors::as_slice(&upstream);
+        let size = (self.heads * self.dim) as usize;
+        let mut by_sequence = Vec::with_capacity(sequences.len());
+        for sequence in &sequences {
+            let (own, tail) = rest.split_at(sequence.sizes.len() * size);
+            by_sequence.push(own);
+            rest = tail;
+        }
+        let (weights, plan) = (&attended.weights, &attended.plan);
+        let gradients = embeddings.install(|| attention::backward(weights, &sequences, plan, &by_sequence));
+        tch::no_grad(|| {
+            let dim = self.dim;
+            let weights = tensors::from_f32(&gradients.weights, &[2 * dim, dim]);
+            let _ = self.project.ws.grad().narrow(0, 0, 2 * dim).g_add_(&weights);
+            // The bias of keys has no influence, and no gradient: not even rounding's.
+            let bias = tensors::from_f32(&gradients.bias, &[dim]);
+            let _ = self.bias().grad().narrow(0, 0, dim).g_add_(&bias);
+        });
+        debug_assert_eq!(attended.means.kind(), Kind::Float);
+        gradients.vectors
     }
 }

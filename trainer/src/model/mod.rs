@@ -1,18 +1,26 @@
-//! The DLRM: bottom MLP, pooled embeddings, dot interaction, top MLP (Naumov et al. 2019).
+//! The DLRM: bottom MLP, pooled embeddings, interaction by dot products (Naumov et al. 2019) or cross layers, top MLP.
 
 mod attention;
-mod interaction;
+mod cross;
+mod expand;
+mod forward;
 mod mlp;
+mod profile;
+#[cfg(test)]
+mod tests;
 
 use onefold_datasets::Schema;
-use onefold_ikjt::{Batch, Group};
+use onefold_ikjt::Batch;
 use onefold_sharding::{Pooling, TableConfig};
 use tch::{Device, Kind, Tensor, nn};
 
 use self::attention::SelfAttention;
-use self::interaction::DotInteraction;
+use self::cross::CrossNet;
+pub use self::forward::Forward;
 use self::mlp::Mlp;
-use crate::embedding::{Embeddings, Lookup};
+pub use self::profile::{Profile, Stage};
+use crate::config::Interaction;
+use crate::embedding::{Embeddings, Steps};
 use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
 
@@ -22,20 +30,15 @@ pub struct Model {
     variables: nn::VarStore,
     bottom: Option<Mlp>,
     attention: Option<SelfAttention>,
-    interaction: DotInteraction,
+    crosses: Option<CrossNet>,
     top: Mlp,
     label: usize,
     /// The tables.
     pub embeddings: Embeddings,
-}
-
-/// What one forward pass gives.
-#[derive(Debug)]
-pub struct Forward {
-    /// `[B]`, logits.
-    pub logits: Tensor,
-    /// The lookups, which hold the leaves that `backward` gives gradients to.
-    pub lookups: Vec<Lookup>,
+    /// Which steps run once per distinct row; all, unless their gains are to be shown.
+    pub steps: Steps,
+    /// The time that each stage takes.
+    pub profile: Profile,
 }
 
 impl Model {
@@ -50,7 +53,7 @@ impl Model {
         tables: &[TableConfig],
         threads: usize,
     ) -> Result<Self> {
-        let embeddings = Embeddings::new(tables, config.train.seed, threads)?;
+        let embeddings = Embeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
         Self::with_embeddings(config, schema, tables, embeddings)
     }
 
@@ -87,10 +90,14 @@ impl Model {
         let attention =
             attends.then(|| SelfAttention::new(&(&root / "attention"), dim, config.model.attention_heads));
         let vectors = tables.len() as i64 + i64::from(dense > 0);
-        let interaction = DotInteraction::new(vectors);
-        let width = if dense > 0 { dim } else { 0 } + interaction.width();
+        let width = config.model.interaction.width(vectors, dim, dense > 0);
+        let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
+            let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
+            CrossNet::new(&(&root / "cross"), width, layers, rank)
+        });
         let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
-        Ok(Self { variables, bottom, attention, interaction, top, label, embeddings })
+        let (steps, profile) = (Steps::default(), Profile::default());
+        Ok(Self { variables, bottom, attention, crosses, top, label, embeddings, steps, profile })
     }
 
     /// The parameters of the dense part, with gradients after `backward`.
@@ -101,45 +108,6 @@ impl Model {
     /// The parameters of the dense part by name.
     pub fn named_dense_parameters(&self) -> std::collections::BTreeMap<String, Tensor> {
         self.variables.variables().into_iter().collect()
-    }
-
-    /// The logits of a batch.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Id`] for an id that its table has no row for.
-    pub fn forward(&self, batch: &Batch) -> Result<Forward> {
-        let lookups = self.embeddings.forward(batch.groups())?;
-        let size = batch.size() as i64;
-        let mut vectors = Vec::with_capacity(lookups.len() + 1);
-        let bottom = self.bottom.as_ref().map(|bottom| {
-            let dense = tensors::from_f32(batch.dense(), &[size, batch.dense_width() as i64]);
-            bottom.forward(&dense)
-        });
-        vectors.extend(bottom.as_ref().map(|bottom| bottom.unsqueeze(1)));
-        for (group, lookup) in batch.groups().iter().zip(&lookups) {
-            vectors.push(self.expanded(group, lookup));
-        }
-        let products = self.interaction.forward(&Tensor::cat(&vectors, 1));
-        let input = match &bottom {
-            Some(bottom) => Tensor::cat(&[bottom, &products], 1),
-            None => products,
-        };
-        Ok(Forward { logits: self.top.forward(&input).squeeze_dim(1), lookups })
-    }
-
-    /// The vectors of a group's features by sample, `[B, F, D]`: everything up to here was computed per row, and one
-    /// index select per group makes samples of rows.
-    fn expanded(&self, group: &Group, lookup: &Lookup) -> Tensor {
-        let mut vectors: Vec<Tensor> = lookup.pooled.iter().map(Tensor::shallow_clone).collect();
-        if let Some(attention) = &self.attention {
-            vectors.extend(lookup.sequences.iter().map(|sequence| attention.forward(sequence).unsqueeze(1)));
-        }
-        let rows = Tensor::cat(&vectors, 1);
-        match group.inverse() {
-            None => rows,
-            Some(inverse) => expand(&rows, inverse),
-        }
     }
 
     /// The label of every sample, `[B]`.
@@ -182,14 +150,4 @@ impl Model {
             }
         }
     }
-}
-
-/// Rows `[U, F, D]` to samples `[B, F, D]`: an index select, written as libtorch's `embedding`, whose backward sums the
-/// gradients of a row's samples in parallel over rows and in the order of samples, where that of `index_select` goes
-/// through the samples one by one.
-fn expand(rows: &Tensor, inverse: &[i32]) -> Tensor {
-    let (count, features, dim) = (rows.size()[0], rows.size()[1], rows.size()[2]);
-    let matrix = rows.reshape([count, features * dim]);
-    let samples = Tensor::embedding(&matrix, &tensors::from_i32(inverse), -1, false, false);
-    samples.reshape([inverse.len() as i64, features, dim])
 }

@@ -1,0 +1,272 @@
+//! `onefold-train bench`: how fast a workload's reference model trains on batches that are already read, with
+//! deduplication off and on, and where the time goes.
+//!
+//! One model takes all the steps, since they are the same whatever is deduplicated. Batches are kept as plain samples, so
+//! that the search for duplicates is part of the step. Variants take turns, each with another batch, so that what
+//! slows the machine slows all of them.
+
+mod bound;
+mod reference;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use onefold_datasets::console::{Reporter, peak_rss_bytes};
+use onefold_datasets::{Manifest, Schema};
+use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, deduplicate, fold_windows};
+use serde::Serialize;
+
+use self::bound::Work;
+pub use self::reference::Workload;
+use crate::embedding::Steps;
+use crate::model::{Model, Stage};
+use crate::optimizer::DenseOptimizer;
+use crate::{Error, Result, TrainConfig};
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// Whose reference model.
+    pub workload: Workload,
+    /// What is deduplicated; each is measured, in turns.
+    pub dedupe: Vec<Dedupe>,
+    /// Whether the steps of deduplication are also switched on one after the other.
+    pub ablation: bool,
+    /// Threads of libtorch and of the tables.
+    pub threads: usize,
+    /// Batches of 2,048 samples that are read beforehand.
+    pub batches: usize,
+    /// Steps of each variant that are measured, after two that are not.
+    pub rounds: usize,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct BenchReport {
+    /// The workload.
+    pub workload: Workload,
+    /// Samples per batch.
+    pub batch_size: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Steps of each variant.
+    pub rounds: usize,
+    /// Every variant, in the order of measuring.
+    pub variants: Vec<VariantReport>,
+    /// Largest resident set of the process, where the kernel tells.
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// One variant's figures.
+#[derive(Debug, Clone, Serialize)]
+pub struct VariantReport {
+    /// `off`, `exact`, `window`, or what is switched on of an ablation.
+    pub name: String,
+    /// Median time of a step.
+    pub step_ms: f64,
+    /// The fastest tenth's limit and the slowest tenth's.
+    pub step_ms_p10_p90: [f64; 2],
+    /// Batch size ÷ median step time.
+    pub samples_per_second: f64,
+    /// `samples_per_second` ÷ that of `off`, where `off` was measured.
+    pub speedup: Option<f64>,
+    /// The speedup that Amdahl's law allows: `off`'s stages, each divided by how much less there is to do.
+    pub bound: Option<f64>,
+    /// Mean milliseconds of a step by stage.
+    pub stages_ms: Vec<(String, f64)>,
+    /// Mean loss over the measured steps.
+    pub loss: f64,
+}
+
+/// A way to take a step.
+#[derive(Debug, Clone)]
+struct Variant {
+    name: String,
+    dedupe: Dedupe,
+    steps: Steps,
+}
+
+/// What was measured of a variant.
+#[derive(Debug, Default)]
+struct Measured {
+    times: Vec<Duration>,
+    stages: Vec<(String, Duration)>,
+    loss: f64,
+    work: Work,
+}
+
+/// Measures training steps on the first batches of `dataset`.
+///
+/// # Errors
+///
+/// [`Error::Config`] if the dataset is not one of the workload or has too few samples; [`Error::Read`] for damaged data.
+pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
+    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let config = options.workload.config(&manifest.schema, dataset)?;
+    let tables = config.tables(&manifest)?;
+    let batches = read(dataset, &config, options)?;
+    tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
+    let mut model = Model::new(&config, &manifest.schema, &tables, options.threads)?;
+    let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, model.dense_parameters());
+    let variants = variants(options);
+    let mut measured: Vec<Measured> = variants.iter().map(|_| Measured::default()).collect();
+    let warm_up = 2;
+    let rounds = options.rounds + warm_up;
+    reporter.begin("measuring", Some((rounds * variants.len()) as u64), "steps");
+    for round in 0..rounds {
+        for (number, (variant, measured)) in variants.iter().zip(&mut measured).enumerate() {
+            let batch = &batches[(round + 3 * number) % batches.len()];
+            if round == warm_up {
+                *measured = Measured::default();
+            }
+            step(&config, &manifest.schema, &mut model, &mut optimizer, variant, batch, measured)?;
+            reporter.advance(1);
+        }
+    }
+    reporter.end();
+    Ok(report(options, &config, &variants, &measured))
+}
+
+/// Reads the batches, every sample with its own lists.
+fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<Vec<Batch>> {
+    let reader_options = ReaderOptions {
+        dedupe: Dedupe::Off,
+        threads: options.threads,
+        ..ReaderOptions::new(config.train.batch_size)
+    };
+    let reader = Reader::open(dataset, reader_options)?;
+    let batches = reader.batches()?.take(options.batches).collect::<Result<Vec<_>, _>>()?;
+    if batches.len() < options.batches || batches.iter().any(|b| b.size() < config.train.batch_size) {
+        return Err(Error::Config {
+            path: dataset.to_owned(),
+            message: format!(
+                "the dataset has {} samples, too few for {} batches of {}",
+                reader.samples(),
+                options.batches,
+                config.train.batch_size
+            ),
+            hint: "generate more samples, or lower `--batches`".to_owned(),
+        });
+    }
+    Ok(batches)
+}
+
+fn variants(options: &BenchOptions) -> Vec<Variant> {
+    let name = |dedupe: Dedupe| match dedupe {
+        Dedupe::Off => "off",
+        Dedupe::Exact => "exact",
+        Dedupe::Window => "window",
+    };
+    let whole = |&dedupe: &Dedupe| Variant { name: name(dedupe).to_owned(), dedupe, steps: Steps::default() };
+    let mut variants: Vec<Variant> = options.dedupe.iter().map(whole).collect();
+    if let Some(&dedupe) = options.dedupe.last().filter(|_| options.ablation) {
+        let mut steps = Steps { lookups: false, pooling: false, sequences: false, late_expansion: false };
+        let mut add = |what: &str, steps: Steps| {
+            variants.push(Variant { name: format!("{}: {what}", name(dedupe)), dedupe, steps });
+        };
+        add("deduplicated, nothing used", steps);
+        steps.lookups = true;
+        add("+ lookups", steps);
+        steps.pooling = true;
+        add("+ pooling", steps);
+        steps.sequences = true;
+        add("+ sequence compute", steps);
+        steps.late_expansion = true;
+        add("+ late expansion", steps);
+    }
+    variants
+}
+
+/// The batch as the reader would give it.
+fn deduplicated(batch: &Batch, schema: &Schema, dedupe: Dedupe) -> Result<Batch> {
+    let groups = batch.groups().iter().zip(&schema.groups).map(|(group, declared)| match dedupe {
+        Dedupe::Exact if declared.deduplicated => deduplicate(group),
+        Dedupe::Window if declared.deduplicated => fold_windows(&deduplicate(group)),
+        _ => group.clone(),
+    });
+    Ok(Batch::try_new(BatchParts { groups: groups.collect(), ..batch.clone().into_parts() })?)
+}
+
+fn step(
+    config: &TrainConfig,
+    schema: &Schema,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+    variant: &Variant,
+    batch: &Batch,
+    measured: &mut Measured,
+) -> Result<()> {
+    model.steps = variant.steps;
+    let started = Instant::now();
+    let batch = deduplicated(batch, schema, variant.dedupe)?;
+    let searched = started.elapsed();
+    let forward = model.forward(&batch)?;
+    let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch));
+    let gradients = model.backward(&batch, &forward, &loss);
+    model.profile.measure(Stage::DenseUpdate, || optimizer.step());
+    let updating = Instant::now();
+    model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
+    let updated = updating.elapsed();
+    drop((forward, gradients));
+    measured.times.push(started.elapsed());
+    measured.loss += loss.double_value(&[]);
+    if !loss.double_value(&[]).is_finite() {
+        return Err(Error::Diverged { step: model.embeddings.steps(), loss: loss.double_value(&[]) });
+    }
+    measured.work.add(&batch, &config.tables);
+    let stages = model.profile.take();
+    let named = stages.into_iter().map(|(stage, time)| (stage_name(stage), time));
+    let whole = [("deduplicate".to_owned(), searched)].into_iter().chain(named);
+    for (name, time) in whole.chain([(stage_name(Stage::TableUpdate), updated)]) {
+        match measured.stages.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, total)) => *total += time,
+            None => measured.stages.push((name, time)),
+        }
+    }
+    Ok(())
+}
+
+fn stage_name(stage: Stage) -> String {
+    serde_json::to_value(stage).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn report(
+    options: &BenchOptions,
+    config: &TrainConfig,
+    variants: &[Variant],
+    measured: &[Measured],
+) -> BenchReport {
+    let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
+    let quantile = |measured: &Measured, q: f64| {
+        let mut times = measured.times.clone();
+        times.sort_unstable();
+        milliseconds(times[((times.len() - 1) as f64 * q).round() as usize])
+    };
+    let off = variants.iter().position(|v| v.dedupe == Dedupe::Off).map(|i| &measured[i]);
+    let report = |(variant, measured): (&Variant, &Measured)| {
+        let step_ms = quantile(measured, 0.5);
+        let steps = measured.times.len() as u32;
+        VariantReport {
+            name: variant.name.clone(),
+            step_ms,
+            step_ms_p10_p90: [quantile(measured, 0.1), quantile(measured, 0.9)],
+            samples_per_second: 1e3 * config.train.batch_size as f64 / step_ms,
+            speedup: off.map(|off| quantile(off, 0.5) / step_ms),
+            bound: off.map(|off| off.work.bound(&measured.work, &off.stages)),
+            stages_ms: measured
+                .stages
+                .iter()
+                .map(|(name, time)| (name.clone(), milliseconds(*time / steps)))
+                .collect(),
+            loss: measured.loss / f64::from(steps),
+        }
+    };
+    BenchReport {
+        workload: options.workload,
+        batch_size: config.train.batch_size,
+        threads: options.threads,
+        rounds: options.rounds,
+        variants: variants.iter().zip(measured).map(report).collect(),
+        peak_rss_bytes: peak_rss_bytes(),
+    }
+}

@@ -1,0 +1,91 @@
+//! `onefold-train bench`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_trainer::bench::{BenchOptions, BenchReport, Workload, bench};
+
+use crate::DedupeArgument;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArguments {
+    /// Whose reference model is trained
+    #[arg(long, value_enum)]
+    workload: WorkloadArgument,
+    /// Directory of a dataset of that workload
+    #[arg(long, value_name = "DATASET")]
+    data: PathBuf,
+    /// What is deduplicated; several are measured in turns
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["off", "exact", "window"])]
+    dedupe: Vec<DedupeArgument>,
+    /// Also switch the steps of the last `--dedupe` on one after the other
+    #[arg(long)]
+    ablation: bool,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Batches of 2,048 samples, read beforehand
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    batches: u16,
+    /// Steps of each variant
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum WorkloadArgument {
+    /// Long user lists and six sequences of 100
+    Rm1,
+    /// Many user and item lists of 10
+    Rm2,
+    /// Short lists
+    Rm3,
+}
+
+pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Result<()> {
+    let options = BenchOptions {
+        workload: match arguments.workload {
+            WorkloadArgument::Rm1 => Workload::Rm1,
+            WorkloadArgument::Rm2 => Workload::Rm2,
+            WorkloadArgument::Rm3 => Workload::Rm3,
+        },
+        dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
+        ablation: arguments.ablation,
+        threads: arguments.threads.map_or_else(available_threads, usize::from),
+        batches: usize::from(arguments.batches),
+        rounds: usize::from(arguments.rounds),
+    };
+    let report = bench(&arguments.data, &options, printer)?;
+    Ok(printer.summary(&describe(&report), &report)?)
+}
+
+fn describe(report: &BenchReport) -> String {
+    let figure = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2} x"));
+    let mut text = format!("{:<34}  step ms  samples/s  speedup    bound\n", "");
+    for variant in &report.variants {
+        let _ = writeln!(
+            text,
+            "{:<34} {:>8.1}  {:>9}  {:>7}  {:>7}",
+            variant.name,
+            variant.step_ms,
+            format_count(variant.samples_per_second as u64),
+            figure(variant.speedup),
+            figure(variant.bound),
+        );
+    }
+    for variant in &report.variants {
+        let stages = variant.stages_ms.iter().map(|(name, time)| format!("{name} {time:.1}"));
+        let _ = writeln!(text, "{}, ms: {}", variant.name, stages.collect::<Vec<_>>().join(", "));
+    }
+    let memory =
+        report.peak_rss_bytes.map_or_else(String::new, |b| format!(", peak memory {}", format_bytes(b)));
+    let _ = writeln!(
+        text,
+        "{} steps each, batches of {}, {} threads{memory}",
+        report.rounds, report.batch_size, report.threads
+    );
+    text
+}

@@ -1,0 +1,180 @@
+//! What is looked up for one group of features.
+
+use onefold_ikjt::{Feature, Group};
+use onefold_sharding::Pooling;
+use rayon::prelude::*;
+
+use super::Table;
+use crate::Result;
+use crate::kernels::attention::Sequence;
+use crate::kernels::pool::{self, Bags};
+
+/// The steps that run once per distinct row of a group rather than once per sample, of those that a batch allows: a
+/// plain batch has no distinct rows. Each step needs those before it; switching them on one after the other shows what
+/// each one saves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// Ids become table rows, and their vectors are looked up and updated, once per distinct row or timeline element.
+    pub lookups: bool,
+    /// Vectors are pooled once per distinct row.
+    pub pooling: bool,
+    /// Attention runs once per distinct row, and windows share their scores.
+    pub sequences: bool,
+    /// Rows become samples inside the interaction, and not before it.
+    pub late_expansion: bool,
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self { lookups: true, pooling: true, sequences: true, late_expansion: true }
+    }
+}
+
+/// Rows of a group as they are computed: distinct ones, or one for every sample.
+#[derive(Debug, Clone)]
+pub(crate) struct Rows {
+    /// `[U]`.
+    pub(crate) offsets: Vec<i32>,
+    /// `[U]`.
+    pub(crate) sizes: Vec<i32>,
+}
+
+impl Rows {
+    fn new(feature: &Feature, inverse: Option<&[i32]>) -> Self {
+        let choose = |values: &[i32]| match inverse {
+            None => values.to_vec(),
+            Some(inverse) => inverse.iter().map(|&row| values[row as usize]).collect(),
+        };
+        Self { offsets: choose(feature.offsets()), sizes: choose(feature.sizes()) }
+    }
+
+    /// Whether each of `values` values is in a row.
+    pub(crate) fn covered(&self, values: usize) -> impl Iterator<Item = bool> {
+        let mut begins = vec![0_i32; values + 1];
+        for (&offset, &size) in self.offsets.iter().zip(&self.sizes) {
+            begins[offset as usize] += 1;
+            begins[(offset + size) as usize] -= 1;
+        }
+        begins.into_iter().take(values).scan(0, |rows, begins| {
+            *rows += begins;
+            Some(*rows > 0)
+        })
+    }
+}
+
+/// What the lookup of one feature is about.
+#[derive(Debug)]
+pub(crate) struct FeatureLookup {
+    /// The table, by number.
+    pub(crate) table: usize,
+    /// The table row of every value.
+    pub(crate) table_rows: Vec<u32>,
+    /// The vectors of every value, `[T, D]`, where they were looked up before what uses them.
+    gathered: Option<Gathered>,
+    weights: Option<Vec<f32>>,
+    pub(crate) rows: Rows,
+}
+
+/// Vectors in the order of a feature's values.
+#[derive(Debug)]
+struct Gathered {
+    vectors: Vec<f32>,
+    numbers: Vec<u32>,
+}
+
+impl FeatureLookup {
+    fn source<'a>(&'a self, table: &'a Table) -> (&'a [f32], &'a [u32]) {
+        match &self.gathered {
+            None => (table.weights(), &self.table_rows),
+            Some(gathered) => (&gathered.vectors, &gathered.numbers),
+        }
+    }
+
+    /// The feature as it is pooled.
+    pub(crate) fn bags<'a>(&'a self, table: &'a Table) -> Bags<'a> {
+        let (values, rows) = self.source(table);
+        Bags {
+            table: values,
+            rows,
+            weights: self.weights.as_deref(),
+            offsets: &self.rows.offsets,
+            sizes: &self.rows.sizes,
+            mean: table.config().pooling == Pooling::Mean,
+        }
+    }
+
+    /// The feature as attention takes it; it has no use for weights.
+    pub(crate) fn sequence<'a>(&'a self, table: &'a Table) -> Sequence<'a> {
+        let (values, rows) = self.source(table);
+        Sequence { table: values, rows, offsets: &self.rows.offsets, sizes: &self.rows.sizes }
+    }
+
+    /// Looks up every value's vector, for rows that share values and are computed apart.
+    fn gather(&mut self, table: &Table) {
+        let dim = table.dim();
+        let mut vectors = vec![0.0; self.table_rows.len() * dim];
+        vectors.par_chunks_mut(dim).zip(&self.table_rows).with_min_len(256).for_each(|(vector, &row)| {
+            vector.copy_from_slice(&table.weights()[row as usize * dim..][..dim]);
+        });
+        self.gathered = Some(Gathered { vectors, numbers: (0..self.table_rows.len() as u32).collect() });
+    }
+}
+
+/// What the features of one group gave.
+#[derive(Debug)]
+pub struct Lookup {
+    /// `[U, F, D]`, the features that pool by sum or mean, in order; empty if there are none.
+    pub(crate) pooled: Vec<f32>,
+    /// Whether the rows of `pooled` are samples.
+    pub(crate) pooled_by_sample: bool,
+    pub(crate) pooled_features: Vec<FeatureLookup>,
+    /// The features that pool by attention.
+    pub(crate) sequences: Vec<FeatureLookup>,
+    /// Whether the rows of `sequences` are samples.
+    pub(crate) sequences_by_sample: bool,
+}
+
+impl Lookup {
+    /// Looks up a group whose features have the tables from `first_table` on, and pools what is pooled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for.
+    pub(super) fn new(group: &Group, tables: &[Table], first_table: usize, steps: Steps) -> Result<Self> {
+        let inverse = group.inverse().map(|inverse| &inverse[..]);
+        let by_sample = |step: bool| inverse.filter(|_| !step);
+        let lookup = |(i, feature): (usize, &Feature)| {
+            let table = first_table + i;
+            let attends = tables[table].config().pooling == Pooling::Attention;
+            let inverse = by_sample(if attends { steps.sequences } else { steps.pooling });
+            let mut lookup = FeatureLookup {
+                table,
+                table_rows: tables[table].table_rows(feature)?,
+                gathered: None,
+                weights: feature.weights().map(|weights| weights.to_vec()),
+                rows: Rows::new(feature, inverse),
+            };
+            if inverse.is_some() {
+                lookup.gather(&tables[table]);
+            }
+            Ok(lookup)
+        };
+        let lookups = group.features().par_iter().enumerate().map(lookup).collect::<Result<Vec<_>>>()?;
+        let (sequences, pooled_features): (Vec<_>, Vec<_>) = lookups
+            .into_iter()
+            .partition(|lookup| tables[lookup.table].config().pooling == Pooling::Attention);
+        let dim = tables.first().map_or(1, Table::dim);
+        let bags: Vec<Bags<'_>> =
+            pooled_features.iter().map(|lookup| lookup.bags(&tables[lookup.table])).collect();
+        let rows = pooled_features.first().map_or(0, |lookup| lookup.rows.sizes.len());
+        let mut pooled = vec![0.0; rows * bags.len() * dim];
+        pool::pool(&bags, dim, &mut pooled);
+        Ok(Self {
+            pooled,
+            pooled_by_sample: by_sample(steps.pooling).is_some(),
+            pooled_features,
+            sequences,
+            sequences_by_sample: by_sample(steps.sequences).is_some(),
+        })
+    }
+}

@@ -1,0 +1,418 @@
+//! One chain: scores of all its pairs once, then every window from them.
+
+use super::plan::Chain;
+use super::{QueryKey, Sequence};
+use crate::kernels::gemm::{Strided, gemm, transpose};
+use crate::kernels::simd::{Lanes, WIDTH, axpy, dispatched, dot, prefetch, sum};
+
+/// Queries whose scores are held at a time.
+const BLOCK: usize = 48;
+
+/// A window whose exponentials sum to less, against the largest score of its chain, is computed by itself: above, what
+/// rounds to zero is below a float's precision.
+const SMALLEST_SUM: f32 = 1e-20;
+
+/// Where a window stands within its chain.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    start: usize,
+    end: usize,
+}
+
+impl Span {
+    fn contains(self, query: usize) -> bool {
+        (self.start..self.end).contains(&query)
+    }
+}
+
+/// Buffers of one chain after the other; n is the chain's length, W its windows.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// `[n, D]`.
+    vectors: Vec<f32>,
+    /// `[n, 2 D]`: scaled queries of all heads, then keys.
+    projected: Vec<f32>,
+    /// `[d, n]` of one head.
+    keys: Vec<f32>,
+    /// `[BLOCK, n]`: scores, then exponentials, then gradients of scores.
+    scores: Vec<f32>,
+    /// `[H, W, n]`: what each window gives each element.
+    shares: Vec<f32>,
+    /// `[H, W, n]`: the gradients of the same.
+    share_gradients: Vec<f32>,
+    /// `[n]`.
+    factors: Vec<f32>,
+    /// `[n, 2 D]`.
+    projected_gradients: Vec<f32>,
+    /// `[H, W, D]`.
+    outputs: Vec<f32>,
+    spans: Vec<Span>,
+    /// Whether each window must be computed by itself.
+    alone: Vec<bool>,
+}
+
+/// Zeros, in a buffer that grows and never shrinks.
+fn zeros(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    buffer.clear();
+    buffer.resize(len, 0.0);
+    buffer
+}
+
+/// Any values, in a buffer that grows and never shrinks.
+fn any(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+impl Scratch {
+    fn spans_of(&mut self, sequence: &Sequence<'_>, chain: &Chain) {
+        let span = |&window: &u32| {
+            let start = sequence.offsets[window as usize] as usize - chain.start;
+            Span { start, end: start + sequence.sizes[window as usize] as usize }
+        };
+        self.spans.clear();
+        self.spans.extend(chain.windows.iter().map(span));
+    }
+
+    /// Looks up the chain's vectors and projects them to queries and keys.
+    fn project(&mut self, sequence: &Sequence<'_>, chain: &Chain, weights: &QueryKey) {
+        let (n, dim) = (chain.span(), weights.dim);
+        let rows = &sequence.rows[chain.start..chain.end];
+        let vectors = any(&mut self.vectors, n * dim);
+        for (i, (vector, &row)) in vectors.chunks_exact_mut(dim).zip(rows).enumerate() {
+            if let Some(&ahead) = rows.get(i + 8) {
+                prefetch(sequence.vector(ahead, dim));
+            }
+            vector.copy_from_slice(sequence.vector(row, dim));
+        }
+        let projected = any(&mut self.projected, 2 * n * dim);
+        for row in projected.chunks_exact_mut(2 * dim) {
+            row[..dim].copy_from_slice(&weights.bias);
+            row[dim..].fill(0.0);
+        }
+        gemm(
+            (n, 2 * dim, dim),
+            Strided::rows(vectors, dim),
+            &weights.forward,
+            2 * dim,
+            projected,
+            2 * dim,
+            true,
+        );
+    }
+}
+
+/// Where one head's numbers stand.
+struct Head {
+    dim: usize,
+    head_dim: usize,
+    number: usize,
+    /// n, and n rounded up so that rows are whole vectors.
+    n: usize,
+    padded: usize,
+}
+
+impl Head {
+    fn new(weights: &QueryKey, number: usize, n: usize) -> Self {
+        let padded = n.next_multiple_of(2 * WIDTH);
+        Self { dim: weights.dim, head_dim: weights.dim / weights.heads, number, n, padded }
+    }
+
+    /// The queries from `row` on, rows `2 dim` apart.
+    fn queries<'a>(&self, projected: &'a [f32], row: usize) -> &'a [f32] {
+        &projected[row * 2 * self.dim + self.number * self.head_dim..]
+    }
+
+    fn queries_mut<'a>(&self, projected: &'a mut [f32], row: usize) -> &'a mut [f32] {
+        &mut projected[row * 2 * self.dim + self.number * self.head_dim..]
+    }
+
+    fn keys<'a>(&self, projected: &'a [f32]) -> &'a [f32] {
+        &projected[self.dim + self.number * self.head_dim..]
+    }
+
+    fn keys_mut<'a>(&self, projected: &'a mut [f32]) -> &'a mut [f32] {
+        &mut projected[self.dim + self.number * self.head_dim..]
+    }
+
+    fn transpose_keys(&self, projected: &[f32], keys: &mut Vec<f32>) {
+        let keys = zeros(keys, self.head_dim * self.padded);
+        transpose((self.n, self.head_dim), self.keys(projected), 2 * self.dim, keys, self.padded);
+    }
+
+    /// The scores of queries `first..first + rows` with all keys.
+    fn score(&self, projected: &[f32], keys: &[f32], first: usize, rows: usize, scores: &mut [f32]) {
+        let queries = Strided::rows(self.queries(projected, first), 2 * self.dim);
+        gemm((rows, self.padded, self.head_dim), queries, keys, self.padded, scores, self.padded, false);
+    }
+}
+
+/// Queries per block: nearly equal blocks of at most [`BLOCK`].
+fn block_rows(n: usize) -> usize {
+    n.div_ceil(n.div_ceil(BLOCK).max(1)).next_multiple_of(6)
+}
+
+/// Writes `[W, H, D]`, the mean over each window's queries of the elements that they attend to, and returns the windows
+/// that must be computed by themselves, whose outputs are not valid.
+pub(super) fn forward(
+    sequence: &Sequence<'_>,
+    chain: &Chain,
+    weights: &QueryKey,
+    scratch: &mut Scratch,
+    output: &mut [f32],
+) -> Vec<u32> {
+    let (n, windows, dim) = (chain.span(), chain.windows.len(), weights.dim);
+    scratch.spans_of(sequence, chain);
+    scratch.project(sequence, chain, weights);
+    scratch.alone.clear();
+    scratch.alone.resize(windows, false);
+    let padded = n.next_multiple_of(2 * WIDTH);
+    let shares = zeros(&mut scratch.shares, weights.heads * windows * padded);
+    for (number, shares) in shares.chunks_exact_mut(windows * padded).enumerate() {
+        let head = Head::new(weights, number, n);
+        head.transpose_keys(&scratch.projected, &mut scratch.keys);
+        let rows = block_rows(n);
+        let scores = any(&mut scratch.scores, rows * padded);
+        for first in (0..n).step_by(rows) {
+            let rows = rows.min(n - first);
+            head.score(&scratch.projected, &scratch.keys, first, rows, scores);
+            attend(&mut scores[..rows * padded], padded, first, &scratch.spans, shares, &mut scratch.alone);
+        }
+    }
+    let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
+    let shares = Strided::rows(shares, padded);
+    gemm((weights.heads * windows, dim, n), shares, &scratch.vectors, dim, outputs, dim, false);
+    for (i, output) in output.chunks_exact_mut(dim).enumerate() {
+        let (window, head) = (i / weights.heads, i % weights.heads);
+        output.copy_from_slice(&outputs[(head * windows + window) * dim..][..dim]);
+    }
+    chain.windows.iter().zip(&scratch.alone).filter(|(_, alone)| **alone).map(|(window, _)| *window).collect()
+}
+
+dispatched! {
+    /// From scores of queries from `first` on to what windows give elements: adds `e_ij / (L Z_i)` to `shares[w][j]` for
+    /// every query i and element j of window w.
+    fn attend(
+        scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32], alone: &mut [bool],
+    ) = attend_with
+}
+
+#[inline(always)]
+fn attend_with<L: Lanes>(
+    scores: &mut [f32],
+    stride: usize,
+    first: usize,
+    spans: &[Span],
+    shares: &mut [f32],
+    alone: &mut [bool],
+) {
+    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
+        let query = first + i;
+        let Some(hull) = hull(spans, query) else { continue };
+        exponentials::<L>(&mut row[hull.start..hull.end]);
+        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
+            let exponentials = &row[span.start..span.end];
+            let total = sum::<L>(exponentials);
+            if total < SMALLEST_SUM {
+                alone[window] = true;
+                continue;
+            }
+            let factor = 1.0 / (exponentials.len() as f32 * total);
+            axpy::<L>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
+        }
+    }
+}
+
+/// From the first to the last key that `query` meets in any window.
+#[inline(always)]
+fn hull(spans: &[Span], query: usize) -> Option<Span> {
+    let mut meets = spans.iter().filter(|span| span.contains(query));
+    let first = *meets.next()?;
+    Some(
+        meets.fold(first, |hull, span| Span {
+            start: hull.start.min(span.start),
+            end: hull.end.max(span.end),
+        }),
+    )
+}
+
+/// `2^(s - max s)`.
+#[inline(always)]
+fn exponentials<L: Lanes>(scores: &mut [f32]) {
+    let (chunks, rest) = scores.as_chunks_mut::<WIDTH>();
+    let largest =
+        chunks.iter().fold(L::splat(f32::NEG_INFINITY), |largest, chunk| largest.max(L::load(chunk)));
+    let largest = rest.iter().copied().fold(largest.largest(), f32::max);
+    let shift = L::splat(largest);
+    for chunk in chunks {
+        L::load(chunk).sub(shift).exp2().store(chunk);
+    }
+    if !rest.is_empty() {
+        let mut padded = [f32::NEG_INFINITY; WIDTH];
+        padded[..rest.len()].copy_from_slice(rest);
+        let powers = L::load(&padded).sub(shift).exp2().to_array();
+        rest.copy_from_slice(&powers[..rest.len()]);
+    }
+}
+
+/// Adds the gradients that one chain gives.
+///
+/// - `upstream`: of the outputs, `[W, H, D]`.
+/// - `vectors`: of the chain's part of the timeline, `[n, D]`.
+/// - `parameters`: of the query and key weights `[2 D, D]`, then of the query bias `[D]`, both unscaled.
+pub(super) fn backward(
+    sequence: &Sequence<'_>,
+    chain: &Chain,
+    weights: &QueryKey,
+    scratch: &mut Scratch,
+    upstream: &[f32],
+    vectors: &mut [f32],
+    parameters: &mut [f32],
+) {
+    let (n, windows, dim) = (chain.span(), chain.windows.len(), weights.dim);
+    scratch.spans_of(sequence, chain);
+    scratch.project(sequence, chain, weights);
+    let padded = n.next_multiple_of(2 * WIDTH);
+    // By head first, as the shares are.
+    let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
+    for (i, upstream) in upstream.chunks_exact(dim).enumerate() {
+        let (window, head) = (i / weights.heads, i % weights.heads);
+        outputs[(head * windows + window) * dim..][..dim].copy_from_slice(upstream);
+    }
+    let share_gradients = any(&mut scratch.share_gradients, weights.heads * windows * padded);
+    dots(share_gradients, padded, outputs, &scratch.vectors, dim, &scratch.spans);
+    zeros(&mut scratch.shares, weights.heads * windows * padded);
+    any(&mut scratch.projected_gradients, 2 * n * dim);
+    any(&mut scratch.factors, padded);
+    for number in 0..weights.heads {
+        backward_head(&Head::new(weights, number, n), windows, scratch);
+    }
+    let gradients = &scratch.projected_gradients[..2 * n * dim];
+    gemm((n, dim, 2 * dim), Strided::rows(gradients, 2 * dim), &weights.backward, dim, vectors, dim, true);
+    let shares = Strided::transposed(&scratch.shares, padded);
+    gemm((n, dim, weights.heads * windows), shares, &scratch.outputs, dim, vectors, dim, true);
+    let (matrix, bias) = parameters.split_at_mut(2 * dim * dim);
+    let transposed = Strided::transposed(gradients, 2 * dim);
+    gemm((2 * dim, dim, n), transposed, &scratch.vectors, dim, matrix, dim, true);
+    for row in gradients.chunks_exact(2 * dim) {
+        bias.iter_mut().zip(row).for_each(|(bias, gradient)| *bias += gradient);
+    }
+}
+
+fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
+    let Head { dim, head_dim, number, n, padded } = *head;
+    head.transpose_keys(&scratch.projected, &mut scratch.keys);
+    let part = number * windows * padded..(number + 1) * windows * padded;
+    let (shares, share_gradients) = (&mut scratch.shares[part.clone()], &scratch.share_gradients[part]);
+    let gradients = &mut scratch.projected_gradients;
+    let rows = block_rows(n);
+    let scores = any(&mut scratch.scores, rows * padded);
+    for first in (0..n).step_by(rows) {
+        let rows = rows.min(n - first);
+        head.score(&scratch.projected, &scratch.keys, first, rows, scores);
+        let scores = &mut scores[..rows * padded];
+        score_gradients(scores, padded, first, &scratch.spans, shares, share_gradients, &mut scratch.factors);
+        let keys = head.keys(&scratch.projected);
+        let queries = head.queries(&scratch.projected, first);
+        let to_queries = head.queries_mut(gradients, first);
+        gemm((rows, head_dim, n), Strided::rows(scores, padded), keys, 2 * dim, to_queries, 2 * dim, false);
+        let (to_keys, later) = (head.keys_mut(gradients), first > 0);
+        gemm(
+            (n, head_dim, rows),
+            Strided::transposed(scores, padded),
+            queries,
+            2 * dim,
+            to_keys,
+            2 * dim,
+            later,
+        );
+    }
+}
+
+dispatched! {
+    /// `[H, W, n]`: the products of every window's upstream gradient with its elements' vectors.
+    fn dots(
+        out: &mut [f32], stride: usize, upstream: &[f32], vectors: &[f32], dim: usize, spans: &[Span],
+    ) = dots_with
+}
+
+#[inline(always)]
+fn dots_with<L: Lanes>(
+    out: &mut [f32],
+    stride: usize,
+    upstream: &[f32],
+    vectors: &[f32],
+    dim: usize,
+    spans: &[Span],
+) {
+    let spans = spans.iter().cycle();
+    for ((out, upstream), span) in out.chunks_exact_mut(stride).zip(upstream.chunks_exact(dim)).zip(spans) {
+        let vectors = vectors[span.start * dim..span.end * dim].chunks_exact(dim);
+        for (out, vector) in out[span.start..span.end].iter_mut().zip(vectors) {
+            *out = dot::<L>(upstream, vector);
+        }
+    }
+}
+
+dispatched! {
+    /// From scores of queries from `first` on to their gradients: `e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with
+    /// `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and the shares as [`attend`] gives them.
+    fn score_gradients(
+        scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32],
+        share_gradients: &[f32], factors: &mut [f32],
+    ) = score_gradients_with
+}
+
+#[inline(always)]
+fn score_gradients_with<L: Lanes>(
+    scores: &mut [f32],
+    stride: usize,
+    first: usize,
+    spans: &[Span],
+    shares: &mut [f32],
+    share_gradients: &[f32],
+    factors: &mut [f32],
+) {
+    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
+        let query = first + i;
+        let Some(hull) = hull(spans, query) else {
+            row.fill(0.0);
+            continue;
+        };
+        row[..hull.start].fill(0.0);
+        row[hull.end..].fill(0.0);
+        exponentials::<L>(&mut row[hull.start..hull.end]);
+        factors[hull.start..hull.end].fill(0.0);
+        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
+            let exponentials = &row[span.start..span.end];
+            let gradients = &share_gradients[window * stride..][span.start..span.end];
+            let total = sum::<L>(exponentials);
+            let mean = dot::<L>(exponentials, gradients) / total;
+            let factor = 1.0 / (exponentials.len() as f32 * total);
+            axpy::<L>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
+            add_centred::<L>(&mut factors[span.start..span.end], factor, gradients, mean);
+        }
+        multiply::<L>(&mut row[hull.start..hull.end], &factors[hull.start..hull.end]);
+    }
+}
+
+/// `y[i] += a (x[i] - centre)`.
+#[inline(always)]
+fn add_centred<L: Lanes>(y: &mut [f32], a: f32, x: &[f32], centre: f32) {
+    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
+    let (factor, shift) = (L::splat(a), L::splat(centre));
+    for (y, x) in y.iter_mut().zip(x) {
+        L::load(y).fma(factor, L::load(x).sub(shift)).store(y);
+    }
+    y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y += a * (x - centre));
+}
+
+/// `y[i] *= x[i]`.
+#[inline(always)]
+fn multiply<L: Lanes>(y: &mut [f32], x: &[f32]) {
+    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
+    y.iter_mut().zip(x).for_each(|(y, x)| L::load(y).mul(L::load(x)).store(y));
+    y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y *= x);
+}

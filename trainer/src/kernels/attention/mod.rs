@@ -1,0 +1,283 @@
+//! Self-attention over jagged sequences, followed by the mean over queries, once per distinct pair of elements.
+//!
+//! A window w of L elements with vectors x_i has queries `q_i = W_q x_i + b_q` and keys `k_i = W_k x_i`; the block's output
+//! needs only
+//!
+//! ```text
+//! y(w) = 1/L Σ_i Σ_j P_ij x_j,   P_ij = e_ij / Z_i,   e_ij = exp(q_i·k_j / √d),   Z_i = Σ_j e_ij   (i, j in w)
+//! ```
+//!
+//! per head, because everything after it is linear: the mean over queries, the value projection (which is applied to
+//! `y`, once per window, rather than to every element) and the output projection. (A bias of the keys adds the same to all
+//! scores of a query and drops out of the softmax.) Swapping the sums, `y(w) = Σ_j p_j x_j` with the shares
+//! `p_j = 1/L Σ_i e_ij / Z_i`: the product of P with values is a matrix-vector product.
+//!
+//! Windows that slide over one timeline share elements, and with them projections, scores and exponentials, which do not
+//! depend on the window. They are computed once per **chain** of overlapping windows, against one maximum per query; a
+//! window sums its own part of a row. Going back, the gradients of all windows of a chain meet in
+//! `dS_ij = e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`, and from there on, `dQ = dS K`
+//! and `dK = dSᵀ Q` are computed once per chain.
+//!
+//! A window whose own scores all lie far below the chain's maximum would lose its digits; it is found when its sum is tiny
+//! and computed by itself. Nothing of the size of windows × length is kept between forward and backward: a chain's vectors are
+//! looked up and its scores computed again, in buffers that stay in the cache.
+
+mod chain;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use rayon::prelude::*;
+
+use self::chain::Scratch;
+use self::plan::{Chain, Component};
+
+/// Into how many pieces the work of a batch is cut, for threads to take; fixed, so that sums are too.
+const PIECES: usize = 64;
+
+/// The query and key projections of a self-attention block, as the kernels want them.
+#[derive(Debug, Clone)]
+pub struct QueryKey {
+    dim: usize,
+    heads: usize,
+    /// `[D, 2 D]`, transposed weights, those of queries scaled to base-2 exponents.
+    forward: Vec<f32>,
+    /// `[2 D, D]`, weights, scaled to give the gradient of vectors from those of scaled queries and of keys.
+    backward: Vec<f32>,
+    /// `[D]`, the scaled bias of queries.
+    bias: Vec<f32>,
+}
+
+impl QueryKey {
+    /// From the weights `[2 D, D]` of queries and keys (rows are outputs, by head) and the bias `[D]` of queries.
+    ///
+    /// # Panics
+    ///
+    /// If the sizes do not fit, or `dim` is no multiple of `heads`.
+    pub fn new(weights: &[f32], bias: &[f32], heads: usize) -> Self {
+        let dim = bias.len();
+        assert!(weights.len() == 2 * dim * dim && heads > 0 && dim.is_multiple_of(heads), "sizes do not fit");
+        let (to_queries, to_keys) = gradient_scales(dim, heads);
+        let scale = std::f32::consts::LOG2_E * to_queries;
+        let mut forward = vec![0.0; 2 * dim * dim];
+        let mut backward = vec![0.0; 2 * dim * dim];
+        for (row, weights) in weights.chunks_exact(dim).enumerate() {
+            let (there, back) = if row < dim { (scale, to_queries) } else { (1.0, to_keys) };
+            for (column, weight) in weights.iter().enumerate() {
+                forward[column * 2 * dim + row] = there * weight;
+                backward[row * dim + column] = back * weight;
+            }
+        }
+        let bias = bias.iter().map(|bias| scale * bias).collect();
+        Self { dim, heads, forward, backward, bias }
+    }
+}
+
+/// What gradients of natural scores become as gradients of queries and of scaled scores' keys.
+fn gradient_scales(dim: usize, heads: usize) -> (f32, f32) {
+    (1.0 / ((dim / heads) as f32).sqrt(), std::f32::consts::LN_2)
+}
+
+/// A sequence feature of a batch: windows over a timeline of table rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequence<'a> {
+    /// The table's weights, `[rows, D]`.
+    pub table: &'a [f32],
+    /// The table row of every element of the timeline, `[T]`.
+    pub rows: &'a [u32],
+    /// Where each window starts, `[U]`.
+    pub offsets: &'a [i32],
+    /// How many elements it has, `[U]`.
+    pub sizes: &'a [i32],
+}
+
+impl Sequence<'_> {
+    fn vector(&self, row: u32, dim: usize) -> &[f32] {
+        &self.table[row as usize * dim..][..dim]
+    }
+}
+
+/// A piece of work: components of one sequence, and what they cover.
+#[derive(Debug)]
+struct Piece {
+    sequence: usize,
+    components: Vec<Component>,
+}
+
+impl Piece {
+    fn chains(&self) -> impl Iterator<Item = &Chain> {
+        self.components.iter().flatten()
+    }
+
+    /// From the first to the last element of the timeline.
+    fn range(&self) -> std::ops::Range<usize> {
+        let end = self.chains().map(|chain| chain.end).max().unwrap_or(0);
+        self.chains().next().map_or(0, |chain| chain.start)..end
+    }
+}
+
+/// How a batch's windows were computed; what [`backward`] needs to know of [`forward`].
+#[derive(Debug)]
+pub struct Plan {
+    pieces: Vec<Piece>,
+}
+
+/// The gradients of [`forward`].
+#[derive(Debug)]
+pub struct Gradients {
+    /// Of every element of every sequence's timeline, `[T, D]` each.
+    pub vectors: Vec<Vec<f32>>,
+    /// Of the weights of queries and keys, `[2 D, D]`.
+    pub weights: Vec<f32>,
+    /// Of the bias of queries, `[D]`.
+    pub bias: Vec<f32>,
+}
+
+/// `y`, `[U, H, D]` for each sequence, of every window; zeros for an empty one. Without `share`, overlapping windows are
+/// computed one by one.
+///
+/// # Panics
+///
+/// If a window ends after its timeline, or a row is not in the table.
+pub fn forward(weights: &QueryKey, sequences: &[Sequence<'_>], share: bool) -> (Vec<Vec<f32>>, Plan) {
+    let mut pieces = cut(sequences, share);
+    let work = pieces.par_iter_mut().map_init(Scratch::default, |scratch, piece| {
+        forward_piece(weights, &sequences[piece.sequence], piece, scratch)
+    });
+    let outputs: Vec<(Vec<u32>, Vec<f32>)> = work.collect();
+    let size = weights.heads * weights.dim;
+    let mut all: Vec<Vec<f32>> =
+        sequences.iter().map(|sequence| vec![0.0; sequence.sizes.len() * size]).collect();
+    for (piece, (windows, outputs)) in pieces.iter().zip(outputs) {
+        for (window, output) in windows.iter().zip(outputs.chunks_exact(size)) {
+            all[piece.sequence][*window as usize * size..][..size].copy_from_slice(output);
+        }
+    }
+    (all, Plan { pieces })
+}
+
+/// Windows and their outputs; a window that stands there twice has the second. Windows that must be computed by
+/// themselves leave their chains.
+fn forward_piece(
+    weights: &QueryKey,
+    sequence: &Sequence<'_>,
+    piece: &mut Piece,
+    scratch: &mut Scratch,
+) -> (Vec<u32>, Vec<f32>) {
+    let size = weights.heads * weights.dim;
+    let (mut windows, mut outputs) = (Vec::new(), Vec::new());
+    let mut run = |chain: &Chain| {
+        let start = outputs.len();
+        outputs.resize(start + chain.windows.len() * size, 0.0);
+        windows.extend_from_slice(&chain.windows);
+        chain::forward(sequence, chain, weights, scratch, &mut outputs[start..])
+    };
+    for component in &mut piece.components {
+        let mut separated = Vec::new();
+        for chain in component.iter_mut() {
+            for window in run(chain) {
+                let (start, size) = (sequence.offsets[window as usize], sequence.sizes[window as usize]);
+                let own = Chain::of(window, start as usize, size as usize);
+                run(&own);
+                separated.push(own);
+                chain.windows.retain(|other| *other != window);
+            }
+        }
+        component.append(&mut separated);
+    }
+    (windows, outputs)
+}
+
+/// The gradients of what [`forward`] gave with the same weights and sequences, from those of its outputs, `[U, H, D]`
+/// for each sequence.
+///
+/// # Panics
+///
+/// If an upstream gradient has another size than the output.
+pub fn backward(
+    weights: &QueryKey,
+    sequences: &[Sequence<'_>],
+    plan: &Plan,
+    upstream: &[&[f32]],
+) -> Gradients {
+    let dim = weights.dim;
+    let mut vectors: Vec<Vec<f32>> =
+        sequences.iter().map(|sequence| vec![0.0; sequence.rows.len() * dim]).collect();
+    let mut tasks = Vec::with_capacity(plan.pieces.len());
+    for (number, vectors) in vectors.iter_mut().enumerate() {
+        let (mut rest, mut before) = (vectors.as_mut_slice(), 0);
+        for piece in plan.pieces.iter().filter(|piece| piece.sequence == number) {
+            let range = piece.range();
+            let (_, tail) = rest.split_at_mut((range.start - before) * dim);
+            let (own, tail) = tail.split_at_mut(range.len() * dim);
+            (rest, before) = (tail, range.end);
+            tasks.push((piece, range.start, own));
+        }
+    }
+    let work = tasks.into_par_iter().map_init(Scratch::default, |scratch, (piece, start, vectors)| {
+        let (sequence, upstream) = (&sequences[piece.sequence], upstream[piece.sequence]);
+        backward_piece(weights, sequence, piece, scratch, upstream, start, vectors)
+    });
+    let parameters: Vec<Vec<f32>> = work.collect();
+    let mut total = vec![0.0; 2 * dim * dim + dim];
+    for part in parameters {
+        total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+    }
+    let (to_queries, to_keys) = gradient_scales(dim, weights.heads);
+    let (queries, rest) = total.split_at_mut(dim * dim);
+    let (keys, bias) = rest.split_at_mut(dim * dim);
+    queries.iter_mut().chain(&mut *bias).for_each(|value| *value *= to_queries);
+    keys.iter_mut().for_each(|value| *value *= to_keys);
+    let bias = bias.to_vec();
+    total.truncate(2 * dim * dim);
+    Gradients { vectors, weights: total, bias }
+}
+
+/// Adds to the gradients of the vectors from element `start` on, and returns those of the parameters, unscaled.
+fn backward_piece(
+    weights: &QueryKey,
+    sequence: &Sequence<'_>,
+    piece: &Piece,
+    scratch: &mut Scratch,
+    upstream: &[f32],
+    start: usize,
+    vectors: &mut [f32],
+) -> Vec<f32> {
+    let (dim, size) = (weights.dim, weights.heads * weights.dim);
+    let mut parameters = vec![0.0; 2 * dim * dim + dim];
+    let mut gathered = Vec::new();
+    for chain in piece.chains().filter(|chain| !chain.windows.is_empty()) {
+        gathered.clear();
+        for window in &chain.windows {
+            gathered.extend_from_slice(&upstream[*window as usize * size..][..size]);
+        }
+        let vectors = &mut vectors[(chain.start - start) * dim..][..chain.span() * dim];
+        chain::backward(sequence, chain, weights, scratch, &gathered, vectors, &mut parameters);
+    }
+    parameters
+}
+
+/// Cuts the components of all sequences into about [`PIECES`] pieces of like cost, in order.
+fn cut(sequences: &[Sequence<'_>], share: bool) -> Vec<Piece> {
+    let components: Vec<Vec<Component>> = sequences
+        .par_iter()
+        .map(|sequence| plan::components(sequence.offsets, sequence.sizes, share))
+        .collect();
+    let cost = |component: &Component| component.iter().map(Chain::cost).sum::<usize>();
+    let total: usize = components.iter().flatten().map(cost).sum();
+    let mut pieces = Vec::new();
+    for (sequence, components) in components.into_iter().enumerate() {
+        let mut room = 0;
+        for component in components {
+            if room == 0 {
+                pieces.push(Piece { sequence, components: Vec::new() });
+                room = (total / PIECES).max(1);
+            }
+            room = room.saturating_sub(cost(&component));
+            if let Some(piece) = pieces.last_mut() {
+                piece.components.push(component);
+            }
+        }
+    }
+    pieces
+}

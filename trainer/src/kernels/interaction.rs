@@ -1,0 +1,357 @@
+//! A sample's vectors side by side, or the dot products of all their pairs, straight from the rows of each group.
+//!
+//! A row is expanded to its samples here and nowhere else: a sample's vectors are gathered into a buffer that stays
+//! in the processor's first cache, multiplied, and only the products are written. Going back, the gradients of
+//! samples that stand together and share a row are summed there too, before they leave the cache.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::gemm::{Strided, gemm, transpose};
+use super::simd::WIDTH;
+
+/// Samples that one thread goes through at a time.
+const BLOCK: usize = 64;
+
+/// Vectors of a batch that share an inverse index: sample `b` has the vectors of row `inverse[b]`, or of row `b`.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// `[U, F, D]`, row-major.
+    pub values: &'a [f32],
+    /// F.
+    pub vectors: usize,
+    /// `[B]`, each below U.
+    pub inverse: Option<&'a [i32]>,
+}
+
+impl Source<'_> {
+    fn row(&self, sample: usize) -> usize {
+        self.inverse.map_or(sample, |inverse| inverse[sample] as usize)
+    }
+}
+
+/// The products of one batch: N vectors a sample, those of the first source first.
+#[derive(Debug, Clone, Copy)]
+pub struct Interaction<'a> {
+    /// Where the vectors stand.
+    pub sources: &'a [Source<'a>],
+    /// D.
+    pub dim: usize,
+    /// What is made of a sample's vectors.
+    pub form: Form,
+}
+
+/// What becomes of a sample's vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The strict lower triangle of `V Vᵀ`, row by row.
+    Dot {
+        /// Whether the first vector of the first source (the bottom MLP's output) also stands before the products.
+        keeps_first: bool,
+    },
+    /// All vectors, one after the other.
+    Concat,
+}
+
+impl Interaction<'_> {
+    /// N.
+    fn vectors(&self) -> usize {
+        self.sources.iter().map(|source| source.vectors).sum()
+    }
+
+    /// Values of one sample's result: D if the first vector is kept and `N (N - 1) / 2` products, or `N D`.
+    pub fn width(&self) -> usize {
+        let vectors = self.vectors();
+        match self.form {
+            Form::Dot { .. } => vectors * vectors.saturating_sub(1) / 2 + self.kept(),
+            Form::Concat => vectors * self.dim,
+        }
+    }
+
+    /// Values that stand before the products.
+    fn kept(&self) -> usize {
+        if self.form == (Form::Dot { keeps_first: true }) { self.dim } else { 0 }
+    }
+
+    /// Writes `[B, width]`.
+    ///
+    /// # Panics
+    ///
+    /// If `output` is not of that size, or an inverse index leads outside its source.
+    pub fn forward(&self, output: &mut [f32]) {
+        let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
+        if width == 0 {
+            return;
+        }
+        let padded = vectors.next_multiple_of(2 * WIDTH);
+        output.par_chunks_mut(BLOCK * width).enumerate().for_each(|(block, output)| {
+            let mut matrix = vec![0.0; vectors * dim];
+            let mut transposed = vec![0.0; dim * padded];
+            let mut products = vec![0.0; vectors * padded];
+            for (i, output) in output.chunks_exact_mut(width).enumerate() {
+                if self.form == Form::Concat {
+                    self.gather(block * BLOCK + i, output);
+                    continue;
+                }
+                self.gather(block * BLOCK + i, &mut matrix);
+                transpose((vectors, dim), &matrix, dim, &mut transposed, padded);
+                lower_triangle(vectors, dim, &matrix, &transposed, &mut products);
+                let (kept, triangle) = output.split_at_mut(self.kept());
+                kept.copy_from_slice(&matrix[..kept.len()]);
+                let mut place = 0;
+                for row in 1..vectors {
+                    triangle[place..place + row].copy_from_slice(&products[row * padded..][..row]);
+                    place += row;
+                }
+            }
+        });
+    }
+
+    fn gather(&self, sample: usize, matrix: &mut [f32]) {
+        let mut place = 0;
+        for source in self.sources {
+            let size = source.vectors * self.dim;
+            matrix[place..place + size].copy_from_slice(&source.values[source.row(sample) * size..][..size]);
+            place += size;
+        }
+    }
+
+    /// The gradients of every source, `[U, F, D]` each, from that of the result, `[B, width]`. A row's gradient is
+    /// summed over its samples in their order, whatever the number of threads.
+    ///
+    /// # Panics
+    ///
+    /// If `gradient` is not of that size.
+    pub fn backward(&self, gradient: &[f32]) -> Vec<Vec<f32>> {
+        let width = self.width();
+        let samples = gradient.len().checked_div(width).unwrap_or(0);
+        let runs: Vec<Runs> = self.sources.iter().map(|source| Runs::new(source, samples)).collect();
+        let sizes: Vec<usize> = self.sources.iter().map(|source| source.vectors * self.dim).collect();
+        let mut sums: Vec<Vec<f32>> =
+            runs.iter().zip(&sizes).map(|(runs, size)| vec![0.0; runs.rows.len() * size]).collect();
+        let mut tasks: Vec<Vec<&mut [f32]>> = Vec::new();
+        tasks.resize_with(samples.div_ceil(BLOCK), Vec::new);
+        for ((sums, runs), size) in sums.iter_mut().zip(&runs).zip(&sizes) {
+            let mut rest = sums.as_mut_slice();
+            for (task, bounds) in tasks.iter_mut().zip(runs.blocks.windows(2)) {
+                let (head, tail) = rest.split_at_mut((bounds[1] - bounds[0]) * size);
+                task.push(head);
+                rest = tail;
+            }
+        }
+        tasks.into_par_iter().enumerate().for_each(|(block, mut sums)| {
+            let samples = block * BLOCK..((block + 1) * BLOCK).min(samples);
+            self.backward_block(samples, gradient, &runs, &mut sums);
+        });
+        let folded = sums.into_iter().zip(&runs).zip(self.sources).zip(&sizes);
+        folded.map(|(((sums, runs), source), size)| runs.fold(sums, source.values.len(), *size)).collect()
+    }
+
+    fn backward_block(
+        &self,
+        samples: Range<usize>,
+        gradient: &[f32],
+        runs: &[Runs],
+        sums: &mut [&mut [f32]],
+    ) {
+        let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
+        let padded = vectors.next_multiple_of(WIDTH);
+        let mut matrix = vec![0.0; vectors * dim];
+        let mut symmetric = vec![0.0; vectors * padded];
+        let mut result = vec![0.0; vectors * dim];
+        let first = samples.start;
+        for sample in samples {
+            let upstream = &gradient[sample * width..][..width];
+            match self.form {
+                Form::Concat => result.copy_from_slice(upstream),
+                Form::Dot { .. } => {
+                    self.gather(sample, &mut matrix);
+                    let (kept, triangle) = upstream.split_at(self.kept());
+                    from_triangle(triangle, vectors, padded, &mut symmetric);
+                    let symmetric = Strided::rows(&symmetric, padded);
+                    gemm((vectors, dim, vectors), symmetric, &matrix, dim, &mut result, dim, false);
+                    result.iter_mut().zip(kept).for_each(|(result, kept)| *result += kept);
+                }
+            }
+            let mut place = 0;
+            for ((source, runs), sums) in self.sources.iter().zip(runs).zip(&mut *sums) {
+                let size = source.vectors * dim;
+                let run = runs.of_sample[sample] - runs.of_sample[first];
+                let sum = &mut sums[run as usize * size..][..size];
+                sum.iter_mut().zip(&result[place..place + size]).for_each(|(sum, value)| *sum += value);
+                place += size;
+            }
+        }
+    }
+}
+
+/// The symmetric matrix of a strict lower triangle, with rows `stride` apart; its diagonal stays.
+fn from_triangle(triangle: &[f32], size: usize, stride: usize, symmetric: &mut [f32]) {
+    let mut place = 0;
+    for row in 1..size {
+        for (column, value) in triangle[place..place + row].iter().enumerate() {
+            symmetric[row * stride + column] = *value;
+            symmetric[column * stride + row] = *value;
+        }
+        place += row;
+    }
+}
+
+/// `V Vᵀ` where it is asked for: rows `i`, columns below `i`, and what stands beside them in a tile.
+fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32], products: &mut [f32]) {
+    const ROWS: usize = 6;
+    let padded = vectors.next_multiple_of(2 * WIDTH);
+    for row in (0..vectors).step_by(ROWS) {
+        let rows = ROWS.min(vectors - row);
+        let columns = (row + rows - 1).next_multiple_of(WIDTH).min(padded);
+        let a = Strided::rows(&matrix[row * dim..], dim);
+        gemm((rows, columns, dim), a, transposed, padded, &mut products[row * padded..], padded, false);
+    }
+}
+
+/// Samples that stand together in a block and share a row of one source.
+struct Runs {
+    /// `[B]`.
+    of_sample: Vec<u32>,
+    /// The row of each run.
+    rows: Vec<u32>,
+    /// The first run of each block, and the number of runs.
+    blocks: Vec<usize>,
+}
+
+impl Runs {
+    fn new(source: &Source<'_>, samples: usize) -> Self {
+        let mut runs = Self { of_sample: Vec::with_capacity(samples), rows: Vec::new(), blocks: Vec::new() };
+        for sample in 0..samples {
+            let row = source.row(sample) as u32;
+            let begins = sample % BLOCK == 0;
+            if begins {
+                runs.blocks.push(runs.rows.len());
+            }
+            if begins || runs.rows.last() != Some(&row) {
+                runs.rows.push(row);
+            }
+            runs.of_sample.push(runs.rows.len() as u32 - 1);
+        }
+        runs.blocks.push(runs.rows.len());
+        runs
+    }
+
+    /// The sums by row from those by run; `length` values in all, `size` a row.
+    fn fold(&self, sums: Vec<f32>, length: usize, size: usize) -> Vec<f32> {
+        let in_order = self.rows.iter().enumerate().all(|(run, row)| run as u32 == *row);
+        if in_order && sums.len() == length {
+            return sums;
+        }
+        let mut folded = vec![0.0; length];
+        for (row, sum) in self.rows.iter().zip(sums.chunks_exact(size)) {
+            let total = &mut folded[*row as usize * size..][..size];
+            total.iter_mut().zip(sum).for_each(|(total, value)| *total += value);
+        }
+        folded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn numbers(length: usize) -> impl Strategy<Value = Vec<f32>> {
+        prop::collection::vec(-2.0_f32..2.0, length)
+    }
+
+    /// Sources of 3 and 5 rows behind inverse indices, and one without.
+    fn sources(
+        samples: usize,
+        dim: usize,
+    ) -> impl Strategy<Value = Vec<(Vec<f32>, usize, Option<Vec<i32>>)>> {
+        let inverse = |rows: i32| prop::collection::vec(0..rows, samples);
+        let source = move |rows: usize, vectors: usize| numbers(rows * vectors * dim);
+        (source(samples, 1), source(3, 2), inverse(3), source(5, 4), inverse(5))
+            .prop_map(|(a, b, ib, c, ic)| vec![(a, 1, None), (b, 2, Some(ib)), (c, 4, Some(ic))])
+    }
+
+    /// The definition in double precision: the result, and the gradients for a given gradient of it.
+    fn naive(interaction: &Interaction<'_>, samples: usize, gradient: &[f32]) -> (Vec<f64>, Vec<Vec<f64>>) {
+        let (n, dim, width) = (interaction.vectors(), interaction.dim, interaction.width());
+        let mut output = Vec::new();
+        let mut gradients: Vec<Vec<f64>> =
+            interaction.sources.iter().map(|source| vec![0.0; source.values.len()]).collect();
+        for b in 0..samples {
+            let mut places = Vec::new();
+            for (s, source) in interaction.sources.iter().enumerate() {
+                let row = source.row(b);
+                places.extend((0..source.vectors).map(|v| (s, (row * source.vectors + v) * dim)));
+            }
+            let value =
+                |(s, place): (usize, usize), d: usize| f64::from(interaction.sources[s].values[place + d]);
+            let upstream: Vec<f64> = gradient[b * width..][..width].iter().map(|g| f64::from(*g)).collect();
+            let mut k = 0;
+            if interaction.form == Form::Concat {
+                for place in &places {
+                    for d in 0..dim {
+                        output.push(value(*place, d));
+                        gradients[place.0][place.1 + d] += upstream[k];
+                        k += 1;
+                    }
+                }
+                continue;
+            }
+            if interaction.kept() > 0 {
+                for d in 0..dim {
+                    output.push(value(places[0], d));
+                    gradients[places[0].0][places[0].1 + d] += upstream[k];
+                    k += 1;
+                }
+            }
+            for i in 0..n {
+                for j in 0..i {
+                    output.push((0..dim).map(|d| value(places[i], d) * value(places[j], d)).sum());
+                    for d in 0..dim {
+                        gradients[places[i].0][places[i].1 + d] += upstream[k] * value(places[j], d);
+                        gradients[places[j].0][places[j].1 + d] += upstream[k] * value(places[i], d);
+                    }
+                    k += 1;
+                }
+            }
+        }
+        (output, gradients)
+    }
+
+    fn close(found: &[f32], expected: &[f64]) -> bool {
+        let near = |(found, expected): (&f32, &f64)| {
+            (f64::from(*found) - expected).abs() <= 2e-4 * (1.0 + expected.abs())
+        };
+        found.len() == expected.len() && found.iter().zip(expected).all(near)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+        #[test]
+        fn forward_and_backward_equal_the_definition(
+            (samples, dim, parts) in (1_usize..150, prop::sample::select(vec![1_usize, 4, 8, 20]))
+                .prop_flat_map(|(samples, dim)| (Just(samples), Just(dim), sources(samples, dim))),
+            form in prop::sample::select(vec![
+                Form::Dot { keeps_first: true }, Form::Dot { keeps_first: false }, Form::Concat,
+            ]),
+            seed in 0_usize..100,
+        ) {
+            let sources: Vec<Source<'_>> = parts.iter()
+                .map(|(values, vectors, inverse)| Source { values, vectors: *vectors, inverse: inverse.as_deref() })
+                .collect();
+            let interaction = Interaction { sources: &sources, dim, form };
+            let width = interaction.width();
+            let gradient: Vec<f32> = (0..samples * width).map(|i| ((i + seed) % 9) as f32 / 4.0 - 1.0).collect();
+            let (expected, expected_gradients) = naive(&interaction, samples, &gradient);
+            let mut output = vec![f32::NAN; samples * width];
+            interaction.forward(&mut output);
+            prop_assert!(close(&output, &expected));
+            for (found, expected) in interaction.backward(&gradient).iter().zip(&expected_gradients) {
+                prop_assert!(close(found, expected));
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The low-rank cross layers of DCN-V2.
+
+use tch::Tensor;
+use tch::nn::{self, Module};
+
+/// Layers `x_{l+1} = x_0 ⊙ (W (V x_l) + b) + x_l` with `V` of `[rank, width]` and `W` of `[width, rank]` (Wang et al. 2021, as
+/// in TorchRec's `LowRankCrossNet`).
+#[derive(Debug)]
+pub(super) struct CrossNet {
+    layers: Vec<(nn::Linear, nn::Linear)>,
+}
+
+impl CrossNet {
+    pub(super) fn new(path: &nn::Path<'_>, width: i64, layers: i64, rank: i64) -> Self {
+        let layer = |i: i64| {
+            let down = nn::LinearConfig { bias: false, ..nn::LinearConfig::default() };
+            let v = nn::linear(path / i / "v", width, rank, down);
+            (v, nn::linear(path / i / "w", rank, width, nn::LinearConfig::default()))
+        };
+        Self { layers: (0..layers).map(layer).collect() }
+    }
+
+    /// `[B, width]` to `[B, width]`.
+    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        let cross = |x: Tensor, (v, w): &(nn::Linear, nn::Linear)| input * w.forward(&v.forward(&x)) + x;
+        self.layers.iter().fold(input.shallow_clone(), cross)
+    }
+}

@@ -1,0 +1,224 @@
+//! A step through the model: forward, and backward through the parts that autograd does not see.
+//!
+//! ```text
+//! tables ─▶ pooled rows ────────────────────────────────┐
+//!        └▶ means of windows ═▶ attention block ═▶ rows ─┴▶ interaction ═▶ top MLP ═▶ logits
+//! dense features ═▶ bottom MLP ════════════════════════▶┘
+//! ```
+//!
+//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, whose output is a leaf. So `backward`
+//! goes in stages: through the top MLP to the interaction's leaf, through the interaction to its sources, through the bottom
+//! MLP and the attention block to the windows' leaf, and from there to the vectors of the tables.
+
+use onefold_ikjt::Batch;
+use tch::Tensor;
+
+use super::attention::Attended;
+use super::expand::{expand, fold};
+use super::{Model, Stage};
+use crate::embedding::{Lookup, LookupGradients};
+use crate::kernels::interaction::{Form, Interaction, Source};
+use crate::{Result, tensors};
+
+/// What one forward pass gives.
+#[derive(Debug)]
+pub struct Forward {
+    /// `[B]`, logits.
+    pub logits: Tensor,
+    /// What was looked up, by group.
+    pub lookups: Vec<Lookup>,
+    bottom: Option<Tensor>,
+    attended: Option<Attended>,
+    /// By source: its vectors by sample, where they were expanded before the interaction.
+    expanded: Vec<Option<Vec<f32>>>,
+    /// `[B, width]`, the leaf that holds the interaction's result.
+    interacted: Tensor,
+}
+
+/// Vectors on their way into the interaction.
+struct Vectors<'a> {
+    /// `[U, F, D]`.
+    values: &'a [f32],
+    /// F.
+    vectors: usize,
+    inverse: Option<&'a [i32]>,
+}
+
+impl Model {
+    /// The logits of a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for.
+    pub fn forward(&self, batch: &Batch) -> Result<Forward> {
+        let profile = &self.profile;
+        if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
+            return self.forward(&profile.measure(Stage::Expansion, || batch.expand()));
+        }
+        let lookups =
+            profile.measure(Stage::Lookup, || self.embeddings.forward(batch.groups(), self.steps))?;
+        let attended = self.attention.as_ref().map(|attention| {
+            let share = self.steps.sequences;
+            profile.measure(Stage::Attention, || attention.forward(&lookups, &self.embeddings, share))
+        });
+        let size = batch.size() as i64;
+        let bottom = self.bottom.as_ref().map(|bottom| {
+            let dense = tensors::from_f32(batch.dense(), &[size, batch.dense_width() as i64]);
+            profile.measure(Stage::Mlps, || bottom.forward(&dense))
+        });
+        let rows = Detached::new(bottom.as_ref(), attended.as_ref());
+        let vectors = self.vectors(batch, &lookups, &rows);
+        let expanded = profile.measure(Stage::Expansion, || self.expanded(&vectors));
+        let interacted = profile.measure(Stage::Interaction, || {
+            let sources = sources(&vectors, &expanded);
+            let interaction = self.interaction(&sources);
+            let shape = [size, interaction.width() as i64];
+            tensors::filled(&shape, |output| self.embeddings.install(|| interaction.forward(output)))
+        });
+        let interacted = interacted.set_requires_grad(true);
+        let logits = profile.measure(Stage::Mlps, || match &self.crosses {
+            None => self.top.forward(&interacted),
+            Some(crosses) => self.top.forward(&crosses.forward(&interacted)),
+        });
+        let logits = logits.squeeze_dim(1);
+        Ok(Forward { logits, lookups, bottom, attended, expanded, interacted })
+    }
+
+    /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
+    /// parameters', those of the tables' vectors are returned for [`Embeddings::update`](crate::embedding::Embeddings::update).
+    /// `batch` is the one that `forward` was given.
+    pub fn backward(&self, batch: &Batch, forward: &Forward, loss: &Tensor) -> Vec<LookupGradients> {
+        let profile = &self.profile;
+        if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
+            let expanded = profile.measure(Stage::Expansion, || batch.expand());
+            return self.backward(&expanded, forward, loss);
+        }
+        profile.measure(Stage::MlpsBackward, || loss.backward());
+        let rows = Detached::new(forward.bottom.as_ref(), forward.attended.as_ref());
+        let vectors = self.vectors(batch, &forward.lookups, &rows);
+        let upstream = forward.interacted.grad().contiguous();
+        let gradients = profile.measure(Stage::InteractionBackward, || {
+            let sources = sources(&vectors, &forward.expanded);
+            let (interaction, upstream) = (self.interaction(&sources), tensors::as_slice(&upstream));
+            self.embeddings.install(|| interaction.backward(upstream))
+        });
+        let gradients =
+            profile.measure(Stage::ExpansionBackward, || self.folded(&vectors, &forward.expanded, gradients));
+        self.backward_sources(forward, gradients)
+    }
+
+    /// From the gradients of the interaction's sources to those of the tables' vectors.
+    fn backward_sources(&self, forward: &Forward, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
+        let mut gradients = gradients.into_iter();
+        let bottom_gradient = forward.bottom.as_ref().and_then(|_| gradients.next());
+        let (mut pooled, mut attended_gradient) = (Vec::new(), Vec::new());
+        for lookup in &forward.lookups {
+            let has_pooled = !lookup.pooled_features.is_empty();
+            pooled.push(if has_pooled { gradients.next().unwrap_or_default() } else { Vec::new() });
+            gradients.by_ref().take(lookup.sequences.len()).for_each(|own| attended_gradient.extend(own));
+        }
+        let weighted = |rows: &Tensor, gradient: &[f32]| {
+            (rows * tensors::from_f32(gradient, &rows.size())).sum(tch::Kind::Float)
+        };
+        self.profile.measure(Stage::MlpsBackward, || {
+            if let (Some(bottom), Some(gradient)) = (&forward.bottom, &bottom_gradient) {
+                weighted(bottom, gradient).backward();
+            }
+        });
+        let sequences =
+            self.profile.measure(Stage::AttentionBackward, || match (&self.attention, &forward.attended) {
+                (Some(attention), Some(attended)) => {
+                    weighted(&attended.rows, &attended_gradient).backward();
+                    attention.backward(attended, &forward.lookups, &self.embeddings)
+                }
+                _ => Vec::new(),
+            });
+        let mut sequences = sequences.into_iter();
+        let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
+            pooled,
+            sequences: sequences.by_ref().take(lookup.sequences.len()).collect(),
+        };
+        forward.lookups.iter().zip(pooled).map(of_lookup).collect()
+    }
+
+    fn interaction<'a>(&self, sources: &'a [Source<'a>]) -> Interaction<'a> {
+        let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
+        let form = match self.crosses {
+            None => Form::Dot { keeps_first: self.bottom.is_some() },
+            Some(_) => Form::Concat,
+        };
+        Interaction { sources, dim, form }
+    }
+
+    /// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.
+    fn vectors<'a>(&self, batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> Vec<Vectors<'a>> {
+        let mut vectors = Vec::new();
+        if let Some(bottom) = &rows.bottom {
+            vectors.push(Vectors { values: tensors::as_slice(bottom), vectors: 1, inverse: None });
+        }
+        let mut attended = rows.attended.as_ref().map_or(&[][..], |rows| tensors::as_slice(rows));
+        for (group, lookup) in batch.groups().iter().zip(lookups) {
+            let inverse =
+                |by_sample: bool| group.inverse().map(|inverse| &inverse[..]).filter(|_| !by_sample);
+            if !lookup.pooled_features.is_empty() {
+                let inverse = inverse(lookup.pooled_by_sample);
+                let vectors_each = lookup.pooled_features.len();
+                vectors.push(Vectors { values: &lookup.pooled, vectors: vectors_each, inverse });
+            }
+            for sequence in &lookup.sequences {
+                let table = &self.embeddings.tables()[sequence.table];
+                let size = sequence.rows.sizes.len() * table.config().dim as usize;
+                let (values, rest) = attended.split_at(size);
+                attended = rest;
+                vectors.push(Vectors { values, vectors: 1, inverse: inverse(lookup.sequences_by_sample) });
+            }
+        }
+        vectors
+    }
+
+    fn expanded(&self, vectors: &[Vectors<'_>]) -> Vec<Option<Vec<f32>>> {
+        let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
+        let expanded = |vectors: &Vectors<'_>| {
+            let inverse = vectors.inverse.filter(|_| !self.steps.late_expansion)?;
+            Some(self.embeddings.install(|| expand(vectors.values, vectors.vectors * dim, inverse)))
+        };
+        vectors.iter().map(expanded).collect()
+    }
+
+    fn folded(
+        &self,
+        vectors: &[Vectors<'_>],
+        expanded: &[Option<Vec<f32>>],
+        gradients: Vec<Vec<f32>>,
+    ) -> Vec<Vec<f32>> {
+        let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
+        let folded = |((vectors, expanded), gradient): ((&Vectors<'_>, &Option<Vec<f32>>), Vec<f32>)| {
+            let Some(inverse) = vectors.inverse.filter(|_| expanded.is_some()) else { return gradient };
+            let size = vectors.vectors * dim;
+            let rows = vectors.values.len().checked_div(size).unwrap_or(0);
+            self.embeddings.install(|| fold(&gradient, size, inverse, rows))
+        };
+        vectors.iter().zip(expanded).zip(gradients).map(folded).collect()
+    }
+}
+
+/// The parts of the graph that the interaction reads, outside of it.
+struct Detached {
+    bottom: Option<Tensor>,
+    attended: Option<Tensor>,
+}
+
+impl Detached {
+    fn new(bottom: Option<&Tensor>, attended: Option<&Attended>) -> Self {
+        let detached = |tensor: &Tensor| tensor.detach().contiguous();
+        Self { bottom: bottom.map(detached), attended: attended.map(|attended| detached(&attended.rows)) }
+    }
+}
+
+fn sources<'a>(vectors: &'a [Vectors<'a>], expanded: &'a [Option<Vec<f32>>]) -> Vec<Source<'a>> {
+    let source = |(vectors, expanded): (&'a Vectors<'a>, &'a Option<Vec<f32>>)| match expanded {
+        None => Source { values: vectors.values, vectors: vectors.vectors, inverse: vectors.inverse },
+        Some(expanded) => Source { values: expanded, vectors: vectors.vectors, inverse: None },
+    };
+    vectors.iter().zip(expanded).map(source).collect()
+}
