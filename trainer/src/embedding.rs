@@ -10,6 +10,7 @@ use onefold_sharding::{IdPolicy, Pooling, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
+use safetensors::Dtype;
 use tch::Tensor;
 
 use crate::config::TableOptimizerConfig;
@@ -84,6 +85,57 @@ impl Table {
     }
 }
 
+/// One of a table's buffers as a checkpoint holds it: `[rows, columns]`, row-major.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    /// `weight`, or the name of the optimizer's state.
+    pub name: &'static str,
+    /// Type of a value.
+    pub dtype: Dtype,
+    /// Values per row.
+    pub columns: usize,
+    /// The values.
+    pub bytes: &'a [u8],
+}
+
+/// The same, to be written to.
+#[derive(Debug)]
+pub struct BufferMut<'a> {
+    /// `weight`, or the name of the optimizer's state.
+    pub name: &'static str,
+    /// Type of a value.
+    pub dtype: Dtype,
+    /// Values per row.
+    pub columns: usize,
+    /// The values.
+    pub bytes: &'a mut [u8],
+}
+
+impl Table {
+    /// All that a checkpoint holds of the table, the weights first.
+    pub fn buffers(&self) -> Vec<Buffer<'_>> {
+        let buffer = |name, columns, values| Buffer {
+            name,
+            dtype: Dtype::F32,
+            columns,
+            bytes: bytemuck::cast_slice(values),
+        };
+        vec![buffer("weight", self.dim, &self.weights), buffer("accumulator", 1, &self.accumulators)]
+    }
+
+    /// The same, to be written to.
+    pub fn buffers_mut(&mut self) -> Vec<BufferMut<'_>> {
+        let buffer = |name, columns, values| BufferMut {
+            name,
+            dtype: Dtype::F32,
+            columns,
+            bytes: bytemuck::cast_slice_mut(values),
+        };
+        let weights: &mut [f32] = &mut self.weights;
+        vec![buffer("weight", self.dim, weights), buffer("accumulator", 1, &mut self.accumulators)]
+    }
+}
+
 /// All tables of a model, in the schema's order of features.
 #[derive(Debug)]
 pub struct Embeddings {
@@ -114,6 +166,13 @@ pub struct Sequence {
     feature: usize,
 }
 
+impl Lookup {
+    /// The table rows that were looked up, each as often as it stands in the batch's buffers, by number of the table.
+    pub fn rows_by_table(&self) -> impl Iterator<Item = (usize, &[u32])> {
+        self.table_rows.iter().enumerate().map(|(i, rows)| (self.first_table + i, rows.as_slice()))
+    }
+}
+
 impl Embeddings {
     /// Tables with initial weights from `seed`, and threads for lookups and updates.
     ///
@@ -139,6 +198,11 @@ impl Embeddings {
     /// The tables.
     pub fn tables(&self) -> &[Table] {
         &self.tables
+    }
+
+    /// The tables, to be filled from a checkpoint.
+    pub fn tables_mut(&mut self) -> &mut [Table] {
+        &mut self.tables
     }
 
     /// Looks up the rows of every group of a batch, whose features are in the order of the tables.

@@ -9,7 +9,8 @@
 //! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM
 //! (Naumov et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables, whose lookups and
 //! row-wise Adagrad updates are our own and outside autograd: what is looked up is a leaf tensor, and its gradient
-//! after `backward` goes to the table's update. [`train()`] and [`evaluate()`] are the loops; [`metrics`] has NE and AUC.
+//! after `backward` goes to the table's update. [`Prepared`] and [`evaluate()`] are the loops; [`metrics`] has NE and AUC,
+//! [`checkpoint`] what a run leaves on the disk.
 //!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
 
@@ -18,13 +19,21 @@ mod config;
 pub mod embedding;
 mod error;
 mod evaluate;
+mod memory;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;
+mod preprocess;
+pub mod tensorboard;
 mod tensors;
 mod train;
 
-pub use config::{DenseOptimizerKind, ModelConfig, TrainConfig};
+pub use config::{
+    CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
+    EvaluationConfig, LoopConfig, ModelConfig, ParameterCount, Schedule, ScheduleConfig, ScheduleKind,
+    TrainConfig, WatchedMetric,
+};
 pub use error::{Error, Result};
-pub use evaluate::{EvaluationSummary, evaluate};
-pub use train::{TrainOptions, TrainSummary, train};
+pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
+pub use memory::ModelSize;
+pub use train::{Ending, Existing, Prepared, Stop, TrainOptions, TrainSummary};

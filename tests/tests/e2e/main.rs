@@ -11,3 +11,4 @@ mod parity;
 mod path;
 mod row_groups;
 mod samples;
+mod training;
