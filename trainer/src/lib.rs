@@ -19,6 +19,7 @@ mod config;
 pub mod embedding;
 mod error;
 mod evaluate;
+mod export;
 mod memory;
 pub mod metrics;
 pub mod model;
@@ -35,5 +36,6 @@ pub use config::{
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
+pub use export::{ExportSummary, export};
 pub use memory::ModelSize;
 pub use train::{Ending, Existing, Prepared, Stop, TrainOptions, TrainSummary};

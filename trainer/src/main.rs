@@ -12,7 +12,7 @@ use onefold_ikjt::Dedupe;
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
-    TrainOptions, TrainSummary, evaluate,
+    TrainOptions, TrainSummary, evaluate, export,
 };
 
 /// Train DLRMs that compute every distinct row once
@@ -38,6 +38,13 @@ enum Command {
     ///
     /// Example: onefold-train eval run --data dataset --partitions split=holdout
     Eval(EvalArguments),
+    /// Write a trained model as PyTorch and TorchRec load it
+    ///
+    /// `model.safetensors` has the names of TorchRec's `DLRM`, and `export.json` says how ids, features and vectors are
+    /// ordered.
+    ///
+    /// Example: onefold-train export run --out exported
+    Export(ExportArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -82,6 +89,18 @@ struct EvalArguments {
     partitions: Option<PartitionFilter>,
     #[command(flatten)]
     shared: SharedArguments,
+}
+
+#[derive(Debug, clap::Args)]
+struct ExportArguments {
+    /// Directory of the run
+    run: PathBuf,
+    /// Directory of the exported model
+    #[arg(long, value_name = "EXPORT")]
+    out: PathBuf,
+    /// Replace the exported model that is at `--out`
+    #[arg(long)]
+    overwrite: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -138,6 +157,17 @@ fn main() -> ExitCode {
     console::run(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
+        Command::Export(arguments) => {
+            let summary = export(&arguments.run, &arguments.out, arguments.overwrite)?;
+            let text = format!(
+                "exported {} tensors, {} parameters, {}, to {}",
+                summary.tensors,
+                format_count(summary.parameters),
+                format_bytes(summary.bytes_on_disk),
+                arguments.out.display()
+            );
+            Ok(printer.summary(&text, &summary)?)
+        }
     })
 }
 
