@@ -380,3 +380,21 @@ fn a_model_beyond_the_memory_limit_is_refused() {
     assert!(!dir.path("run").exists());
     dir.command(&format!("{RUN} run --memory-limit 256MiB")).works();
 }
+
+#[test]
+fn a_checkpoint_that_does_not_fit_leaves_the_one_before() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 16\n");
+    dir.command(&format!("{RUN} whole")).works();
+    dir.command(&format!("{RUN} run --max-steps 16")).works();
+    // The tables have more than 800 KiB, everything else less than 200.
+    let failed = dir.command(&format!("{RUN} run --resume")).with_file_limit(400).output();
+    let stderr = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("step-000000000032") && stderr.contains("hint: "), "{stderr}");
+    assert_eq!(checkpoints(&dir.path("run")), [16]);
+    let rest = dir.command(&format!("{RUN} run --resume")).json();
+    assert_eq!(rest["resumed_from_step"].as_u64(), Some(16));
+    assert_equal_runs(&dir, "whole", "run");
+    // A run that has nothing to go on from leaves nothing.
+    dir.command(&format!("{RUN} none")).with_file_limit(400).fails(&["tables.safetensors", "hint"]);
+}

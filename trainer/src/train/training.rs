@@ -36,6 +36,8 @@ pub(super) struct Training<'a> {
     /// Rows that changed since the last checkpoint with all tables.
     touched: Touched,
     progress: Progress,
+    /// The batches at the first position, read ahead.
+    ahead: Option<Batches>,
     sums: Sums,
     log: Log,
     checkpoints: Checkpoints,
@@ -79,24 +81,22 @@ impl<'a> Training<'a> {
         directory: &Path,
     ) -> Result<Self> {
         let (config, options) = (prepared.config, prepared.options);
+        let kept = &config.checkpoint;
+        let mut checkpoints = Checkpoints::new(directory, run.identity(), kept.keep, kept.full_every);
+        let newest = checkpoints.newest()?;
+        let progress = begin(prepared, newest.as_ref())?;
+        // The reader reads while the tables are filled.
+        let unfinished = progress.position.epoch < u64::from(config.train.epochs);
+        let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose()?;
         let mut model = Model::new(config, &prepared.schema, &prepared.tables, options.threads)?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
         let mut touched = Touched::new(prepared.tables.iter().map(|table| table.rows));
-        let dedupe = format!("{:?}", options.dedupe).to_lowercase();
-        let mut progress = Progress::new(prepared.reader.position(0), dedupe, options.threads);
         let metrics = || TaskMetrics::new(&evaluation.tasks);
         let mut sums = Sums { before: metrics(), window: metrics(), losses: Vec::new(), loss_sum: 0.0 };
-        let kept = &config.checkpoint;
-        let mut checkpoints = Checkpoints::new(directory, run.identity(), kept.keep, kept.full_every);
-        let newest = checkpoints.newest()?;
         if let Some(checkpoint) = &newest {
-            prepared.reader.check(&checkpoint.progress().position)?;
             let mut file = checkpoint.restore(&mut model, &mut optimizer, &mut touched)?;
             sums.restore(&mut file).map_err(|message| wrong_state(checkpoint, &message))?;
-            warn_of_changes(&progress, checkpoint.progress());
-            let (dedupe, threads) = (progress.dedupe, progress.threads);
-            progress = Progress { dedupe, threads, ..checkpoint.progress().clone() };
         }
         let checkpointed = newest.is_some().then_some(progress.steps);
         Ok(Self {
@@ -111,6 +111,7 @@ impl<'a> Training<'a> {
             optimizer,
             touched,
             progress,
+            ahead,
             sums,
             checkpoints,
             checkpointed,
@@ -142,7 +143,10 @@ impl<'a> Training<'a> {
         self.show(total, reporter);
         let mut ended = self.settle(held_out, total, reporter)?;
         while ended.is_none() && self.progress.position.epoch < epochs {
-            let mut batches = reader.resume(&self.progress.position)?;
+            let mut batches = match self.ahead.take() {
+                Some(batches) => batches,
+                None => reader.resume(&self.progress.position)?,
+            };
             while ended.is_none() {
                 if !self.next_step(&mut batches, reporter)? {
                     break;
@@ -452,6 +456,17 @@ impl Clock {
 
 fn is_due(every: Option<u64>, steps: u64) -> bool {
     steps > 0 && every.is_some_and(|every| steps.is_multiple_of(every))
+}
+
+/// Where training begins: at the start, or at a checkpoint.
+fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint>) -> Result<Progress> {
+    let (reader, options) = (&prepared.reader, prepared.options);
+    let dedupe = format!("{:?}", options.dedupe).to_lowercase();
+    let fresh = Progress::new(reader.position(0), dedupe, options.threads);
+    let Some(checkpoint) = newest else { return Ok(fresh) };
+    reader.check(&checkpoint.progress().position)?;
+    warn_of_changes(&fresh, checkpoint.progress());
+    Ok(Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() })
 }
 
 fn wrong_state(checkpoint: &Checkpoint, message: &str) -> Error {
