@@ -148,6 +148,10 @@ impl Evaluation<'_> {
                 return Ok(None);
             }
             let batch = batch?;
+            if batch.size() == 0 {
+                // Preprocessing has dropped all samples.
+                continue;
+            }
             let logits = tch::no_grad(|| model.forward(&batch))?.logits.contiguous();
             let logits = tensors::as_slice(&logits);
             all.add(&batch, logits);

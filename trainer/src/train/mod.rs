@@ -14,6 +14,8 @@ mod progress;
 mod run_directory;
 mod state;
 mod stop;
+#[cfg(test)]
+mod tests;
 mod training;
 
 use std::collections::BTreeMap;

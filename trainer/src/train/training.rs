@@ -210,8 +210,14 @@ impl<'a> Training<'a> {
         let (started, waited) = (Instant::now(), batches.waited());
         let Some(batch) = batches.next() else { return Ok(false) };
         let batch = batch?;
+        let position = Batches::position(batches);
+        if batch.size() == 0 {
+            // Preprocessing has dropped all samples: there is nothing to learn, and a mean would be no number.
+            self.progress.position = position;
+            return Ok(true);
+        }
         let loss = self.step(&batch)?;
-        self.progress.position = Batches::position(batches);
+        self.progress.position = position;
         self.progress.evaluation_due = is_due(self.config.evaluation.every_steps, self.progress.steps);
         self.clock.samples += batch.size() as u64;
         self.clock.waited += batches.waited() - waited;
