@@ -45,7 +45,7 @@ const LOCK_FILE: &str = ".onefold-writing";
 /// The exclusive right to write a directory: a locked file in it, removed at the end. The kernel releases the lock when
 /// the process ends, however it ends.
 #[derive(Debug)]
-pub(crate) struct DirectoryLock {
+pub struct DirectoryLock {
     path: PathBuf,
     _file: fs_err::File,
 }
@@ -56,7 +56,7 @@ impl DirectoryLock {
     /// # Errors
     ///
     /// [`Error::Locked`] if another process holds it.
-    pub(crate) fn take(directory: &Path) -> Result<Self> {
+    pub fn take(directory: &Path) -> Result<Self> {
         let path = directory.join(LOCK_FILE);
         loop {
             let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;

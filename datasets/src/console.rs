@@ -78,6 +78,14 @@ impl Printer {
         }
     }
 
+    /// Tells a person something on the way to the summary, on stderr.
+    pub fn remark(&self, text: &str) {
+        if !self.options.quiet && !self.options.json {
+            // Nobody listens if stderr is closed.
+            let _ = writeln!(io::stderr().lock(), "{text}");
+        }
+    }
+
     fn bar(&self) -> std::sync::MutexGuard<'_, ProgressBar> {
         self.bar.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,14 +1,22 @@
-//! `train.toml`: data, model, tables and optimizers.
+//! `train.toml`: data, model, tables, optimizers, and the loop around them.
+
+mod optimizer;
+mod training;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{Manifest, PartitionFilter, suggest};
+use onefold_datasets::{Manifest, PartitionFilter, Schema, suggest};
 use onefold_sharding::{EmbeddingConfig, Pooling, TableConfig, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
+
+pub use self::optimizer::{DenseOptimizerConfig, DenseOptimizerKind, Schedule, ScheduleConfig, ScheduleKind};
+pub use self::training::{
+    CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, LoopConfig, WatchedMetric,
+};
 
 /// The version of `train.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
@@ -32,35 +40,21 @@ pub struct TrainConfig {
     pub tables: BTreeMap<String, TableOverride>,
     /// How parameters are updated.
     pub optimizer: OptimizerConfig,
+    /// How the learning rates change; not at all if absent.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    /// When and how the model is evaluated.
+    #[serde(default)]
+    pub evaluation: EvaluationConfig,
+    /// When training ends before its last epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early_stopping: Option<EarlyStoppingConfig>,
+    /// When checkpoints are written.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
     /// Where this was read from, for messages.
     #[serde(skip)]
     path: PathBuf,
-}
-
-/// `[data]`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// Partitions to train on, as `split=train`; all if empty.
-    #[serde(default)]
-    pub train: String,
-    /// Partitions to evaluate on; none if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eval: Option<String>,
-    /// The label that is predicted.
-    pub label: String,
-}
-
-/// `[train]`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LoopConfig {
-    /// Samples per batch.
-    pub batch_size: usize,
-    /// Passes over the training partitions.
-    pub epochs: u32,
-    /// Seed of all initial parameters.
-    pub seed: u64,
 }
 
 /// `[model]`: a DLRM.
@@ -159,29 +153,6 @@ pub enum TableOptimizerKind {
     Adam,
 }
 
-/// `[optimizer.dense]`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DenseOptimizerConfig {
-    /// The algorithm.
-    pub kind: DenseOptimizerKind,
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Added to Adagrad's denominator.
-    #[serde(default = "tiny_f64")]
-    pub eps: f64,
-}
-
-/// Algorithms for the dense part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DenseOptimizerKind {
-    /// Adagrad (Duchi et al. 2011).
-    Adagrad,
-    /// Plain stochastic gradient descent.
-    Sgd,
-}
-
 fn tiny() -> f32 {
     1e-8
 }
@@ -192,10 +163,6 @@ fn beta1() -> f32 {
 
 fn beta2() -> f32 {
     0.999
-}
-
-fn tiny_f64() -> f64 {
-    1e-8
 }
 
 impl TrainConfig {
@@ -257,25 +224,33 @@ impl TrainConfig {
             );
             return Err((message, "both must be at least 1"));
         }
-        if self.train.batch_size == 0 || self.train.epochs == 0 {
-            return Err((
-                "`[train]` has a batch size or number of epochs of zero".to_owned(),
-                "both must be at least 1",
-            ));
+        training::check(self)?;
+        let tables = &self.optimizer.tables;
+        if [tables.learning_rate, tables.eps].iter().any(|value| !value.is_finite() || *value < 0.0) {
+            let message = format!(
+                "`[optimizer.tables]` has a learning rate of {} and an eps of {}",
+                tables.learning_rate, tables.eps
+            );
+            return Err((message, "neither may be negative or infinite"));
         }
-        let optimizer = &self.optimizer;
-        let rates = [f64::from(optimizer.tables.learning_rate), optimizer.dense.learning_rate];
-        let epsilons = [f64::from(optimizer.tables.eps), optimizer.dense.eps];
-        if rates.iter().chain(&epsilons).any(|value| !value.is_finite() || *value < 0.0) {
-            let message = format!("`[optimizer]` has learning rates {rates:?} and eps {epsilons:?}");
-            return Err((message, "none may be negative or infinite"));
-        }
-        let betas = [optimizer.tables.beta1, optimizer.tables.beta2];
+        let betas = [tables.beta1, tables.beta2];
         if betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
             let message = format!("`[optimizer.tables]` has beta1 and beta2 {betas:?}");
             return Err((message, "both must be at least 0 and below 1"));
         }
-        Ok(())
+        self.optimizer.dense.check()?;
+        self.schedule.dense.check("dense")?;
+        self.schedule.tables.check("tables")
+    }
+
+    /// The directory to which the configuration's paths are relative.
+    pub fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new(""))
+    }
+
+    /// Where this was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The partitions to train on.
@@ -296,46 +271,50 @@ impl TrainConfig {
         Ok(self.data.eval.as_deref().map(PartitionFilter::parse).transpose()?)
     }
 
-    /// Checks the configuration against a dataset and gives its tables, in schema order. Allocates nothing.
+    /// Checks the configuration against a dataset, whose batches have `schema`, and gives its tables, in schema order.
+    /// Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless batches are
+    /// preprocessed; the reader checks them all.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the dataset lacks the label or has no sparse feature; [`Error::Sharding`] for tables
-    /// that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
+    /// [`Error::Config`] if the dataset lacks the label, a segment's feature or any sparse feature; [`Error::Sharding`] for
+    /// tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
     /// choose nothing.
-    pub fn tables(&self, manifest: &Manifest) -> Result<Vec<TableConfig>> {
-        let schema = &manifest.schema;
+    pub fn tables(&self, manifest: &Manifest, schema: &Schema) -> Result<Vec<TableConfig>> {
+        let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
         if !schema.labels.contains(&self.data.label) {
-            return Err(Error::Config {
-                path: self.path.clone(),
-                message: format!("`[data].label` is `{}`, which is no label of the dataset", self.data.label),
-                hint: suggest(&self.data.label, schema.labels.iter().map(String::as_str)),
-            });
+            return Err(wrong(
+                format!("`[data].label` is `{}`, which is no label of the dataset", self.data.label),
+                suggest(&self.data.label, schema.labels.iter().map(String::as_str)),
+            ));
         }
         if schema.groups.is_empty() {
-            return Err(Error::Config {
-                path: self.path.clone(),
-                message: "the dataset has no sparse feature, so there is nothing to embed".to_owned(),
-                hint: "declare one of `kind = \"sparse\"` in `dataset.toml` and build the dataset again"
-                    .to_owned(),
-            });
+            return Err(wrong(
+                "the dataset has no sparse feature, so there is nothing to embed".to_owned(),
+                "declare one of `kind = \"sparse\"` in `dataset.toml` and build the dataset again".to_owned(),
+            ));
+        }
+        let names = || schema.sparse_features().map(|feature| feature.name.as_str());
+        if let Some(name) = self.evaluation.segments.iter().find(|name| names().all(|known| known != *name)) {
+            return Err(wrong(
+                format!("`[evaluation].segments` has `{name}`, which is no sparse feature"),
+                suggest(name, names()),
+            ));
         }
         manifest.select(&self.train_partitions()?)?;
         if let Some(eval) = self.eval_partitions()? {
             manifest.select(&eval)?;
         }
-        let wrong = |source| Error::Sharding { path: self.path.clone(), source };
-        let tables = resolve_tables(&self.embedding, &self.tables, schema).map_err(wrong)?;
-        check_ids(&tables, &manifest.statistics.features).map_err(wrong)?;
+        let refused = |source| Error::Sharding { path: self.path.clone(), source };
+        let tables = resolve_tables(&self.embedding, &self.tables, schema).map_err(refused)?;
+        if self.data.preprocess.is_none() {
+            check_ids(&tables, &manifest.statistics.features).map_err(refused)?;
+        }
         if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
-            return Err(Error::Config {
-                path: self.path.clone(),
-                message: format!("`[tables.{}]` has {} rows", table.feature, table.rows),
-                hint: format!(
-                    "this trainer holds tables of up to {} rows; hash the ids into fewer",
-                    u32::MAX
-                ),
-            });
+            return Err(wrong(
+                format!("`[tables.{}]` has {} rows", table.feature, table.rows),
+                format!("this trainer holds tables of up to {} rows; hash the ids into fewer", u32::MAX),
+            ));
         }
         Ok(tables)
     }
@@ -373,6 +352,7 @@ impl TrainConfig {
             dense: (bottom + top + attention + crosses) as u64,
             embedding,
             table_state: tables.iter().map(state).sum(),
+            dense_state: self.optimizer.dense.state_values(),
         }
     }
 }
@@ -387,12 +367,15 @@ pub struct ParameterCount {
     /// Values of the tables' optimizer state.
     #[serde(skip)]
     table_state: u64,
+    /// Values of optimizer state per dense parameter.
+    #[serde(skip)]
+    dense_state: u64,
 }
 
 impl ParameterCount {
     /// Bytes of the parameters and their optimizer state.
     pub fn bytes(&self) -> u64 {
-        4 * (2 * self.dense + self.embedding + self.table_state)
+        4 * ((1 + self.dense_state) * self.dense + self.embedding + self.table_state)
     }
 }
 
@@ -451,7 +434,24 @@ learning_rate = 0.1
         let dcn = "interaction = \"dcn\"\ndcn_low_rank_dim = 0";
         assert!(refused("interaction = \"dot\"", dcn).contains("`dcn_low_rank_dim` is 0"));
         assert!(refused("epochs = 1", "epochs = 0").contains("`[train]`"));
-        assert!(refused("learning_rate = 0.1", "learning_rate = -1.0").contains("`[optimizer]`"));
+        assert!(
+            refused("learning_rate = 0.1", "learning_rate = -1.0")
+                .contains("`[optimizer.dense].learning_rate`")
+        );
+        assert!(
+            refused("learning_rate = 0.02", "learning_rate = -1.0")
+                .contains("`[optimizer.tables]` has a learning")
+        );
+        let more = |text: &str| refused("[model]", &format!("{text}\n[model]"));
+        assert!(more("[evaluation]\nevery_steps = 0").contains("`[evaluation].every_steps` is 0"));
+        assert!(more("[checkpoint]\nkeep = 0").contains("`[checkpoint].keep` is 0"));
+        assert!(more("[early_stopping]\npatience = 2").contains("`[evaluation].every_steps` is not"));
+        assert!(more("[schedule.dense]\nkind = \"cosine\"").contains("`decay_steps` is not given"));
+        assert!(more("[schedule.tables]\ngamma = 2.0").contains("`[schedule.tables].gamma` is 2"));
+        assert!(
+            refused("kind = \"sgd\"", "kind = \"adam\"\nmomentum = 0.9").contains("only `kind = \"sgd\"`")
+        );
+        assert!(refused("kind = \"sgd\"", "kind = \"adam\"\nbetas = [0.9, 1.0]").contains("betas"));
         assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
     }
 
@@ -468,10 +468,10 @@ learning_rate = 0.1
         // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
         let count = config.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
         assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
-        assert_eq!(count.bytes(), 4 * (2 * 141 + 800 + 200));
+        assert_eq!(count.bytes(), 4 * (141 + 800 + 200));
         let mut adam = config.clone();
         adam.optimizer.tables.kind = TableOptimizerKind::Adam;
-        assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (2 * 125 + 400 + 800));
+        assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (125 + 400 + 800));
         // Two layers of 12 x 3, 3 x 12 and 12; top 12-8-1: 104 + 9.
         let mut dcn = config.clone();
         dcn.model.interaction = Interaction::Dcn;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use onefold_datasets::units::format_bytes;
+
 /// What can go wrong while a model is configured, trained, stored or evaluated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -62,15 +64,32 @@ pub enum Error {
         hint: String,
     },
 
-    /// The loss became infinite or not a number.
+    /// A loss or a gradient that is no finite number.
     #[error(
-        "the loss is {loss} at step {step}\n  hint: lower the learning rates under `[optimizer]`, or look for extreme values among the dense features"
+        "the loss is {loss} at step {step}: {cause}\n  hint: the batch is saved: look at it with `pyarrow.ipc.open_file(\"{}\").read_pandas()`; lower the learning rates under `[optimizer]`, set `max_grad_norm` under `[optimizer.dense]`, or clean the feature",
+        batch.display()
     )]
     Diverged {
         /// The step, counted from 1.
         step: u64,
         /// The loss.
         loss: f64,
+        /// What in the batch or the model may be the cause.
+        cause: String,
+        /// The file that holds the batch.
+        batch: PathBuf,
+    },
+
+    /// A model that is larger than it may be.
+    #[error(
+        "the model takes {}, and the memory limit is {}\n  hint: raise `--memory-limit`, or give the tables fewer rows or a smaller `dim`",
+        format_bytes(*needed), format_bytes(*limit)
+    )]
+    Memory {
+        /// Bytes of parameters, optimizer state and gradients.
+        needed: u64,
+        /// Bytes that there may be.
+        limit: u64,
     },
 
     /// libtorch refused an operation.

@@ -1,4 +1,4 @@
-//! Evaluation of a trained model.
+//! Evaluation of a model on samples that it was not trained on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,64 +11,95 @@ use onefold_sharding::{IdPolicy, TableConfig};
 use serde::Serialize;
 
 use crate::checkpoint::Run;
-use crate::metrics::BinaryMetrics;
+use crate::config::EvaluationConfig;
+use crate::metrics::{Figures, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
-use crate::{Result, tensors};
+use crate::preprocess::Preprocessing;
+use crate::train::Stop;
+use crate::{Result, TrainConfig, tensors};
+
+/// Figures by segment and task.
+type BySegment = BTreeMap<Segment, BTreeMap<String, Figures>>;
 
 /// Figures of a model on samples that it was not trained on.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvaluationSummary {
-    /// Samples evaluated.
-    pub samples: u64,
-    /// Mean binary cross-entropy, in nats.
-    pub loss: Option<f64>,
-    /// Normalized entropy.
-    pub ne: Option<f64>,
-    /// AUC.
-    pub auc: Option<f64>,
-    /// The mean label.
-    pub base_rate: Option<f64>,
-    /// Sum of the predictions ÷ sum of the labels.
-    pub calibration: Option<f64>,
-    /// Time of the evaluation.
-    pub wall_seconds: f64,
+    /// Those of the model's first task.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Those of every task, if there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<String, Figures>,
+    /// Those of the samples with one id of a feature, by feature, id and task.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub segments: BTreeMap<String, BySegment>,
+    /// Time of the evaluation. Times are not logged: equal runs have equal logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wall_seconds: Option<f64>,
     /// `samples / wall_seconds`.
-    pub samples_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples_per_second: Option<f64>,
 }
 
-/// Evaluates the run in `run` on the partitions `filter` of `dataset`; on those that the run's configuration names for
-/// evaluation if `filter` is `None`, and on all if it names none.
+impl EvaluationSummary {
+    /// What is the same whenever it is evaluated.
+    pub(crate) fn without_times(&self) -> Self {
+        Self { wall_seconds: None, samples_per_second: None, ..self.clone() }
+    }
+}
+
+/// How a run is evaluated.
+#[derive(Debug, Clone)]
+pub struct EvaluateOptions {
+    /// Whether batches are deduplicated. The figures are the same up to the order of 32-bit sums.
+    pub dedupe: Dedupe,
+    /// Threads of libtorch and of the tables; half as many read.
+    pub threads: usize,
+    /// Partitions; those that the run's configuration names for evaluation if `None`, and all if it names none.
+    pub partitions: Option<PartitionFilter>,
+}
+
+/// Evaluates the run in `run` on `dataset`.
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, damaged, or was trained on another schema;
+/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged, or was trained on another schema;
 /// [`Error::Read`](crate::Error::Read) for damaged data.
 pub fn evaluate(
     run: &Path,
     dataset: &Path,
-    filter: Option<&PartitionFilter>,
-    dedupe: Dedupe,
-    threads: usize,
+    options: &EvaluateOptions,
     reporter: &dyn Reporter,
 ) -> Result<EvaluationSummary> {
     let description = Run::load(run)?;
-    let partitions = match filter {
+    let config = &description.config;
+    let partitions = match &options.partitions {
         Some(filter) => filter.clone(),
-        None => description.config.eval_partitions()?.unwrap_or_default(),
+        None => config.eval_partitions()?.unwrap_or_default(),
     };
     let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
-    description.check_schema(&manifest.schema, run)?;
-    let options = ReaderOptions {
-        dedupe,
-        threads: threads.div_ceil(2),
+    let preprocessing = Preprocessing::of_run(config, run)?;
+    description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &manifest.schema)?, run)?;
+    let reader = ReaderOptions {
+        dedupe: options.dedupe,
+        threads: options.threads.div_ceil(2),
         partitions,
+        preprocess: preprocessing.map(|steps| steps.config),
         table_rows: checked_rows(&description.tables),
-        ..ReaderOptions::new(description.config.train.batch_size)
+        ..ReaderOptions::new(config.train.batch_size)
     };
-    let reader = open_for_evaluation(dataset, &manifest, options)?;
-    tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
-    let model = description.load_model(run, threads)?;
-    evaluate_model(&model, &reader, reporter)
+    let reader = open_for_evaluation(dataset, &manifest, reader)?;
+    tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
+    let model = description.load_model(run, options.threads)?;
+    let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
+    // Nobody stops it.
+    let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
+    summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
+}
+
+/// The labels that a model predicts.
+pub(crate) fn tasks(config: &TrainConfig, schema: &onefold_datasets::Schema) -> Vec<Task> {
+    Task::of(schema, &[&config.data.label])
 }
 
 /// Opens what is evaluated, which may be fewer samples than a batch of training has.
@@ -88,38 +119,61 @@ pub(crate) fn checked_rows(tables: &[TableConfig]) -> BTreeMap<String, u64> {
     checked.map(|table| (table.feature.clone(), table.rows)).collect()
 }
 
-/// Evaluates a model on everything that `reader` reads.
-pub(crate) fn evaluate_model(
-    model: &Model,
-    reader: &Reader,
-    reporter: &dyn Reporter,
-) -> Result<EvaluationSummary> {
-    reporter.begin("evaluating", Some(reader.samples()), "samples");
-    let started = Instant::now();
-    let mut metrics = BinaryMetrics::new();
-    let mut predicted = 0.0;
-    for batch in reader.batches()? {
-        let batch = batch?;
-        let logits = tch::no_grad(|| model.forward(&batch))?.logits;
-        model.add_predictions(&mut metrics, &batch, &logits);
-        let predictions = logits.sigmoid().contiguous();
-        for (i, prediction) in tensors::as_slice(&predictions).iter().enumerate() {
-            predicted +=
-                f64::from(*prediction) * batch.weights().map_or(1.0, |weights| f64::from(weights[i]));
+/// What an evaluation tells apart.
+#[derive(Debug)]
+pub(crate) struct Evaluation<'a> {
+    pub(crate) config: &'a EvaluationConfig,
+    pub(crate) tasks: Vec<Task>,
+}
+
+impl Evaluation<'_> {
+    /// Evaluates a model on everything that `reader` reads; `None` if that was stopped.
+    pub(crate) fn run(
+        &self,
+        model: &Model,
+        reader: &Reader,
+        stop: &Stop,
+        reporter: &dyn Reporter,
+    ) -> Result<Option<EvaluationSummary>> {
+        reporter.begin("evaluating", Some(reader.samples()), "samples");
+        let started = Instant::now();
+        let mut all = TaskMetrics::new(&self.tasks);
+        let segments = self.config.segments.iter();
+        let mut segments: Vec<_> = segments
+            .map(|feature| SegmentMetrics::new(feature, &self.tasks, self.config.max_segments))
+            .collect();
+        for batch in reader.batches()? {
+            if stop.is_raised() {
+                reporter.end();
+                return Ok(None);
+            }
+            let batch = batch?;
+            if batch.size() == 0 {
+                // Preprocessing has dropped all samples.
+                continue;
+            }
+            let logits = tch::no_grad(|| model.forward(&batch))?.logits.contiguous();
+            let logits = tensors::as_slice(&logits);
+            all.add(&batch, logits);
+            segments.iter_mut().for_each(|segment| segment.add(&batch, logits));
+            reporter.advance(batch.size() as u64);
         }
-        reporter.advance(batch.size() as u64);
+        reporter.end();
+        let wall_seconds = started.elapsed().as_secs_f64();
+        let figures = all.first();
+        Ok(Some(EvaluationSummary {
+            samples_per_second: Some(figures.samples as f64 / wall_seconds),
+            wall_seconds: Some(wall_seconds),
+            figures,
+            tasks: by_task(&all),
+            segments: segments.iter().map(|s| (s.feature().to_owned(), s.figures())).collect(),
+        }))
     }
-    reporter.end();
-    let wall_seconds = started.elapsed().as_secs_f64();
-    let positive = metrics.positive();
-    Ok(EvaluationSummary {
-        samples: metrics.samples(),
-        loss: metrics.log_loss(),
-        ne: metrics.ne(),
-        auc: metrics.auc(),
-        base_rate: metrics.base_rate(),
-        calibration: (positive > 0.0).then(|| predicted / positive),
-        wall_seconds,
-        samples_per_second: metrics.samples() as f64 / wall_seconds,
-    })
+}
+
+/// The figures of every task, if there are several.
+pub(crate) fn by_task(metrics: &TaskMetrics) -> BTreeMap<String, Figures> {
+    let tasks: BTreeMap<_, _> =
+        metrics.iter().map(|(name, metrics)| (name.to_owned(), metrics.figures())).collect();
+    if tasks.len() > 1 { tasks } else { BTreeMap::new() }
 }

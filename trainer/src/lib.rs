@@ -9,8 +9,8 @@
 //! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM
 //! (Naumov et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables. Lookups, pooling, attention, the
 //! interaction and the tables' updates are our own [`kernels`], outside autograd: what they give is a leaf tensor, whose
-//! gradient after `backward` goes on to the kernel's own backward. [`train()`] and [`evaluate()`] are the loops;
-//! [`metrics`] has NE and AUC; [`bench`](bench::bench) measures steps.
+//! gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are the loops;
+//! [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures steps.
 //!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
 
@@ -20,14 +20,24 @@ mod config;
 pub mod embedding;
 mod error;
 mod evaluate;
+mod export;
 pub mod kernels;
+mod memory;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;
+mod preprocess;
+pub mod tensorboard;
 mod tensors;
 mod train;
 
-pub use config::{DenseOptimizerKind, ModelConfig, TrainConfig};
+pub use config::{
+    CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
+    EvaluationConfig, LoopConfig, ModelConfig, ParameterCount, Schedule, ScheduleConfig, ScheduleKind,
+    TrainConfig, WatchedMetric,
+};
 pub use error::{Error, Result};
-pub use evaluate::{EvaluationSummary, evaluate};
-pub use train::{TrainOptions, TrainSummary, train};
+pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
+pub use export::{ExportSummary, export};
+pub use memory::ModelSize;
+pub use train::{Ending, Existing, Prepared, Stop, TrainOptions, TrainSummary};

@@ -9,9 +9,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
-use onefold_trainer::{EvaluationSummary, TrainConfig, TrainOptions, TrainSummary, evaluate, train};
+use onefold_trainer::metrics::Figures;
+use onefold_trainer::{
+    Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
+    TrainOptions, TrainSummary, evaluate, export,
+};
 
 onefold_datasets::use_jemalloc!();
 
@@ -29,12 +33,22 @@ struct Cli {
 enum Command {
     /// Train the model of a `train.toml` on a dataset
     ///
+    /// SIGTERM and Ctrl-C end it after the step that it is in, with a checkpoint and exit status 0; the same command with
+    /// `--resume` goes on from there. TensorBoard reads the run while it is trained.
+    ///
     /// Example: onefold-train run logs/train.toml --data dataset --out run
     Run(RunArguments),
     /// Evaluate a trained model on a dataset's held-out partitions
     ///
     /// Example: onefold-train eval run --data dataset --partitions split=holdout
     Eval(EvalArguments),
+    /// Write a trained model as PyTorch and TorchRec load it
+    ///
+    /// `model.safetensors` has the names of TorchRec's `DLRM`, and `export.json` says how ids, features and vectors are
+    /// ordered.
+    ///
+    /// Example: onefold-train export run --out exported
+    Export(ExportArguments),
     /// Measure training steps of a workload's reference model, with deduplication off and on
     ///
     /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
@@ -48,20 +62,27 @@ struct RunArguments {
     /// Directory of the dataset
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
-    /// Directory of the run: model, metrics, summary
+    /// Directory of the run: checkpoints, metrics, model, summary
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
     #[command(flatten)]
     shared: SharedArguments,
-    /// End after this many steps
+    /// End after this many steps, those before a resumption included
     #[arg(long, value_name = "N")]
     max_steps: Option<u64>,
     /// A plan of `onefold-shard plan` for one rank [default: all tables here]
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Replace the run that is at `--out`
-    #[arg(long)]
+    /// Replace the run that is at `--out`, once the new one is complete
+    #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
+    /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
+    #[arg(long)]
+    resume: bool,
+    /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: 1GiB for
+    /// reading]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    memory_limit: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -76,6 +97,18 @@ struct EvalArguments {
     partitions: Option<PartitionFilter>,
     #[command(flatten)]
     shared: SharedArguments,
+}
+
+#[derive(Debug, clap::Args)]
+struct ExportArguments {
+    /// Directory of the run
+    run: PathBuf,
+    /// Directory of the exported model
+    #[arg(long, value_name = "EXPORT")]
+    out: PathBuf,
+    /// Replace the exported model that is at `--out`
+    #[arg(long)]
+    overwrite: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -138,34 +171,67 @@ fn main() -> ExitCode {
     console::run(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
+        Command::Export(arguments) => {
+            let summary = export(&arguments.run, &arguments.out, arguments.overwrite)?;
+            let text = format!(
+                "exported {} tensors, {} parameters, {}, to {}",
+                summary.tensors,
+                format_count(summary.parameters),
+                format_bytes(summary.bytes_on_disk),
+                arguments.out.display()
+            );
+            Ok(printer.summary(&text, &summary)?)
+        }
         Command::Bench(arguments) => bench_command::run(arguments, &printer),
     })
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
     let config = TrainConfig::load(&arguments.config)?;
+    let existing = match (arguments.overwrite, arguments.resume) {
+        (true, _) => Existing::Overwrite,
+        (false, true) => Existing::Resume,
+        (false, false) => Existing::Refuse,
+    };
     let options = TrainOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
-        overwrite: arguments.overwrite,
+        existing,
+        memory_limit: arguments.memory_limit,
+        stop: Stop::on_signals()?,
     };
-    let summary = train(&config, &arguments.data, &arguments.out, &options, printer)?;
+    let prepared = Prepared::new(&config, &arguments.data, &options)?;
+    printer.remark(&describe_size(prepared.size()));
+    let summary = prepared.train(&arguments.out, printer)?;
     Ok(printer.summary(&describe_run(&summary, &arguments.out), &summary)?)
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
-    let shared = &arguments.shared;
-    let filter = arguments.partitions.as_ref();
-    let summary =
-        evaluate(&arguments.run, &arguments.data, filter, shared.dedupe(), shared.threads(), printer)?;
+    let options = EvaluateOptions {
+        dedupe: arguments.shared.dedupe(),
+        threads: arguments.shared.threads(),
+        partitions: arguments.partitions.clone(),
+    };
+    let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;
     Ok(printer.summary(&describe_evaluation(&summary), &summary)?)
+}
+
+fn describe_size(size: &ModelSize) -> String {
+    format!(
+        "{} parameters in tables, {} in the dense part: {} with optimizer state and gradients; up to {} to read",
+        format_count(size.parameters.embedding),
+        format_count(size.parameters.dense),
+        format_bytes(size.model_bytes),
+        format_bytes(size.reader_bytes),
+    )
 }
 
 fn describe_run(summary: &TrainSummary, out: &Path) -> String {
     let mut text = format!(
-        "trained {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
+        "{} {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
+        if summary.ended == Ending::Stopped { "stopped" } else { "trained" },
         out.display(),
         format_count(summary.samples),
         format_count(summary.steps),
@@ -180,14 +246,23 @@ fn describe_run(summary: &TrainSummary, out: &Path) -> String {
         format_count(summary.parameters.dense),
         format_bytes(summary.parameter_bytes),
     );
+    if let Some(step) = summary.resumed_from_step {
+        let _ = writeln!(text, "resumed from step {}", format_count(step));
+    }
+    match summary.ended {
+        Ending::EarlyStopping => text.push_str("stopped early: held-out figures got no better\n"),
+        Ending::Stopped => text.push_str("there is a checkpoint; go on with `--resume`\n"),
+        Ending::Completed | Ending::MaxSteps => {}
+    }
     let factors = summary.dedupe_factor.iter().map(|(group, factor)| format!("{group} {factor:.2}"));
     let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
     let _ = writeln!(
         text,
-        "training    loss {:.4}  ne {}  auc {}",
+        "training    loss {:.4}  ne {}  auc {}  calibration {}",
         summary.loss,
         figure(summary.ne),
-        figure(summary.auc)
+        figure(summary.auc),
+        figure(summary.calibration)
     );
     if let Some(eval) = &summary.eval {
         text.push_str(&describe_evaluation(eval));
@@ -196,14 +271,36 @@ fn describe_run(summary: &TrainSummary, out: &Path) -> String {
 }
 
 fn describe_evaluation(summary: &EvaluationSummary) -> String {
+    let mut text = format!(
+        "evaluation  {}  ({} samples",
+        describe(&summary.figures),
+        format_count(summary.figures.samples)
+    );
+    if let Some(rate) = summary.samples_per_second {
+        let _ = write!(text, ", {} samples/s", format_count(rate as u64));
+    }
+    text.push_str(")\n");
+    for (task, figures) in &summary.tasks {
+        let _ = writeln!(text, "  {task}: {}", describe(figures));
+    }
+    for (feature, segments) in &summary.segments {
+        for (segment, tasks) in segments {
+            for figures in tasks.values() {
+                let samples = format_count(figures.samples);
+                let _ = writeln!(text, "  {feature} {segment}: {}  ({samples} samples)", describe(figures));
+            }
+        }
+    }
+    text
+}
+
+fn describe(figures: &Figures) -> String {
     format!(
-        "evaluation  loss {}  ne {}  auc {}  calibration {}  ({} samples, {} samples/s)",
-        figure(summary.loss),
-        figure(summary.ne),
-        figure(summary.auc),
-        figure(summary.calibration),
-        format_count(summary.samples),
-        format_count(summary.samples_per_second as u64),
+        "loss {}  ne {}  auc {}  calibration {}",
+        figure(figures.loss),
+        figure(figures.ne),
+        figure(figures.auc),
+        figure(figures.calibration),
     )
 }
 

@@ -30,12 +30,24 @@ pub(crate) fn as_slice(tensor: &Tensor) -> &[f32] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), length) }
 }
 
+/// Changes the elements of a contiguous `f32` tensor on the CPU in place. `change` must not look at the tensor, nor at
+/// one that shares its storage, by another handle.
+///
+/// # Panics
+///
+/// If the tensor is of another kind.
+pub(crate) fn with_mut_slice(tensor: &mut Tensor, change: impl FnOnce(&mut [f32])) {
+    change(as_mut_slice(tensor));
+}
+
 fn as_mut_slice(tensor: &mut Tensor) -> &mut [f32] {
     let length = checked_len(tensor);
     if length == 0 {
         return &mut [];
     }
-    // SAFETY: as in `as_slice`; the tensor was made by `filled`, which holds the only handle to its storage.
+    // SAFETY: as in `as_slice`; either the tensor was made by `filled`, which holds the only handle to its storage, or
+    // the caller of `with_mut_slice` sees to it that no other handle is used meanwhile (the optimizer's closures see
+    // slices of a gradient, which has a storage of its own, and of its own vectors).
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), length) }
 }
 

@@ -229,7 +229,7 @@ impl Reader {
     /// [`Error::Options`] if the position is one of another dataset, partitions, order or shard; otherwise as
     /// [`batches`](Self::batches).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
-        position.check(&self.position(position.epoch), self.samples)?;
+        self.check(position)?;
         let options = &self.options;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
@@ -253,7 +253,17 @@ impl Reader {
         Batches::start(self.work(pool), source, first_sample, position.clone())
     }
 
-    fn position(&self, epoch: u64) -> Position {
+    /// Checks that [`resume`](Self::resume) can start at `position`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] if the position is one of another dataset, partitions, order or shard.
+    pub fn check(&self, position: &Position) -> Result<()> {
+        position.check(&self.position(position.epoch), self.samples)
+    }
+
+    /// The position before the first batch of an epoch.
+    pub fn position(&self, epoch: u64) -> Position {
         Position {
             format_version: order::POSITION_VERSION,
             generation: self.manifest.generation,

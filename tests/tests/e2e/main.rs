@@ -12,3 +12,4 @@ mod parity;
 mod path;
 mod row_groups;
 mod samples;
+mod training;

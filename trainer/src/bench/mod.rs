@@ -103,11 +103,12 @@ struct Measured {
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
     let config = options.workload.config(&manifest.schema, dataset)?;
-    let tables = config.tables(&manifest)?;
+    let tables = config.tables(&manifest, &manifest.schema)?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let mut model = Model::new(&config, &manifest.schema, &tables, options.threads)?;
-    let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, model.dense_parameters());
+    let mut optimizer =
+        DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), options.threads)?;
     let variants = variants(options);
     let mut measured: Vec<Measured> = variants.iter().map(|_| Measured::default()).collect();
     let warm_up = 2;
@@ -203,7 +204,10 @@ fn step(
     let forward = model.forward(&batch)?;
     let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch));
     let gradients = model.backward(&batch, &forward, &loss);
-    model.profile.measure(Stage::DenseUpdate, || optimizer.step());
+    model.profile.measure(Stage::DenseUpdate, || {
+        let norm = optimizer.gradient_norm();
+        optimizer.step(config.optimizer.dense.learning_rate, norm);
+    });
     let updating = Instant::now();
     model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
     let updated = updating.elapsed();
@@ -211,7 +215,10 @@ fn step(
     measured.times.push(started.elapsed());
     measured.loss += loss.double_value(&[]);
     if !loss.double_value(&[]).is_finite() {
-        return Err(Error::Diverged { step: model.embeddings.steps(), loss: loss.double_value(&[]) });
+        let (step, loss) = (model.embeddings.steps(), loss.double_value(&[]));
+        return Err(
+            std::io::Error::other(format!("the loss is {loss} at step {step} of the measurement")).into()
+        );
     }
     measured.work.add(&batch, &config.tables);
     let stages = model.profile.take();

@@ -135,6 +135,12 @@ pub struct Lookup {
 }
 
 impl Lookup {
+    /// The table rows that were looked up, each as often as it stands in the batch's buffers, by number of the table.
+    pub fn rows_by_table(&self) -> impl Iterator<Item = (usize, &[u32])> {
+        let features = self.pooled_features.iter().chain(&self.sequences);
+        features.map(|feature| (feature.table, feature.table_rows.as_slice()))
+    }
+
     /// Looks up a group whose features have the tables from `first_table` on, and pools what is pooled.
     ///
     /// # Errors

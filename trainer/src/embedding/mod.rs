@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 pub(crate) use self::lookup::FeatureLookup;
 pub use self::lookup::{Lookup, Steps};
-pub use self::table::Table;
+pub use self::table::{Buffer, BufferMut, Table};
 use crate::Result;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
 use crate::kernels::pool::unpool;
@@ -69,6 +69,11 @@ impl Embeddings {
     /// The tables.
     pub fn tables(&self) -> &[Table] {
         &self.tables
+    }
+
+    /// The tables, to be filled from a checkpoint.
+    pub fn tables_mut(&mut self) -> &mut [Table] {
+        &mut self.tables
     }
 
     /// Updates so far, which Adam's correction of its moments depends on.

@@ -5,6 +5,7 @@ use onefold_ikjt::hash::SigridHash;
 use onefold_sharding::{IdPolicy, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use safetensors::Dtype;
 
 use crate::{Error, Result};
 
@@ -83,5 +84,63 @@ impl Table {
                 Ok(feature.values().iter().map(|&id| id as u32).collect())
             }
         }
+    }
+}
+
+/// One of a table's buffers as a checkpoint holds it: `[rows, columns]`, row-major.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    /// `weight`, or the name of the optimizer's state.
+    pub name: &'static str,
+    /// Type of a value.
+    pub dtype: Dtype,
+    /// Values per row.
+    pub columns: usize,
+    /// The values.
+    pub bytes: &'a [u8],
+}
+
+/// The same, to be written to.
+#[derive(Debug)]
+pub struct BufferMut<'a> {
+    /// `weight`, or the name of the optimizer's state.
+    pub name: &'static str,
+    /// Type of a value.
+    pub dtype: Dtype,
+    /// Values per row.
+    pub columns: usize,
+    /// The values.
+    pub bytes: &'a mut [u8],
+}
+
+impl Table {
+    /// All that a checkpoint holds of the table, the weights first.
+    pub fn buffers(&self) -> Vec<Buffer<'_>> {
+        let buffer = |name, columns, values| Buffer {
+            name,
+            dtype: Dtype::F32,
+            columns,
+            bytes: bytemuck::cast_slice(values),
+        };
+        let width = self.state_width();
+        vec![buffer("weight", self.dim, &self.weights), buffer("accumulator", width, &self.state)]
+    }
+
+    /// The same, to be written to.
+    pub fn buffers_mut(&mut self) -> Vec<BufferMut<'_>> {
+        let buffer = |name, columns, values| BufferMut {
+            name,
+            dtype: Dtype::F32,
+            columns,
+            bytes: bytemuck::cast_slice_mut(values),
+        };
+        let width = self.state_width();
+        let weights: &mut [f32] = &mut self.weights;
+        vec![buffer("weight", self.dim, weights), buffer("accumulator", width, &mut self.state)]
+    }
+
+    /// Values of optimizer state per row.
+    fn state_width(&self) -> usize {
+        self.state.len() / self.config.rows as usize
     }
 }

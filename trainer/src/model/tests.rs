@@ -278,14 +278,16 @@ fn training_is_the_same_in_every_form() {
         config.optimizer.tables.learning_rate = 0.05;
         let run = |form: usize| -> Vec<f64> {
             let mut model = Model::new(&config, &schema(), &tables(), 2).unwrap();
-            let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, model.dense_parameters());
+            let mut optimizer =
+                DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), 1).unwrap();
             let step = |seed: u64| {
                 let (_, batch, steps) = forms(&batch(seed)).swap_remove(form);
                 model.steps = steps;
                 let forward = model.forward(&batch).unwrap();
                 let loss = model.loss(&forward.logits, &batch);
                 let gradients = model.backward(&batch, &forward, &loss);
-                optimizer.step();
+                let norm = optimizer.gradient_norm();
+                optimizer.step(config.optimizer.dense.learning_rate, norm);
                 model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
                 loss.double_value(&[])
             };

@@ -62,16 +62,11 @@ fn training_configurations_that_do_not_fit() {
             "[tables.city]",
             &["`[tables.city]`", "pools by attention but is not a sequence", "`[tables.city]`"],
         ),
-        ("kind = \"adagrad\"", "kind = \"adam\"", &[config, "line", "`adam`"]),
+        ("kind = \"adagrad\"", "kind = \"lamb\"", &[config, "line", "`lamb`"]),
         (
             "learning_rate = 0.02\neps = 1e-8\n\n[optimizer.dense]",
             "learning_rate = -0.02\n\n[optimizer.dense]",
-            &[config, "`[optimizer]`", "negative"],
-        ),
-        (
-            "kind = \"adagrad\"\nlearning_rate = 0.02",
-            "kind = \"sgd\"\nlearning_rate = 1e38",
-            &["the loss is", "at step", "lower the learning rates"],
+            &[config, "`[optimizer.tables]`", "negative"],
         ),
         (
             "format_version = 1",
@@ -181,11 +176,11 @@ fn runs_that_cannot_be_evaluated() {
         dir.write(name, whole);
     };
     let run = dir.text("run/run.json");
-    let newer = replaced(&run, "\"format_version\": 1", "\"format_version\": 9");
+    let newer = replaced(&run, "\"format_version\": 2", "\"format_version\": 9");
     damage(
         "run/run.json",
         newer.as_bytes(),
-        &["run/run.json", "format version 9, this program reads 1", "train again"],
+        &["run/run.json", "format version 9, this program reads 2", "train again"],
     );
     damage("run/run.json", &run.as_bytes()[..run.len() / 2], &["run/run.json", "EOF", "train again"]);
     let model = dir.read("run/model.safetensors");

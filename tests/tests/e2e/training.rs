@@ -1,0 +1,400 @@
+//! The training loop: resuming, being killed and stopped, evaluation, preprocessing, what is left of a run that diverges.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use arrow::array::AsArray;
+use arrow::datatypes::Float32Type;
+use arrow::ipc::reader::FileReader;
+use onefold_tests::Dir;
+use serde_json::Value;
+
+const RUN: &str = "onefold-train run logs/train.toml --data dataset --threads 2 --out";
+/// All that makes a step depend on earlier ones: moments, schedules, a shuffle per epoch, evaluation between steps.
+const SETTINGS: &str = "
+[evaluation]
+every_steps = 30
+segments = [\"item_00\"]
+max_segments = 3
+
+[checkpoint]
+every_steps = 10
+keep = 2
+full_every = 3
+
+[schedule.dense]
+kind = \"cosine\"
+warmup_steps = 5
+decay_steps = 150
+
+[schedule.tables]
+kind = \"linear\"
+decay_steps = 200
+final_factor = 0.1
+";
+
+/// A folder with a small dataset of rm3's proportions, a small model of it, and `settings` at the end of `train.toml`.
+fn with_dataset(settings: &str) -> Dir {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 7 --out logs").works();
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    for (key, value) in [
+        ("batch_size", "32"),
+        ("epochs", "2"),
+        ("bottom_mlp", "[32, 16]"),
+        ("top_mlp", "[32, 1]"),
+        ("dim", "16"),
+        ("rows", "500"),
+        ("ids", "\"hashed\""),
+        ("learning_rate", "0.02"),
+    ] {
+        dir.set("logs/train.toml", key, value);
+    }
+    dir.edit(
+        "logs/train.toml",
+        "kind = \"adagrad\"",
+        "kind = \"adamw\"\nweight_decay = 0.01\nmax_grad_norm = 1.0",
+    );
+    let data = "label = \"label\"\neval = \"\"\nshuffle = { seed = 5, row_groups = 2 }";
+    dir.edit("logs/train.toml", "label = \"label\"", data);
+    let text = dir.text("logs/train.toml");
+    dir.write("logs/train.toml", text + settings);
+    dir
+}
+
+/// Steps of the whole training: 64 batches, twice.
+const STEPS: u64 = 128;
+
+/// The files of a run that equal runs have in common.
+#[track_caller]
+fn assert_equal_runs(dir: &Dir, a: &str, b: &str) {
+    for file in ["metrics.jsonl", "model.safetensors", "run.json"] {
+        assert!(
+            dir.read(format!("{a}/{file}")) == dir.read(format!("{b}/{file}")),
+            "{file} of {a} and {b} differ"
+        );
+    }
+}
+
+/// The steps of the checkpoints of a run.
+fn checkpoints(run: &Path) -> Vec<u64> {
+    let Ok(entries) = fs_err::read_dir(run.join("checkpoints")) else { return Vec::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[test]
+fn a_resumed_run_is_bit_for_bit_the_uninterrupted_one() {
+    let dir = with_dataset(SETTINGS);
+    let whole = dir.command(&format!("{RUN} whole")).json();
+    assert_eq!((whole["steps"].as_u64(), whole["ended"].as_str()), (Some(STEPS), Some("completed")));
+    let lines = dir.text("whole/metrics.jsonl");
+    let has = |key: &str| lines.lines().filter(|line| line.contains(key)).count() as u64;
+    // 128 steps, 6 windows of 20, evaluations after 30, 60, 90, 120 and 128.
+    assert_eq!((has("grad_norm"), has("\"train\""), has("\"eval\"")), (STEPS, 6, 5));
+    // Every tenth step, every third with all tables; two are kept, and what they build on.
+    assert_eq!(checkpoints(&dir.path("whole")), [100, 120, 128]);
+    // In the middle of an epoch, where an evaluation is due, and at the end of an epoch.
+    for steps in [37, 60, 64] {
+        let name = format!("parts-{steps}");
+        let part = dir.command(&format!("{RUN} {name} --max-steps {steps}")).json();
+        assert_eq!((part["steps"].as_u64(), part["ended"].as_str()), (Some(steps), Some("max_steps")));
+        let rest = dir.command(&format!("{RUN} {name} --resume")).json();
+        assert_eq!(rest["resumed_from_step"].as_u64(), Some(steps));
+        assert_equal_runs(&dir, "whole", &name);
+        for key in ["samples", "loss", "ne", "auc", "calibration", "losses", "dedupe_factor"] {
+            assert_eq!(whole[key], rest[key], "{key}");
+        }
+        assert_eq!(whole["eval"]["ne"], rest["eval"]["ne"]);
+    }
+    // There is nothing left to do, and nothing changes.
+    let again = dir.command(&format!("{RUN} whole --resume")).json();
+    assert_eq!(
+        (again["steps"].as_u64(), again["eval"]["ne"].clone()),
+        (Some(STEPS), whole["eval"]["ne"].clone())
+    );
+    assert_equal_runs(&dir, "whole", "parts-37");
+}
+
+/// Waits until `moment` has come, or the process has ended; whether it has come.
+fn wait_for(child: &mut Child, moment: impl Fn() -> bool) -> bool {
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if moment() {
+            return true;
+        }
+        assert!(started.elapsed() < Duration::from_secs(120), "nothing happened within two minutes");
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    false
+}
+
+#[test]
+fn a_run_killed_while_it_writes_checkpoints_goes_on_from_the_one_before() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 1\nkeep = 1\nfull_every = 2\n");
+    dir.command(&format!("{RUN} whole")).works();
+    let run = dir.path("killed");
+    let writing = || {
+        let Ok(entries) = fs_err::read_dir(run.join("checkpoints")) else { return false };
+        entries.flatten().any(|entry| entry.file_name().to_string_lossy().ends_with(".partial"))
+    };
+    let (mut killed, mut half_written) = (0, 0);
+    let mut last = 0;
+    for _ in 0..8 {
+        let mut child = dir.command(&format!("{RUN} killed --resume")).spawn();
+        let past = || checkpoints(&run).last().is_some_and(|step| *step > last);
+        let came = wait_for(&mut child, past) && wait_for(&mut child, writing);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        killed += u32::from(came);
+        half_written += u32::from(writing());
+        last = checkpoints(&run).last().copied().unwrap_or(0);
+    }
+    assert!(killed >= 4 && half_written >= 1, "{killed} killed, {half_written} while writing");
+    assert!((1..STEPS).contains(&last), "killed at {last}");
+    let rest = dir.command(&format!("{RUN} killed --resume")).json();
+    assert_eq!(rest["resumed_from_step"].as_u64(), Some(last));
+    assert_equal_runs(&dir, "whole", "killed");
+    let left: Vec<_> =
+        fs_err::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name.to_string_lossy().starts_with("step-")), "{left:?}");
+}
+
+#[test]
+fn a_signal_ends_training_with_a_checkpoint_and_success() {
+    let dir = with_dataset("");
+    dir.edit("logs/train.toml", "epochs = 2", "epochs = 40");
+    dir.command(&format!("{RUN} whole --max-steps 600")).works();
+    for signal in ["TERM", "INT"] {
+        let run = dir.path(signal);
+        let mut child = dir.command(&format!("{RUN} {signal} --max-steps 600")).spawn();
+        let trains = || fs_err::metadata(run.join("metrics.jsonl")).is_ok_and(|file| file.len() > 2_000);
+        assert!(wait_for(&mut child, trains), "the run ended too early");
+        let kill =
+            Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap();
+        assert!(kill.success());
+        assert!(child.wait().unwrap().success(), "SIG{signal} must end the run with success");
+        let steps = checkpoints(&run);
+        assert!(steps.len() == 1 && (1..600).contains(&steps[0]), "{steps:?}");
+        assert!(!run.join("model.safetensors").exists());
+        dir.command(&format!("onefold-train eval {signal} --data dataset"))
+            .fails(&["training is not complete", "--resume"]);
+        let rest = dir.command(&format!("{RUN} {signal} --max-steps 600 --resume")).json();
+        assert_eq!(rest["resumed_from_step"].as_u64(), Some(steps[0]));
+        assert_equal_runs(&dir, "whole", signal);
+    }
+}
+
+#[test]
+fn checkpoints_that_cannot_be_resumed_from() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 4\nfull_every = 3\n");
+    let resume = format!("{RUN} run --resume --max-steps 12");
+    dir.command(&format!("{RUN} run --max-steps 8")).works();
+    let newest = "run/checkpoints/step-000000000008";
+    let damage = |name: &str, bytes: &[u8], parts: &[&str]| {
+        let whole = dir.read(name);
+        dir.write(name, bytes);
+        dir.command(&resume).fails(parts);
+        dir.write(name, whole);
+    };
+    for file in ["dense.safetensors", "tables.safetensors", "state.safetensors"] {
+        let name = format!("{newest}/{file}");
+        let mut bytes = dir.read(&name);
+        damage(&name, &bytes[..bytes.len() / 2], &[&name, "were written", "resume from the one before"]);
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        damage(&name, &bytes, &[&name, "checksum", "resume from the one before"]);
+    }
+    let description = format!("{newest}/checkpoint.json");
+    let text = dir.text(&description);
+    damage(&description, &text.as_bytes()[..text.len() / 2], &[&description, "EOF", "damaged"]);
+    let newer = text.replacen("\"format_version\": 1", "\"format_version\": 9", 1);
+    damage(&description, newer.as_bytes(), &["format version Some(9)", "the program that wrote it"]);
+    let foreign = text.replacen("\"run\": \"", "\"run\": \"0", 1);
+    damage(&description, foreign.as_bytes(), &[newest, "the checkpoint of another run"]);
+    // The newest one has the rows that changed since this one.
+    let base = dir.path("run/checkpoints/step-000000000004");
+    fs_err::rename(&base, dir.path("aside")).unwrap();
+    dir.command(&resume).fails(&["lacks the checkpoint `step-000000000004`"]);
+    fs_err::rename(dir.path("aside"), &base).unwrap();
+    damage("run/metrics.jsonl", b"", &["run/metrics.jsonl", "0 bytes", "begin a new run"]);
+
+    for (from, to, part) in [
+        ("seed = 1", "seed = 2", "[train].seed"),
+        ("weight_decay = 0.01", "weight_decay = 0.02", "[optimizer]"),
+        ("rows = 500", "rows = 501", "[embedding] and [tables]"),
+        ("top_mlp = [32, 1]", "top_mlp = [16, 1]", "[model]"),
+    ] {
+        let text = dir.text("logs/train.toml");
+        dir.edit("logs/train.toml", from, to);
+        dir.command(&resume).fails(&["`run`", &format!("another `{part}`"), "another `--out`"]);
+        dir.write("logs/train.toml", text);
+    }
+    dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 8 --out logs --overwrite")
+        .works();
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset --overwrite").works();
+    dir.write("logs/train.toml", dir.text("run/train.toml"));
+    dir.command(&resume).fails(&["dataset generation", "resume with the dataset"]);
+    // Without the newest checkpoint the run goes on from the one before.
+    dir.command(&format!("{RUN} run --overwrite --max-steps 8")).works();
+    fs_err::remove_dir_all(dir.path(newest)).unwrap();
+    let rest = dir.command(&resume).json();
+    assert_eq!((rest["resumed_from_step"].as_u64(), rest["steps"].as_u64()), (Some(4), Some(12)));
+}
+
+#[test]
+fn training_stops_when_held_out_figures_get_no_better() {
+    let settings = "
+[evaluation]
+every_steps = 4
+
+[early_stopping]
+metric = \"auc\"
+patience = 2
+";
+    let dir = with_dataset(settings);
+    // Nothing is learned, so the first evaluation is the best one.
+    dir.set("logs/train.toml", "learning_rate", "0.0");
+    dir.edit("logs/train.toml", "weight_decay = 0.01\n", "");
+    let run = dir.command(&format!("{RUN} run")).json();
+    assert_eq!((run["steps"].as_u64(), run["ended"].as_str()), (Some(12), Some("early_stopping")));
+    let evaluations: Vec<Value> = (dir.text("run/metrics.jsonl").lines())
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line.get("eval").is_some())
+        .collect();
+    let steps: Vec<_> = evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [4, 8, 12]);
+    assert!(evaluations.iter().all(|line| line["eval"]["auc"] == run["eval"]["auc"]));
+}
+
+#[test]
+fn segments_tell_samples_apart() {
+    let dir = Dir::new();
+    crate::logs::write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    let text = dir.text("logs/train.toml");
+    dir.write("logs/train.toml", format!("{text}\n[evaluation]\nsegments = [\"city\", \"history\"]\n"));
+    let run = dir.command(&format!("{RUN} run")).json();
+    let samples = |feature: &str| -> u64 {
+        let segments = run["eval"]["segments"][feature].as_object().unwrap();
+        assert!(segments.len() > 1, "{segments:?}");
+        segments.values().map(|segment| segment["clicked"]["samples"].as_u64().unwrap()).sum()
+    };
+    assert_eq!((samples("city"), samples("history")), (3, 3));
+    let eval = dir.command("onefold-train eval run --data dataset --threads 2").json();
+    assert_eq!(eval["segments"], run["eval"]["segments"]);
+    dir.edit("logs/train.toml", "\"city\", ", "\"town\", ");
+    dir.command(&format!("{RUN} other")).fails(&["`[evaluation].segments` has `town`", "hint"]);
+}
+
+const PREPROCESS: &str = "format_version = 1
+[[step]]
+op = \"bucketize\"
+inputs = [\"age\"]
+output = \"age_group\"
+borders = [20, 40]
+[[step]]
+op = \"map_id\"
+inputs = [\"city\"]
+table_file = \"cities.txt\"
+";
+
+#[test]
+fn a_run_preprocesses_in_training_and_evaluation() {
+    let dir = Dir::new();
+    crate::logs::write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    dir.edit("logs/train.toml", "label = \"clicked\"", "label = \"clicked\"\npreprocess = \"steps.toml\"");
+    dir.edit("logs/train.toml", "[tables.history]", "[tables.age_group]\nrows = 3\n[tables.history]");
+    dir.write("logs/steps.toml", PREPROCESS);
+    dir.write("logs/cities.txt", "3\n1\n2\n");
+    let run = dir.command(&format!("{RUN} run")).json();
+    let groups: Vec<_> = run["dedupe_factor"].as_object().unwrap().keys().cloned().collect();
+    assert!(groups.contains(&"per_sample".to_owned()), "{groups:?}");
+    let other = dir.text("logs/cities.txt").replace('3', "4");
+    dir.write("logs/cities.txt", other);
+    dir.command(&format!("{RUN} run --resume")).fails(&["other preprocessing", "--out"]);
+    // The run stands on its own.
+    fs_err::remove_dir_all(dir.path("logs")).unwrap();
+    let eval = dir.command("onefold-train eval run --data dataset --threads 2").json();
+    assert_eq!(eval["loss"], run["eval"]["loss"]);
+}
+
+#[test]
+fn a_run_that_diverges_leaves_the_batch() {
+    let dir = Dir::new();
+    crate::logs::write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    dir.command(&format!("{RUN} run")).works();
+    let before = dir.files();
+    dir.edit("logs/train.toml", "label = \"clicked\"", "label = \"clicked\"\npreprocess = \"steps.toml\"");
+    // ln(1 + x) of an age below -1 is no number.
+    let steps = "format_version = 1\n[[step]]\nop = \"clamp\"\ninputs = [\"age\"]\nmax = -2\n[[step]]\nop = \"log1p\"\ninputs = [\"age\"]\n";
+    dir.write("logs/steps.toml", steps);
+    let failed = dir.command(&format!("{RUN} run --overwrite")).output();
+    let stderr = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(1), "{stderr}");
+    for part in [
+        "the loss is NaN at step 1",
+        "`age` is NaN in sample 0",
+        "run/diverged/batch.arrow",
+        "lower the learning",
+    ] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    let file = fs_err::File::open(dir.path("run/diverged/batch.arrow")).unwrap();
+    let rows = FileReader::try_new(file, None).unwrap().next().unwrap().unwrap();
+    assert_eq!(rows.num_rows(), 4);
+    assert!(rows["age"].as_primitive::<Float32Type>().value(0).is_nan());
+    // The run that was there is beside it, until a run is complete.
+    assert_eq!(dir.read(".run.replaced/model.safetensors"), before[Path::new("run/model.safetensors")]);
+    dir.edit("logs/train.toml", "\npreprocess = \"steps.toml\"", "");
+    dir.command(&format!("{RUN} run --overwrite")).works();
+    assert!(!dir.path(".run.replaced").exists());
+    assert_eq!(dir.read("run/model.safetensors"), before[Path::new("run/model.safetensors")]);
+
+    // Too large a learning rate: the inputs are fine.
+    dir.edit(
+        "logs/train.toml",
+        "kind = \"adagrad\"\nlearning_rate = 0.02",
+        "kind = \"sgd\"\nlearning_rate = 1e38",
+    );
+    let failed = dir.command(&format!("{RUN} other")).output();
+    let stderr = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(stderr.contains("all inputs are finite") || stderr.contains("the gradient is not"), "{stderr}");
+}
+
+#[test]
+fn a_model_beyond_the_memory_limit_is_refused() {
+    let dir = Dir::new();
+    crate::logs::write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    dir.command(&format!("{RUN} run --memory-limit 4KiB")).fails(&[
+        "the model takes",
+        "4.0 KiB",
+        "--memory-limit",
+    ]);
+    assert!(!dir.path("run").exists());
+    dir.command(&format!("{RUN} run --memory-limit 256MiB")).works();
+}
+
+#[test]
+fn a_checkpoint_that_does_not_fit_leaves_the_one_before() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 16\n");
+    dir.command(&format!("{RUN} whole")).works();
+    dir.command(&format!("{RUN} run --max-steps 16")).works();
+    // The tables have more than 800 KiB, everything else less than 200.
+    let failed = dir.command(&format!("{RUN} run --resume")).with_file_limit(400).output();
+    let stderr = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("step-000000000032") && stderr.contains("hint: "), "{stderr}");
+    assert_eq!(checkpoints(&dir.path("run")), [16]);
+    let rest = dir.command(&format!("{RUN} run --resume")).json();
+    assert_eq!(rest["resumed_from_step"].as_u64(), Some(16));
+    assert_equal_runs(&dir, "whole", "run");
+    // A run that has nothing to go on from leaves nothing.
+    dir.command(&format!("{RUN} none")).with_file_limit(400).fails(&["tables.safetensors", "hint"]);
+}

@@ -1,0 +1,262 @@
+//! `[optimizer.dense]` and `[schedule]`.
+
+use serde::{Deserialize, Serialize};
+
+/// `[optimizer.dense]`. The defaults are PyTorch's, but for `eps`, which is 1e-8 for every algorithm.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DenseOptimizerConfig {
+    /// The algorithm.
+    pub kind: DenseOptimizerKind,
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Added to the denominator of Adagrad, Adam and AdamW.
+    #[serde(default = "eps")]
+    pub eps: f64,
+    /// SGD: the share of the last update that the next one keeps; 0 is plain descent.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub momentum: f64,
+    /// Adam and AdamW: decay of the gradient's and of the squared gradient's running mean.
+    #[serde(default = "betas", skip_serializing_if = "is_betas")]
+    pub betas: [f64; 2],
+    /// L2 penalty, added to the gradient; AdamW takes it from the parameter itself.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub weight_decay: f64,
+    /// The gradient of the whole dense part is scaled down to this L2 norm where it is longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_grad_norm: Option<f64>,
+}
+
+impl DenseOptimizerConfig {
+    /// An algorithm with defaults for all that is not given.
+    pub fn new(kind: DenseOptimizerKind, learning_rate: f64) -> Self {
+        let (eps, betas) = (eps(), betas());
+        Self { kind, learning_rate, eps, momentum: 0.0, betas, weight_decay: 0.0, max_grad_norm: None }
+    }
+
+    pub(super) fn check(&self) -> Result<(), (String, &'static str)> {
+        let wrong = |key: &str, value: &dyn std::fmt::Debug, hint| {
+            Err((format!("`[optimizer.dense].{key}` is {value:?}"), hint))
+        };
+        let not_negative = |value: f64| value.is_finite() && value >= 0.0;
+        let values = [
+            ("learning_rate", self.learning_rate),
+            ("eps", self.eps),
+            ("momentum", self.momentum),
+            ("weight_decay", self.weight_decay),
+        ];
+        for (key, value) in values {
+            if !not_negative(value) {
+                return wrong(key, &value, "it may not be negative or infinite");
+            }
+        }
+        if self.betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
+            return wrong("betas", &self.betas, "both must be at least 0 and less than 1");
+        }
+        if self.momentum > 0.0 && self.kind != DenseOptimizerKind::Sgd {
+            return wrong("momentum", &self.momentum, "only `kind = \"sgd\"` has one; leave it out");
+        }
+        match self.max_grad_norm {
+            Some(norm) if !(norm.is_finite() && norm > 0.0) => {
+                wrong("max_grad_norm", &norm, "give a positive norm, or leave it out")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Values of optimizer state per parameter.
+    pub fn state_values(&self) -> u64 {
+        match self.kind {
+            DenseOptimizerKind::Adagrad => 1,
+            DenseOptimizerKind::Sgd => u64::from(self.momentum > 0.0),
+            DenseOptimizerKind::Adam | DenseOptimizerKind::AdamW => 2,
+        }
+    }
+}
+
+/// Algorithms for the dense part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DenseOptimizerKind {
+    /// Adagrad (Duchi et al. 2011).
+    Adagrad,
+    /// Stochastic gradient descent, with momentum where that is given.
+    Sgd,
+    /// Adam (Kingma and Ba 2015).
+    Adam,
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    #[serde(rename = "adamw")]
+    AdamW,
+}
+
+fn eps() -> f64 {
+    1e-8
+}
+
+fn betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+
+fn is_betas(value: &[f64; 2]) -> bool {
+    *value == betas()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+/// `[schedule]`: how the learning rates change from step to step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleConfig {
+    /// Of the dense part.
+    #[serde(default)]
+    pub dense: Schedule,
+    /// Of the tables.
+    #[serde(default)]
+    pub tables: Schedule,
+}
+
+/// A learning-rate schedule: a linear warm-up, then a decay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// What comes after the warm-up.
+    #[serde(default)]
+    pub kind: ScheduleKind,
+    /// Steps in which the rate grows from `1 / warmup_steps` of itself to all of it; 0 is no warm-up.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// `linear` and `cosine`: the steps after the warm-up in which the rate falls. `step`: after how many steps it
+    /// falls once more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// `linear` and `cosine`: the factor at the end of the decay, and from then on.
+    #[serde(default)]
+    pub final_factor: f64,
+    /// `step`: the factor of each fall.
+    #[serde(default = "gamma")]
+    pub gamma: f64,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self {
+            kind: ScheduleKind::Constant,
+            warmup_steps: 0,
+            decay_steps: None,
+            final_factor: 0.0,
+            gamma: gamma(),
+        }
+    }
+}
+
+fn gamma() -> f64 {
+    0.1
+}
+
+/// Kinds of decay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// None.
+    #[default]
+    Constant,
+    /// `gamma` more after every `decay_steps` steps (PyTorch's `StepLR`).
+    Step,
+    /// Straight to `final_factor` (PyTorch's `LinearLR`).
+    Linear,
+    /// Half a cosine wave to `final_factor` (Loshchilov and Hutter 2017, without restarts; PyTorch's `CosineAnnealingLR`).
+    Cosine,
+}
+
+impl Schedule {
+    /// The factor on the learning rate in step `step`, counted from 0.
+    pub fn factor(&self, step: u64) -> f64 {
+        if step < self.warmup_steps {
+            return (step + 1) as f64 / self.warmup_steps as f64;
+        }
+        let step = step - self.warmup_steps;
+        let decay = self.decay_steps.unwrap_or(u64::MAX).max(1);
+        let share = (step as f64 / decay as f64).min(1.0);
+        let fallen = |remaining: f64| self.final_factor + (1.0 - self.final_factor) * remaining;
+        match self.kind {
+            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Step => self.gamma.powf((step / decay) as f64),
+            ScheduleKind::Linear => fallen(1.0 - share),
+            ScheduleKind::Cosine => fallen(f64::midpoint((std::f64::consts::PI * share).cos(), 1.0)),
+        }
+    }
+
+    pub(super) fn check(&self, part: &str) -> Result<(), (String, &'static str)> {
+        let decays = self.kind != ScheduleKind::Constant;
+        if decays && self.decay_steps.is_none_or(|steps| steps == 0) {
+            let message =
+                format!("`[schedule.{part}].kind` is `{:?}`, but `decay_steps` is not given", self.kind);
+            return Err((
+                message.to_lowercase(),
+                "give the steps that the decay takes (for `step`: between two falls)",
+            ));
+        }
+        let factors = [("final_factor", self.final_factor), ("gamma", self.gamma)];
+        for (key, factor) in factors {
+            if !(0.0..=1.0).contains(&factor) {
+                let message = format!("`[schedule.{part}].{key}` is {factor}");
+                return Err((message, "give a factor from 0 to 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn factors(schedule: &Schedule, steps: u64) -> Vec<f64> {
+        (0..steps).map(|step| schedule.factor(step)).collect()
+    }
+
+    #[track_caller]
+    fn close(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        let equal = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6);
+        assert!(equal, "{found:?} {expected:?}");
+    }
+
+    /// Reference, torch 2.11: `o = SGD([p], lr=1.)`, the scheduler named, and `o.param_groups[0]["lr"]` before each of
+    /// `o.step(); s.step()`.
+    #[test]
+    fn schedules_equal_those_of_pytorch() {
+        let schedule = |kind, decay_steps, final_factor| Schedule {
+            kind,
+            decay_steps: Some(decay_steps),
+            final_factor,
+            ..Schedule::default()
+        };
+        // StepLR(o, step_size=2, gamma=0.1)
+        let step = factors(&schedule(ScheduleKind::Step, 2, 0.0), 6);
+        close(&step, &[1.0, 1.0, 0.1, 0.1, 0.01, 0.01]);
+        // LinearLR(o, start_factor=1., end_factor=0.2, total_iters=4)
+        let linear = factors(&schedule(ScheduleKind::Linear, 4, 0.2), 6);
+        close(&linear, &[1.0, 0.8, 0.6, 0.4, 0.2, 0.2]);
+        // CosineAnnealingLR(o, T_max=4, eta_min=0.1)
+        let cosine = factors(&schedule(ScheduleKind::Cosine, 4, 0.1), 5);
+        close(&cosine, &[1.0, 0.868_198_05, 0.55, 0.231_801_95, 0.1]);
+        // LinearLR(o, start_factor=0.25, end_factor=1., total_iters=3)
+        let warm = Schedule { warmup_steps: 4, ..Schedule::default() };
+        close(&factors(&warm, 6), &[0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn the_decay_begins_after_the_warm_up() {
+        let schedule = Schedule {
+            warmup_steps: 2,
+            decay_steps: Some(2),
+            kind: ScheduleKind::Linear,
+            ..Schedule::default()
+        };
+        close(&factors(&schedule, 6), &[0.5, 1.0, 1.0, 0.5, 0.0, 0.0]);
+    }
+}

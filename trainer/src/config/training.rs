@@ -1,0 +1,178 @@
+//! `[data]`, `[train]`, `[evaluation]`, `[early_stopping]` and `[checkpoint]`.
+
+use std::path::PathBuf;
+
+use onefold_ikjt::Shuffle;
+use serde::{Deserialize, Serialize};
+
+/// `[data]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Partitions to train on, as `split=train`; all if empty.
+    #[serde(default)]
+    pub train: String,
+    /// Partitions to evaluate on; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<String>,
+    /// The label that is predicted.
+    pub label: String,
+    /// A `preprocess.toml` that every batch goes through, relative to this file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preprocess: Option<PathBuf>,
+    /// Shuffling of the training samples by session blocks, anew in every epoch; file order if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shuffle: Option<Shuffle>,
+}
+
+/// `[train]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoopConfig {
+    /// Samples per batch.
+    pub batch_size: usize,
+    /// Passes over the training partitions.
+    pub epochs: u32,
+    /// Seed of all initial parameters.
+    pub seed: u64,
+    /// Steps over which the logged NE, AUC and calibration of training are taken.
+    #[serde(default = "log_every_steps")]
+    pub log_every_steps: u64,
+}
+
+fn log_every_steps() -> u64 {
+    20
+}
+
+/// `[evaluation]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationConfig {
+    /// Evaluates after every so many steps, and at the end; only at the end if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// Sparse features by whose id the figures are told apart too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<String>,
+    /// Segments of a feature; samples of those that come later count as `other`.
+    #[serde(default = "max_segments")]
+    pub max_segments: usize,
+}
+
+impl Default for EvaluationConfig {
+    fn default() -> Self {
+        Self { every_steps: None, segments: Vec::new(), max_segments: max_segments() }
+    }
+}
+
+fn max_segments() -> usize {
+    100
+}
+
+/// `[early_stopping]`: training ends when evaluation has not got better for a while.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EarlyStoppingConfig {
+    /// The figure that is watched.
+    #[serde(default)]
+    pub metric: WatchedMetric,
+    /// Evaluations in a row without an improvement that end training, at least 1.
+    pub patience: u32,
+    /// By how much the figure must be better than the best so far to count as an improvement.
+    #[serde(default)]
+    pub min_delta: f64,
+}
+
+/// Figures that early stopping can watch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WatchedMetric {
+    /// Normalized entropy; lower is better.
+    #[default]
+    Ne,
+    /// Mean binary cross-entropy; lower is better.
+    Loss,
+    /// Area under the ROC curve; higher is better.
+    Auc,
+}
+
+/// `[checkpoint]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// A checkpoint after every so many steps; only when training is stopped by a signal if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// Checkpoints that are kept, the newest ones, and what they need.
+    #[serde(default = "keep")]
+    pub keep: usize,
+    /// Every so many checkpoints one holds the tables whole; those between hold the rows that were looked up since.
+    #[serde(default = "full_every")]
+    pub full_every: u64,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every_steps: None, keep: keep(), full_every: full_every() }
+    }
+}
+
+fn keep() -> usize {
+    3
+}
+
+fn full_every() -> u64 {
+    1
+}
+
+/// Refuses numbers with which no run can go on.
+pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static str)> {
+    let train = &config.train;
+    if train.batch_size == 0 || train.epochs == 0 || train.log_every_steps == 0 {
+        return Err((
+            "`[train]` has a batch size, number of epochs or `log_every_steps` of zero".to_owned(),
+            "all must be at least 1",
+        ));
+    }
+    if config.data.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
+        return Err((
+            "`[data].shuffle` has `row_groups = 0`".to_owned(),
+            "mix at least one row group's sessions",
+        ));
+    }
+    let zeros = [
+        ("[evaluation].every_steps", config.evaluation.every_steps == Some(0)),
+        ("[evaluation].max_segments", config.evaluation.max_segments == 0),
+        ("[checkpoint].every_steps", config.checkpoint.every_steps == Some(0)),
+        ("[checkpoint].keep", config.checkpoint.keep == 0),
+        ("[checkpoint].full_every", config.checkpoint.full_every == 0),
+    ];
+    if let Some((key, _)) = zeros.iter().find(|(_, zero)| *zero) {
+        return Err((format!("`{key}` is 0"), "give at least 1, or leave it out"));
+    }
+    let evaluated = config.data.eval.is_some();
+    if !evaluated && config.evaluation.every_steps.is_some() {
+        return Err((
+            "`[evaluation].every_steps` is given, but `[data].eval` is not".to_owned(),
+            "say with `[data].eval` which partitions are held out",
+        ));
+    }
+    match &config.early_stopping {
+        Some(stopping)
+            if stopping.patience == 0 || stopping.min_delta.is_nan() || stopping.min_delta < 0.0 =>
+        {
+            Err((
+                format!(
+                    "`[early_stopping]` has a patience of {} and a `min_delta` of {}",
+                    stopping.patience, stopping.min_delta
+                ),
+                "give a patience of at least 1, and a `min_delta` of at least 0",
+            ))
+        }
+        Some(_) if config.evaluation.every_steps.is_none() => Err((
+            "`[early_stopping]` is given, but `[evaluation].every_steps` is not".to_owned(),
+            "say after how many steps the model is evaluated",
+        )),
+        _ => Ok(()),
+    }
+}

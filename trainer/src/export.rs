@@ -1,0 +1,191 @@
+//! A trained model as PyTorch and TorchRec load it.
+//!
+//! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without attention loads
+//! into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower triangle and
+//! TorchRec's in that of the upper one: the columns of the first layer above are exchanged accordingly.
+
+use std::path::Path;
+
+use onefold_datasets::commit::{StagedDirectory, write_atomically};
+use onefold_sharding::{IdPolicy, Pooling, TableConfig};
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::Result;
+use crate::checkpoint::Run;
+use crate::checkpoint::tensor_file::{self, Entry, Source};
+use crate::config::Interaction;
+use crate::model::Model;
+use crate::preprocess::Preprocessing;
+
+/// The file that says how the tensors belong together.
+const EXPORT_FILE: &str = "export.json";
+const MODEL_FILE: &str = "model.safetensors";
+/// The version of `export.json`.
+const FORMAT_VERSION: u32 = 1;
+/// Name of the bottom MLP's output among the vectors that interact.
+const DENSE_VECTOR: &str = "dense";
+
+/// `export.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Export {
+    format_version: u32,
+    /// The label that the logit is of.
+    label: String,
+    /// In the order of the inputs of `dense_arch`.
+    dense_features: Vec<String>,
+    tables: Vec<ExportedTable>,
+    /// What interacts, in order: `dense`, then features.
+    vectors: Vec<String>,
+    interaction: Interaction,
+    /// Heads of `attention`, if a table pools by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_heads: Option<i64>,
+    /// Whether `preprocess/preprocess.toml` must be run on a batch first.
+    preprocess: bool,
+}
+
+/// A table of `export.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExportedTable {
+    /// TorchRec's name of the table, `t_FEATURE`.
+    name: String,
+    feature: String,
+    rows: u64,
+    dim: u64,
+    pooling: Pooling,
+    /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
+    ids: IdPolicy,
+    /// The tensor of its weights.
+    tensor: String,
+}
+
+/// What was exported.
+#[derive(Debug, Clone, Serialize)]
+pub struct ExportSummary {
+    /// Tensors.
+    pub tensors: u64,
+    /// Numbers in them.
+    pub parameters: u64,
+    /// Bytes of `model.safetensors`.
+    pub bytes_on_disk: u64,
+}
+
+/// Exports the model of the run in `run` to the directory `out`: `model.safetensors`, `export.json`, and the run's
+/// preprocessing if it has any.
+///
+/// # Errors
+///
+/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete or damaged; [`Error::Dataset`](crate::Error::Dataset) if
+/// `out` is taken.
+pub fn export(run: &Path, out: &Path, overwrite: bool) -> Result<ExportSummary> {
+    let description = Run::load(run)?;
+    let model = description.load_model(run, 1)?;
+    let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
+    if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
+        steps.store(staged.path())?;
+    }
+    let entries = entries(&description, &model);
+    let parameters = |entry: &Entry<'_>| entry.shape.iter().product::<usize>() as u64;
+    let (tensors, parameters) = (entries.len() as u64, entries.iter().map(parameters).sum());
+    let figures = tensor_file::write(&staged.path().join(MODEL_FILE), entries)?;
+    let text = serde_json::to_string_pretty(&describe(&description)).map_err(std::io::Error::other)? + "\n";
+    write_atomically(&staged.path().join(EXPORT_FILE), text.as_bytes())?;
+    staged.commit()?;
+    Ok(ExportSummary { tensors, parameters, bytes_on_disk: figures.bytes })
+}
+
+fn describe(run: &Run) -> Export {
+    let table = |table: &TableConfig| ExportedTable {
+        name: format!("t_{}", table.feature),
+        feature: table.feature.clone(),
+        rows: table.rows,
+        dim: table.dim,
+        pooling: table.pooling,
+        ids: table.ids,
+        tensor: tensor_of(table),
+    };
+    let attends = run.tables.iter().any(|table| table.pooling == Pooling::Attention);
+    Export {
+        format_version: FORMAT_VERSION,
+        label: run.config.data.label.clone(),
+        dense_features: run.schema.dense.clone(),
+        tables: run.tables.iter().map(table).collect(),
+        vectors: vectors(run),
+        interaction: run.config.model.interaction,
+        attention_heads: attends.then_some(run.config.model.attention_heads),
+        preprocess: run.config.data.preprocess.is_some(),
+    }
+}
+
+/// What interacts, in the model's order: in every group the features that pool by attention come last.
+fn vectors(run: &Run) -> Vec<String> {
+    let mut vectors: Vec<String> =
+        (!run.schema.dense.is_empty()).then(|| DENSE_VECTOR.to_owned()).into_iter().collect();
+    let mut tables = run.tables.iter();
+    for group in &run.schema.groups {
+        let tables: Vec<_> = tables.by_ref().take(group.features.len()).collect();
+        let (last, first): (Vec<_>, Vec<_>) =
+            tables.into_iter().partition(|table| table.pooling == Pooling::Attention);
+        vectors.extend(first.into_iter().chain(last).map(|table| table.feature.clone()));
+    }
+    vectors
+}
+
+fn tensor_of(table: &TableConfig) -> String {
+    let kind = match table.pooling {
+        Pooling::Sum | Pooling::Mean => "embedding_bag_collection.embedding_bags",
+        Pooling::Attention => "embedding_collection.embeddings",
+    };
+    format!("sparse_arch.{kind}.t_{}.weight", table.feature)
+}
+
+fn entries<'a>(run: &Run, model: &'a Model) -> Vec<Entry<'a>> {
+    let layers = run.config.model.top_mlp.len();
+    let dense = model.named_dense_parameters().into_iter().map(|(name, parameter)| {
+        let parameter = parameter.detach();
+        let parameter = if name == "top.0.weight" && run.config.model.interaction == Interaction::Dot {
+            upper_triangle(run, &parameter)
+        } else {
+            parameter
+        };
+        Entry::tensor(torchrec_name(&name, layers), &parameter)
+    });
+    let tables = model.embeddings.tables().iter().filter_map(|table| {
+        let weights = table.buffers().into_iter().find(|buffer| buffer.name == "weight")?;
+        let shape = vec![table.config().rows as usize, weights.columns];
+        let source = Source::Bytes(weights.bytes);
+        Some(Entry { name: tensor_of(table.config()), dtype: weights.dtype, shape, source })
+    });
+    tables.chain(dense).collect()
+}
+
+/// TorchRec's name of a parameter of the dense part, of a model whose top MLP has so many layers.
+fn torchrec_name(name: &str, top_layers: usize) -> String {
+    let parts: Vec<_> = name.split('.').collect();
+    match parts[..] {
+        ["bottom", layer, parameter] => format!("dense_arch.model._mlp.{layer}._linear.{parameter}"),
+        ["top", layer, parameter] if layer.parse() == Ok(top_layers - 1) => {
+            format!("over_arch.model.1.{parameter}")
+        }
+        ["top", layer, parameter] => format!("over_arch.model.0._mlp.{layer}._linear.{parameter}"),
+        _ => name.to_owned(),
+    }
+}
+
+/// `[out, D + pairs]` weights with the columns of the pairs in the order of the upper triangle.
+fn upper_triangle(run: &Run, weights: &Tensor) -> Tensor {
+    let vectors = vectors(run).len();
+    let dense = if run.schema.dense.is_empty() { 0 } else { run.config.embedding.dim as i64 };
+    let mut columns: Vec<i64> = (0..dense).collect();
+    for first in 0..vectors {
+        // Of the pair (second, first) in the lower triangle, row by row.
+        columns.extend((first + 1..vectors).map(|second| dense + (second * (second - 1) / 2 + first) as i64));
+    }
+    weights.index_select(1, &Tensor::from_slice(&columns)).contiguous()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! A forward pass written out from the exported files alone agrees with the model's.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
+use onefold_ikjt::hash::sigrid_hash;
+use onefold_ikjt::{Batch, BatchParts, Feature, Group};
+use onefold_sharding::resolve_tables;
+use safetensors::Dtype;
+
+use super::*;
+use crate::checkpoint::tensor_file::TensorFile;
+use crate::{TrainConfig, tensors};
+
+const CONFIG: &str = r#"
+format_version = 1
+[data]
+label = "clicked"
+[train]
+batch_size = 4
+epochs = 1
+seed = 3
+[model]
+bottom_mlp = [6, 4]
+top_mlp = [5, 3, 1]
+interaction = "dot"
+[embedding]
+dim = 4
+rows = 10
+[tables.history]
+pooling = "attention"
+[tables.item]
+ids = "hashed"
+pooling = "mean"
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.02
+[optimizer.dense]
+kind = "sgd"
+learning_rate = 0.1
+"#;
+
+fn schema() -> Schema {
+    let group = |name: &str, features: &[(&str, SparseKind)]| FeatureGroup {
+        name: name.into(),
+        deduplicated: true,
+        features: features.iter().map(|(name, kind)| SparseFeature::new(*name, *kind)).collect(),
+    };
+    Schema {
+        labels: vec!["clicked".into()],
+        weight: None,
+        dense: vec!["age".into(), "price".into()],
+        groups: vec![
+            group("user", &[("history", SparseKind::Sequence), ("city", SparseKind::Sparse)]),
+            group("item", &[("item", SparseKind::Sparse)]),
+        ],
+    }
+}
+
+/// Lists by feature and sample.
+type Lists = BTreeMap<&'static str, Vec<Vec<i64>>>;
+
+fn lists() -> Lists {
+    BTreeMap::from([
+        ("history", vec![vec![1, 2, 3], vec![], vec![9]]),
+        ("city", vec![vec![4], vec![5, 5, 0], vec![]]),
+        ("item", vec![vec![-7, 1_000_000], vec![12], vec![]]),
+    ])
+}
+
+const DENSE: [f32; 6] = [0.5, -1.0, 2.0, 0.25, 0.0, 1.5];
+
+fn batch() -> Batch {
+    let lists = lists();
+    let feature = |name: &'static str| Feature::from_rows(name, &lists[name]).unwrap();
+    let group = |name: &str, features| Group::try_new(name, None, features).unwrap();
+    Batch::try_new(BatchParts {
+        size: 3,
+        dense: DENSE.to_vec().into(),
+        labels: vec![0.0; 3].into(),
+        weights: None,
+        timestamps: None,
+        groups: vec![
+            group("user", vec![feature("history"), feature("city")]),
+            group("item", vec![feature("item")]),
+        ],
+    })
+    .unwrap()
+}
+
+/// The exported files, and nothing else.
+struct Exported {
+    export: Export,
+    tensors: TensorFile,
+}
+
+impl Exported {
+    fn open(directory: &Path) -> Self {
+        let text = fs_err::read_to_string(directory.join(EXPORT_FILE)).unwrap();
+        let tensors = TensorFile::open(&directory.join(MODEL_FILE)).unwrap();
+        Self { export: serde_json::from_str(&text).unwrap(), tensors }
+    }
+
+    fn tensor(&mut self, name: &str) -> Vec<f64> {
+        self.tensors.read::<f32>(name, Dtype::F32).unwrap().into_iter().map(f64::from).collect()
+    }
+
+    /// `weight x + bias` of `torch.nn.Linear`.
+    fn linear(&mut self, name: &str, input: &[f64]) -> Vec<f64> {
+        let (weight, bias) = (self.tensor(&format!("{name}.weight")), self.tensor(&format!("{name}.bias")));
+        let row = |(row, bias): (&[f64], &f64)| dot(row, input) + bias;
+        weight.chunks_exact(input.len()).zip(&bias).map(row).collect()
+    }
+
+    fn mlp(&mut self, name: &str, layers: usize, input: Vec<f64>) -> Vec<f64> {
+        (0..layers).fold(input, |input, layer| {
+            let output = self.linear(&format!("{name}._mlp.{layer}._linear"), &input);
+            output.into_iter().map(|value| value.max(0.0)).collect()
+        })
+    }
+
+    /// The vector of one feature's list.
+    fn vector(&mut self, feature: &str, ids: &[i64]) -> Vec<f64> {
+        let table = self.export.tables.iter().find(|table| table.feature == feature).unwrap().clone();
+        let (weight, dim) = (self.tensor(&table.tensor), table.dim as usize);
+        let rows = ids.iter().map(|id| match table.ids {
+            IdPolicy::Checked => *id as usize,
+            IdPolicy::Hashed => sigrid_hash(*id, 0, table.rows as i64) as usize,
+        });
+        let vectors: Vec<Vec<f64>> = rows.map(|row| weight[row * dim..][..dim].to_vec()).collect();
+        match table.pooling {
+            Pooling::Sum => mean(&vectors, dim, 1.0),
+            Pooling::Mean => mean(&vectors, dim, vectors.len() as f64),
+            Pooling::Attention => self.attend(&vectors, dim),
+        }
+    }
+
+    /// Self-attention, then the mean over the positions, then the output projection.
+    fn attend(&mut self, vectors: &[Vec<f64>], dim: usize) -> Vec<f64> {
+        let size = dim / self.export.attention_heads.unwrap() as usize;
+        let projected: Vec<Vec<f64>> = vectors.iter().map(|v| self.linear("attention.qkv", v)).collect();
+        let attended: Vec<Vec<f64>> = (projected.iter())
+            .map(|query| {
+                let head = |start: usize| {
+                    let score = |key: &Vec<f64>| {
+                        let key = &key[dim + start..][..size];
+                        (dot(&query[start..][..size], key) / (size as f64).sqrt()).exp()
+                    };
+                    let scores: Vec<f64> = projected.iter().map(score).collect();
+                    let total: f64 = scores.iter().sum();
+                    let weights = scores.into_iter().map(move |score| score / total).collect::<Vec<_>>();
+                    (0..size)
+                        .map(|i| {
+                            let values = projected.iter().zip(&weights);
+                            values.map(|(value, weight)| weight * value[2 * dim + start + i]).sum::<f64>()
+                        })
+                        .collect::<Vec<_>>()
+                };
+                (0..dim).step_by(size).flat_map(head).collect()
+            })
+            .collect();
+        let mean = mean(&attended, dim, vectors.len() as f64);
+        self.linear("attention.output", &mean)
+    }
+
+    /// TorchRec's `DLRM.forward` for one sample.
+    fn logit(&mut self, dense: &[f64], lists: &BTreeMap<&'static str, Vec<i64>>) -> f64 {
+        let bottom = self.mlp("dense_arch.model", 2, dense.to_vec());
+        let names = self.export.vectors.clone();
+        let vectors: Vec<Vec<f64>> = (names.iter())
+            .map(|name| match name.as_str() {
+                DENSE_VECTOR => bottom.clone(),
+                feature => self.vector(feature, &lists[feature]),
+            })
+            .collect();
+        let mut input = bottom.clone();
+        // `torch.triu_indices(F + 1, F + 1, offset=1)`
+        for first in 0..vectors.len() {
+            input.extend((first + 1..vectors.len()).map(|second| dot(&vectors[first], &vectors[second])));
+        }
+        let hidden = self.mlp("over_arch.model.0", 2, input);
+        self.linear("over_arch.model.1", &hidden)[0]
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn mean(vectors: &[Vec<f64>], dim: usize, count: f64) -> Vec<f64> {
+    (0..dim).map(|i| vectors.iter().map(|vector| vector[i]).sum::<f64>() / count.max(1.0)).collect()
+}
+
+#[test]
+fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run_path, out) = (folder.path().join("run"), folder.path().join("out"));
+    fs_err::create_dir(&run_path).unwrap();
+    let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
+    let schema = schema();
+    let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+    let model = Model::new(&config, &schema, &tables, 1).unwrap();
+    let mut run = Run::new(&config, &schema, &tables);
+    run.complete(&model, 7, &run_path).unwrap();
+    let summary = export(&run_path, &out, false).unwrap();
+    // Three tables, two and three layers, and the two layers of the attention block, weights and biases.
+    assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2));
+
+    let forward = model.forward(&batch()).unwrap().logits.contiguous();
+    let mut exported = Exported::open(&out);
+    assert_eq!(exported.export.vectors, ["dense", "city", "history", "item"]);
+    for (sample, logit) in tensors::as_slice(&forward.detach()).iter().enumerate() {
+        let dense: Vec<f64> = DENSE[2 * sample..][..2].iter().map(|value| f64::from(*value)).collect();
+        let lists = lists().into_iter().map(|(name, lists)| (name, lists[sample].clone())).collect();
+        let expected = exported.logit(&dense, &lists);
+        assert!((f64::from(*logit) - expected).abs() < 1e-5, "sample {sample}: {logit} {expected}");
+    }
+    assert!(export(&run_path, &out, false).unwrap_err().to_string().contains("--overwrite"));
+    export(&run_path, &out, true).unwrap();
+}

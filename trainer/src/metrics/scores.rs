@@ -1,0 +1,73 @@
+//! Scores of positive and negative samples, counted in buckets of nearly equal scores.
+
+/// Sign and exponent of a float.
+const PAGES: usize = 512;
+
+/// The weight of negative and positive samples by score. What no score falls into takes no memory.
+#[derive(Debug, Clone)]
+pub(super) struct Scores {
+    /// Bits of the mantissa that are told apart.
+    bits: u32,
+    /// By sign and exponent, in the order of the scores.
+    pages: Vec<Option<Box<[[f64; 2]]>>>,
+}
+
+impl Scores {
+    /// No scores. Those that differ by less than 1 part in `2^bits` will be equal; memory is `2^bits` × 16 bytes per
+    /// power of two that occurs.
+    pub(super) fn new(bits: u32) -> Self {
+        Self { bits, pages: vec![None; PAGES] }
+    }
+
+    /// Adds a sample.
+    pub(super) fn add(&mut self, score: f32, negative: f64, positive: f64) {
+        self.add_to(self.bucket(score), [negative, positive]);
+    }
+
+    fn add_to(&mut self, bucket: u32, weights: [f64; 2]) {
+        let size = 1 << self.bits;
+        let page = self.pages[(bucket >> self.bits) as usize]
+            .get_or_insert_with(|| vec![[0.0; 2]; size].into_boxed_slice());
+        let slot = &mut page[bucket as usize & (size - 1)];
+        slot[0] += weights[0];
+        slot[1] += weights[1];
+    }
+
+    /// Adds what `other`, of as many bits, has counted.
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (bucket, weights) in other.buckets() {
+            self.add_to(bucket, weights);
+        }
+    }
+
+    /// The bucket of a score: the bits of the float in the order of its value, cut.
+    pub(super) fn bucket(&self, score: f32) -> u32 {
+        let bits = score.to_bits();
+        let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        ordered >> (23 - self.bits)
+    }
+
+    /// What was counted, by bucket in the order of the scores; empty buckets are left out.
+    pub(super) fn buckets(&self) -> impl Iterator<Item = (u32, [f64; 2])> {
+        let bits = self.bits;
+        self.pages.iter().enumerate().flat_map(move |(page, weights)| {
+            let weights = weights.iter().flat_map(|weights| weights.iter().enumerate());
+            weights
+                .filter(|(_, weights)| **weights != [0.0; 2])
+                .map(move |(slot, weights)| ((page << bits) as u32 | slot as u32, *weights))
+        })
+    }
+
+    /// What [`buckets`](Self::buckets) gave, put back; `None` if a bucket cannot be.
+    pub(super) fn from_buckets(bits: u32, buckets: &[u32], weights: &[f64]) -> Option<Self> {
+        let fits = |bucket: &u32| ((*bucket >> bits) as usize) < PAGES;
+        if weights.len() != 2 * buckets.len() || !buckets.iter().all(fits) {
+            return None;
+        }
+        let mut scores = Self::new(bits);
+        for (bucket, weights) in buckets.iter().zip(weights.chunks_exact(2)) {
+            scores.add_to(*bucket, [weights[0], weights[1]]);
+        }
+        Some(scores)
+    }
+}

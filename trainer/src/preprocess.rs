@@ -1,0 +1,109 @@
+//! The preprocessing of a run: read from where `train.toml` says, kept in the run, so that evaluation does the same.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::{Schema, commit};
+use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
+
+use crate::{Result, TrainConfig};
+
+/// Where a run keeps its steps.
+const STORED: &str = "preprocess/preprocess.toml";
+/// The key of a step that names a file.
+const TABLE_FILE: &str = "table_file";
+
+/// The steps that batches go through.
+#[derive(Debug, Clone)]
+pub(crate) struct Preprocessing {
+    pub(crate) config: PreprocessConfig,
+    path: PathBuf,
+}
+
+impl Preprocessing {
+    /// Those of a configuration, if it names any.
+    pub(crate) fn of(config: &TrainConfig) -> Result<Option<Self>> {
+        let Some(path) = &config.data.preprocess else { return Ok(None) };
+        Self::load(config.directory().join(path)).map(Some)
+    }
+
+    /// Those of the run in `run`, if its configuration names any.
+    pub(crate) fn of_run(config: &TrainConfig, run: &Path) -> Result<Option<Self>> {
+        config.data.preprocess.as_ref().map(|_| Self::load(run.join(STORED))).transpose()
+    }
+
+    fn load(path: PathBuf) -> Result<Self> {
+        Ok(Self { config: PreprocessConfig::load(&path)?, path })
+    }
+
+    /// The schema of the batches.
+    pub(crate) fn schema(preprocessing: Option<&Self>, dataset: &Schema) -> Result<Schema> {
+        match preprocessing {
+            None => Ok(dataset.clone()),
+            Some(this) => Ok(Preprocessor::try_new(&this.config, dataset)?.schema().clone()),
+        }
+    }
+
+    /// Everything that the steps depend on: their file, and the files that it names, which in the text are renamed to where
+    /// a run keeps them.
+    fn files(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let text = fs_err::read_to_string(&self.path)?;
+        let mut document: toml::Table = toml::from_str(&text).map_err(std::io::Error::other)?;
+        let directory = self.path.parent().unwrap_or(Path::new(""));
+        let mut files = Vec::new();
+        let steps = document.get_mut("step").and_then(toml::Value::as_array_mut);
+        for step in steps.into_iter().flatten() {
+            if let Some(toml::Value::String(file)) = step.get_mut(TABLE_FILE) {
+                let bytes = fs_err::read(directory.join(file.as_str()))?;
+                *file = format!("table-{}.txt", files.len());
+                files.push((format!("preprocess/{file}"), bytes));
+            }
+        }
+        let text = toml::to_string(&document).map_err(std::io::Error::other)?;
+        files.push((STORED.to_owned(), text.into_bytes()));
+        Ok(files)
+    }
+
+    /// Keeps the steps, and the files that they name, in the run in `run`.
+    pub(crate) fn store(&self, run: &Path) -> Result<()> {
+        for (name, bytes) in self.files()? {
+            let path = run.join(name);
+            fs_err::create_dir_all(path.parent().unwrap_or(run))?;
+            commit::write_atomically(&path, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the run in `run` was begun with the same steps.
+    pub(crate) fn is_stored(&self, run: &Path) -> Result<bool> {
+        let same =
+            |(name, bytes): (String, Vec<u8>)| fs_err::read(run.join(name)).is_ok_and(|found| found == bytes);
+        Ok(self.files()?.into_iter().all(same))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_keeps_all_that_the_steps_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, run) = (folder.path().join("from"), folder.path().join("run"));
+        fs_err::create_dir_all(from.join("maps")).unwrap();
+        fs_err::write(from.join("maps/a.txt"), "3\n5\n").unwrap();
+        let step =
+            "format_version = 1\n[[step]]\nop = \"map_id\"\ninputs = [\"x\"]\ntable_file = \"maps/a.txt\"\n";
+        fs_err::write(from.join("steps.toml"), step).unwrap();
+        let steps = Preprocessing::load(from.join("steps.toml")).unwrap();
+        assert!(!steps.is_stored(&run).unwrap());
+        steps.store(&run).unwrap();
+        assert!(steps.is_stored(&run).unwrap());
+        // What is kept stands on its own, and is itself kept the same.
+        let kept = Preprocessing::load(run.join(STORED)).unwrap();
+        assert!(kept.is_stored(&run).unwrap());
+        fs_err::write(from.join("maps/a.txt"), "3\n6\n").unwrap();
+        assert!(!Preprocessing::load(from.join("steps.toml")).unwrap().is_stored(&run).unwrap());
+        fs_err::remove_dir_all(&from).unwrap();
+        assert!(Preprocessing::load(run.join(STORED)).is_ok());
+    }
+}

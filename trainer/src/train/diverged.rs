@@ -1,0 +1,154 @@
+//! What is left when the loss is no number: the batch, to be looked at, and a guess at the cause.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float32Array, ListArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema};
+use arrow::ipc::writer::FileWriter;
+use onefold_datasets::Schema;
+use onefold_ikjt::Batch;
+
+use crate::{Error, Result};
+
+/// Where the batch is, below the run.
+const BATCH_FILE: &str = "diverged/batch.arrow";
+/// The column of the model's outputs.
+const LOGIT_COLUMN: &str = "logit";
+
+/// Writes the batch into the run, as an Arrow file (IPC) with a row per sample: labels, weight, dense and sparse features,
+/// and the logit of the first task.
+pub(super) fn save(run: &Path, batch: &Batch, schema: &Schema, logits: &[f32]) -> Result<PathBuf> {
+    let rows = rows(batch, schema, logits).map_err(std::io::Error::other)?;
+    let path = run.join(BATCH_FILE);
+    fs_err::create_dir_all(path.parent().unwrap_or(run))?;
+    let file = fs_err::File::create(&path)?;
+    let written = FileWriter::try_new(file, &rows.schema()).and_then(|mut writer| {
+        writer.write(&rows)?;
+        writer.finish()
+    });
+    written.map_err(|error| {
+        Error::Io(std::io::Error::other(format!("`{}` cannot be written: {error}", path.display())))
+    })?;
+    Ok(path)
+}
+
+fn rows(batch: &Batch, schema: &Schema, logits: &[f32]) -> Result<RecordBatch, arrow::error::ArrowError> {
+    let mut columns: Vec<(String, ArrayRef)> = Vec::new();
+    let mut floats = |name: &str, values: Vec<f32>| {
+        columns.push((name.to_owned(), Arc::new(Float32Array::from(values)) as ArrayRef));
+    };
+    let column = |values: &[f32], column: usize, width: usize| -> Vec<f32> {
+        values.iter().skip(column).step_by(width.max(1)).copied().collect()
+    };
+    let tasks = logits.len().checked_div(batch.size()).unwrap_or(1);
+    floats(LOGIT_COLUMN, column(logits, 0, tasks));
+    for (i, name) in schema.labels.iter().enumerate() {
+        floats(name, column(batch.labels(), i, batch.label_width()));
+    }
+    if let (Some(name), Some(weights)) = (&schema.weight, batch.weights()) {
+        floats(name, weights.to_vec());
+    }
+    for (i, name) in schema.dense.iter().enumerate() {
+        floats(name, column(batch.dense(), i, batch.dense_width()));
+    }
+    for group in batch.groups() {
+        for feature in group.features() {
+            let lists = (0..batch.size()).map(|sample| {
+                Some(feature.row(group.row_of(sample)).iter().map(|id| Some(*id)).collect::<Vec<_>>())
+            });
+            let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(lists);
+            columns.push((feature.name().to_owned(), Arc::new(lists)));
+        }
+    }
+    let fields = columns.iter().map(|(name, values)| Field::new(name, values.data_type().clone(), true));
+    let schema = ArrowSchema::new(fields.collect::<Vec<_>>());
+    debug_assert!(schema.fields().iter().all(|field| *field.data_type() != DataType::Null));
+    RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, values)| values).collect())
+}
+
+/// What in the batch, or in the model, may be the cause: the first of the inputs that is no finite number.
+pub(super) fn cause(batch: &Batch, schema: &Schema, logits: &[f32]) -> String {
+    let first = |values: &[f32], width: usize, name: &dyn Fn(usize) -> String| {
+        let at = values.iter().position(|value| !value.is_finite())?;
+        let width = width.max(1);
+        Some(format!("{} is {} in sample {} of the batch", name(at % width), values[at], at / width))
+    };
+    let named = |kind: &'static str, names: &[String]| {
+        let names = names.to_vec();
+        move |column: usize| format!("{kind} `{}`", names.get(column).map_or("", String::as_str))
+    };
+    let dense = named("dense feature", &schema.dense);
+    let label = named("label", &schema.labels);
+    first(batch.dense(), batch.dense_width(), &dense)
+        .or_else(|| first(batch.labels(), batch.label_width(), &label))
+        .or_else(|| first(batch.weights()?, 1, &|_| "the weight".to_owned()))
+        .or_else(|| {
+            let count = logits.iter().filter(|logit| !logit.is_finite()).count();
+            let message = format!(
+                "all inputs are finite, {count} of {} logits are not: the parameters have diverged",
+                logits.len()
+            );
+            (count > 0).then_some(message)
+        })
+        .unwrap_or_else(|| "inputs and logits are finite, but the gradient is not".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::AsArray;
+    use arrow::datatypes::Float32Type;
+    use arrow::ipc::reader::FileReader;
+    use onefold_datasets::{FeatureGroup, SparseFeature, SparseKind};
+    use onefold_ikjt::{BatchParts, Feature, Group};
+
+    use super::*;
+
+    fn schema() -> Schema {
+        let feature = SparseFeature::new("history", SparseKind::Sequence);
+        Schema {
+            labels: vec!["clicked".into()],
+            weight: None,
+            dense: vec!["age".into(), "price".into()],
+            groups: vec![FeatureGroup { name: "g".into(), deduplicated: true, features: vec![feature] }],
+        }
+    }
+
+    fn batch(dense: [f32; 4]) -> Batch {
+        let feature = Feature::from_rows("history", &[vec![1_i64, 2], vec![]]).unwrap();
+        Batch::try_new(BatchParts {
+            size: 2,
+            dense: dense.to_vec().into(),
+            labels: vec![0.0, 1.0].into(),
+            weights: None,
+            timestamps: None,
+            groups: vec![Group::try_new("g", Some(vec![1, 0].into()), vec![feature]).unwrap()],
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn the_saved_batch_has_every_sample_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path =
+            save(folder.path(), &batch([1.0, 2.0, 3.0, f32::NAN]), &schema(), &[0.5, f32::NAN]).unwrap();
+        let mut reader = FileReader::try_new(fs_err::File::open(path).unwrap(), None).unwrap();
+        let rows = reader.next().unwrap().unwrap();
+        let names: Vec<_> = rows.schema().fields().iter().map(|field| field.name().clone()).collect();
+        assert_eq!(names, ["logit", "clicked", "age", "price", "history"]);
+        assert_eq!(rows["age"].as_primitive::<Float32Type>().values()[..], [1.0, 3.0]);
+        assert!(rows["price"].as_primitive::<Float32Type>().value(1).is_nan());
+        let history = rows["history"].as_list::<i32>();
+        assert!(history.value(0).is_empty());
+        assert_eq!(history.value(1).as_primitive::<Int64Type>().values()[..], [1, 2]);
+    }
+
+    #[test]
+    fn the_cause_is_the_first_number_that_is_none() {
+        let cause = |dense, logits: [f32; 2]| super::cause(&batch(dense), &schema(), &logits);
+        let infinite = cause([1.0, 2.0, 3.0, f32::INFINITY], [0.0, f32::NAN]);
+        assert_eq!(infinite, "dense feature `price` is inf in sample 1 of the batch");
+        assert!(cause([1.0; 4], [0.0, f32::NAN]).contains("1 of 2 logits are not"));
+        assert!(cause([1.0; 4], [0.0; 2]).contains("the gradient is not"));
+    }
+}

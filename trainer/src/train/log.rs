@@ -1,0 +1,111 @@
+//! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs, and TensorBoard's event files, which have
+//! times and rates too.
+
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::evaluate::EvaluationSummary;
+use crate::metrics::Figures;
+use crate::tensorboard::EventWriter;
+use crate::{Error, Result};
+
+/// The file of the figures, one JSON object a line.
+pub(super) const METRICS_FILE: &str = "metrics.jsonl";
+
+/// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`; every `log_every_steps` one with `train`, the figures
+/// since the one before; of every evaluation one with `eval`.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Line<'a> {
+    pub(super) step: u64,
+    /// Samples trained on so far.
+    pub(super) samples: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) loss: Option<f64>,
+    /// L2 norm of the dense part's gradient, before clipping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) grad_norm: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) train: Option<Window>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) eval: Option<&'a EvaluationSummary>,
+}
+
+/// Training since the window before.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Window {
+    #[serde(flatten)]
+    pub(super) figures: Figures,
+    /// Learning rate of the dense part in the last step.
+    pub(super) learning_rate_dense: f64,
+    /// Learning rate of the tables in the last step.
+    pub(super) learning_rate_tables: f64,
+}
+
+/// Both logs of a run.
+#[derive(Debug)]
+pub(super) struct Log {
+    lines: BufWriter<fs_err::File>,
+    bytes: u64,
+    events: EventWriter,
+}
+
+impl Log {
+    /// Starts the logs in `directory`, after `bytes` of the lines that are there; what follows them is cut off, because the
+    /// steps from `first_step` on are taken again.
+    pub(super) fn open(directory: &Path, bytes: u64, first_step: u64) -> Result<Self> {
+        let path = directory.join(METRICS_FILE);
+        let mut file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+        let found = file.metadata()?.len();
+        if found < bytes {
+            return Err(Error::Run {
+                path,
+                message: format!("it has {found} bytes, and {bytes} were written when the checkpoint was"),
+                hint: "restore it from a copy, or begin a new run".to_owned(),
+            });
+        }
+        file.set_len(bytes)?;
+        file.seek(SeekFrom::Start(bytes))?;
+        Ok(Self { lines: BufWriter::new(file), bytes, events: EventWriter::create(directory, first_step)? })
+    }
+
+    /// Writes a line.
+    pub(super) fn line(&mut self, line: &Line<'_>) -> Result<()> {
+        let mut text = serde_json::to_vec(line).map_err(std::io::Error::from)?;
+        text.push(b'\n');
+        self.bytes += text.len() as u64;
+        Ok(self.lines.write_all(&text)?)
+    }
+
+    /// Adds scalars to TensorBoard's.
+    pub(super) fn scalars<'a>(
+        &mut self,
+        step: u64,
+        scalars: impl IntoIterator<Item = (&'a str, f64)>,
+    ) -> Result<()> {
+        self.events.scalars(step, scalars)?;
+        self.flush()
+    }
+
+    /// Makes everything visible to others.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.lines.flush()?;
+        self.events.flush()
+    }
+
+    /// Puts the lines on the disk; gives their bytes.
+    pub(super) fn sync(&mut self) -> Result<u64> {
+        self.flush()?;
+        self.lines.get_ref().sync_all()?;
+        Ok(self.bytes)
+    }
+}
+
+/// The scalars of figures, tagged `PREFIX/ne` and so on; those that cannot be computed are left out.
+pub(super) fn tagged(prefix: &str, figures: &Figures) -> Vec<(String, f64)> {
+    let Figures { loss, ne, auc, base_rate, calibration, .. } = figures;
+    let all =
+        [("loss", loss), ("ne", ne), ("auc", auc), ("base_rate", base_rate), ("calibration", calibration)];
+    all.iter().filter_map(|(name, value)| Some((format!("{prefix}/{name}"), (**value)?))).collect()
+}

@@ -1,0 +1,259 @@
+//! Training: from a configuration and a dataset to a run.
+//!
+//! ```text
+//! Prepared ─▶ RunDirectory ─▶ Training ─ step ─▶ … ─ evaluation, checkpoint ─▶ … ─▶ model.safetensors, summary.json
+//! (checked,    (locked)         forward, backward,     Progress, metrics
+//!  nothing                      updates, Log
+//!  allocated)
+//! ```
+
+mod diverged;
+mod early_stopping;
+mod log;
+mod progress;
+mod run_directory;
+mod state;
+mod stop;
+#[cfg(test)]
+mod tests;
+mod training;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::console::Reporter;
+use onefold_datasets::{Manifest, Schema};
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_sharding::{Plan, TableConfig};
+use serde::Serialize;
+
+use self::run_directory::RunDirectory;
+use self::training::Training;
+use crate::checkpoint::Run;
+use crate::config::ParameterCount;
+use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, tasks};
+use crate::memory::ModelSize;
+use crate::metrics::Figures;
+use crate::preprocess::Preprocessing;
+use crate::{Error, Result, TrainConfig};
+
+pub(crate) use self::progress::Progress;
+pub use self::run_directory::Existing;
+pub use self::stop::Stop;
+
+/// How a model is trained.
+#[derive(Debug, Clone)]
+pub struct TrainOptions {
+    /// Whether batches are deduplicated. The losses are the same up to the order of 32-bit sums.
+    pub dedupe: Dedupe,
+    /// Threads of libtorch and of the tables; half as many read.
+    pub threads: usize,
+    /// Ends training after this many steps, those before a resumption included.
+    pub max_steps: Option<u64>,
+    /// A plan to execute; all tables are on this rank without one.
+    pub plan: Option<PathBuf>,
+    /// What happens to a run that is there.
+    pub existing: Existing,
+    /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
+    pub memory_limit: Option<u64>,
+    /// Raised to end training with a checkpoint.
+    pub stop: Stop,
+}
+
+/// Why training ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// All epochs are done.
+    Completed,
+    /// `max_steps` are done.
+    MaxSteps,
+    /// Held-out figures got no better.
+    EarlyStopping,
+    /// [`Stop`] was raised: there is a checkpoint, and no model yet.
+    Stopped,
+}
+
+/// What a training run did.
+#[derive(Debug, Clone, Serialize)]
+pub struct TrainSummary {
+    /// Why it ended.
+    pub ended: Ending,
+    /// The step of the checkpoint that it went on from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed_from_step: Option<u64>,
+    /// Samples trained on, over all epochs.
+    pub samples: u64,
+    /// Steps taken.
+    pub steps: u64,
+    /// Mean loss over the run, in nats.
+    pub loss: f64,
+    /// Normalized entropy of the predictions made before each step.
+    pub ne: Option<f64>,
+    /// AUC of the same.
+    pub auc: Option<f64>,
+    /// Calibration of the same.
+    pub calibration: Option<f64>,
+    /// Figures of every task, if there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<String, Figures>,
+    /// The loss of every step, for runs of up to 10,000 steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub losses: Option<Vec<f64>>,
+    /// Dedupe factor by group; 1 with deduplication off.
+    pub dedupe_factor: BTreeMap<String, f64>,
+    /// Size of the model.
+    pub parameters: ParameterCount,
+    /// Bytes of the parameters and their optimizer state.
+    pub parameter_bytes: u64,
+    /// Time of this process's training loop, without evaluations and checkpoints.
+    pub wall_seconds: f64,
+    /// The samples of that time ÷ `wall_seconds`.
+    pub samples_per_second: f64,
+    /// The share of that time in which it waited for batches.
+    pub waiting_share: f64,
+    /// Time of evaluations during training.
+    pub evaluation_seconds: f64,
+    /// Time of checkpoints.
+    pub checkpoint_seconds: f64,
+    /// Checkpoints written by this process.
+    pub checkpoints: u64,
+    /// Largest resident set of the process, where the kernel tells.
+    pub peak_rss_bytes: Option<u64>,
+    /// Figures on the evaluation partitions, if the configuration names any.
+    pub eval: Option<EvaluationSummary>,
+}
+
+/// A run that can begin: everything that can be known before anything is allocated fits together.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    config: &'a TrainConfig,
+    options: &'a TrainOptions,
+    preprocessing: Option<Preprocessing>,
+    reader: Reader,
+    held_out: Option<Reader>,
+    schema: Schema,
+    tables: Vec<TableConfig>,
+    size: ModelSize,
+}
+
+impl<'a> Prepared<'a> {
+    /// Checks that the model of `config` can be trained on `dataset`.
+    ///
+    /// # Errors
+    ///
+    /// What [`TrainConfig::tables`] finds wrong; [`Error::Sharding`] for a plan that cannot be run here; [`Error::Read`] for
+    /// a dataset or preprocessing that cannot be read; [`Error::Memory`] for a model beyond the memory limit.
+    pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
+        let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+        let preprocessing = Preprocessing::of(config)?;
+        let schema = Preprocessing::schema(preprocessing.as_ref(), &manifest.schema)?;
+        let tables = config.tables(&manifest, &schema)?;
+        let parameters = config.parameters(&tables, schema.dense.len());
+        let rows = tables.iter().map(|table| table.rows).sum();
+        let size = ModelSize::within(parameters, rows, options.memory_limit)?;
+        let eval = config.eval_partitions()?;
+        let common = ReaderOptions {
+            dedupe: options.dedupe,
+            threads: options.threads.div_ceil(2),
+            preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
+            table_rows: checked_rows(&tables),
+            // Training's batches wait in memory while the model is evaluated.
+            memory_limit: if eval.is_some() { size.reader_bytes / 2 } else { size.reader_bytes },
+            ..ReaderOptions::new(config.train.batch_size)
+        };
+        let partitions = config.train_partitions()?;
+        let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common.clone() };
+        let reader = Reader::open(dataset, training)?;
+        let held_out = match eval {
+            None => None,
+            Some(partitions) => {
+                Some(open_for_evaluation(dataset, &manifest, ReaderOptions { partitions, ..common })?)
+            }
+        };
+        if let Some(plan) = &options.plan {
+            let checked = Plan::load(plan).and_then(|plan| plan.check_single_rank(&tables));
+            checked.map_err(|source| Error::Sharding { path: plan.clone(), source })?;
+        }
+        Ok(Self { config, options, preprocessing, reader, held_out, schema, tables, size })
+    }
+
+    /// How large the model is.
+    pub fn size(&self) -> &ModelSize {
+        &self.size
+    }
+
+    /// The schema of the batches: the dataset's, as preprocessing changes it.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Trains, and leaves the run in `out`: `run.json`, `train.toml`, `metrics.jsonl`, event files for TensorBoard and
+    /// `checkpoints` while it goes on; `model.safetensors` and `summary.json` when it is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed; [`Error::Read`] for damaged
+    /// data; [`Error::Diverged`] if a loss is not finite. `out` is then as it was before, unless it has a checkpoint to resume
+    /// from, or the batch that the model diverged on.
+    pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
+        let mut directory = RunDirectory::create(out, self.options.existing)?;
+        let mut run = Run::new(self.config, &self.schema, &self.tables);
+        self.begin_or_check(&mut run, &directory)?;
+        tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
+        let evaluation =
+            Evaluation { config: &self.config.evaluation, tasks: tasks(self.config, &self.schema) };
+        let mut training = Training::new(&self, &evaluation, &run, directory.path())?;
+        let outcome = training.run(&self.reader, self.held_out.as_ref(), reporter);
+        if training.has_checkpoint() || matches!(outcome, Err(Error::Diverged { .. })) {
+            directory.keep();
+        }
+        let mut ended = outcome?;
+        let mut eval = None;
+        if ended != Ending::Stopped
+            && let Some(held_out) = &self.held_out
+        {
+            eval = training.final_evaluation(held_out, reporter)?;
+            if eval.is_none() {
+                ended = Ending::Stopped;
+                training.checkpoint()?;
+                directory.keep();
+            }
+        }
+        let summary = training.summary(ended, self.size.parameters, eval);
+        if ended != Ending::Stopped {
+            let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
+            fs_err::write(directory.path().join("summary.json"), json + "\n")?;
+            run.complete(training.model(), summary.steps, directory.path())?;
+            directory.complete()?;
+        }
+        Ok(summary)
+    }
+
+    /// Writes what a new run begins with, or checks that the one that is there is the same.
+    fn begin_or_check(&self, run: &mut Run, directory: &RunDirectory) -> Result<()> {
+        let path = directory.path();
+        if directory.is_resumed() {
+            let begun = Run::load(path)?;
+            begun.check_same(run, path)?;
+            // A model that is there stays usable until there is a better one.
+            (run.completed, run.steps) = (begun.completed, begun.steps);
+            if let Some(steps) = &self.preprocessing
+                && !steps.is_stored(path)?
+            {
+                return Err(Error::Run {
+                    path: path.to_owned(),
+                    message: "the run was begun with other preprocessing, so it cannot be continued"
+                        .to_owned(),
+                    hint: "continue with the same `preprocess.toml`, or begin a new run with another `--out`"
+                        .to_owned(),
+                });
+            }
+        } else if let Some(steps) = &self.preprocessing {
+            steps.store(path)?;
+        }
+        let text = toml::to_string(self.config).map_err(std::io::Error::other)?;
+        fs_err::write(path.join("train.toml"), text)?;
+        run.store(path)
+    }
+}

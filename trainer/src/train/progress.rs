@@ -1,0 +1,66 @@
+//! How far training is: the part of a checkpoint that people may want to read.
+
+use std::collections::BTreeMap;
+
+use onefold_ikjt::Position;
+use serde::{Deserialize, Serialize};
+
+use super::early_stopping::EarlyStopping;
+
+/// Where training stands between two steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Progress {
+    /// Steps taken.
+    pub(crate) steps: u64,
+    /// Samples trained on.
+    pub(crate) samples: u64,
+    /// Steps of the dense part's optimizer.
+    pub(crate) optimizer_steps: u64,
+    /// Where the reader stands: the next batch comes from here.
+    pub(crate) position: Position,
+    /// The part of `metrics.jsonl` that was written before; what follows is written again.
+    pub(crate) metrics_bytes: u64,
+    /// Whether the evaluation after the last step is still to be done.
+    pub(crate) evaluation_due: bool,
+    /// The step after which the model was last evaluated.
+    pub(crate) evaluated_at: Option<u64>,
+    /// What early stopping has seen.
+    pub(crate) early_stopping: EarlyStopping,
+    /// Whether it ended training.
+    pub(crate) stopped_early: bool,
+    /// Ids of samples and of rows, by group.
+    pub(crate) values: BTreeMap<String, (u64, u64)>,
+    /// How batches were deduplicated, and the threads: another choice sums in another order.
+    pub(crate) dedupe: String,
+    /// See `dedupe`.
+    pub(crate) threads: usize,
+}
+
+impl Progress {
+    /// Before the first step.
+    pub(crate) fn new(position: Position, dedupe: String, threads: usize) -> Self {
+        Self {
+            steps: 0,
+            samples: 0,
+            optimizer_steps: 0,
+            position,
+            metrics_bytes: 0,
+            evaluation_due: false,
+            evaluated_at: None,
+            early_stopping: EarlyStopping::default(),
+            stopped_early: false,
+            values: BTreeMap::new(),
+            dedupe,
+            threads,
+        }
+    }
+
+    /// Dedupe factor by group.
+    pub(crate) fn dedupe_factor(&self) -> BTreeMap<String, f64> {
+        let factor = |(name, (samples, rows)): (&String, &(u64, u64))| {
+            (name.clone(), if *rows == 0 { 1.0 } else { *samples as f64 / *rows as f64 })
+        };
+        self.values.iter().map(factor).collect()
+    }
+}

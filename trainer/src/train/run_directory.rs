@@ -1,0 +1,205 @@
+//! The directory of a run while it is being trained.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::Error as DatasetError;
+use onefold_datasets::commit::DirectoryLock;
+
+use crate::checkpoint::{RUN_FILE, Run};
+use crate::{Error, Result};
+
+/// What happens to a run that is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It is an error.
+    Refuse,
+    /// The new run takes its place once it is complete; until then the old one stays beside it, as `.NAME.replaced`.
+    Overwrite,
+    /// It goes on from its newest checkpoint, or from its start if it has none; a run that is not there begins.
+    Resume,
+}
+
+/// A run's directory, locked. Dropped without [`keep`](Self::keep) it is as it was before, unless it was resumed.
+#[derive(Debug)]
+pub(super) struct RunDirectory {
+    path: PathBuf,
+    /// Where the run that was there is until this one is complete.
+    replaced: PathBuf,
+    /// Directories that were made on the way.
+    created: Vec<PathBuf>,
+    resumed: bool,
+    kept: bool,
+    lock: Option<DirectoryLock>,
+}
+
+impl RunDirectory {
+    /// Takes `path` for a run.
+    pub(super) fn create(path: &Path, existing: Existing) -> Result<Self> {
+        let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
+        if occupied {
+            check_occupied(path, existing)?;
+        }
+        let replaced = replaced(path);
+        if occupied && existing == Existing::Overwrite {
+            drop(lock(path)?);
+            set_aside(path, &replaced)?;
+        }
+        let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let created: Vec<_> = missing.map(Path::to_owned).collect();
+        fs_err::create_dir_all(path)?;
+        let lock = lock(path)?;
+        let resumed = occupied && existing == Existing::Resume;
+        Ok(Self { path: path.to_owned(), replaced, created, resumed, kept: false, lock: Some(lock) })
+    }
+
+    /// The directory.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a run was there that goes on.
+    pub(super) fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Leaves the run where it is, because there is something to resume from or to look at.
+    pub(super) fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// The run is complete: what it replaces is removed.
+    pub(super) fn complete(mut self) -> Result<()> {
+        self.keep();
+        if self.replaced.exists() {
+            fs_err::remove_dir_all(&self.replaced)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        self.lock = None;
+        if self.kept || self.resumed {
+            return;
+        }
+        // Nothing more can be done in a drop; the next run says what is in its way.
+        let _ = fs_err::remove_dir_all(&self.path);
+        for directory in &self.created {
+            let _ = fs_err::remove_dir(directory);
+        }
+        if self.replaced.exists() {
+            let _ = fs_err::rename(&self.replaced, &self.path);
+        }
+    }
+}
+
+fn lock(path: &Path) -> Result<DirectoryLock> {
+    Ok(DirectoryLock::take(path)?)
+}
+
+fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
+    let refused = |hint: String| Err(Error::Dataset(DatasetError::Exists { path: path.to_owned(), hint }));
+    if !path.join(RUN_FILE).is_file() {
+        return refused(format!(
+            "it holds no `{RUN_FILE}`, so it is not replaced or resumed; choose another directory"
+        ));
+    }
+    match existing {
+        Existing::Refuse => refused(
+            "choose another directory, continue the run with `--resume`, or replace it with `--overwrite`"
+                .to_owned(),
+        ),
+        Existing::Overwrite | Existing::Resume => Ok(()),
+    }
+}
+
+/// Moves the run at `path` aside if it is complete; one that is not gives way to the complete one that it was to replace.
+fn set_aside(path: &Path, replaced: &Path) -> Result<()> {
+    let complete = Run::load(path).is_ok_and(|run| run.completed);
+    if replaced.exists() && !complete {
+        return Ok(fs_err::remove_dir_all(path)?);
+    }
+    if replaced.exists() {
+        fs_err::remove_dir_all(replaced)?;
+    }
+    Ok(fs_err::rename(path, replaced)?)
+}
+
+/// `.NAME.replaced` beside `path`.
+fn replaced(path: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_else(|| "run".as_ref()));
+    name.push(".replaced");
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(path: &Path, text: &str) {
+        fs_err::create_dir_all(path).unwrap();
+        fs_err::write(path.join(RUN_FILE), text).unwrap();
+    }
+
+    fn text(path: &Path) -> String {
+        fs_err::read_to_string(path.join(RUN_FILE)).unwrap()
+    }
+
+    #[test]
+    fn what_fails_leaves_everything_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/run");
+        drop(RunDirectory::create(&path, Existing::Refuse).unwrap());
+        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 0);
+        run(&path, "old");
+        assert!(RunDirectory::create(&path, Existing::Refuse).unwrap_err().to_string().contains("--resume"));
+        let new = RunDirectory::create(&path, Existing::Overwrite).unwrap();
+        assert!(!path.join(RUN_FILE).exists());
+        drop(new);
+        assert_eq!(text(&path), "old");
+        drop(RunDirectory::create(&path, Existing::Resume).unwrap());
+        assert_eq!(text(&path), "old");
+        assert_eq!(fs_err::read_dir(folder.path().join("a")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_killed_run_never_costs_the_complete_one_it_replaces() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        run(&path, "complete");
+        // Killed twice: what is in the directory then is no complete run.
+        for text in ["partial", "partial again"] {
+            let mut killed = RunDirectory::create(&path, Existing::Overwrite).unwrap();
+            run(&path, text);
+            killed.keep();
+        }
+        assert_eq!(text(&folder.path().join(".run.replaced")), "complete");
+        let new = RunDirectory::create(&path, Existing::Overwrite).unwrap();
+        run(&path, "new");
+        new.complete().unwrap();
+        assert_eq!(text(&path), "new");
+        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn one_process_at_a_time_and_nothing_but_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        let first = RunDirectory::create(&path, Existing::Refuse).unwrap();
+        run(&path, "one");
+        for existing in [Existing::Resume, Existing::Overwrite] {
+            let second = RunDirectory::create(&path, existing);
+            assert!(matches!(second, Err(Error::Dataset(DatasetError::Locked { .. }))), "{second:?}");
+        }
+        drop(first);
+        fs_err::create_dir(&path).unwrap();
+        fs_err::write(path.join("thesis.txt"), "years").unwrap();
+        for existing in [Existing::Refuse, Existing::Resume, Existing::Overwrite] {
+            let error = RunDirectory::create(&path, existing).unwrap_err().to_string();
+            assert!(error.contains("it holds no `run.json`"), "{error}");
+        }
+        assert!(path.join("thesis.txt").exists());
+    }
+}

@@ -1,0 +1,222 @@
+//! A run that is stopped at any moment and resumed is the run that was not stopped.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::Int64Type;
+use onefold_datasets::console::{Reporter, Silent};
+use onefold_datasets::{
+    DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
+};
+use onefold_ikjt::Dedupe;
+
+use super::*;
+
+const CONFIG: &str = r#"
+format_version = 1
+[data]
+label = "clicked"
+eval = ""
+[train]
+batch_size = 20
+epochs = 2
+seed = 3
+log_every_steps = 4
+[evaluation]
+every_steps = 6
+[early_stopping]
+patience = 3
+[checkpoint]
+every_steps = 5
+full_every = 2
+[model]
+bottom_mlp = [4]
+top_mlp = [4, 1]
+interaction = "dot"
+[embedding]
+dim = 4
+rows = 50
+[tables.history]
+pooling = "attention"
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.1
+[optimizer.dense]
+kind = "adam"
+learning_rate = 0.01
+"#;
+
+/// Samples per session of the dataset.
+const SESSION: i64 = 6;
+
+/// Writes 130 samples of sessions in which a window slides; the label depends on the item.
+fn write_dataset(directory: &Path) {
+    let feature = |name: &str, kind| SparseFeature::new(name, kind);
+    let group =
+        |name: &str, deduplicated, features| FeatureGroup { name: name.into(), deduplicated, features };
+    let schema = Schema {
+        labels: vec!["clicked".into()],
+        weight: None,
+        dense: vec!["age".into()],
+        groups: vec![
+            group("user", true, vec![feature("history", SparseKind::Sequence)]),
+            group("item", false, vec![feature("item", SparseKind::Sparse)]),
+        ],
+    };
+    let count = 0..130_i64;
+    let ids = |list: &dyn Fn(i64) -> Vec<i64>| -> ArrayRef {
+        let lists = count.clone().map(|i| Some(list(i).into_iter().map(Some).collect::<Vec<_>>()));
+        Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))
+    };
+    let floats = |value: &dyn Fn(i64) -> f32| -> ArrayRef {
+        Arc::new(Float32Array::from_iter_values(count.clone().map(value)))
+    };
+    let item = |i: i64| i * 7 % 13;
+    let columns: [(&str, ArrayRef); 6] = [
+        ("session_id", Arc::new(Int64Array::from_iter_values(count.clone().map(|i| i / SESSION)))),
+        ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(count.clone()))),
+        ("clicked", floats(&|i| f32::from(u8::from(item(i) % 3 == 0)))),
+        ("age", floats(&|i| (i / SESSION % 5) as f32)),
+        ("history", ids(&|i| (i / SESSION..i / SESSION + i % SESSION).collect())),
+        ("item", ids(&|i| vec![item(i)])),
+    ];
+    let mut writer = DatasetWriter::create(directory, schema, WriterOptions::new(Order::Session)).unwrap();
+    writer.write(&PartitionKey::new(Vec::new()), &RecordBatch::try_from_iter(columns).unwrap()).unwrap();
+    writer.finish().unwrap();
+}
+
+/// Raises a stop at the `at`-th report of anything.
+struct StopAt {
+    stop: Stop,
+    at: usize,
+    reports: AtomicUsize,
+}
+
+impl StopAt {
+    fn report(&self) {
+        if self.reports.fetch_add(1, Ordering::Relaxed) + 1 == self.at {
+            self.stop.raise();
+        }
+    }
+}
+
+impl Reporter for StopAt {
+    fn begin(&self, _: &str, _: Option<u64>, _: &str) {
+        self.report();
+    }
+
+    fn advance(&self, _: u64) {
+        self.report();
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn end(&self) {
+        self.report();
+    }
+}
+
+/// A place for runs of one dataset.
+struct Runs {
+    folder: tempfile::TempDir,
+    config: TrainConfig,
+}
+
+impl Runs {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_dataset(&folder.path().join("dataset"));
+        Self { folder, config: TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap() }
+    }
+
+    fn train(
+        &self,
+        run: &str,
+        existing: Existing,
+        stop: Stop,
+        reporter: &dyn Reporter,
+    ) -> Result<TrainSummary> {
+        let options = TrainOptions {
+            dedupe: Dedupe::Exact,
+            threads: 1,
+            max_steps: None,
+            plan: None,
+            existing,
+            memory_limit: None,
+            stop,
+        };
+        let prepared = Prepared::new(&self.config, &self.folder.path().join("dataset"), &options)?;
+        prepared.train(&self.folder.path().join(run), reporter)
+    }
+
+    fn read(&self, run: &str, file: &str) -> Vec<u8> {
+        fs_err::read(self.folder.path().join(run).join(file)).unwrap()
+    }
+}
+
+#[test]
+fn a_run_may_be_stopped_at_any_moment() {
+    let runs = Runs::new();
+    let counted = StopAt { stop: Stop::new(), at: 0, reports: AtomicUsize::new(0) };
+    let whole = runs.train("whole", Existing::Refuse, Stop::new(), &counted).unwrap();
+    assert_eq!((whole.steps, whole.ended), (14, Ending::Completed));
+    let reports = counted.reports.into_inner();
+    // Steps, three evaluations of seven batches, and where they begin and end.
+    assert!(reports > 14 + 3 * 7, "{reports}");
+    let mut stopped = 0;
+    for at in 1..=reports {
+        let run = format!("run-{at}");
+        let stop = Stop::new();
+        let reporter = StopAt { stop: stop.clone(), at, reports: AtomicUsize::new(0) };
+        let first = runs.train(&run, Existing::Refuse, stop, &reporter).unwrap();
+        if first.ended == Ending::Stopped {
+            stopped += 1;
+            assert!(Run::load(&runs.folder.path().join(&run)).is_ok_and(|run| !run.completed));
+        }
+        let rest = runs.train(&run, Existing::Resume, Stop::new(), &Silent).unwrap();
+        assert_eq!((rest.steps, rest.ended, rest.losses), (14, Ending::Completed, whole.losses.clone()));
+        for file in ["metrics.jsonl", "model.safetensors", "run.json"] {
+            assert!(
+                runs.read(&run, file) == runs.read("whole", file),
+                "{file}, stopped at {at} of {reports}"
+            );
+        }
+    }
+    // But for the last reports, after which nothing is left to be stopped.
+    assert!(stopped + 4 >= reports, "{stopped} of {reports}");
+}
+
+#[test]
+fn a_run_that_ended_early_does_not_go_on() {
+    let mut runs = Runs::new();
+    runs.config.optimizer.dense.learning_rate = 0.0;
+    runs.config.optimizer.tables.learning_rate = 0.0;
+    runs.config.early_stopping.as_mut().unwrap().patience = 1;
+    let ended = |summary: &TrainSummary| (summary.steps, summary.ended);
+    let first = runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    assert_eq!(ended(&first), (12, Ending::EarlyStopping));
+    let metrics = runs.read("run", "metrics.jsonl");
+    let again = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
+    assert_eq!(ended(&again), (12, Ending::EarlyStopping));
+    assert_eq!(runs.read("run", "metrics.jsonl"), metrics);
+}
+
+#[test]
+fn batches_that_preprocessing_empties_are_no_steps() {
+    let mut runs = Runs::new();
+    let steps = runs.folder.path().join("steps.toml");
+    fs_err::write(&steps, "format_version = 1\n[[step]]\nop = \"sampling\"\nrate = 0.05\nseed = 2\n")
+        .unwrap();
+    runs.config.data.preprocess = Some(steps);
+    let whole = runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    assert!((1..14).contains(&whole.steps) && whole.samples >= whole.steps, "{whole:?}");
+    assert!(whole.loss.is_finite());
+    // Five reports in, that is after a few steps.
+    let stop = Stop::new();
+    let reporter = StopAt { stop: stop.clone(), at: 5, reports: AtomicUsize::new(0) };
+    assert_eq!(runs.train("run", Existing::Refuse, stop, &reporter).unwrap().ended, Ending::Stopped);
+    runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
+    assert_eq!(runs.read("run", "model.safetensors"), runs.read("whole", "model.safetensors"));
+}

@@ -1,0 +1,497 @@
+//! The training loop.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use onefold_datasets::Schema;
+use onefold_datasets::console::{Reporter, peak_rss_bytes};
+use onefold_ikjt::{Batch, Batches, Reader};
+
+use super::log::{Line, Log, Window, tagged};
+use super::state::Sums;
+use super::{Ending, Prepared, Progress, Stop, TrainSummary, diverged};
+use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints, Run, Touched};
+use crate::config::{ParameterCount, TableOptimizerConfig};
+use crate::evaluate::{Evaluation, EvaluationSummary, by_task};
+use crate::metrics::TaskMetrics;
+use crate::model::Model;
+use crate::optimizer::DenseOptimizer;
+use crate::{Error, Result, TrainConfig, tensors};
+
+/// Losses of this many steps stand in the summary; all of them stand in `metrics.jsonl`.
+const SUMMARY_LOSSES: usize = 10_000;
+/// How often the note behind the progress bar changes.
+const NOTE_EVERY: Duration = Duration::from_millis(200);
+
+/// A training loop under way.
+pub(super) struct Training<'a> {
+    config: &'a TrainConfig,
+    schema: &'a Schema,
+    evaluation: &'a Evaluation<'a>,
+    stop: &'a Stop,
+    max_steps: Option<u64>,
+    directory: PathBuf,
+    model: Model,
+    optimizer: DenseOptimizer,
+    /// Rows that changed since the last checkpoint with all tables.
+    touched: Touched,
+    progress: Progress,
+    /// The batches at the first position, read ahead.
+    ahead: Option<Batches>,
+    sums: Sums,
+    log: Log,
+    checkpoints: Checkpoints,
+    /// The step of the newest checkpoint.
+    checkpointed: Option<u64>,
+    last_evaluation: Option<EvaluationSummary>,
+    /// Of the dense part and of the tables, in the last step.
+    learning_rates: (f64, f32),
+    clock: Clock,
+}
+
+/// Where this process's time went.
+#[derive(Debug, Default)]
+struct Clock {
+    resumed_from_step: Option<u64>,
+    samples: u64,
+    training: Duration,
+    waited: Duration,
+    evaluation: Duration,
+    checkpoint: Duration,
+    checkpoints: u64,
+    /// Of the last log line, for rates since then: samples, training, waited.
+    window: (u64, Duration, Duration),
+    rates: Option<Rates>,
+    noted: Option<Instant>,
+}
+
+/// Since the last log line.
+#[derive(Debug, Clone, Copy)]
+struct Rates {
+    samples_per_second: f64,
+    waiting_share: f64,
+}
+
+impl<'a> Training<'a> {
+    /// A loop before its first step, or where the newest checkpoint of the run in `directory` is.
+    pub(super) fn new(
+        prepared: &'a Prepared<'_>,
+        evaluation: &'a Evaluation<'a>,
+        run: &Run,
+        directory: &Path,
+    ) -> Result<Self> {
+        let (config, options) = (prepared.config, prepared.options);
+        let kept = &config.checkpoint;
+        let mut checkpoints = Checkpoints::new(directory, run.identity(), kept.keep, kept.full_every);
+        let newest = checkpoints.newest()?;
+        let progress = begin(prepared, newest.as_ref())?;
+        // The reader reads while the tables are filled.
+        let unfinished = progress.position.epoch < u64::from(config.train.epochs);
+        let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose()?;
+        let mut model = Model::new(config, &prepared.schema, &prepared.tables, options.threads)?;
+        let parameters = model.named_dense_parameters();
+        let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
+        let mut touched = Touched::new(prepared.tables.iter().map(|table| table.rows));
+        let metrics = || TaskMetrics::new(&evaluation.tasks);
+        let mut sums = Sums { before: metrics(), window: metrics(), losses: Vec::new(), loss_sum: 0.0 };
+        if let Some(checkpoint) = &newest {
+            let mut file = checkpoint.restore(&mut model, &mut optimizer, &mut touched)?;
+            sums.restore(&mut file).map_err(|message| wrong_state(checkpoint, &message))?;
+        }
+        let checkpointed = newest.is_some().then_some(progress.steps);
+        Ok(Self {
+            config,
+            schema: &prepared.schema,
+            evaluation,
+            stop: &options.stop,
+            max_steps: options.max_steps,
+            directory: directory.to_owned(),
+            log: Log::open(directory, progress.metrics_bytes, progress.steps + u64::from(newest.is_some()))?,
+            model,
+            optimizer,
+            touched,
+            progress,
+            ahead,
+            sums,
+            checkpoints,
+            checkpointed,
+            last_evaluation: None,
+            learning_rates: (0.0, 0.0),
+            clock: Clock { resumed_from_step: checkpointed, ..Clock::default() },
+        })
+    }
+
+    /// Whether there is something to resume from.
+    pub(super) fn has_checkpoint(&self) -> bool {
+        self.checkpointed.is_some()
+    }
+
+    /// The model as it is now.
+    pub(super) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Takes steps until training ends, for whichever reason. `metrics.jsonl` is complete then.
+    pub(super) fn run(
+        &mut self,
+        reader: &Reader,
+        held_out: Option<&Reader>,
+        reporter: &dyn Reporter,
+    ) -> Result<Ending> {
+        let epochs = u64::from(self.config.train.epochs);
+        let total = reader.samples().saturating_mul(epochs);
+        self.show(total, reporter);
+        let mut ended = self.settle(held_out, total, reporter)?;
+        while ended.is_none() && self.progress.position.epoch < epochs {
+            let mut batches = match self.ahead.take() {
+                Some(batches) => batches,
+                None => reader.resume(&self.progress.position)?,
+            };
+            while ended.is_none() {
+                if !self.next_step(&mut batches, reporter)? {
+                    break;
+                }
+                ended = self.settle(held_out, total, reporter)?;
+            }
+            if ended.is_none() {
+                self.progress.position = reader.position(self.progress.position.epoch + 1);
+            }
+        }
+        let ended = ended.unwrap_or(Ending::Completed);
+        if ended == Ending::Stopped || self.config.checkpoint.every_steps.is_some() {
+            self.checkpoint()?;
+        }
+        self.log.flush()?;
+        reporter.end();
+        Ok(ended)
+    }
+
+    /// Begins the progress bar anew.
+    fn show(&self, total: u64, reporter: &dyn Reporter) {
+        reporter.begin("training", Some(total), "samples");
+        reporter.advance(self.progress.samples);
+    }
+
+    /// What is due between two steps: an evaluation, a checkpoint, the end.
+    fn settle(
+        &mut self,
+        held_out: Option<&Reader>,
+        total: u64,
+        reporter: &dyn Reporter,
+    ) -> Result<Option<Ending>> {
+        if self.stop.is_raised() {
+            return Ok(Some(Ending::Stopped));
+        }
+        if self.progress.evaluation_due
+            && let Some(held_out) = held_out
+        {
+            let Some(summary) = self.evaluate(held_out, true, reporter)? else {
+                return Ok(Some(Ending::Stopped));
+            };
+            self.show(total, reporter);
+            if let Some(config) = &self.config.early_stopping {
+                let figures = &summary.figures;
+                self.progress.stopped_early = self.progress.early_stopping.should_stop(config, figures);
+            }
+            self.last_evaluation = Some(summary);
+            self.progress.evaluation_due = false;
+        }
+        if is_due(self.config.checkpoint.every_steps, self.progress.steps) {
+            self.checkpoint()?;
+        }
+        if self.progress.stopped_early {
+            return Ok(Some(Ending::EarlyStopping));
+        }
+        Ok(self.max_steps.is_some_and(|max| self.progress.steps >= max).then_some(Ending::MaxSteps))
+    }
+
+    /// Takes a step with the next batch; whether there was one.
+    fn next_step(&mut self, batches: &mut Batches, reporter: &dyn Reporter) -> Result<bool> {
+        let (started, waited) = (Instant::now(), batches.waited());
+        let Some(batch) = batches.next() else { return Ok(false) };
+        let batch = batch?;
+        let position = Batches::position(batches);
+        if batch.size() == 0 {
+            // Preprocessing has dropped all samples: there is nothing to learn, and a mean would be no number.
+            self.progress.position = position;
+            return Ok(true);
+        }
+        let loss = self.step(&batch)?;
+        self.progress.position = position;
+        self.progress.evaluation_due = is_due(self.config.evaluation.every_steps, self.progress.steps);
+        self.clock.samples += batch.size() as u64;
+        self.clock.waited += batches.waited() - waited;
+        self.clock.training += started.elapsed();
+        reporter.advance(batch.size() as u64);
+        if is_due(Some(self.config.train.log_every_steps), self.progress.steps) {
+            self.log_window()?;
+        }
+        self.note(loss, reporter);
+        Ok(true)
+    }
+
+    /// One step: forward, loss, backward, updates.
+    fn step(&mut self, batch: &Batch) -> Result<f64> {
+        let forward = self.model.forward(batch)?;
+        let loss = self.model.loss(&forward.logits, batch);
+        let value = loss.double_value(&[]);
+        let logits = forward.logits.detach().contiguous();
+        let logits = tensors::as_slice(&logits);
+        if !value.is_finite() {
+            return Err(self.diverged(value, batch, logits));
+        }
+        let gradients = self.model.backward(batch, &forward, &loss);
+        let norm = self.optimizer.gradient_norm();
+        if !norm.is_finite() {
+            return Err(self.diverged(value, batch, logits));
+        }
+        self.learning_rates = self.next_learning_rates();
+        let (dense, tables) = self.learning_rates;
+        self.optimizer.step(dense, norm);
+        let optimizer =
+            TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
+        self.model.embeddings.update(&forward.lookups, &gradients, &optimizer);
+        if self.config.checkpoint.full_every > 1 {
+            self.touched.add_lookups(&forward.lookups);
+        }
+        self.progress.optimizer_steps = self.optimizer.steps();
+        self.record(batch, logits, value, norm)?;
+        Ok(value)
+    }
+
+    /// Learning rates of the dense part and of the tables in the step to come.
+    fn next_learning_rates(&self) -> (f64, f32) {
+        let (optimizer, schedule) = (&self.config.optimizer, &self.config.schedule);
+        let factors =
+            [&schedule.dense, &schedule.tables].map(|schedule| schedule.factor(self.progress.steps));
+        let tables = f64::from(optimizer.tables.learning_rate) * factors[1];
+        (optimizer.dense.learning_rate * factors[0], tables as f32)
+    }
+
+    fn diverged(&self, loss: f64, batch: &Batch, logits: &[f32]) -> Error {
+        let cause = diverged::cause(batch, self.schema, logits);
+        match diverged::save(&self.directory, batch, self.schema, logits) {
+            Ok(path) => Error::Diverged { step: self.progress.steps + 1, loss, cause, batch: path },
+            Err(error) => error,
+        }
+    }
+
+    fn record(&mut self, batch: &Batch, logits: &[f32], loss: f64, norm: f64) -> Result<()> {
+        let (progress, sums) = (&mut self.progress, &mut self.sums);
+        progress.steps += 1;
+        progress.samples += batch.size() as u64;
+        sums.loss_sum += loss * batch.size() as f64;
+        if sums.losses.len() < SUMMARY_LOSSES {
+            sums.losses.push(loss);
+        }
+        sums.window.add(batch, logits);
+        for group in batch.groups() {
+            let (samples, rows) = progress.values.entry(group.name().to_owned()).or_default();
+            *samples += group.sample_values();
+            *rows += group.row_values();
+        }
+        let (step, samples) = (progress.steps, progress.samples);
+        self.log.line(&Line { step, samples, loss: Some(loss), grad_norm: Some(norm), ..Line::default() })
+    }
+
+    /// Logs the figures since the last time.
+    fn log_window(&mut self) -> Result<()> {
+        let (dense, tables) = self.learning_rates;
+        let Sums { before, window, .. } = &mut self.sums;
+        let figures = window.first();
+        before.merge(window);
+        *window = TaskMetrics::new(&self.evaluation.tasks);
+        let (step, samples) = (self.progress.steps, self.progress.samples);
+        let rates = self.clock.end_window();
+        let mut scalars = tagged("train", &figures);
+        for (name, value) in [
+            ("train/samples_per_second", rates.samples_per_second),
+            ("train/waiting_share", rates.waiting_share),
+            ("learning_rate/dense", dense),
+            ("learning_rate/tables", f64::from(tables)),
+        ] {
+            scalars.push((name.to_owned(), value));
+        }
+        let train = Window { figures, learning_rate_dense: dense, learning_rate_tables: f64::from(tables) };
+        self.log.line(&Line { step, samples, train: Some(train), ..Line::default() })?;
+        self.log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))
+    }
+
+    fn note(&mut self, loss: f64, reporter: &dyn Reporter) {
+        if self.clock.noted.is_some_and(|noted| noted.elapsed() < NOTE_EVERY) {
+            return;
+        }
+        self.clock.noted = Some(Instant::now());
+        let mut figures = self.sums.window.iter().filter_map(|(_, metrics)| metrics.ne());
+        let ne = figures.next().unwrap_or(f64::NAN);
+        let rates = self.clock.rates.unwrap_or_else(|| self.clock.rates_since_window());
+        reporter.note(&format!(
+            "loss {loss:.4}  ne {ne:.4}  {:.0} samples/s  {:.1} % waiting",
+            rates.samples_per_second,
+            100.0 * rates.waiting_share
+        ));
+    }
+
+    /// Evaluates, and logs the figures if they are new; `None` if that was stopped.
+    fn evaluate(
+        &mut self,
+        held_out: &Reader,
+        logged: bool,
+        reporter: &dyn Reporter,
+    ) -> Result<Option<EvaluationSummary>> {
+        let started = Instant::now();
+        let Some(summary) = self.evaluation.run(&self.model, held_out, self.stop, reporter)? else {
+            return Ok(None);
+        };
+        self.clock.evaluation += started.elapsed();
+        let (step, samples) = (self.progress.steps, self.progress.samples);
+        if logged {
+            let eval = summary.without_times();
+            self.log.line(&Line { step, samples, eval: Some(&eval), ..Line::default() })?;
+            let mut scalars = tagged("eval", &summary.figures);
+            for (feature, segments) in &summary.segments {
+                for (segment, tasks) in segments {
+                    for (task, figures) in tasks {
+                        scalars.extend(tagged(&format!("eval/{feature}/{segment}/{task}"), figures));
+                    }
+                }
+            }
+            self.log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))?;
+            self.progress.evaluated_at = Some(step);
+        }
+        Ok(Some(summary))
+    }
+
+    /// The figures of the model as it is at the end; `None` if that was stopped. Unless they are known, they are logged.
+    pub(super) fn final_evaluation(
+        &mut self,
+        held_out: &Reader,
+        reporter: &dyn Reporter,
+    ) -> Result<Option<EvaluationSummary>> {
+        let logged = self.progress.evaluated_at == Some(self.progress.steps);
+        if let Some(summary) = self.last_evaluation.take().filter(|_| logged) {
+            return Ok(Some(summary));
+        }
+        let before = self.progress.evaluated_at;
+        let summary = self.evaluate(held_out, !logged, reporter);
+        self.log.flush()?;
+        // A resumed run writes this line again only if it does not go further.
+        self.progress.evaluated_at = before;
+        summary
+    }
+
+    /// Writes a checkpoint of this step, if there is none.
+    pub(super) fn checkpoint(&mut self) -> Result<()> {
+        if self.checkpointed == Some(self.progress.steps) {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.progress.metrics_bytes = self.log.sync()?;
+        let full = self.checkpoints.write(CheckpointParts {
+            model: &self.model,
+            optimizer: &self.optimizer,
+            touched: &self.touched,
+            progress: &self.progress,
+            state: self.sums.entries(),
+        })?;
+        if full {
+            self.touched.clear();
+        }
+        self.checkpointed = Some(self.progress.steps);
+        self.clock.checkpoint += started.elapsed();
+        self.clock.checkpoints += 1;
+        Ok(())
+    }
+
+    /// What was done.
+    pub(super) fn summary(
+        &self,
+        ended: Ending,
+        parameters: ParameterCount,
+        eval: Option<EvaluationSummary>,
+    ) -> TrainSummary {
+        let (progress, sums, clock) = (&self.progress, &self.sums, &self.clock);
+        let mut metrics = sums.before.clone();
+        metrics.merge(&sums.window);
+        let figures = metrics.first();
+        let wall_seconds = clock.training.as_secs_f64();
+        let share = |part: f64| if wall_seconds > 0.0 { part / wall_seconds } else { 0.0 };
+        TrainSummary {
+            ended,
+            resumed_from_step: clock.resumed_from_step,
+            samples: progress.samples,
+            steps: progress.steps,
+            loss: sums.loss_sum / progress.samples.max(1) as f64,
+            ne: figures.ne,
+            auc: figures.auc,
+            calibration: figures.calibration,
+            tasks: by_task(&metrics),
+            losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),
+            dedupe_factor: progress.dedupe_factor(),
+            parameters,
+            parameter_bytes: parameters.bytes(),
+            wall_seconds,
+            samples_per_second: share(clock.samples as f64),
+            waiting_share: share(clock.waited.as_secs_f64()),
+            evaluation_seconds: clock.evaluation.as_secs_f64(),
+            checkpoint_seconds: clock.checkpoint.as_secs_f64(),
+            checkpoints: clock.checkpoints,
+            peak_rss_bytes: peak_rss_bytes(),
+            eval,
+        }
+    }
+}
+
+impl Clock {
+    fn rates_since_window(&self) -> Rates {
+        let (samples, training, waited) = self.window;
+        let seconds = (self.training - training).as_secs_f64().max(1e-9);
+        Rates {
+            samples_per_second: (self.samples - samples) as f64 / seconds,
+            waiting_share: (self.waited - waited).as_secs_f64() / seconds,
+        }
+    }
+
+    fn end_window(&mut self) -> Rates {
+        let rates = self.rates_since_window();
+        self.window = (self.samples, self.training, self.waited);
+        self.rates = Some(rates);
+        rates
+    }
+}
+
+fn is_due(every: Option<u64>, steps: u64) -> bool {
+    steps > 0 && every.is_some_and(|every| steps.is_multiple_of(every))
+}
+
+/// Where training begins: at the start, or at a checkpoint.
+fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint>) -> Result<Progress> {
+    let (reader, options) = (&prepared.reader, prepared.options);
+    let dedupe = format!("{:?}", options.dedupe).to_lowercase();
+    let fresh = Progress::new(reader.position(0), dedupe, options.threads);
+    let Some(checkpoint) = newest else { return Ok(fresh) };
+    reader.check(&checkpoint.progress().position)?;
+    warn_of_changes(&fresh, checkpoint.progress());
+    Ok(Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() })
+}
+
+fn wrong_state(checkpoint: &Checkpoint, message: &str) -> Error {
+    Error::Run {
+        path: checkpoint.directory().to_owned(),
+        message: message.to_owned(),
+        hint: "the checkpoint is damaged; remove its directory to resume from the one before it".to_owned(),
+    }
+}
+
+/// Says when what is continued will not be bit for bit what it would have been.
+fn warn_of_changes(now: &Progress, before: &Progress) {
+    if now.dedupe != before.dedupe || now.threads != before.threads {
+        tracing::warn!(
+            "the run went on with `--dedupe {} --threads {}` and goes on with `--dedupe {} --threads {}`: sums are taken in another order, so losses differ in their last bits",
+            before.dedupe,
+            before.threads,
+            now.dedupe,
+            now.threads
+        );
+    }
+}
