@@ -11,6 +11,8 @@
 //! row-wise Adagrad updates are our own and outside autograd: what is looked up is a leaf tensor, and its gradient
 //! after `backward` goes to the table's update. [`train()`] and [`evaluate()`] are the loops; [`metrics`] has NE and AUC.
 //!
+//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
+//!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
 
 pub mod checkpoint;
@@ -21,6 +23,7 @@ mod evaluate;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;
+pub mod profile;
 mod tensors;
 mod train;
 
