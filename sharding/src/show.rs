@@ -21,7 +21,11 @@ pub fn html(plan: &Plan) -> String {
     page.push_str("<h2>Predicted time per step, by rank</h2>\n");
     legend(
         &mut page,
-        &[("compute", "computation"), ("communication", "communication"), ("worst", "the bottleneck")],
+        &[
+            ("compute", "computation"),
+            ("communication", "communication"),
+            ("worst", "computation of the bottleneck"),
+        ],
     );
     cost_chart(&mut page, plan);
     page.push_str("<h2>Memory, by rank</h2>\n");
@@ -97,9 +101,13 @@ fn summary(page: &mut String, plan: &Plan) {
         (
             "Ranks",
             format!(
-                "{} on {} machines, {} each for tables and buffers{}",
+                "{} on {}, {} each for tables and buffers{}",
                 format_count(u64::from(topology.ranks)),
-                format_count(u64::from(topology.nodes())),
+                if topology.nodes() == 1 {
+                    "one machine".to_owned()
+                } else {
+                    format!("{} machines", format_count(u64::from(topology.nodes())))
+                },
                 format_bytes(topology.memory_bytes),
                 topology.hardware.as_ref().map(|name| format!(", {}", escaped(name))).unwrap_or_default()
             ),
@@ -169,7 +177,12 @@ fn bars(page: &mut String, bars: &[Bar], most: f64, limit: Option<f64>) {
             x += wide;
         }
         if height > 12.0 {
-            let _ = write!(page, "<text x=\"{:.1}\" y=\"{middle:.1}\">{}</text>", x + 6.0, bar.value);
+            let _ = write!(
+                page,
+                "<text x=\"{:.1}\" y=\"{middle:.1}\">{}</text>",
+                LABEL_WIDTH + CHART_WIDTH + 8.0,
+                bar.value
+            );
         }
     }
     if let Some(limit) = limit {

@@ -160,7 +160,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         type Value = u64;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number of bytes or a size like \"32GiB\"")
+            f.write_str("a number of bytes or a size like \"32GiB\", the same for all ranks")
         }
 
         fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<u64, E> {
@@ -193,6 +193,8 @@ mod tests {
         assert!(parse("\"32 parsecs\"").unwrap_err().to_string().contains("`32 parsecs` is not a size"));
         assert!(parse("-5").unwrap_err().to_string().contains("expected a number of bytes or a size"));
         assert!(parse("1.5").is_err());
+        // Ranks of unequal memory are not planned for.
+        assert!(parse("[1024, 2048]").unwrap_err().to_string().contains("the same for all ranks"));
     }
 
     #[test]

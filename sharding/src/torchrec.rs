@@ -153,7 +153,7 @@ fn parameter_sharding(plan: &Plan, table: &TablePlan, device: &str) -> Value {
         json!({
             "shard_offsets": [shard.rows.start, shard.columns.start],
             "shard_sizes": [shard.row_count(), shard.column_count()],
-            "placement": format!("rank:{}/{device}:{}", shard.rank, local(device, shard.rank, per_node)),
+            "placement": placement(device, shard.rank, per_node),
         })
     };
     let mut shards: Vec<&crate::Shard> = table.shards.iter().collect();
@@ -173,9 +173,12 @@ fn parameter_sharding(plan: &Plan, table: &TablePlan, device: &str) -> Value {
     })
 }
 
-/// The device's number on its machine; a machine has one CPU.
-fn local(device: &str, rank: u32, per_node: u32) -> u32 {
-    if device == "cpu" { 0 } else { rank % per_node }
+/// `rank:9/cuda:1`; a CPU has no number, and TorchRec refuses one.
+fn placement(device: &str, rank: u32, per_node: u32) -> String {
+    match device {
+        "cpu" => format!("rank:{rank}/cpu"),
+        _ => format!("rank:{rank}/{device}:{}", rank % per_node),
+    }
 }
 
 #[cfg(test)]
@@ -288,7 +291,7 @@ mod tests {
         );
         assert_eq!(
             export(&plan, "", "cpu")["plan"][""]["whole"]["sharding_spec"][0]["placement"],
-            "rank:3/cpu:0"
+            "rank:3/cpu"
         );
     }
 }

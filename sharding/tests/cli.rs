@@ -409,6 +409,42 @@ fn tables_come_from_the_configuration_and_the_statistics() {
 }
 
 #[test]
+fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
+    let dir = with_dataset();
+    // The dataset again with two partitions: the lists of the held-out one are ten times as long.
+    let path = dir.path("dataset").join(MANIFEST_FILE);
+    let mut manifest: Manifest = serde_json::from_str(&fs_err::read_to_string(&path).unwrap()).unwrap();
+    let part = |split: &str, values: u64| {
+        let mut partition = manifest.partitions[0].clone();
+        partition.key = onefold_datasets::PartitionKey::parse(&format!("split={split}")).unwrap();
+        let all = manifest.statistics.features.clone();
+        partition.features =
+            all.into_iter().map(|(name, found)| (name, FeatureStatistics { values, ..found })).collect();
+        partition.samples = 50;
+        partition.files[0].samples = 50;
+        partition
+    };
+    manifest.partitions = vec![part("holdout", 5_000), part("train", 500)];
+    fs_err::write(&path, serde_json::to_string(&manifest).unwrap()).unwrap();
+    let pooling_factor = |train: &str| {
+        dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
+        dir.run(&format!("{TABLES} --overwrite")).succeeded();
+        TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor
+    };
+    assert_eq!(pooling_factor("split=train"), 10.0);
+    assert_eq!(pooling_factor("split=holdout"), 100.0);
+    assert_eq!(pooling_factor(""), 25.5);
+    let refused = |train: &str| {
+        dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
+        dir.run(&format!("{TABLES} --overwrite")).failed()
+    };
+    let error = refused("split=other");
+    assert!(error.contains("no partition with samples fits `train = \"split=other\"`"), "{error}");
+    assert!(error.contains("\n  hint: correct `train` under `[data]`"), "{error}");
+    assert!(refused("region=eu").contains("there is no partition column `region`"));
+}
+
+#[test]
 fn a_configuration_that_does_not_fit_the_dataset_is_refused() {
     let dir = with_dataset();
     let refused = |from: &str, to: &str| {
