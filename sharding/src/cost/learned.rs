@@ -131,6 +131,9 @@ impl SetModel {
             return Some("its normalisation holds numbers that cannot be".to_owned());
         }
         let code = self.head.layers.first().map_or(0, |layer| layer.inputs);
+        if self.head.layers.first().is_some_and(|layer| layer.outputs % 4 != 0) {
+            return Some("its head's width is no multiple of 4".to_owned());
+        }
         if self.head.layers.len() != 2 || self.head.last_relu || !self.encoder.last_relu {
             return Some("its head is not of two layers, or ReLUs are where they should not be".to_owned());
         }
@@ -300,13 +303,18 @@ impl CostModel for LearnedCost {
     }
 
     fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
-        let hidden = sum.iter().zip(added).zip(&self.bias).zip(&self.output);
-        // Four sums, so that additions need not wait for each other.
-        let mut sums = [0.0; 4];
-        for (i, (((sum, added), bias), weight)) in hidden.enumerate() {
-            sums[i % 4] += (sum + added + bias).max(0.0) * weight;
+        // Four lanes, so that additions need not wait for each other; the head's width is a multiple of that.
+        const LANES: usize = 4;
+        let mut lanes = [0.0; LANES];
+        let blocks = sum.chunks_exact(LANES).zip(added.chunks_exact(LANES));
+        let weights = self.bias.chunks_exact(LANES).zip(self.output.chunks_exact(LANES));
+        for ((sum, added), (bias, weight)) in blocks.zip(weights) {
+            for k in 0..LANES {
+                let hidden = sum[k] + added[k] + bias[k];
+                lanes[k] += if hidden > 0.0 { hidden * weight[k] } else { 0.0 };
+            }
         }
-        let output = (sums[0] + sums[1]) + (sums[2] + sums[3]) + self.output_bias;
+        let output = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + self.output_bias;
         (output * self.file.compute.scale_ms).max(0.0)
     }
 
