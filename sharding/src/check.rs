@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use onefold_datasets::units::format_bytes;
 
-use crate::plan::{KIND, loads_by_rank, memory_bytes, no_such_rank};
+use crate::plan::{KIND, buffer_bytes, loads_by_rank, memory_bytes, no_such_rank};
 use crate::tables::check_size;
 use crate::{
     Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TableConfig, TablePlan, Topology,
@@ -58,9 +58,10 @@ impl Plan {
                 topology.ranks, topology.ranks_per_node
             )));
         }
-        let loads = loads_by_rank(tables, &self.tables, topology.ranks)?;
+        let loads = loads_by_rank(tables, &self.tables, topology)?;
         for (prediction, loads) in self.ranks.iter().zip(&loads) {
-            check_memory(prediction, memory_bytes(loads)?, topology.memory_bytes)?;
+            let needed = (memory_bytes(loads)?, buffer_bytes(loads, topology, self.batch_size));
+            check_memory(prediction, needed, topology.memory_bytes)?;
         }
         Ok(())
     }
@@ -161,19 +162,26 @@ impl Plan {
     }
 }
 
-fn check_memory(prediction: &RankPrediction, needed: u64, limit: u64) -> Result<()> {
+fn check_memory(prediction: &RankPrediction, needed: (u64, u64), limit: u64) -> Result<()> {
     let rank = prediction.rank;
-    if needed > limit {
-        let (holds, has, over) = (format_bytes(needed), format_bytes(limit), format_bytes(needed - limit));
+    let (shards, buffers) = needed;
+    let total = shards.saturating_add(buffers);
+    if total > limit {
+        let (has, over) = (format_bytes(limit), format_bytes(total - limit));
+        let (shards, buffers) = (format_bytes(shards), format_bytes(buffers));
         return Err(Error::plan(format!(
-            "rank {rank} would hold {holds} of tables and has {has}: {over} too much"
+            "rank {rank} would hold {shards} of tables and {buffers} of buffers and has {has}: {over} too much"
         )));
     }
-    if prediction.memory_bytes != needed {
+    if prediction.memory_bytes != shards {
         let said = prediction.memory_bytes;
         return Err(Error::plan(format!(
-            "`memory_bytes` of rank {rank} is {said}, its shards take {needed}"
+            "`memory_bytes` of rank {rank} is {said}, its shards take {shards}"
         )));
+    }
+    if prediction.buffer_bytes != buffers {
+        let said = prediction.buffer_bytes;
+        return Err(Error::plan(format!("`buffer_bytes` of rank {rank} is {said}, it needs {buffers}")));
     }
     Ok(())
 }
@@ -296,7 +304,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, GreedyBySize, IdPolicy, Pooling, Search};
+    use crate::{AnalyticCost, Greedy, IdPolicy, Pooling, Search};
 
     fn tables() -> Vec<Table> {
         vec![Table::new("user", 40, 8), Table::new("item", 30, 8), Table::new("city", 20, 8)]
@@ -307,7 +315,7 @@ mod tests {
     }
 
     fn plan(ranks: u32) -> Plan {
-        GreedyBySize.plan(&tables(), &topology(ranks), &AnalyticCost, 16).unwrap()
+        Greedy::BySize.plan(&tables(), &topology(ranks), &AnalyticCost, 16).unwrap()
     }
 
     /// The fault that `change` makes in a plan for two ranks.
@@ -413,8 +421,8 @@ mod tests {
         };
         assert_fault(fault(copies(&[0])), "the data_parallel table `user` has no copy on rank 1");
         assert_fault(fault(copies(&[0, 0])), "the data_parallel table `user` has two copies on rank 0");
-        // With both copies only the predicted memory is left to be wrong.
-        assert_fault(fault(copies(&[1, 0])), "`memory_bytes` of rank 1 is 1800, its shards take 3240");
+        // With both copies only the predicted bytes are left to be wrong.
+        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 2304, it needs 1280");
     }
 
     #[test]
@@ -439,7 +447,10 @@ mod tests {
         assert_fault(error, "it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine");
         let smaller = Topology::h100(2, 1500).unwrap();
         let error = plan(2).check(&tables(), &smaller).unwrap_err().to_string();
-        assert_fault(error, "rank 1 would hold 1.8 KiB of tables and has 1.5 KiB: 300 B too much");
+        assert_fault(
+            error,
+            "rank 0 would hold 1.4 KiB of tables and 2.2 KiB of buffers and has 1.5 KiB: 2.2 KiB too much",
+        );
     }
 
     fn configs() -> Vec<TableConfig> {
@@ -492,7 +503,7 @@ mod tests {
             let sound = cuts.iter().all(|(a, b)| a < b && *b <= 8);
             let once = (0..8).all(|column| shards.iter().filter(|shard| shard.columns.contains(&column)).count() == 1);
             let sharding_type = ShardingType::ColumnWise;
-            let table = TablePlan { name: "t".into(), rows: 3, dim: 8, sharding_type, shards };
+            let table = TablePlan { name: "t".into(), rows: 3, dim: 8, sharding_type, shards, reason: None };
             prop_assert_eq!(check_shards(&table, 1).is_ok(), sound && once);
         }
 
@@ -507,7 +518,7 @@ mod tests {
             let bounds: Vec<u64> = [0].into_iter().chain(cuts).chain([40]).collect();
             let shards = bounds.windows(2).map(|pair| Shard { rank: 0, rows: pair[0]..pair[1], columns: 0..8 }).collect();
             let sharding_type = ShardingType::RowWise;
-            let mut table = TablePlan { name: "t".into(), rows: 40, dim: 8, sharding_type, shards };
+            let mut table = TablePlan { name: "t".into(), rows: 40, dim: 8, sharding_type, shards, reason: None };
             prop_assert!(check_shards(&table, 1).is_ok());
             let shard = pick.index(table.shards.len());
             let rows = &mut table.shards[shard].rows;

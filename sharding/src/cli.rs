@@ -1,11 +1,12 @@
 //! The command line of `onefold-shard`: what is typed, checked before any file is touched.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_datasets::console::OutputOptions;
 use onefold_datasets::units::parse_bytes;
-use onefold_sharding::{MAX_RANKS, Topology};
+use onefold_sharding::{FeatureSet, MAX_RANKS, Topology};
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
 #[derive(Debug, Parser)]
@@ -21,23 +22,48 @@ const STEPS: &str = "\
 From a dataset to a plan:
   onefold-shard tables train.toml --data DATASET --out tables.json
   onefold-shard topology --ranks 8 --memory 60GiB --out topology.json
-  onefold-shard plan --tables tables.json --topology topology.json --out plan.json";
+  onefold-shard plan --tables tables.json --topology topology.json --out plan.json
+  onefold-shard show plan.json --html plan.html
+
+The searches beside each other:
+  onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out tasks
+  onefold-shard compare --tasks tasks";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Place tables on the ranks of a topology
     ///
     /// Writes `plan.json`: the rank and the exact row and column range of every shard, and the compute,
-    /// communication and memory predicted for every rank. Whole tables go onto ranks by size, the
-    /// largest first, each onto the rank with the least memory used. A plan never exceeds the memory of a rank; if
-    /// a table fits nowhere, nothing is written and the error says how much is missing.
+    /// communication and memory predicted for every rank. The search `beam` splits tables by columns and rows, copies small
+    /// ones, and places the shards so that the most expensive rank is as cheap as can be found. A plan never exceeds
+    /// the memory of a rank; if a table fits nowhere, nothing is written and the error says how much is missing.
     Plan(PlanArguments),
     /// Describe the tables of a model, from its training configuration and dataset
     ///
     /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give
     /// it, with the optimizer state of `[optimizer.tables]`. The pooling factor, the mean number of ids per
-    /// sample, comes from the statistics of the whole dataset.
+    /// sample, comes from the statistics of the partitions that `[data].train` chooses. With `--torchrec` the tables come
+    /// from JSON with the fields of TorchRec's `EmbeddingBagConfig` instead.
     Tables(TablesArguments),
+    /// Draw placement tasks like those of NeuroShard's benchmark
+    ///
+    /// Writes a folder per task with `tables.json` and `topology.json`. Tables are drawn with replacement from a pool of
+    /// 856 whose rows and pooling factors have the mean and deviation of Meta's public ones, with random dimensions.
+    Tasks(TasksArguments),
+    /// Run every search on the same tasks, and print their predicted costs
+    Compare(CompareArguments),
+    /// Train a cost model on measured costs
+    ///
+    /// Reads `costs.parquet` of `onefold-train profile`, trains NeuroShard's networks (computation, and both directions of
+    /// exchange where they were measured), and reports their errors on held-out samples beside a line through the same
+    /// features. A model that does not beat the line is not written.
+    Pretrain(PretrainArguments),
+    /// Show a plan: its ranks, the bottleneck, and why large tables stand where they do
+    Show(ShowArguments),
+    /// Show which tables two plans place differently
+    Diff(DiffArguments),
+    /// Write a plan as JSON that builds TorchRec's `ShardingPlan`
+    Export(ExportArguments),
     /// Describe the ranks that train together
     ///
     /// Writes `topology.json`, to be edited. The bandwidths default to GPUs of the H100 class: 3.35 TB/s of
@@ -55,18 +81,166 @@ pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub(crate) inputs: Inputs,
     #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// The search: ours, NeuroShard's as published, or a baseline
+    #[arg(long, default_value = "beam", value_parser = clap::builder::PossibleValuesParser::new(SEARCHES))]
+    pub(crate) search: String,
+    /// Seed of the search `random`; the others take no chances
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    #[command(flatten)]
     pub(crate) output: OutputFile,
+}
+
+/// The searches by name; a test holds them to those that there are.
+const SEARCHES: [&str; 8] = [
+    "beam",
+    "neuroshard",
+    "torchrec_default",
+    "greedy_by_size",
+    "greedy_by_dimension",
+    "greedy_by_lookups",
+    "greedy_by_size_times_lookups",
+    "random",
+];
+
+/// Which costs are predicted.
+#[derive(Debug, Args)]
+pub(crate) struct ModelOptions {
+    /// A learned cost model (`onefold-shard pretrain` writes one) [default: TorchRec's formulas]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// Take the model though it was trained on other hardware than the topology names
+    #[arg(long, requires = "model")]
+    pub(crate) any_hardware: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TasksArguments {
+    /// Tables of a task: a number, or a range like `10-60`
+    #[arg(long, value_name = "N", value_parser = parse_range)]
+    pub(crate) tables: RangeInclusive<usize>,
+    /// Number of ranks
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
+    pub(crate) ranks: u32,
+    /// Dimensions are 4, 8, 16, … up to this
+    #[arg(long, value_name = "D", default_value_t = 128)]
+    pub(crate) max_dim: u64,
+    /// Number of tasks
+    #[arg(long, value_name = "K", value_parser = parse_count)]
+    pub(crate) count: usize,
+    /// Another seed gives other tasks
+    #[arg(long, value_name = "S")]
+    pub(crate) seed: u64,
+    /// Memory of a rank
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
+    pub(crate) memory: u64,
+    /// Samples per step over all ranks
+    #[arg(long, value_name = "N", default_value_t = 65_536)]
+    pub(crate) samples: u64,
+    /// Directory to write; it must not be there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArguments {
+    /// Directory of tasks (`onefold-shard tasks` writes one)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tasks: PathBuf,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// Seed of the search `random`
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PretrainArguments {
+    /// Measured costs (`onefold-train profile` writes the file)
+    pub(crate) costs: PathBuf,
+    /// Passes over the training samples
+    #[arg(long, default_value_t = 300, value_parser = parse_count)]
+    pub(crate) epochs: usize,
+    /// Seed of the split, the initial weights and the order of samples
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// What the computation model sees: `full`, or `neuroshard`, its 20 features alone
+    #[arg(long, default_value = "full", value_parser = parse_features)]
+    pub(crate) features: FeatureSet,
+    /// Also report a model with NeuroShard's 20 features, to compare
+    #[arg(long)]
+    pub(crate) ablation: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputFile,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArguments {
+    /// The plan (`plan.json`)
+    pub(crate) plan: PathBuf,
+    /// Also write a self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Replace the page if it is there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiffArguments {
+    /// The first plan
+    pub(crate) before: PathBuf,
+    /// The second plan
+    pub(crate) after: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// The plan (`plan.json`)
+    pub(crate) plan: PathBuf,
+    /// Write what TorchRec reads; there is no other format yet
+    #[arg(long, required = true)]
+    pub(crate) torchrec: bool,
+    /// Path of the `EmbeddingBagCollection` in the model, such as `sparse_arch.embedding_bag_collection`
+    #[arg(long, value_name = "PATH", default_value = "")]
+    pub(crate) module: String,
+    /// Where shards stand
+    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) output: OutputFile,
+}
+
+/// A kind of device in TorchRec's placements.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Device {
+    Cuda,
+    Cpu,
+}
+
+impl Device {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cuda => "cuda",
+            Self::Cpu => "cpu",
+        }
+    }
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TablesArguments {
     /// The training configuration (`train.toml`)
-    pub(crate) config: PathBuf,
+    #[arg(required_unless_present = "torchrec", conflicts_with = "torchrec", requires = "data")]
+    pub(crate) config: Option<PathBuf>,
     /// Directory of the dataset
-    #[arg(long, value_name = "DATASET")]
-    pub(crate) data: PathBuf,
+    #[arg(long, value_name = "DATASET", requires = "config", conflicts_with = "torchrec")]
+    pub(crate) data: Option<PathBuf>,
+    /// Tables as JSON with TorchRec's field names, in place of a configuration and a dataset
+    #[arg(long, value_name = "FILE")]
+    pub(crate) torchrec: Option<PathBuf>,
     /// Dedupe factor of a feature group, as `onefold-read bench` measures it [default: 1 for every group]
-    #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse)]
+    #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
     #[command(flatten)]
     pub(crate) output: OutputFile,
@@ -77,7 +251,7 @@ pub(crate) struct TopologyArguments {
     /// Number of ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub(crate) ranks: u32,
-    /// Memory of a rank for tables and their optimizer state, like `60GiB`: what the device has, less what
+    /// Memory of a rank for tables, their optimizer state and exchange buffers, like `60GiB`: what the device has, less what
     /// activations, the dense model and the framework take
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) memory: u64,
@@ -93,6 +267,9 @@ pub(crate) struct TopologyArguments {
     /// Bandwidth of a rank to other machines, per second and direction
     #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_INTER_NODE_BANDWIDTH)]
     pub(crate) inter_node_bandwidth: f64,
+    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) hardware: Option<String>,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -148,6 +325,29 @@ impl GroupFactor {
     }
 }
 
+/// `20`, or `10-60`.
+fn parse_range(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let wrong = || format!("`{text}` is not a number of tables; write it like `20` or `10-60`");
+    let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
+    match text.split_once('-') {
+        None => number(text).map(|tables| tables..=tables),
+        Some((least, most)) => Ok(number(least)?..=number(most)?),
+    }
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| format!("`{text}` is not a number of at least 1"))
+}
+
+fn parse_features(text: &str) -> Result<FeatureSet, String> {
+    match text {
+        "full" => Ok(FeatureSet::Full),
+        "neuroshard" => Ok(FeatureSet::Neuroshard),
+        _ => Err(format!("`{text}` is not a set of features; give `full` or `neuroshard`")),
+    }
+}
+
 /// Bytes per second: a number like `3.35e12`, or a size like `450GB`.
 fn parse_bandwidth(text: &str) -> Result<f64, String> {
     let number = text.trim().parse::<f64>().or_else(|_| parse_bytes(text).map(|bytes| bytes as f64));
@@ -166,6 +366,24 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_searches_are_those_that_there_are() {
+        let mut known: Vec<String> =
+            onefold_sharding::searches(1).iter().map(|search| search.id().to_owned()).collect();
+        known.sort();
+        let mut offered = SEARCHES.to_vec();
+        offered.sort_unstable();
+        assert_eq!(known, offered);
+    }
+
+    #[test]
+    fn a_range_is_a_number_or_two() {
+        assert_eq!(parse_range("20"), Ok(20..=20));
+        assert_eq!(parse_range("10-60"), Ok(10..=60));
+        assert!(parse_range("ten").unwrap_err().contains("write it like `20` or `10-60`"));
+        assert!(parse_count("0").is_err());
     }
 
     #[test]

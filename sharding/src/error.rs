@@ -63,12 +63,12 @@ pub enum Error {
         format_bytes(*left_bytes),
         format_bytes(*capacity_bytes),
         format_bytes(needed_bytes.saturating_sub(*left_bytes)),
-        room_hint(*needed_bytes, *capacity_bytes)
+        room_hint(*needed_bytes, *capacity_bytes, *splits)
     )]
     DoesNotFit {
         /// The table.
         table: String,
-        /// Its memory with optimizer state.
+        /// Its memory, or that of its smallest shard, with optimizer state and buffers.
         needed_bytes: u64,
         /// The rank with the most memory left.
         rank: u32,
@@ -76,19 +76,24 @@ pub enum Error {
         left_bytes: u64,
         /// The memory of a rank.
         capacity_bytes: u64,
+        /// Whether the search splits tables.
+        splits: bool,
     },
 
-    /// A cost model was asked for a sharding type that it has no formula for.
+    /// All tables together are larger than all ranks together.
     #[error(
-        "cost model `{model}` has no formula for the {sharding_type} table `{table}`\n  hint: choose another cost model, or place the table table_wise or column_wise"
+        "the tables do not fit: with optimizer state and buffers they need {}, {ranks} ranks have {} together, so {} are missing\n  hint: add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables",
+        format_bytes(*needed_bytes),
+        format_bytes(*capacity_bytes),
+        format_bytes(needed_bytes.saturating_sub(*capacity_bytes))
     )]
-    Unpriced {
-        /// The cost model's id.
-        model: String,
-        /// The table.
-        table: String,
-        /// How the table is sharded.
-        sharding_type: &'static str,
+    NoRoom {
+        /// What all tables need.
+        needed_bytes: u64,
+        /// What all ranks have.
+        capacity_bytes: u64,
+        /// The ranks.
+        ranks: u32,
     },
 }
 
@@ -101,6 +106,16 @@ impl Error {
     pub(crate) fn plan(message: impl Into<String>) -> Self {
         let hint = "make the plan again with `onefold-shard plan`".to_owned();
         Self::Plan { message: message.into(), hint }
+    }
+
+    /// The same error, saying which table it is about.
+    pub(crate) fn of_table(self, table: &str) -> Self {
+        match self {
+            Self::Invalid { message, hint } => {
+                Self::Invalid { message: format!("table `{table}`: {message}"), hint }
+            }
+            other => other,
+        }
     }
 
     /// The same error, saying in which file the wrong value stands.
@@ -117,12 +132,14 @@ impl Error {
     }
 }
 
-/// Another rank helps only a table that a whole rank has room for.
-fn room_hint(needed: u64, capacity: u64) -> &'static str {
-    if needed > capacity {
-        "it is larger than a whole rank and this search does not split tables; raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
-    } else {
+/// Another rank helps only a table that a whole rank has room for, or that can be split further.
+fn room_hint(needed: u64, capacity: u64, splits: bool) -> &'static str {
+    if needed <= capacity {
         "add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
+    } else if splits {
+        "it does not split further, its columns only into multiples of 4 and its rows over the ranks; raise `memory_bytes` in the topology, add ranks, or lower the table's `rows` or `dim`"
+    } else {
+        "it is larger than a whole rank and this search does not split tables; plan with `--search beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
     }
 }
 

@@ -17,14 +17,13 @@
 //! [`TableConfig`] per sparse feature; the trainer and the planner share it, so they agree on the tables.
 //!
 //! ```
-//! use onefold_sharding::{AnalyticCost, GreedyBySize, Search, Table, Topology};
+//! use onefold_sharding::{AnalyticCost, Beam, Search, Table, Topology};
 //!
 //! let tables = [Table::new("user_id", 1_000_000, 64), Table::new("item_id", 50_000, 64)];
 //! let topology = Topology::h100(2, 80 << 30)?;
-//! let plan = GreedyBySize.plan(&tables, &topology, &AnalyticCost, 2_048)?;
+//! let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 2_048)?;
 //! plan.check(&tables, &topology)?;
-//! assert_eq!(plan.tables[0].shards[0].rank, 0);
-//! assert_eq!(plan.tables[1].shards[0].rank, 1);
+//! assert!(plan.ranks.iter().all(|rank| rank.total_bytes() <= topology.memory_bytes));
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```
 //!
@@ -32,21 +31,47 @@
 //! this one.
 #![forbid(unsafe_code)]
 
+mod access;
 mod check;
+mod compare;
 mod cost;
+mod costs;
+mod diff;
 mod error;
 mod files;
-mod greedy;
+mod nn;
 mod plan;
+mod pool;
+mod pretrain;
+mod search;
+mod show;
+mod statistics;
 mod table;
 mod tables;
+mod tasks;
 mod topology;
+pub mod torchrec;
 
-pub use cost::{AnalyticCost, CostModel, RankCost, ShardLoad};
+pub use access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
+pub use compare::{Comparison, MethodFigures, compare, searches};
+pub use cost::analytic::AnalyticCost;
+pub use cost::features::{FeatureSet, ShardFeatures};
+pub use cost::learned::{Fit, LearnedCost, ModelFile, ModelReport};
+pub use cost::{CostModel, LinkBytes, RankCost, RankLoad, ShardLoad, Traffic, Work};
+pub use costs::{ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample};
+pub use diff::{PlanDiff, TableChange, diff};
 pub use error::{Error, Result};
 pub use files::claim_output;
-pub use greedy::{GreedyBySize, Search};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
+pub use pool::{POOL_EMPTY_TABLES, POOL_POOLING, POOL_ROWS, POOL_TABLES, PoolTable, pool};
+pub use pretrain::{PretrainOptions, pretrain};
+pub use search::Search;
+pub use search::beam::Beam;
+pub use search::greedy::Greedy;
+pub use search::torchrec::TorchrecDefault;
+pub use show::html;
+pub use statistics::{kendall_tau, mean_squared_error};
 pub use table::{DataType, Table, TableFile, TableOptimizer};
 pub use tables::{EmbeddingConfig, IdPolicy, Pooling, TableConfig, TableOverride, check_ids, resolve_tables};
+pub use tasks::{TABLES_FILE, TOPOLOGY_FILE, Task, TaskOptions, tasks};
 pub use topology::{MAX_RANKS, Topology};

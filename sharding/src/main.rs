@@ -17,7 +17,13 @@ fn main() -> ExitCode {
     let printer = Printer::new(cli.output);
     console::run(|| match &cli.command {
         Command::Plan(arguments) => commands::plan(arguments, &printer),
-        Command::Tables(arguments) => commands::tables(arguments, &printer),
+        Command::Tables(arguments) => commands::tables::tables(arguments, &printer),
+        Command::Tasks(arguments) => commands::tables::tasks_command(arguments, &printer),
+        Command::Compare(arguments) => commands::compare::compare_command(arguments, &printer),
+        Command::Pretrain(arguments) => commands::pretrain::pretrain_command(arguments, &printer),
+        Command::Show(arguments) => commands::show::show(arguments, &printer),
+        Command::Diff(arguments) => commands::show::diff_command(arguments, &printer),
+        Command::Export(arguments) => commands::show::export(arguments, &printer),
         Command::Topology(arguments) => commands::topology(arguments, &printer),
         Command::Check(arguments) => commands::check(arguments, &printer),
     })

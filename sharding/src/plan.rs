@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cost::rank_costs;
 use crate::files::{self, FileKind};
 use crate::{CostModel, Error, Result, ShardLoad, Table, Topology};
 
@@ -30,6 +31,9 @@ pub struct Plan {
     pub topology: Topology,
     /// The predicted cost of the most expensive rank, which all others wait for, in milliseconds per step.
     pub max_cost_ms: f64,
+    /// What one should know of the predictions, such as that a shard is unlike any that was measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The predictions, by rank from 0.
     pub ranks: Vec<RankPrediction>,
     /// The tables, in feature order.
@@ -48,9 +52,17 @@ pub struct RankPrediction {
     pub communication_ms: f64,
     /// Bytes of the rank's shards with their optimizer state.
     pub memory_bytes: u64,
+    /// Bytes to exchange ids, vectors and gradients with the other ranks.
+    #[serde(default)]
+    pub buffer_bytes: u64,
 }
 
 impl RankPrediction {
+    /// Bytes of shards, optimizer state and buffers together.
+    pub fn total_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_add(self.buffer_bytes)
+    }
+
     /// Compute and communication together, in milliseconds per step.
     pub fn cost_ms(&self) -> f64 {
         self.compute_ms + self.communication_ms
@@ -71,6 +83,9 @@ pub struct TablePlan {
     pub sharding_type: ShardingType,
     /// The parts.
     pub shards: Vec<Shard>,
+    /// Why it stands where it does, of the tables that matter most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// The ways to divide a table.
@@ -138,6 +153,7 @@ impl TablePlan {
             dim: table.dim,
             sharding_type: ShardingType::TableWise,
             shards,
+            reason: None,
         }
     }
 }
@@ -157,16 +173,16 @@ impl Plan {
         cost_model: &dyn CostModel,
         batch_size: u64,
     ) -> Result<Self> {
-        let loads = loads_by_rank(tables, &placed, topology.ranks)?;
+        let loads = loads_by_rank(tables, &placed, topology)?;
+        let costs = rank_costs(cost_model, &loads, topology, batch_size)?;
         let mut ranks = Vec::with_capacity(loads.len());
-        for (rank, loads) in (0..).zip(&loads) {
-            let cost = cost_model.rank_cost(loads, topology, batch_size)?;
-            let (compute_ms, communication_ms) = (cost.compute_ms, cost.communication_ms);
+        for ((rank, loads), cost) in (0..).zip(&loads).zip(costs) {
             ranks.push(RankPrediction {
                 rank,
-                compute_ms,
-                communication_ms,
+                compute_ms: cost.compute_ms,
+                communication_ms: cost.communication_ms,
                 memory_bytes: memory_bytes(loads)?,
+                buffer_bytes: buffer_bytes(loads, topology, batch_size),
             });
         }
         Ok(Self {
@@ -176,6 +192,7 @@ impl Plan {
             batch_size,
             topology: topology.clone(),
             max_cost_ms: ranks.iter().map(RankPrediction::cost_ms).fold(0.0, f64::max),
+            notes: cost_model.notes(&loads, topology, batch_size),
             ranks,
             tables: placed,
         })
@@ -212,10 +229,10 @@ impl Plan {
 pub(crate) fn loads_by_rank<'a>(
     tables: &'a [Table],
     placed: &'a [TablePlan],
-    ranks: u32,
+    topology: &Topology,
 ) -> Result<Vec<Vec<ShardLoad<'a>>>> {
     let by_name: HashMap<&str, &Table> = tables.iter().map(|table| (table.name.as_str(), table)).collect();
-    let mut loads = vec![Vec::new(); ranks as usize];
+    let mut loads = vec![Vec::new(); topology.ranks as usize];
     for plan in placed {
         let Some(&table) = by_name.get(plan.name.as_str()) else {
             return Err(Error::plan(format!(
@@ -223,11 +240,13 @@ pub(crate) fn loads_by_rank<'a>(
                 plan.name
             )));
         };
+        let nodes = || plan.shards.iter().map(|shard| shard.rank / topology.ranks_per_node.max(1));
+        let within_node = nodes().min() == nodes().max();
         for shard in &plan.shards {
             let Some(rank) = loads.get_mut(shard.rank as usize) else {
-                return Err(no_such_rank(&plan.name, shard.rank, ranks));
+                return Err(no_such_rank(&plan.name, shard.rank, topology.ranks));
             };
-            rank.push(ShardLoad { table, sharding_type: plan.sharding_type, shard });
+            rank.push(ShardLoad { table, sharding_type: plan.sharding_type, shard, within_node });
         }
     }
     Ok(loads)
@@ -251,10 +270,15 @@ pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
     Ok(sum)
 }
 
+/// Bytes of a rank's buffers; a sum that saturates is over every limit.
+pub(crate) fn buffer_bytes(loads: &[ShardLoad<'_>], topology: &Topology, batch_size: u64) -> u64 {
+    loads.iter().fold(0, |sum: u64, load| sum.saturating_add(load.buffer_bytes(topology, batch_size)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GreedyBySize, Search};
+    use crate::{Greedy, Search};
 
     /// Costs that a person can add up: 1 ms of compute and half a ms of communication per table.
     struct PerShard;
@@ -264,15 +288,27 @@ mod tests {
             "per_shard"
         }
 
-        fn rank_cost(&self, shards: &[ShardLoad<'_>], _: &Topology, _: u64) -> Result<crate::RankCost> {
-            let count = shards.len() as f64;
-            Ok(crate::RankCost { compute_ms: count, communication_ms: 0.5 * count })
+        fn width(&self) -> usize {
+            1
+        }
+
+        fn contribution(&self, _: &ShardLoad<'_>, _: &Topology, _: u64, out: &mut [f64]) -> Result<()> {
+            out[0] = 1.0;
+            Ok(())
+        }
+
+        fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
+            sum[0] + added[0]
+        }
+
+        fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology) -> Vec<f64> {
+            ranks.iter().map(|rank| 0.5 * rank.compute_ms).collect()
         }
     }
 
     fn plan() -> Plan {
         let tables = [Table::new("a", 30, 4), Table::new("b", 20, 4), Table::new("c", 10, 4)];
-        GreedyBySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 8).unwrap()
+        Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 8).unwrap()
     }
 
     #[test]
@@ -281,7 +317,13 @@ mod tests {
         assert_eq!(plan.max_cost_ms, 3.0);
         assert_eq!(
             plan.bottleneck().unwrap(),
-            &RankPrediction { rank: 1, compute_ms: 2.0, communication_ms: 1.0, memory_bytes: 600 }
+            &RankPrediction {
+                rank: 1,
+                compute_ms: 2.0,
+                communication_ms: 1.0,
+                memory_bytes: 600,
+                buffer_bytes: 2 * (16 * (8 + 2 * 4 * 4))
+            }
         );
         assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);
     }

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::access::{ACCESS_BATCH, AccessBins};
 use crate::files::{self, FileKind};
 use crate::tables::check_size;
-use crate::{Error, Pooling, Result};
+use crate::{Error, Pooling, Result, ShardingType, Topology};
 
 const KIND: FileKind = FileKind {
     version: 1,
@@ -41,6 +42,9 @@ pub struct Table {
     /// A batch's values ÷ the values of its distinct rows, 1 or more; 1 means no deduplication.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
+    /// How often its rows are looked up; absent, all rows are taken as equally likely.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_bins: Option<AccessBins>,
 }
 
 fn one() -> f64 {
@@ -54,6 +58,10 @@ pub enum DataType {
     /// IEEE 754 single precision.
     #[default]
     Fp32,
+    /// IEEE 754 half precision.
+    Fp16,
+    /// The upper half of a single-precision number.
+    Bf16,
 }
 
 impl DataType {
@@ -61,6 +69,7 @@ impl DataType {
     pub fn bytes(self) -> u64 {
         match self {
             Self::Fp32 => 4,
+            Self::Fp16 | Self::Bf16 => 2,
         }
     }
 }
@@ -92,7 +101,14 @@ impl Table {
             pooling: Pooling::default(),
             pooling_factor: 1.0,
             dedupe_factor: 1.0,
+            access_bins: None,
         }
+    }
+
+    /// How often its rows are looked up: as given, or as if all rows were equally likely.
+    pub fn accesses(&self) -> AccessBins {
+        self.access_bins
+            .unwrap_or_else(|| AccessBins::uniform(self.rows, self.pooling_factor * ACCESS_BATCH as f64))
     }
 
     /// Bytes of the whole table: weights and optimizer state, not activations or gradients.
@@ -154,6 +170,9 @@ impl Table {
                 message,
                 "give the values of a batch ÷ those of its distinct rows; 1 is no deduplication",
             );
+        }
+        if let Some(Err(Error::Invalid { message, hint })) = self.access_bins.map(|bins| bins.validate()) {
+            return wrong(message, &hint);
         }
         self.memory_bytes().map(drop)
     }
@@ -217,6 +236,39 @@ impl TableFile {
     }
 }
 
+/// Bytes that a shard needs to exchange ids and vectors with the other ranks: the ids it is sent, the vectors it sends,
+/// and their gradients. A data-parallel table needs a dense gradient instead; a single rank nothing.
+///
+/// `parts` are the row shards that the table's ids divide over, 1 unless it is row-wise.
+pub(crate) fn exchange_buffer_bytes(
+    table: &Table,
+    sharding_type: ShardingType,
+    columns: u64,
+    parts: u64,
+    topology: &Topology,
+    batch_size: u64,
+) -> u64 {
+    if topology.ranks == 1 {
+        return 0;
+    }
+    let columns = columns as f64;
+    let bytes = if sharding_type == ShardingType::DataParallel {
+        table.rows as f64 * columns * ACTIVATION_BYTES
+    } else {
+        let lists = batch_size as f64 * f64::from(topology.ranks) / table.dedupe_factor;
+        let ids = lists * table.pooling_factor / parts.max(1) as f64;
+        let vectors = if table.pooling == Pooling::Attention { ids } else { lists };
+        ids * ID_BYTES + 2.0 * vectors * columns * ACTIVATION_BYTES
+    };
+    // A sum that saturates is over every limit.
+    bytes.ceil() as u64
+}
+
+/// Bytes of an id.
+pub(crate) const ID_BYTES: f64 = 8.0;
+/// Vectors and gradients travel in single precision.
+pub(crate) const ACTIVATION_BYTES: f64 = 4.0;
+
 /// Checks that these tables can stand side by side: there is one, each can exist, no name is used twice.
 pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
     if tables.is_empty() {
@@ -272,6 +324,10 @@ mod tests {
             table.dedupe_factor = wrong;
             assert!(table.validate().unwrap_err().to_string().contains("`dedupe_factor` is"), "{wrong}");
         }
+        assert!(
+            refused(|table| table.access_bins = Some(AccessBins([0.1; 17])))
+                .starts_with("table `t`: `access_bins` sum to 1.7")
+        );
         assert!(refused(|table| table.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: "));
     }
 

@@ -30,7 +30,8 @@ pub struct Topology {
     pub ranks: u32,
     /// Ranks of one machine; divides `ranks`.
     pub ranks_per_node: u32,
-    /// Bytes that a rank has for tables and their optimizer state, after what the rest of training takes.
+    /// Bytes that a rank has for tables, their optimizer state and the buffers to exchange their vectors, after what the
+    /// rest of training takes.
     /// In the file a number, or a text such as `"32GiB"`.
     #[serde(deserialize_with = "bytes")]
     pub memory_bytes: u64,
@@ -40,6 +41,9 @@ pub struct Topology {
     pub intra_node_bandwidth_bytes_per_second: f64,
     /// Bandwidth between two ranks of different machines.
     pub inter_node_bandwidth_bytes_per_second: f64,
+    /// The hardware of a rank, as `onefold-train profile` names it; learned cost models are for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hardware: Option<String>,
 }
 
 impl Topology {
@@ -67,6 +71,7 @@ impl Topology {
             memory_bandwidth_bytes_per_second: Self::H100_MEMORY_BANDWIDTH,
             intra_node_bandwidth_bytes_per_second: Self::H100_INTRA_NODE_BANDWIDTH,
             inter_node_bandwidth_bytes_per_second: Self::H100_INTER_NODE_BANDWIDTH,
+            hardware: None,
         };
         topology.validate()?;
         Ok(topology)
@@ -90,6 +95,11 @@ impl Topology {
     /// [`Error::Io`] if it cannot be written; an old file is then untouched.
     pub fn store(&self, path: &Path) -> Result<()> {
         files::store(path, self)
+    }
+
+    /// Machines.
+    pub fn nodes(&self) -> u32 {
+        self.ranks / self.ranks_per_node.max(1)
     }
 
     /// The bandwidth at which a rank exchanges data with all others: that of the slowest link it uses.
@@ -150,7 +160,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         type Value = u64;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number of bytes or a size like \"32GiB\"")
+            f.write_str("a number of bytes or a size like \"32GiB\", the same for all ranks")
         }
 
         fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<u64, E> {
@@ -183,6 +193,8 @@ mod tests {
         assert!(parse("\"32 parsecs\"").unwrap_err().to_string().contains("`32 parsecs` is not a size"));
         assert!(parse("-5").unwrap_err().to_string().contains("expected a number of bytes or a size"));
         assert!(parse("1.5").is_err());
+        // Ranks of unequal memory are not planned for.
+        assert!(parse("[1024, 2048]").unwrap_err().to_string().contains("the same for all ranks"));
     }
 
     #[test]

@@ -13,11 +13,20 @@ const FORMAT_VERSION: u32 = 1;
 /// What a training configuration says about tables. Other sections and keys are the trainer's.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TrainConfig {
+    #[serde(default)]
+    pub(crate) data: DataSection,
     pub(crate) train: TrainSection,
     pub(crate) embedding: EmbeddingConfig,
     #[serde(default)]
     pub(crate) tables: BTreeMap<String, TableOverride>,
     pub(crate) optimizer: OptimizerSection,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct DataSection {
+    /// The partitions that are trained on; all if empty.
+    #[serde(default)]
+    pub(crate) train: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -56,7 +65,7 @@ impl TrainConfig {
             }
             other => other?,
         };
-        let hint = "correct it; `[train]`, `[embedding]`, `[tables]` and `[optimizer.tables]` are read here";
+        let hint = "correct it; `[data]`, `[train]`, `[embedding]`, `[tables]` and `[optimizer.tables]` are read here";
         parse_toml(&text, FORMAT_VERSION, hint).map_err(|(message, hint)| wrong(message, &hint))
     }
 }

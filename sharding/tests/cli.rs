@@ -66,7 +66,7 @@ impl Dir {
             "tables.json",
             &format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#),
         );
-        dir.run("topology --ranks 2 --memory 1MiB --out topology.json").succeeded();
+        dir.run("topology --ranks 2 --memory 2MiB --out topology.json").succeeded();
         dir
     }
 }
@@ -104,19 +104,20 @@ const PLAN: &str = "plan --tables tables.json --topology topology.json --out pla
 #[test]
 fn a_plan_is_printed_written_and_checked() {
     let dir = Dir::with_inputs();
-    let summary = dir.run(PLAN).succeeded();
-    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. A table computes
+    let summary = dir.run(&format!("{PLAN} --search greedy_by_size")).succeeded();
+    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. Each table has buffers of
+    // 512 · (2 · 8 + 2 · 64 · 4) B. A table computes
     // (1,024 · 8 + 1,024 · 256 + 512 · 256) B · 1.15 · 3 ÷ 3.35e12 B/s and exchanges 2 · 512 · 256 B at 4.5e11 B/s.
     let lines: Vec<&str> = summary.lines().collect();
     assert_eq!(
         lines[..6],
         [
-            "rank  tables      memory   compute ms   communication ms      cost ms",
-            "   0       1   761.7 KiB       0.0004             0.0006       0.0010",
-            "   1       2   634.8 KiB       0.0008             0.0012       0.0020",
+            "rank  shards      memory   compute ms   communication ms      cost ms",
+            "   0       1     1.0 MiB       0.0004             0.0006       0.0010",
+            "   1       2     1.1 MiB       0.0008             0.0012       0.0020",
             "",
             "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v1",
-            "Memory: the fullest rank holds 761.7 KiB of 1.0 MiB",
+            "Memory: the fullest rank holds 1.1 MiB of 2.0 MiB",
         ]
     );
     assert!(
@@ -130,7 +131,7 @@ fn a_plan_is_printed_written_and_checked() {
     let checked = dir.run("check plan.json --tables tables.json --topology topology.json").succeeded();
     assert_eq!(
         checked,
-        "`plan.json` is valid: 3 tables on 2 ranks, the fullest rank holds 761.7 KiB of 1.0 MiB\n"
+        "`plan.json` is valid: 3 tables on 2 ranks, the fullest rank holds 1.1 MiB of 2.0 MiB\n"
     );
     assert_eq!(dir.names(), ["plan.json", "tables.json", "topology.json"]);
 }
@@ -138,12 +139,12 @@ fn a_plan_is_printed_written_and_checked() {
 #[test]
 fn json_has_the_same_figures_as_the_plan() {
     let dir = Dir::with_inputs();
-    let figures = dir.run(&format!("{PLAN} --json")).json();
+    let figures = dir.run(&format!("{PLAN} --search greedy_by_size --json")).json();
     let plan = Plan::load(&dir.path("plan.json")).unwrap();
     assert_eq!(figures["plan"], "plan.json");
     assert_eq!((figures["tables"].as_u64(), figures["ranks"].as_u64()), (Some(3), Some(2)));
     assert_eq!(figures["bottleneck_rank"], 1);
-    assert_eq!(figures["max_memory_bytes"], 780_000);
+    assert_eq!(figures["max_memory_bytes"], 2_500 * 65 * 4 + 2 * 512 * (16 + 512));
     assert!((figures["max_cost_ms"].as_f64().unwrap() - plan.max_cost_ms).abs() < 1e-12);
     assert!(figures["plan_seconds"].as_f64().unwrap() <= figures["wall_seconds"].as_f64().unwrap());
     let checked = dir.run("check plan.json --tables tables.json --topology topology.json --json").json();
@@ -223,13 +224,19 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     dir.run("topology --ranks 2 --memory 700000 --out topology.json --overwrite").succeeded();
     assert_eq!(
         dir.run(PLAN).failed(),
-        "error: table `user` fits on no rank: it needs 761.7 KiB, rank 0 has the most left with 683.6 KiB of 683.6 KiB, \
-         so 78.1 KiB are missing\n  hint: it is larger than a whole rank and this search does not split tables; raise \
-         `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+        "error: the tables do not fit: with optimizer state and buffers they need 2.1 MiB, 2 ranks have 1.3 MiB together, \
+         so 821.3 KiB are missing\n  hint: add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of \
+         the tables"
+    );
+    assert_eq!(
+        dir.run(&format!("{PLAN} --search greedy_by_size")).failed(),
+        "error: table `user` fits on no rank: it needs 1.0 MiB, rank 0 has the most left with 683.6 KiB of 683.6 KiB, so \
+         342.1 KiB are missing\n  hint: it is larger than a whole rank and this search does not split tables; plan with \
+         `--search beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
     );
     dir.run("topology --ranks 1 --memory 1MiB --out topology.json --overwrite").succeeded();
     let error = dir.run(PLAN).failed();
-    assert!(error.starts_with("error: table `item` fits on no rank"), "{error}");
+    assert!(error.starts_with("error: the tables do not fit"), "{error}");
     assert!(error.contains("\n  hint: add ranks or raise `memory_bytes` in the topology"), "{error}");
     assert!(!dir.path("plan.json").exists());
 }
@@ -237,13 +244,13 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
 #[test]
 fn check_refuses_a_plan_of_other_tables_or_ranks() {
     let dir = Dir::with_inputs();
-    dir.run(PLAN).succeeded();
+    dir.run(&format!("{PLAN} --search greedy_by_size")).succeeded();
     let check = "check plan.json --tables tables.json --topology topology.json";
     dir.run("topology --ranks 2 --memory 700000 --out topology.json --overwrite").succeeded();
     assert_eq!(
         dir.run(check).failed(),
-        "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and has 683.6 KiB: 78.1 KiB \
-         too much\n  hint: make the plan again with `onefold-shard plan`"
+        "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and 264.0 KiB of buffers \
+         and has 683.6 KiB: 342.1 KiB too much\n  hint: make the plan again with `onefold-shard plan`"
     );
     dir.run("topology --ranks 4 --memory 1MiB --out topology.json --overwrite").succeeded();
     assert!(
@@ -261,7 +268,7 @@ fn check_refuses_a_plan_of_other_tables_or_ranks() {
 fn check_tells_when_predictions_are_for_another_machine() {
     let dir = Dir::with_inputs();
     dir.run(PLAN).succeeded();
-    dir.run("topology --ranks 2 --memory 1MiB --memory-bandwidth 2TB --out topology.json --overwrite")
+    dir.run("topology --ranks 2 --memory 2MiB --memory-bandwidth 2TB --out topology.json --overwrite")
         .succeeded();
     let check = "check plan.json --tables tables.json --topology topology.json";
     assert!(
@@ -399,6 +406,42 @@ fn tables_come_from_the_configuration_and_the_statistics() {
             .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap())
             .is_ok()
     );
+}
+
+#[test]
+fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
+    let dir = with_dataset();
+    // The dataset again with two partitions: the lists of the held-out one are ten times as long.
+    let path = dir.path("dataset").join(MANIFEST_FILE);
+    let mut manifest: Manifest = serde_json::from_str(&fs_err::read_to_string(&path).unwrap()).unwrap();
+    let part = |split: &str, values: u64| {
+        let mut partition = manifest.partitions[0].clone();
+        partition.key = onefold_datasets::PartitionKey::parse(&format!("split={split}")).unwrap();
+        let all = manifest.statistics.features.clone();
+        partition.features =
+            all.into_iter().map(|(name, found)| (name, FeatureStatistics { values, ..found })).collect();
+        partition.samples = 50;
+        partition.files[0].samples = 50;
+        partition
+    };
+    manifest.partitions = vec![part("holdout", 5_000), part("train", 500)];
+    fs_err::write(&path, serde_json::to_string(&manifest).unwrap()).unwrap();
+    let pooling_factor = |train: &str| {
+        dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
+        dir.run(&format!("{TABLES} --overwrite")).succeeded();
+        TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor
+    };
+    assert_eq!(pooling_factor("split=train"), 10.0);
+    assert_eq!(pooling_factor("split=holdout"), 100.0);
+    assert_eq!(pooling_factor(""), 25.5);
+    let refused = |train: &str| {
+        dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
+        dir.run(&format!("{TABLES} --overwrite")).failed()
+    };
+    let error = refused("split=other");
+    assert!(error.contains("no partition with samples fits `train = \"split=other\"`"), "{error}");
+    assert!(error.contains("\n  hint: correct `train` under `[data]`"), "{error}");
+    assert!(refused("region=eu").contains("there is no partition column `region`"));
 }
 
 #[test]

@@ -12,6 +12,8 @@
 //! gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are the loops;
 //! [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures steps.
 //!
+//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
+//!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
 
 pub mod bench;
@@ -27,6 +29,7 @@ pub mod metrics;
 pub mod model;
 pub mod optimizer;
 mod preprocess;
+pub mod profile;
 pub mod tensorboard;
 mod tensors;
 mod train;

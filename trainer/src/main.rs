@@ -5,13 +5,16 @@ mod bench_command;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
+use onefold_sharding::claim_output;
 use onefold_trainer::metrics::Figures;
+use onefold_trainer::profile::{ProfileOptions, profile};
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
     TrainOptions, TrainSummary, evaluate, export,
@@ -53,6 +56,41 @@ enum Command {
     ///
     /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
     Bench(bench_command::BenchArguments),
+    /// Measure what tables cost on this machine, for `onefold-shard pretrain`
+    ///
+    /// Looks up and updates random sets of tables with the kernels that train, and writes `costs.parquet`. Several ranks are
+    /// not measured yet: a model of these costs takes bytes ÷ bandwidth for communication.
+    ///
+    /// Example: onefold-train profile --sets 1000 --samples 8192 --out costs.parquet
+    Profile(ProfileArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct ProfileArguments {
+    /// Sets of tables to measure, about half a second each
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    sets: usize,
+    /// Samples per step, before deduplication
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    /// The most memory of a set's tables
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "512MiB")]
+    memory: u64,
+    /// Another seed gives other sets
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = DeviceArgument::Cpu)]
+    device: DeviceArgument,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    overwrite: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -183,6 +221,7 @@ fn main() -> ExitCode {
             Ok(printer.summary(&text, &summary)?)
         }
         Command::Bench(arguments) => bench_command::run(arguments, &printer),
+        Command::Profile(arguments) => profile_tables(arguments, &printer),
     })
 }
 
@@ -226,6 +265,39 @@ fn describe_size(size: &ModelSize) -> String {
         format_bytes(size.model_bytes),
         format_bytes(size.reader_bytes),
     )
+}
+
+fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> anyhow::Result<()> {
+    claim_output(&arguments.out, arguments.overwrite)?;
+    let threads = match arguments.device {
+        DeviceArgument::Cpu => arguments.threads.map_or_else(available_threads, usize::from),
+    };
+    let options = ProfileOptions {
+        sets: arguments.sets,
+        samples: arguments.samples as usize,
+        memory_bytes: arguments.memory,
+        threads,
+        seed: arguments.seed,
+    };
+    let started = Instant::now();
+    let costs = profile(&options, printer)?;
+    costs.store(&arguments.out)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let text = format!(
+        "{} sets of tables measured on {}, kernels {}, in {seconds:.1} s, written to `{}`",
+        format_count(costs.compute.len() as u64),
+        costs.machine,
+        costs.kernel_version,
+        arguments.out.display()
+    );
+    let json = serde_json::json!({
+        "costs": arguments.out,
+        "sets": costs.compute.len(),
+        "machine": costs.machine,
+        "kernel_version": costs.kernel_version,
+        "wall_seconds": seconds,
+    });
+    Ok(printer.summary(&text, &json)?)
 }
 
 fn describe_run(summary: &TrainSummary, out: &Path) -> String {

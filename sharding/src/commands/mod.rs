@@ -1,23 +1,31 @@
 //! The commands of `onefold-shard`, one function each.
 
+pub(crate) mod compare;
+pub(crate) mod pretrain;
+pub(crate) mod show;
+pub(crate) mod tables;
+
 use std::fmt::Write;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use onefold_datasets::console::Printer;
 use onefold_datasets::units::{format_bytes, format_count};
-use onefold_datasets::{FeatureGroup, Manifest, suggest};
 use onefold_sharding::{
-    AnalyticCost, Error, GreedyBySize, Plan, Pooling, Search, Table, TableConfig, TableFile, Topology,
-    check_ids, claim_output, resolve_tables,
+    AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile, Topology,
+    claim_output, searches,
 };
 use serde_json::{Value, json};
 
-use crate::cli::{CheckArguments, GroupFactor, PlanArguments, TablesArguments, TopologyArguments};
-use crate::train_config::TrainConfig;
+use crate::cli::{CheckArguments, ModelOptions, PlanArguments, TopologyArguments};
 
-/// Why a cost is lower than what training will take.
-const ATTENTION_NOTE: &str = "one vector per id is priced, the attention block itself is not";
+/// The cost model that was asked for.
+pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
+    Ok(match &options.model {
+        None => Box::new(AnalyticCost),
+        Some(path) => Box::new(LearnedCost::new(ModelFile::load(path)?, topology, options.any_hardware)?),
+    })
+}
 
 pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
     let started = Instant::now();
@@ -25,8 +33,11 @@ pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
     claim_output(out, arguments.output.overwrite)?;
     let tables = TableFile::load(&arguments.inputs.tables)?;
     let topology = Topology::load(&arguments.inputs.topology)?;
+    let model = cost_model(&arguments.model, &topology)?;
     let planning = Instant::now();
-    let plan = GreedyBySize.plan(&tables.tables, &topology, &AnalyticCost, tables.batch_size)?;
+    let search = searches(arguments.seed).into_iter().find(|search| search.id() == arguments.search);
+    let search = search.with_context(|| format!("there is no search `{}`", arguments.search))?;
+    let plan = search.plan(&tables.tables, &topology, model.as_ref(), tables.batch_size)?;
     let plan_seconds = planning.elapsed().as_secs_f64();
     plan.check(&tables.tables, &topology)?;
     plan.store(out)?;
@@ -42,7 +53,7 @@ pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
 }
 
 /// What `--json` says about a plan.
-fn plan_figures(plan: &Plan) -> Value {
+pub(crate) fn plan_figures(plan: &Plan) -> Value {
     json!({
         "tables": plan.tables.len(),
         "ranks": plan.topology.ranks,
@@ -50,6 +61,7 @@ fn plan_figures(plan: &Plan) -> Value {
         "search": plan.search,
         "cost_model": plan.cost_model,
         "max_cost_ms": plan.max_cost_ms,
+        "notes": plan.notes,
         "bottleneck_rank": plan.bottleneck().map(|rank| rank.rank),
         "max_memory_bytes": fullest_bytes(plan),
         "memory_limit_bytes": plan.topology.memory_bytes,
@@ -58,20 +70,20 @@ fn plan_figures(plan: &Plan) -> Value {
 
 /// The memory of the fullest rank.
 fn fullest_bytes(plan: &Plan) -> u64 {
-    plan.ranks.iter().map(|rank| rank.memory_bytes).max().unwrap_or(0)
+    plan.ranks.iter().map(RankPrediction::total_bytes).max().unwrap_or(0)
 }
 
 /// One line per rank, and which is the slowest.
-fn rank_table(plan: &Plan) -> String {
+pub(crate) fn rank_table(plan: &Plan) -> String {
     let mut shards = vec![0usize; plan.ranks.len()];
     for shard in plan.tables.iter().flat_map(|table| &table.shards) {
         if let Some(count) = shards.get_mut(shard.rank as usize) {
             *count += 1;
         }
     }
-    let mut text = "rank  tables      memory   compute ms   communication ms      cost ms\n".to_owned();
+    let mut text = "rank  shards      memory   compute ms   communication ms      cost ms\n".to_owned();
     for (rank, shards) in plan.ranks.iter().zip(shards) {
-        let (memory, cost) = (format_bytes(rank.memory_bytes), rank.cost_ms());
+        let (memory, cost) = (format_bytes(rank.total_bytes()), rank.cost_ms());
         let (index, compute, communication) = (rank.rank, rank.compute_ms, rank.communication_ms);
         let _ = writeln!(
             text,
@@ -88,6 +100,9 @@ fn rank_table(plan: &Plan) -> String {
     );
     let (fullest, limit) = (format_bytes(fullest_bytes(plan)), format_bytes(plan.topology.memory_bytes));
     let _ = write!(text, "Memory: the fullest rank holds {fullest} of {limit}");
+    for note in &plan.notes {
+        let _ = write!(text, "\n{note}");
+    }
     text
 }
 
@@ -164,124 +179,14 @@ fn topology_of(arguments: &TopologyArguments) -> Result<Topology, Error> {
         memory_bandwidth_bytes_per_second: arguments.memory_bandwidth,
         intra_node_bandwidth_bytes_per_second: arguments.intra_node_bandwidth,
         inter_node_bandwidth_bytes_per_second: arguments.inter_node_bandwidth,
+        hardware: arguments.hardware.clone(),
         ..Topology::h100(1, arguments.memory)?
     };
     topology.validate()?;
     Ok(topology)
 }
 
-pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<()> {
-    let out = &arguments.output.out;
-    claim_output(out, arguments.output.overwrite)?;
-    let config = TrainConfig::load(&arguments.config)?;
-    let manifest = Manifest::load(&arguments.data)?;
-    let in_config = || format!("`{}`", arguments.config.display());
-    let configs =
-        resolve_tables(&config.embedding, &config.tables, &manifest.schema).with_context(in_config)?;
-    check_ids(&configs, &manifest.statistics.features).with_context(in_config)?;
-    let factors = dedupe_factors(&arguments.dedupe_factor, &manifest.schema.groups)?;
-    let mut tables = Vec::with_capacity(configs.len());
-    for config_of_table in &configs {
-        let mut table = measured_table(config_of_table, &manifest)
-            .with_context(|| format!("`{}`", arguments.data.display()))?;
-        table.optimizer = config.optimizer.tables.kind;
-        table.dedupe_factor = factor_of(&table.name, &factors);
-        tables.push(table);
-    }
-    let file = TableFile::new(config.train.batch_size, tables).with_context(in_config)?;
-    file.store(out)?;
-    summarize_tables(&file, arguments, printer)
-}
-
-/// The groups that were given a factor.
-fn dedupe_factors<'a>(
-    given: &[GroupFactor],
-    groups: &'a [FeatureGroup],
-) -> Result<Vec<(&'a FeatureGroup, f64)>, Error> {
-    let mut factors: Vec<(&FeatureGroup, f64)> = Vec::with_capacity(given.len());
-    for GroupFactor { group: name, factor } in given {
-        let wrong = |message: String, hint: String| Err(Error::Invalid { message, hint });
-        let Some(group) = groups.iter().find(|group| group.name == *name) else {
-            let hint = suggest(name, groups.iter().map(|group| group.name.as_str()));
-            return wrong(
-                format!("`--dedupe-factor {name}={factor}`: the dataset has no feature group `{name}`"),
-                hint,
-            );
-        };
-        if !group.deduplicated {
-            let message =
-                format!("`--dedupe-factor {name}={factor}`: the group `{name}` is never deduplicated");
-            return wrong(message, "leave it out; its factor is 1".to_owned());
-        }
-        if factors.iter().any(|(other, _)| other.name == *name) {
-            let message = format!("`--dedupe-factor` is given twice for the group `{name}`");
-            return wrong(message, "give it once".to_owned());
-        }
-        factors.push((group, *factor));
-    }
-    Ok(factors)
-}
-
-fn factor_of(feature: &str, factors: &[(&FeatureGroup, f64)]) -> f64 {
-    let holds = |group: &FeatureGroup| group.features.iter().any(|member| member.name == feature);
-    factors.iter().find(|(group, _)| holds(group)).map_or(1.0, |(_, factor)| *factor)
-}
-
-/// A table of the configured size, looked up as often as the dataset's statistics say.
-fn measured_table(config: &TableConfig, manifest: &Manifest) -> Result<Table, Error> {
-    let name = &config.feature;
-    let statistics = &manifest.statistics;
-    if statistics.samples == 0 {
-        let message = "the dataset has no samples, so the ids per sample are not known".to_owned();
-        return Err(Error::Invalid { message, hint: "build it from logs that have some".to_owned() });
-    }
-    let Some(feature) = statistics.features.get(name) else {
-        let message = format!("the dataset's statistics lack the feature `{name}`");
-        return Err(Error::Invalid {
-            message,
-            hint: "build the dataset again with `onefold-ingest build`".to_owned(),
-        });
-    };
-    let pooling_factor = feature.values as f64 / statistics.samples as f64;
-    Ok(Table { pooling: config.pooling, pooling_factor, ..Table::new(name, config.rows, config.dim) })
-}
-
-fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Printer) -> Result<()> {
-    let mut bytes = 0u64;
-    for table in &file.tables {
-        bytes = bytes.saturating_add(table.memory_bytes()?);
-    }
-    let out = &arguments.output.out;
-    let count = file.tables.len();
-    let memory = format_bytes(bytes);
-    let mut text = format!(
-        "{} of {memory} with optimizer state, written to `{}`",
-        counted(count as u64, "table"),
-        out.display()
-    );
-    let attention: Vec<&str> = file
-        .tables
-        .iter()
-        .filter(|table| table.pooling == Pooling::Attention)
-        .map(|table| table.name.as_str())
-        .collect();
-    if !attention.is_empty() {
-        let _ = write!(text, "\nPooled by attention: {} ({ATTENTION_NOTE})", attention.join(", "));
-    }
-    if arguments.dedupe_factor.is_empty() {
-        text.push_str("\nEvery dedupe factor is 1; give those that `onefold-read bench` measures with `--dedupe-factor`");
-    }
-    let json = json!({
-        "table_file": out,
-        "tables": count,
-        "batch_size": file.batch_size,
-        "memory_bytes": bytes,
-        "attention_tables": attention,
-    });
-    Ok(printer.summary(&text, &json)?)
-}
-
 /// `1 table`, `2 tables`, `1,234 tables`.
-fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", format_count(count), if count == 1 { "" } else { "s" })
 }

@@ -1,0 +1,210 @@
+//! How often the rows of a table are looked up: the reuse that caches live on.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Number of bins.
+pub const ACCESS_BINS: usize = 17;
+
+/// Samples in the batch that accesses are counted over, as in NeuroShard's benchmark.
+pub const ACCESS_BATCH: u64 = 65_536;
+
+/// The share of a batch's distinct rows that are looked up once, twice, 3–4, 5–8, … and over 32,768 times.
+///
+/// This is NeuroShard's reuse encoding (Zha et al., MLSys 2023): bin 0 holds rows looked up once, bin k rows looked
+/// up more than 2^(k-1) and at most 2^k times, the last bin all beyond. Counts are over [`ACCESS_BATCH`] samples, shares
+/// are of distinct rows and sum to 1; a table without lookups has zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AccessBins(pub [f64; ACCESS_BINS]);
+
+impl AccessBins {
+    /// Counted from the number of lookups of every distinct row; zeros are skipped.
+    pub fn from_counts(counts: impl IntoIterator<Item = u64>) -> Self {
+        let mut bins = [0.0; ACCESS_BINS];
+        for count in counts {
+            if count > 0 {
+                bins[bin(count)] += 1.0;
+            }
+        }
+        Self::normalised(bins)
+    }
+
+    /// What is expected when `accesses` lookups fall on `rows` rows, all equally likely.
+    pub fn uniform(rows: u64, accesses: f64) -> Self {
+        Self::expected([(rows as f64, 1.0)].into_iter(), accesses)
+    }
+
+    /// What is expected when row r of `rows` is looked up in proportion to r^-`exponent` (Zipf's law).
+    pub fn zipf(rows: u64, accesses: f64, exponent: f64) -> Self {
+        Self::expected(zipf_groups(rows, exponent).into_iter(), accesses)
+    }
+
+    /// Groups are `(rows, weight of one row)`. Lookups of a row are taken as Poisson distributed, as they are for
+    /// independent lookups of many rows.
+    fn expected(groups: impl Iterator<Item = (f64, f64)> + Clone, accesses: f64) -> Self {
+        let total: f64 = groups.clone().map(|(rows, weight)| rows * weight).sum();
+        let mut bins = [0.0; ACCESS_BINS];
+        if accesses > 0.0 && total > 0.0 {
+            for (rows, weight) in groups {
+                let rate = accesses * weight / total;
+                let mut below = poisson_cdf(0.0, rate);
+                for (k, share) in bins.iter_mut().enumerate() {
+                    let at_most =
+                        if k + 1 == ACCESS_BINS { 1.0 } else { poisson_cdf(f64::from(1u32 << k), rate) };
+                    *share += rows * (at_most - below).max(0.0);
+                    below = below.max(at_most);
+                }
+            }
+        }
+        Self::normalised(bins)
+    }
+
+    fn normalised(mut bins: [f64; ACCESS_BINS]) -> Self {
+        let sum: f64 = bins.iter().sum();
+        if sum > 0.0 {
+            bins.iter_mut().for_each(|share| *share /= sum);
+        }
+        Self(bins)
+    }
+
+    /// Checks that these are shares of one whole, or all zero.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a share that is no number from 0 to 1, or a sum that is neither 0 nor 1.
+    pub fn validate(&self) -> Result<()> {
+        let hint = "give the shares of distinct rows looked up once, twice, 3–4 times, …: 17 numbers that sum to 1, \
+                    or all 0 for a table without lookups";
+        if let Some((k, share)) = self.0.iter().enumerate().find(|(_, share)| !(0.0..=1.0).contains(*share)) {
+            return Err(Error::invalid(format!("`access_bins` has {share} in place {k}"), hint));
+        }
+        let sum: f64 = self.0.iter().sum();
+        if sum != 0.0 && (sum - 1.0).abs() > 1e-6 {
+            return Err(Error::invalid(format!("`access_bins` sum to {sum}"), hint));
+        }
+        Ok(())
+    }
+}
+
+fn bin(count: u64) -> usize {
+    let doublings = u64::BITS - (count.max(1) - 1).leading_zeros();
+    (doublings as usize).min(ACCESS_BINS - 1)
+}
+
+/// Rows of a Zipf distribution in groups of geometrically growing size: `(rows, weight of one row)`.
+fn zipf_groups(rows: u64, exponent: f64) -> Vec<(f64, f64)> {
+    let mut groups = Vec::new();
+    let mut first = 1u64;
+    while first <= rows {
+        let last = first.saturating_add(first / 8).min(rows);
+        let middle = (first as f64 * last as f64).sqrt();
+        groups.push(((last - first + 1) as f64, middle.powf(-exponent)));
+        first = last.saturating_add(1);
+    }
+    groups
+}
+
+/// Rates beyond this are taken as normally distributed.
+const NORMAL_FROM: f64 = 64.0;
+
+/// P(X ≤ `count`) for Poisson X.
+fn poisson_cdf(count: f64, rate: f64) -> f64 {
+    if rate > NORMAL_FROM {
+        return normal_cdf((count + 0.5 - rate) / rate.sqrt());
+    }
+    let mut term = (-rate).exp();
+    let mut sum = term;
+    let mut k = 1.0;
+    // Past the mode the terms vanish, so huge counts need no more of them.
+    while k <= count && !(k > rate && term < 1e-17) {
+        term *= rate / k;
+        sum += term;
+        k += 1.0;
+    }
+    sum.min(1.0)
+}
+
+/// Abramowitz and Stegun, 7.1.26: off by at most 1.5e-7.
+fn normal_cdf(x: f64) -> f64 {
+    let z = x.abs() / std::f64::consts::SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let polynomial = t
+        * (0.254_829_592
+            + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
+    let tail = 0.5 * polynomial * (-z * z).exp();
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    #[test]
+    fn bins_double() {
+        let bins: Vec<usize> = [1, 2, 3, 4, 5, 8, 9, 32_768, 32_769, u64::MAX].map(bin).to_vec();
+        assert_eq!(bins, [0, 1, 2, 2, 3, 3, 4, 15, 16, 16]);
+        let counted = AccessBins::from_counts([1, 1, 0, 2, 7]);
+        assert_eq!(counted.0[..4], [0.5, 0.25, 0.0, 0.25]);
+        assert_eq!(AccessBins::from_counts([]).0, [0.0; ACCESS_BINS]);
+    }
+
+    fn drawn(rows: u64, accesses: u64, exponent: f64) -> AccessBins {
+        let weights: Vec<f64> = (1..=rows).map(|row| (row as f64).powf(-exponent)).collect();
+        let choice = rand_distr::weighted::WeightedAliasIndex::new(weights).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let mut counts = HashMap::new();
+        for _ in 0..accesses {
+            *counts.entry(rng.sample(&choice)).or_insert(0u64) += 1;
+        }
+        AccessBins::from_counts(counts.into_values())
+    }
+
+    #[test]
+    fn expectations_are_what_drawing_gives() {
+        for (rows, accesses, exponent) in [
+            (20_000u64, 200_000u64, 0.0),
+            (1_000, 300_000, 0.0),
+            (50_000, 200_000, 0.8),
+            (5_000, 300_000, 1.1),
+        ] {
+            let expected = match exponent {
+                0.0 => AccessBins::uniform(rows, accesses as f64),
+                _ => AccessBins::zipf(rows, accesses as f64, exponent),
+            };
+            expected.validate().unwrap();
+            let found = drawn(rows, accesses, exponent);
+            for (k, (expected, found)) in expected.0.iter().zip(found.0).enumerate() {
+                assert!((expected - found).abs() < 0.03, "{rows} {exponent} bin {k}: {expected} {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn shares_that_are_none_are_refused() {
+        let refused = |k: usize, share| {
+            let mut bins = AccessBins::uniform(100, 1000.0);
+            bins.0[k] += share;
+            bins.validate().unwrap_err().to_string()
+        };
+        assert!(refused(3, f64::NAN).starts_with("`access_bins` has NaN in place 3"));
+        assert!(refused(0, -2.0).contains("in place 0"));
+        assert!(refused(0, 0.5).contains("sum to 1.5"));
+        assert!(AccessBins([0.0; ACCESS_BINS]).validate().is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn every_expectation_is_valid(rows in 1u64..1 << 40, accesses in 0.0..1e12f64, exponent in 0.0..3.0f64) {
+            prop_assert!(AccessBins::zipf(rows, accesses, exponent).validate().is_ok());
+            prop_assert!(AccessBins::uniform(rows, accesses).validate().is_ok());
+        }
+    }
+}

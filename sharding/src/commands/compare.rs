@@ -1,0 +1,64 @@
+//! `onefold-shard compare`: every search on the same tasks.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use onefold_datasets::console::Printer;
+use onefold_sharding::{Comparison, MethodFigures, Task, compare, searches};
+use serde_json::{Value, json};
+
+use crate::cli::CompareArguments;
+use crate::commands::{cost_model, counted};
+
+pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -> Result<()> {
+    let tasks = Task::load_all(&arguments.tasks)?;
+    let model = |task: &Task| cost_model(&arguments.model, &task.topology);
+    let searches = searches(arguments.seed);
+    let comparison = compare(&tasks, &searches, &model, printer)?;
+    let json = json!({
+        "tasks": tasks.len(),
+        "methods": comparison.methods.iter().map(|method| figures(method, tasks.len())).collect::<Vec<_>>(),
+    });
+    Ok(printer.summary(&table(&comparison, tasks.len()), &json)?)
+}
+
+fn figures(method: &MethodFigures, tasks: usize) -> Value {
+    json!({
+        "search": method.search,
+        "valid": method.valid(),
+        "mean_max_cost_ms": method.mean_ms(),
+        "max_cost_ms": method.costs_ms,
+        "plan_seconds": method.plan_seconds / tasks.max(1) as f64,
+        "max_plan_seconds": method.max_plan_seconds,
+    })
+}
+
+/// One line per search. Means are over different tasks where some have no plan, so each is also set beside the last
+/// search's mean over the tasks that both have plans for.
+fn table(comparison: &Comparison, tasks: usize) -> String {
+    let mut text = format!("{}\n\n", counted(tasks as u64, "task"));
+    let Some(ours) = comparison.methods.last() else { return text };
+    let _ = writeln!(
+        text,
+        "{:<30} {:>6} {:>12} {:>16} {:>10} {:>10}",
+        "search", "valid", "cost ms", "same tasks, ours", "seconds", "at most"
+    );
+    for method in &comparison.methods {
+        let mean = method.mean_ms().map_or("-".to_owned(), |ms| format!("{ms:.4}"));
+        let common = method.common_means_ms(ours).map_or("-".to_owned(), |(theirs, ours)| {
+            format!("{ours:.4} ({:+.1} %)", 100.0 * (ours / theirs - 1.0))
+        });
+        let _ = writeln!(
+            text,
+            "{:<30} {:>6} {mean:>12} {common:>18} {:>8.4} {:>10.4}",
+            method.search,
+            method.valid(),
+            method.plan_seconds / tasks.max(1) as f64,
+            method.max_plan_seconds
+        );
+    }
+    text.push_str(
+        "\nCost: the most expensive rank's predicted time per step, the mean over tasks with a valid plan",
+    );
+    text
+}

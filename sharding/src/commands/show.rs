@@ -1,0 +1,101 @@
+//! `onefold-shard show`, `diff` and `export`: what a plan says, to people and to TorchRec.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use onefold_datasets::commit;
+use onefold_datasets::console::Printer;
+use onefold_datasets::units::format_count;
+use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
+use serde_json::json;
+
+use crate::cli::{DiffArguments, ExportArguments, ShowArguments};
+use crate::commands::{counted, plan_figures, rank_table};
+
+/// Tables that a summary lists.
+const LISTED: usize = 24;
+
+pub(crate) fn show(arguments: &ShowArguments, printer: &Printer) -> Result<()> {
+    let plan = Plan::load(&arguments.plan)?;
+    let mut text = rank_table(&plan);
+    let explained: Vec<_> =
+        plan.tables.iter().filter_map(|table| Some((table, table.reason.as_ref()?))).collect();
+    if !explained.is_empty() {
+        text.push_str("\n\nWhy large tables stand where they do:");
+    }
+    for (table, reason) in explained.iter().take(LISTED) {
+        let _ = write!(text, "\n  {} ({} × {}): {reason}", table.name, format_count(table.rows), table.dim);
+    }
+    let mut json = plan_figures(&plan);
+    if let Some(out) = &arguments.html {
+        claim_output(out, arguments.overwrite)?;
+        commit::write_atomically(out, html(&plan).as_bytes())?;
+        let _ = write!(text, "\n\nPage written to `{}`", out.display());
+        json["html"] = json!(out);
+    }
+    json["rank_predictions"] = serde_json::to_value(&plan.ranks)?;
+    Ok(printer.summary(&text, &json)?)
+}
+
+pub(crate) fn diff_command(arguments: &DiffArguments, printer: &Printer) -> Result<()> {
+    let (before, after) = (Plan::load(&arguments.before)?, Plan::load(&arguments.after)?);
+    let found = diff(&before, &after);
+    let (first, second) = found.max_cost_ms;
+    let mut text = format!(
+        "{} stand elsewhere, {} where they were\nPredicted cost: {first:.4} ms by {}, then {second:.4} ms by {}",
+        counted(found.changes.len() as u64, "table"),
+        format_count(found.unchanged as u64),
+        before.cost_model,
+        after.cost_model,
+    );
+    if before.cost_model != after.cost_model || before.batch_size != after.batch_size {
+        text.push_str("\nThe costs are of different models or batch sizes: do not compare them");
+    }
+    let none = || "not there".to_owned();
+    for change in &found.changes {
+        let _ = write!(
+            text,
+            "\n  {}: {} → {}",
+            change.table,
+            change.before.clone().unwrap_or_else(none),
+            change.after.clone().unwrap_or_else(none)
+        );
+    }
+    let moved: u128 = found.changes.iter().map(|change| change.moved_elements).sum();
+    let change = |change: &TableChange| {
+        json!({
+            "table": change.table,
+            "before": change.before,
+            "after": change.after,
+            "moved_elements": u64::try_from(change.moved_elements).unwrap_or(u64::MAX),
+        })
+    };
+    let json = json!({
+        "unchanged": found.unchanged,
+        "changed": found.changes.len(),
+        "moved_elements": u64::try_from(moved).unwrap_or(u64::MAX),
+        "before_max_cost_ms": first,
+        "after_max_cost_ms": second,
+        "changes": found.changes.iter().map(change).collect::<Vec<_>>(),
+    });
+    Ok(printer.summary(&text, &json)?)
+}
+
+pub(crate) fn export(arguments: &ExportArguments, printer: &Printer) -> Result<()> {
+    let out = &arguments.output.out;
+    claim_output(out, arguments.output.overwrite)?;
+    let plan = Plan::load(&arguments.plan)?;
+    let exported = torchrec::export(&plan, &arguments.module, arguments.device.name());
+    let mut text = serde_json::to_string_pretty(&exported)?;
+    text.push('\n');
+    commit::write_atomically(out, text.as_bytes())?;
+    let summary = format!(
+        "{} for {} of TorchRec, module `{}`, written to `{}`",
+        counted(plan.tables.len() as u64, "table"),
+        counted(u64::from(plan.topology.ranks), "rank"),
+        arguments.module,
+        out.display()
+    );
+    let json = json!({ "torchrec": out, "tables": plan.tables.len(), "ranks": plan.topology.ranks });
+    Ok(printer.summary(&summary, &json)?)
+}

@@ -1,0 +1,108 @@
+//! All searches on the same tasks.
+
+use std::time::Instant;
+
+use onefold_datasets::console::Reporter;
+
+use crate::{Beam, CostModel, Error, Greedy, Result, Search, Task, TorchrecDefault};
+
+/// Every search that there is: ours, and the baselines.
+pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
+    vec![
+        Box::new(Greedy::Random { seed }),
+        Box::new(Greedy::BySize),
+        Box::new(Greedy::ByDimension),
+        Box::new(Greedy::ByLookups),
+        Box::new(Greedy::BySizeTimesLookups),
+        Box::new(TorchrecDefault),
+        Box::new(Beam::Neuroshard),
+        Box::new(Beam::Full),
+    ]
+}
+
+/// What one search did on all tasks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MethodFigures {
+    /// The search.
+    pub search: String,
+    /// Predicted cost of every task in milliseconds, in the tasks' order; `None` where it found no valid plan.
+    pub costs_ms: Vec<Option<f64>>,
+    /// Seconds for all tasks.
+    pub plan_seconds: f64,
+    /// The longest planning of one task, in seconds.
+    pub max_plan_seconds: f64,
+}
+
+impl MethodFigures {
+    /// Tasks with a valid plan.
+    pub fn valid(&self) -> usize {
+        self.costs_ms.iter().flatten().count()
+    }
+
+    /// The mean predicted cost over the tasks with a valid plan.
+    pub fn mean_ms(&self) -> Option<f64> {
+        mean(self.costs_ms.iter().flatten().copied())
+    }
+
+    /// The mean of this and of another search over the tasks that both have valid plans for.
+    pub fn common_means_ms(&self, other: &Self) -> Option<(f64, f64)> {
+        let both = || self.costs_ms.iter().zip(&other.costs_ms).filter_map(|(a, b)| a.zip(*b));
+        Some((mean(both().map(|(a, _)| a))?, mean(both().map(|(_, b)| b))?))
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+/// All searches on all tasks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// By search, as [`searches`] has them.
+    pub methods: Vec<MethodFigures>,
+}
+
+/// Runs `searches` on `tasks`, and checks every plan. `model` gives the cost model for a task's topology.
+///
+/// # Errors
+///
+/// The cost model's errors, and [`Error::Plan`] if a search made a plan that is not valid: that would be a fault
+/// of the search. A task without a plan because memory is short is no error.
+pub fn compare(
+    tasks: &[Task],
+    searches: &[Box<dyn Search>],
+    model: &dyn Fn(&Task) -> Result<Box<dyn CostModel>>,
+    reporter: &dyn Reporter,
+) -> Result<Comparison> {
+    let figures = |search: &dyn Search| MethodFigures {
+        search: search.id().to_owned(),
+        costs_ms: Vec::with_capacity(tasks.len()),
+        plan_seconds: 0.0,
+        max_plan_seconds: 0.0,
+    };
+    let mut methods: Vec<MethodFigures> = searches.iter().map(|search| figures(search.as_ref())).collect();
+    reporter.begin("Planning", Some(tasks.len() as u64), "tasks");
+    for task in tasks {
+        let model = model(task)?;
+        for (search, figures) in searches.iter().zip(&mut methods) {
+            let started = Instant::now();
+            let plan =
+                search.plan(&task.tables.tables, &task.topology, model.as_ref(), task.tables.batch_size);
+            let seconds = started.elapsed().as_secs_f64();
+            figures.plan_seconds += seconds;
+            figures.max_plan_seconds = figures.max_plan_seconds.max(seconds);
+            figures.costs_ms.push(match plan {
+                Ok(plan) => {
+                    plan.check(&task.tables.tables, &task.topology)?;
+                    Some(plan.max_cost_ms)
+                }
+                Err(Error::DoesNotFit { .. } | Error::NoRoom { .. }) => None,
+                Err(error) => return Err(error),
+            });
+        }
+        reporter.advance(1);
+    }
+    reporter.end();
+    Ok(Comparison { methods })
+}

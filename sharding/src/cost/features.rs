@@ -1,0 +1,156 @@
+//! What a learned cost model sees of a shard.
+
+use serde::{Deserialize, Serialize};
+
+use crate::access::{ACCESS_BINS, AccessBins};
+use crate::table::ACTIVATION_BYTES;
+use crate::{Error, Result, ShardLoad, Topology};
+
+/// A shard and its work in a step: what is measured by `onefold-train profile` and given to a learned model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ShardFeatures {
+    /// Rows of the shard.
+    pub rows: f64,
+    /// Columns of the shard.
+    pub columns: f64,
+    /// Mean number of ids per sample that the shard has rows for.
+    pub pooling_factor: f64,
+    /// Samples ÷ distinct lists.
+    pub dedupe_factor: f64,
+    /// Distinct lists per step.
+    pub lists: f64,
+    /// Vectors that come out per step.
+    pub vectors: f64,
+    /// How often the table's rows are looked up.
+    pub access_bins: AccessBins,
+}
+
+impl ShardFeatures {
+    /// Of a shard that stands on a rank.
+    pub fn of(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Self {
+        let work = load.work(topology, batch_size);
+        Self {
+            rows: load.shard.row_count() as f64,
+            columns: load.shard.column_count() as f64,
+            pooling_factor: load.table.pooling_factor * load.row_share(),
+            dedupe_factor: load.table.dedupe_factor,
+            lists: work.lists,
+            vectors: work.vectors,
+            access_bins: load.table.accesses(),
+        }
+    }
+
+    /// Checks that every feature is a number that can be.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] naming the feature.
+    pub fn validate(&self) -> Result<()> {
+        let hint = "features must be finite numbers of 0 or more; measure or describe the table again";
+        let values = [
+            ("rows", self.rows),
+            ("columns", self.columns),
+            ("pooling_factor", self.pooling_factor),
+            ("dedupe_factor", self.dedupe_factor),
+            ("lists", self.lists),
+            ("vectors", self.vectors),
+        ];
+        match values.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
+            Some((name, value)) => Err(Error::invalid(format!("the feature `{name}` is {value}"), hint)),
+            None => self.access_bins.validate(),
+        }
+    }
+}
+
+/// Which features a learned model has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeatureSet {
+    /// NeuroShard's 20: the access bins, dimension, pooling factor and rows, as they are.
+    Neuroshard,
+    /// Those, and what follows from them with the dedupe factor and the batch: lists, ids, bytes read and written, and the
+    /// logarithm of the shard's bytes, on which its place in the cache hierarchy depends.
+    #[default]
+    Full,
+}
+
+const NEUROSHARD: [&str; 3] = ["dim", "pooling_factor", "row"];
+const OURS: [&str; 7] =
+    ["dedupe_factor", "lists", "vectors", "ids", "read_bytes", "written_bytes", "log_shard_bytes"];
+
+impl FeatureSet {
+    /// The features' names, in their order.
+    pub fn names(self) -> Vec<String> {
+        let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
+        let ours = if self == Self::Full { &OURS[..] } else { &[] };
+        bins.chain(NEUROSHARD.iter().chain(ours).map(|name| (*name).to_owned())).collect()
+    }
+
+    /// The features of a shard, not yet normalised.
+    pub fn encode(self, shard: &ShardFeatures) -> Vec<f64> {
+        let mut values = shard.access_bins.0.to_vec();
+        values.extend([shard.columns, shard.pooling_factor, shard.rows]);
+        if self == Self::Full {
+            let ids = shard.lists * shard.pooling_factor;
+            let row_bytes = shard.columns * ACTIVATION_BYTES;
+            values.extend([
+                shard.dedupe_factor,
+                shard.lists,
+                shard.vectors,
+                ids,
+                ids * row_bytes,
+                shard.vectors * row_bytes,
+                (shard.rows * row_bytes).max(1.0).ln(),
+            ]);
+        }
+        values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Shard, ShardingType, Table};
+
+    #[test]
+    fn features_are_named_and_follow_from_the_shard() {
+        let table = Table { pooling_factor: 6.0, dedupe_factor: 4.0, ..Table::new("t", 1000, 32) };
+        let topology = Topology::h100(2, 1 << 30).unwrap();
+        let shard = Shard { rank: 0, rows: 0..500, columns: 0..32 };
+        let load = ShardLoad {
+            table: &table,
+            sharding_type: ShardingType::RowWise,
+            shard: &shard,
+            within_node: true,
+        };
+        let features = ShardFeatures::of(&load, &topology, 100);
+        let encoded = FeatureSet::Full.encode(&features);
+        let value =
+            |name: &str| encoded[FeatureSet::Full.names().iter().position(|other| other == name).unwrap()];
+        assert_eq!(encoded.len(), 27);
+        assert_eq!((value("lists"), value("pooling_factor"), value("ids")), (50.0, 3.0, 150.0));
+        assert_eq!((value("read_bytes"), value("written_bytes")), (150.0 * 128.0, 50.0 * 128.0));
+        assert_eq!((value("row"), value("dim"), value("dedupe_factor")), (500.0, 32.0, 4.0));
+        let neuroshard = FeatureSet::Neuroshard;
+        assert_eq!(neuroshard.encode(&features)[..], encoded[..20]);
+        assert_eq!(neuroshard.names().len(), 20);
+    }
+
+    #[test]
+    fn features_that_are_no_numbers_are_refused_by_name() {
+        let fine = ShardFeatures {
+            rows: 1.0,
+            columns: 4.0,
+            pooling_factor: 1.0,
+            dedupe_factor: 1.0,
+            lists: 1.0,
+            vectors: 1.0,
+            access_bins: AccessBins([0.0; ACCESS_BINS]),
+        };
+        assert!(fine.validate().is_ok());
+        let error = ShardFeatures { lists: f64::NAN, ..fine }.validate().unwrap_err().to_string();
+        assert!(error.starts_with("the feature `lists` is NaN\n  hint: "), "{error}");
+        assert!(ShardFeatures { rows: f64::INFINITY, ..fine }.validate().is_err());
+        assert!(ShardFeatures { access_bins: AccessBins([f64::NAN; 17]), ..fine }.validate().is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! What a rank costs per step: the trait a search asks, and the models behind it.
+
+pub(crate) mod analytic;
+pub(crate) mod features;
+pub(crate) mod learned;
+
+use crate::table::{ACTIVATION_BYTES, exchange_buffer_bytes};
+use crate::{Pooling, Result, Shard, ShardingType, Table, Topology};
+
+/// A shard that stands on a rank, with what its cost depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct ShardLoad<'a> {
+    /// The table.
+    pub table: &'a Table,
+    /// How the table is sharded.
+    pub sharding_type: ShardingType,
+    /// The part of it.
+    pub shard: &'a Shard,
+    /// Whether all shards of the table stand on one machine.
+    pub within_node: bool,
+}
+
+/// What a rank's step begins with, and what it gives back; per step, of all samples that the shard sees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Distinct lists.
+    pub lists: f64,
+    /// Ids in them that the shard has rows for.
+    pub ids: f64,
+    /// Vectors that come out: one a list, or one an id with attention.
+    pub vectors: f64,
+}
+
+impl ShardLoad<'_> {
+    /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank.
+    ///
+    /// A row shard is taken to get ids in proportion to its rows, and gives a partial sum for every list. A
+    /// data-parallel table serves its own rank's samples only. The dedupe factor divides samples into distinct lists.
+    pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
+        let ranks =
+            if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
+        let lists = batch_size as f64 * ranks / self.table.dedupe_factor;
+        let ids = lists * self.table.pooling_factor * self.row_share();
+        let vectors = if self.table.pooling == Pooling::Attention { ids } else { lists };
+        Work { lists, ids, vectors }
+    }
+
+    /// The shard's part of the table's rows, 0 to 1.
+    pub fn row_share(&self) -> f64 {
+        self.shard.row_count() as f64 / self.table.rows as f64
+    }
+
+    /// Bytes that the shard needs to exchange ids, vectors and gradients with the other ranks.
+    pub fn buffer_bytes(&self, topology: &Topology, batch_size: u64) -> u64 {
+        let parts = self.table.rows.div_ceil(self.shard.row_count().max(1));
+        let columns = self.shard.column_count();
+        exchange_buffer_bytes(self.table, self.sharding_type, columns, parts, topology, batch_size)
+    }
+
+    /// What the shard's rank sends for it in a step of `batch_size` samples per rank.
+    ///
+    /// The forward pass sends pooled vectors, the backward pass their gradients. The bytes are those of TorchRec's
+    /// formulas, which give all of them to the slowest link in use. Ours is the row-wise table on one machine among
+    /// several: its partial sums are added up by the links inside, and what goes to the other machines is divided over
+    /// the machine's ranks. A data-parallel table all-reduces its gradient, twice its bytes on several machines
+    /// and four times on more than two, as there.
+    pub fn traffic(&self, topology: &Topology, batch_size: u64) -> Traffic {
+        if topology.ranks == 1 {
+            return Traffic::default();
+        }
+        let nodes = topology.nodes();
+        let columns = self.shard.column_count() as f64;
+        if self.sharding_type == ShardingType::DataParallel {
+            let gradient = self.table.rows as f64 * columns * ACTIVATION_BYTES;
+            let ranks = f64::from(topology.ranks);
+            let rounds = f64::from(nodes.min(2)) * if nodes > 2 { 2.0 } else { 1.0 };
+            let reduced = LinkBytes::slowest(topology, gradient * rounds * (ranks - 1.0) / ranks);
+            return Traffic { forward: LinkBytes::default(), backward: reduced };
+        }
+        let sent = self.work(topology, batch_size).vectors * columns * ACTIVATION_BYTES;
+        let in_node = self.sharding_type == ShardingType::RowWise && self.within_node && nodes > 1;
+        let bytes = if in_node {
+            LinkBytes { intra: sent, inter: sent / f64::from(topology.ranks_per_node) }
+        } else {
+            LinkBytes::slowest(topology, sent)
+        };
+        Traffic { forward: bytes, backward: bytes }
+    }
+}
+
+/// Bytes by the kind of link that they take.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LinkBytes {
+    /// Within a machine.
+    pub intra: f64,
+    /// Between machines.
+    pub inter: f64,
+}
+
+impl LinkBytes {
+    fn slowest(topology: &Topology, bytes: f64) -> Self {
+        if topology.nodes() > 1 {
+            Self { intra: 0.0, inter: bytes }
+        } else {
+            Self { intra: bytes, inter: 0.0 }
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.intra += other.intra;
+        self.inter += other.inter;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.intra -= other.intra;
+        self.inter -= other.inter;
+    }
+
+    /// By both kinds of links.
+    pub fn sum(self) -> f64 {
+        self.intra + self.inter
+    }
+}
+
+/// What a rank sends in a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Traffic {
+    /// In the forward pass.
+    pub forward: LinkBytes,
+    /// In the backward pass.
+    pub backward: LinkBytes,
+}
+
+impl Traffic {
+    /// Adds another shard's.
+    pub fn add(&mut self, other: Self) {
+        self.forward.add(other.forward);
+        self.backward.add(other.backward);
+    }
+
+    /// Takes a shard's away again.
+    pub fn subtract(&mut self, other: Self) {
+        self.forward.subtract(other.forward);
+        self.backward.subtract(other.backward);
+    }
+}
+
+/// What a cost model must know of a rank to price its communication.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RankLoad {
+    /// The rank's predicted computation, in milliseconds per step.
+    pub compute_ms: f64,
+    /// What the rank sends.
+    pub traffic: Traffic,
+}
+
+/// What one training step takes on one rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RankCost {
+    /// Lookup, pooling and update, forward and backward, in milliseconds.
+    pub compute_ms: f64,
+    /// Exchange of pooled vectors and their gradients with the other ranks, in milliseconds.
+    pub communication_ms: f64,
+}
+
+impl RankCost {
+    /// Compute and communication one after the other, in milliseconds.
+    pub fn total_ms(&self) -> f64 {
+        self.compute_ms + self.communication_ms
+    }
+}
+
+/// Predicts what ranks cost.
+///
+/// A rank is priced whole, because a fused lookup of several tables is cheaper than their sum, and yet cheaply: every
+/// shard has a **contribution**, a vector that depends on it alone, and a rank's computation is a function of the
+/// **sum** of its shards' contributions (Zaheer et al., *Deep Sets*, 2017; NeuroShard's model has this form). A search
+/// encodes a shard once and then adds and takes away vectors.
+pub trait CostModel: Send + Sync {
+    /// The name that a plan keeps, with a version: another formula gets another id.
+    fn id(&self) -> &str;
+
+    /// Numbers of a contribution.
+    fn width(&self) -> usize;
+
+    /// Writes the contribution of a shard, `[width]`, in a step of `batch_size` samples per rank.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) if the shard's features are not finite.
+    fn contribution(
+        &self,
+        load: &ShardLoad<'_>,
+        topology: &Topology,
+        batch_size: u64,
+        out: &mut [f64],
+    ) -> Result<()>;
+
+    /// The computation of a rank whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
+    fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64;
+
+    /// The communication of every rank, in milliseconds per step.
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64>;
+
+    /// What one should know of a prediction for these ranks, as that they are unlike all that was measured.
+    fn notes(&self, _ranks: &[Vec<ShardLoad<'_>>], _topology: &Topology, _batch_size: u64) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// The cost of every rank, from its shards.
+pub(crate) fn rank_costs(
+    model: &dyn CostModel,
+    ranks: &[Vec<ShardLoad<'_>>],
+    topology: &Topology,
+    batch_size: u64,
+) -> Result<Vec<RankCost>> {
+    let width = model.width();
+    let (zeros, mut contribution) = (vec![0.0; width], vec![0.0; width]);
+    let mut loads = Vec::with_capacity(ranks.len());
+    for shards in ranks {
+        let mut sum = vec![0.0; width];
+        let mut load = RankLoad::default();
+        for shard in shards {
+            model.contribution(shard, topology, batch_size, &mut contribution)?;
+            sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
+            load.traffic.add(shard.traffic(topology, batch_size));
+        }
+        load.compute_ms = if shards.is_empty() { 0.0 } else { model.compute_ms(&sum, &zeros) };
+        loads.push(load);
+    }
+    let communication = model.communication_ms(&loads, topology);
+    let cost = |(load, communication_ms): (&RankLoad, f64)| RankCost {
+        compute_ms: load.compute_ms,
+        communication_ms,
+    };
+    Ok(loads.iter().zip(communication).map(cost).collect())
+}

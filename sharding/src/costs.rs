@@ -1,0 +1,403 @@
+//! `costs.parquet`: measured costs, that a cost model is trained on.
+//!
+//! One row per shard of a measured set (kind `compute`), or per rank of a measured exchange (kinds `forward` and
+//! `backward`). Rows of one sample follow each other.
+//!
+//! | column | type | of |
+//! |---|---|---|
+//! | `sample` | u64 | all: the measurement, counted from 0 |
+//! | `kind` | utf8 | all: `compute`, `forward`, `backward` |
+//! | `ms` | f64 | all: the set's fused lookup, backward and update (the same in each of its rows); the rank's exchange |
+//! | `rows`, `columns`, `pooling_factor`, `dedupe_factor`, `lists`, `vectors` | f64 | `compute`: see [`ShardFeatures`] |
+//! | `bin_0` … `bin_16` | f64 | `compute`: the [access bins](AccessBins) |
+//! | `bytes` | f64 | exchanges: what the rank sends |
+//! | `start_ms` | f64 | exchanges: how much later than the first rank it starts |
+//!
+//! What is not of a row's kind is null. The file's metadata hold `onefold.costs.version`, `onefold.costs.machine` and
+//! `onefold.costs.kernel_version`.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt64Array};
+use arrow::datatypes::{DataType, Field, Schema};
+use onefold_datasets::commit;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::access::{ACCESS_BINS, AccessBins};
+use crate::cost::features::ShardFeatures;
+use crate::{Error, Result};
+
+const VERSION: &str = "1";
+const VERSION_KEY: &str = "onefold.costs.version";
+const MACHINE_KEY: &str = "onefold.costs.machine";
+const KERNEL_KEY: &str = "onefold.costs.kernel_version";
+const SHARD_COLUMNS: [&str; 6] = ["rows", "columns", "pooling_factor", "dedupe_factor", "lists", "vectors"];
+const EXCHANGE_COLUMNS: [&str; 2] = ["bytes", "start_ms"];
+
+/// The measured computation of a set of shards.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ComputeSample {
+    /// The shards, looked up and updated together.
+    pub shards: Vec<ShardFeatures>,
+    /// Lookup, backward and update, in milliseconds.
+    pub ms: f64,
+}
+
+/// A direction of exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Pooled vectors to the ranks whose samples need them.
+    Forward,
+    /// Their gradients back.
+    Backward,
+}
+
+/// One rank of a measured exchange.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExchangeRank {
+    /// Bytes that it sends.
+    pub bytes: f64,
+    /// How much later than the first rank it starts, in milliseconds.
+    pub start_ms: f64,
+    /// From its start to its end, in milliseconds.
+    pub ms: f64,
+}
+
+/// A measured exchange between ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExchangeSample {
+    /// Which way.
+    pub direction: Direction,
+    /// Every rank, by number.
+    pub ranks: Vec<ExchangeRank>,
+}
+
+/// Measured costs of one machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Costs {
+    /// The hardware that was measured.
+    pub machine: String,
+    /// The kernels that were measured.
+    pub kernel_version: String,
+    /// Computation.
+    pub compute: Vec<ComputeSample>,
+    /// Communication; empty if none was measured.
+    pub exchanges: Vec<ExchangeSample>,
+}
+
+/// A row of the file: its kind, the milliseconds, and the numbers of its kind.
+struct Row {
+    sample: u64,
+    kind: &'static str,
+    ms: f64,
+    shard: Option<ShardFeatures>,
+    exchange: Option<[f64; 2]>,
+}
+
+impl Costs {
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written; an old file is then untouched.
+    pub fn store(&self, path: &Path) -> Result<()> {
+        let metadata = [
+            (VERSION_KEY, VERSION),
+            (MACHINE_KEY, self.machine.as_str()),
+            (KERNEL_KEY, self.kernel_version.as_str()),
+        ];
+        let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let schema = Arc::new(schema(metadata));
+        let batch =
+            RecordBatch::try_new(Arc::clone(&schema), self.columns()).map_err(std::io::Error::other)?;
+        let mut bytes = Vec::new();
+        let mut writer = ArrowWriter::try_new(&mut bytes, schema, None).map_err(std::io::Error::other)?;
+        writer.write(&batch).map_err(std::io::Error::other)?;
+        writer.close().map_err(std::io::Error::other)?;
+        Ok(commit::write_atomically(path, &bytes)?)
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for (sample, measured) in (0..).zip(&self.compute) {
+            let row = |shard: &ShardFeatures| Row {
+                sample,
+                kind: "compute",
+                ms: measured.ms,
+                shard: Some(*shard),
+                exchange: None,
+            };
+            rows.extend(measured.shards.iter().map(row));
+        }
+        for (sample, measured) in (self.compute.len() as u64..).zip(&self.exchanges) {
+            let kind = match measured.direction {
+                Direction::Forward => "forward",
+                Direction::Backward => "backward",
+            };
+            let row = |rank: &ExchangeRank| Row {
+                sample,
+                kind,
+                ms: rank.ms,
+                shard: None,
+                exchange: Some([rank.bytes, rank.start_ms]),
+            };
+            rows.extend(measured.ranks.iter().map(row));
+        }
+        rows
+    }
+
+    fn columns(&self) -> Vec<ArrayRef> {
+        let rows = self.rows();
+        let mut columns: Vec<ArrayRef> = vec![
+            Arc::new(UInt64Array::from_iter_values(rows.iter().map(|row| row.sample))),
+            Arc::new(StringArray::from_iter_values(rows.iter().map(|row| row.kind))),
+            Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.ms))),
+        ];
+        let mut add = |value: &dyn Fn(&Row) -> Option<f64>| {
+            columns.push(Arc::new(rows.iter().map(value).collect::<Float64Array>()) as ArrayRef);
+        };
+        for i in 0..SHARD_COLUMNS.len() {
+            add(&|row| row.shard.map(|shard| numbers(&shard)[i]));
+        }
+        for k in 0..ACCESS_BINS {
+            add(&|row| row.shard.map(|shard| shard.access_bins.0[k]));
+        }
+        for i in 0..EXCHANGE_COLUMNS.len() {
+            add(&|row| row.exchange.map(|exchange| exchange[i]));
+        }
+        columns
+    }
+
+    /// Reads and checks the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] if it is missing, is no such Parquet file, or a row holds what cannot be (with its number).
+    pub fn load(path: &Path) -> Result<Self> {
+        let wrong = |message: String| Error::File {
+            path: path.to_owned(),
+            message,
+            hint: "measure the costs again with `onefold-train profile --out costs.parquet`".to_owned(),
+        };
+        let file = match fs_err::File::open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(wrong("there is no such file".to_owned()));
+            }
+            other => other?,
+        };
+        let reader = ParquetRecordBatchReaderBuilder::try_new(file.into_parts().0)
+            .map_err(|error| wrong(format!("this is not a Parquet file: {error}")))?;
+        let metadata = reader.schema().metadata().clone();
+        let text =
+            |key: &str| metadata.get(key).cloned().ok_or_else(|| wrong(format!("its metadata lack `{key}`")));
+        if text(VERSION_KEY)? != VERSION {
+            let message = format!("format version {}, this program reads {VERSION}", text(VERSION_KEY)?);
+            return Err(wrong(message));
+        }
+        let mut costs = Self {
+            machine: text(MACHINE_KEY)?,
+            kernel_version: text(KERNEL_KEY)?,
+            compute: Vec::new(),
+            exchanges: Vec::new(),
+        };
+        let mut before = None;
+        let mut rows_before = 0;
+        let batches = reader.build().map_err(|error| wrong(error.to_string()))?;
+        for batch in batches {
+            let batch = batch.map_err(|error| wrong(error.to_string()))?;
+            let columns = Columns::of(&batch).map_err(&wrong)?;
+            for i in 0..batch.num_rows() {
+                let row = costs.take_row(&columns, i, &mut before);
+                row.map_err(|message| wrong(format!("row {}: {message}", rows_before + i)))?;
+            }
+            rows_before += batch.num_rows();
+        }
+        if costs.compute.is_empty() {
+            return Err(wrong("it holds no measured computation".to_owned()));
+        }
+        Ok(costs)
+    }
+
+    fn take_row(
+        &mut self,
+        columns: &Columns,
+        i: usize,
+        before: &mut Option<(u64, String)>,
+    ) -> Result<(), String> {
+        let ms = columns.number("ms", i)?;
+        if ms < 0.0 {
+            return Err(format!("`ms` is {ms}"));
+        }
+        let here = (columns.sample.value(i), columns.kind.value(i).to_owned());
+        let goes_on = before.as_ref() == Some(&here);
+        let direction = match here.1.as_str() {
+            "compute" => None,
+            "forward" => Some(Direction::Forward),
+            "backward" => Some(Direction::Backward),
+            other => return Err(format!("`kind` is `{other}`")),
+        };
+        *before = Some(here);
+        let Some(direction) = direction else {
+            let shard = columns.shard(i)?;
+            match self.compute.last_mut().filter(|_| goes_on) {
+                Some(sample) if sample.ms == ms => sample.shards.push(shard),
+                Some(sample) => return Err(format!("its sample has {} and {ms} ms", sample.ms)),
+                None => self.compute.push(ComputeSample { shards: vec![shard], ms }),
+            }
+            return Ok(());
+        };
+        let [bytes, start_ms] = [columns.number("bytes", i)?, columns.number("start_ms", i)?];
+        let rank = ExchangeRank { bytes, start_ms, ms };
+        match self.exchanges.last_mut().filter(|_| goes_on) {
+            Some(sample) => sample.ranks.push(rank),
+            None => self.exchanges.push(ExchangeSample { direction, ranks: vec![rank] }),
+        }
+        Ok(())
+    }
+}
+
+fn numbers(shard: &ShardFeatures) -> [f64; 6] {
+    [shard.rows, shard.columns, shard.pooling_factor, shard.dedupe_factor, shard.lists, shard.vectors]
+}
+
+fn schema(metadata: HashMap<String, String>) -> Schema {
+    let mut fields = vec![
+        Field::new("sample", DataType::UInt64, false),
+        Field::new("kind", DataType::Utf8, false),
+        Field::new("ms", DataType::Float64, false),
+    ];
+    let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let numbers = named(&SHARD_COLUMNS).into_iter().chain(bins).chain(named(&EXCHANGE_COLUMNS));
+    fields.extend(numbers.map(|name| Field::new(name, DataType::Float64, true)));
+    Schema::new_with_metadata(fields, metadata)
+}
+
+/// The columns of a batch, by name.
+struct Columns<'a> {
+    sample: &'a UInt64Array,
+    kind: &'a StringArray,
+    numbers: HashMap<&'a str, &'a Float64Array>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(batch: &'a RecordBatch) -> Result<Self, String> {
+        let missing = |name: &str, kind: &str| format!("it lacks the column `{name}` of type {kind}");
+        let column = |name: &str| batch.column_by_name(name).filter(|column| column.null_count() == 0);
+        let sample = column("sample").and_then(|column| column.as_any().downcast_ref());
+        let kind = column("kind").and_then(|column| column.as_any().downcast_ref());
+        let mut numbers = HashMap::new();
+        for field in schema(HashMap::new()).fields() {
+            if field.data_type() == &DataType::Float64 {
+                let found = batch.schema_ref().index_of(field.name()).ok();
+                let found = found.and_then(|i| {
+                    Some((
+                        batch.schema_ref().field(i).name().as_str(),
+                        batch.column(i).as_any().downcast_ref()?,
+                    ))
+                });
+                let (name, column) = found.ok_or_else(|| missing(field.name(), "f64"))?;
+                numbers.insert(name, column);
+            }
+        }
+        Ok(Self {
+            sample: sample.ok_or_else(|| missing("sample", "u64 without nulls"))?,
+            kind: kind.ok_or_else(|| missing("kind", "utf8 without nulls"))?,
+            numbers,
+        })
+    }
+
+    fn number(&self, name: &str, i: usize) -> Result<f64, String> {
+        let column = self.numbers.get(name).filter(|column| !column.is_null(i));
+        let value = column.map(|column| column.value(i)).ok_or_else(|| format!("`{name}` is null"))?;
+        if value.is_finite() { Ok(value) } else { Err(format!("`{name}` is {value}")) }
+    }
+
+    fn shard(&self, i: usize) -> Result<ShardFeatures, String> {
+        let mut bins = [0.0; ACCESS_BINS];
+        for (k, bin) in bins.iter_mut().enumerate() {
+            *bin = self.number(&format!("bin_{k}"), i)?;
+        }
+        let shard = ShardFeatures {
+            rows: self.number("rows", i)?,
+            columns: self.number("columns", i)?,
+            pooling_factor: self.number("pooling_factor", i)?,
+            dedupe_factor: self.number("dedupe_factor", i)?,
+            lists: self.number("lists", i)?,
+            vectors: self.number("vectors", i)?,
+            access_bins: AccessBins(bins),
+        };
+        match shard.validate() {
+            Err(Error::Invalid { message, .. }) => Err(message),
+            _ => Ok(shard),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs() -> Costs {
+        let shard = |rows| ShardFeatures {
+            rows,
+            columns: 16.0,
+            pooling_factor: 3.0,
+            dedupe_factor: 2.0,
+            lists: 512.0,
+            vectors: 512.0,
+            access_bins: AccessBins::uniform(1000, 5000.0),
+        };
+        let rank = |bytes| ExchangeRank { bytes, start_ms: 0.5, ms: bytes / 10.0 };
+        Costs {
+            machine: "a machine".into(),
+            kernel_version: "0".into(),
+            compute: vec![
+                ComputeSample { shards: vec![shard(10.0), shard(20.0)], ms: 1.5 },
+                ComputeSample { shards: vec![shard(30.0)], ms: 1.5 },
+            ],
+            exchanges: vec![
+                ExchangeSample { direction: Direction::Forward, ranks: vec![rank(1.0), rank(2.0)] },
+                ExchangeSample { direction: Direction::Backward, ranks: vec![rank(3.0), rank(4.0)] },
+            ],
+        }
+    }
+
+    #[test]
+    fn costs_are_loaded_as_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("costs.parquet");
+        costs().store(&path).unwrap();
+        assert_eq!(Costs::load(&path).unwrap(), costs());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_row() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("costs.parquet");
+        let refused = |change: fn(&mut Costs)| {
+            let mut costs = costs();
+            change(&mut costs);
+            costs.store(&path).unwrap();
+            Costs::load(&path).unwrap_err().to_string()
+        };
+        let error = refused(|costs| costs.compute[0].shards[1].lists = f64::NAN);
+        assert!(error.contains("costs.parquet`: row 1: `lists` is NaN\n  hint: measure"), "{error}");
+        assert!(refused(|costs| costs.compute[1].ms = -1.0).contains("row 2: `ms` is -1"));
+        assert!(
+            refused(|costs| costs.exchanges[0].ranks[1].bytes = f64::INFINITY).contains("row 4: `bytes`")
+        );
+        assert!(
+            refused(|costs| costs.compute[0].shards[0].access_bins.0[2] = 7.0)
+                .contains("row 0: `access_bins`")
+        );
+        assert!(refused(|costs| costs.compute.clear()).contains("no measured computation"));
+        fs_err::write(&path, "PAR?").unwrap();
+        assert!(Costs::load(&path).unwrap_err().to_string().contains("this is not a Parquet file"));
+        let missing = Costs::load(&directory.path().join("nowhere")).unwrap_err().to_string();
+        assert!(missing.contains("there is no such file"), "{missing}");
+    }
+}

@@ -1,0 +1,321 @@
+//! Trains the networks of a learned cost model on measured costs, and says how well they do.
+
+use onefold_datasets::console::Reporter;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use crate::cost::features::FeatureSet;
+use crate::cost::learned::{EXCHANGE_FEATURES, Fit, ModelFile, ModelReport, SetModel, exchange_features};
+use crate::costs::{Costs, Direction, ExchangeSample};
+use crate::nn::{Adam, Mlp};
+use crate::statistics::{Linear, kendall_tau, mean_squared_error};
+use crate::{Error, Result};
+
+/// How to train.
+#[derive(Debug, Clone, Copy)]
+pub struct PretrainOptions {
+    /// Passes over the training samples.
+    pub epochs: usize,
+    /// Seed of the split, the initial weights and the order of samples.
+    pub seed: u64,
+    /// What the computation model sees of a shard.
+    pub features: FeatureSet,
+    /// Also train the computation model on NeuroShard's features alone, to compare.
+    pub ablation: bool,
+}
+
+impl Default for PretrainOptions {
+    fn default() -> Self {
+        Self { epochs: 300, seed: 1, features: FeatureSet::Full, ablation: false }
+    }
+}
+
+/// NeuroShard's widths: a table's features → 128 → 32, summed → 64 → 1.
+const ENCODER: [usize; 2] = [128, 32];
+const HEAD: [usize; 2] = [64, 1];
+const LEARNING_RATE: f32 = 1e-3;
+const BATCH: usize = 256;
+/// Few samples make smaller batches, so that an epoch has about this many steps.
+const STEPS: usize = 16;
+/// Samples whose gradients one task sums; fixed, so that threads do not change the order of additions.
+const CHUNK: usize = 16;
+/// Fewer samples say nothing about a held-out tenth.
+const MIN_SAMPLES: usize = 50;
+
+/// A set of items and its time.
+struct Sample {
+    items: Vec<Vec<f64>>,
+    ms: f64,
+}
+
+/// Trains a model on `costs`: the computation, and both directions of exchange where they were measured.
+///
+/// The method is NeuroShard's (Zha et al., MLSys 2023): samples are split 80/10/10, Adam minimises the squared error
+/// in batches, the parameters that do best on the second part are kept, and the third is only for the report. The same costs,
+/// options and seed give the same bytes on any number of threads.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for fewer than 50 samples, and if a network does not beat a line through the same
+/// features on the held-out samples: such a model is not blessed.
+pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
+    let samples = |features: FeatureSet| -> Vec<Sample> {
+        let sample = |measured: &crate::ComputeSample| Sample {
+            items: measured.shards.iter().map(|shard| features.encode(shard)).collect(),
+            ms: measured.ms,
+        };
+        costs.compute.iter().map(sample).collect()
+    };
+    let (compute, mut report) = train("compute", &samples(options.features), options, reporter)?;
+    if options.ablation {
+        let (_, alone) = fit("compute", &samples(FeatureSet::Neuroshard), options, reporter)?;
+        report.neuroshard_features = Some(alone.test);
+    }
+    let mut reports = vec![report];
+    let mut exchanges = [None, None];
+    for (slot, (name, direction)) in
+        exchanges.iter_mut().zip([("forward", Direction::Forward), ("backward", Direction::Backward)])
+    {
+        let measured = costs.exchanges.iter().filter(|sample| sample.direction == direction);
+        let samples: Vec<Sample> = measured.flat_map(exchange_samples).collect();
+        if !samples.is_empty() {
+            let (model, report) = train(name, &samples, options, reporter)?;
+            *slot = Some(model);
+            reports.push(report);
+        }
+    }
+    let measured = (costs.machine.clone(), costs.kernel_version.clone());
+    Ok(ModelFile::new(measured, options.features, reports, compute, exchanges))
+}
+
+fn exchange_samples(measured: &ExchangeSample) -> Vec<Sample> {
+    let bytes: Vec<f64> = measured.ranks.iter().map(|rank| rank.bytes).collect();
+    let starts: Vec<f64> = measured.ranks.iter().map(|rank| rank.start_ms).collect();
+    let features = exchange_features(&bytes, &starts);
+    debug_assert!(features.iter().all(|features| features.len() == EXCHANGE_FEATURES));
+    let samples = features.into_iter().zip(&measured.ranks);
+    samples.map(|(features, rank)| Sample { items: vec![features], ms: rank.ms }).collect()
+}
+
+/// As [`fit`], and refuses a model that a line beats.
+fn train(
+    name: &str,
+    samples: &[Sample],
+    options: &PretrainOptions,
+    reporter: &dyn Reporter,
+) -> Result<(SetModel, ModelReport)> {
+    let (model, report) = fit(name, samples, options, reporter)?;
+    let (test, linear) = (report.test, report.linear);
+    if test.mse < linear.mse {
+        return Ok((model, report));
+    }
+    Err(Error::invalid(
+        format!(
+            "the {name} model does not beat a line: its test MSE is {:.4e} ms² (tau {:.3}), the line's {:.4e} ms² \
+             (tau {:.3})",
+            test.mse, test.kendall_tau, linear.mse, linear.kendall_tau
+        ),
+        "measure more samples, or train longer with `--epochs`",
+    ))
+}
+
+/// Trains on 80 % of the samples, chooses by 10 %, and tests on the rest.
+fn fit(
+    name: &str,
+    samples: &[Sample],
+    options: &PretrainOptions,
+    reporter: &dyn Reporter,
+) -> Result<(SetModel, ModelReport)> {
+    if samples.len() < MIN_SAMPLES {
+        let message = format!("there are {} samples for the {name} model", samples.len());
+        return Err(Error::invalid(message, format!("measure at least {MIN_SAMPLES}")));
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
+    let mut order: Vec<&Sample> = samples.iter().collect();
+    order.shuffle(&mut rng);
+    let tenth = samples.len() / 10;
+    let (test, rest) = order.split_at(tenth);
+    let (validation, train) = rest.split_at(tenth);
+
+    let mut model = untrained(train, &mut rng);
+    let inputs = |chosen: &[&Sample]| -> Vec<Normalised> {
+        chosen.iter().map(|sample| Normalised::of(sample, &model)).collect()
+    };
+    let (train_inputs, validation_inputs) = (inputs(train), inputs(validation));
+    let mut training = Training::new(&model);
+    let mut best = (f64::INFINITY, model.encoder.clone(), model.head.clone());
+    let mut indices: Vec<usize> = (0..train_inputs.len()).collect();
+    reporter.begin(&format!("Training {name}"), Some(options.epochs as u64), "epochs");
+    for _ in 0..options.epochs {
+        indices.shuffle(&mut rng);
+        for batch in indices.chunks((train.len() / STEPS).clamp(CHUNK, BATCH)) {
+            training.step(&mut model, &train_inputs, batch);
+        }
+        let error = loss(&model, &validation_inputs);
+        if error < best.0 {
+            best = (error, model.encoder.clone(), model.head.clone());
+        }
+        reporter.advance(1);
+    }
+    reporter.end();
+    (model.encoder, model.head) = (best.1, best.2);
+    let report = ModelReport {
+        model: name.to_owned(),
+        train_samples: train.len(),
+        test_samples: test.len(),
+        test: measure(test, |sample| model.predict_ms(&sample.items)),
+        linear: linear_fit(train, test, &model),
+        neuroshard_features: None,
+    };
+    Ok((model, report))
+}
+
+/// The line's features: the sums of the items' normalised features, and how many there are.
+fn linear_fit(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Fit {
+    let features = |sample: &Sample| {
+        let mut sums = vec![0.0; model.mean.len() + 1];
+        for item in &sample.items {
+            let normalised = model.normalise(item);
+            sums.iter_mut().zip(normalised).for_each(|(sum, x)| *sum += f64::from(x));
+        }
+        sums[model.mean.len()] = sample.items.len() as f64;
+        sums
+    };
+    let rows: Vec<Vec<f64>> = train.iter().map(|sample| features(sample)).collect();
+    let targets: Vec<f64> = train.iter().map(|sample| sample.ms).collect();
+    let line = Linear::fit(&rows, &targets);
+    measure(test, |sample| line.predict(&features(sample)))
+}
+
+fn measure(test: &[&Sample], predict: impl Fn(&Sample) -> f64) -> Fit {
+    let predicted: Vec<f64> = test.iter().map(|sample| predict(sample)).collect();
+    let measured: Vec<f64> = test.iter().map(|sample| sample.ms).collect();
+    let relative = predicted.iter().zip(&measured).map(|(p, m)| (p - m).abs() / m.max(1e-9));
+    Fit {
+        mse: mean_squared_error(&predicted, &measured),
+        kendall_tau: kendall_tau(&predicted, &measured),
+        relative_error: relative.sum::<f64>() / test.len().max(1) as f64,
+    }
+}
+
+/// Random weights, and a normalisation by the training samples.
+fn untrained(train: &[&Sample], rng: &mut ChaCha8Rng) -> SetModel {
+    let items = || train.iter().flat_map(|sample| &sample.items);
+    let width = items().next().map_or(0, Vec::len);
+    let count = items().count().max(1) as f64;
+    let column = |i: usize| items().map(move |item| item[i]);
+    let mean: Vec<f64> = (0..width).map(|i| column(i).sum::<f64>() / count).collect();
+    let deviation = |i: usize| {
+        let deviation = (column(i).map(|x| (x - mean[i]).powi(2)).sum::<f64>() / count).sqrt();
+        // A feature that never changed carries nothing; any scale will do.
+        if deviation > 1e-12 * mean[i].abs() { deviation } else { 1.0 }
+    };
+    let times = || train.iter().map(|sample| sample.ms);
+    let mean_ms = times().sum::<f64>() / train.len() as f64;
+    let scale_ms = (times().map(|ms| (ms - mean_ms).powi(2)).sum::<f64>() / train.len() as f64).sqrt();
+    let widths = |first: usize, rest: [usize; 2]| [first, rest[0], rest[1]];
+    SetModel {
+        deviation: (0..width).map(deviation).collect(),
+        least: (0..width).map(|i| column(i).fold(f64::INFINITY, f64::min)).collect(),
+        most: (0..width).map(|i| column(i).fold(f64::NEG_INFINITY, f64::max)).collect(),
+        most_items: train.iter().map(|sample| sample.items.len()).max().unwrap_or(0),
+        most_ms: times().fold(0.0, f64::max),
+        scale_ms: if scale_ms > 0.0 { scale_ms } else { 1.0 },
+        encoder: Mlp::new(&widths(width, ENCODER), true, rng),
+        head: Mlp::new(&widths(ENCODER[1], HEAD), false, rng),
+        mean,
+    }
+}
+
+/// A sample as the network sees it.
+struct Normalised {
+    items: Vec<Vec<f32>>,
+    target: f32,
+}
+
+impl Normalised {
+    fn of(sample: &Sample, model: &SetModel) -> Self {
+        let items = sample.items.iter().map(|item| model.normalise(item)).collect();
+        Self { items, target: (sample.ms / model.scale_ms) as f32 }
+    }
+}
+
+/// What the network gives for a sample, with what its layers gave on the way.
+struct Run {
+    output: f32,
+    sum: Vec<f32>,
+    /// Of every item, every layer's.
+    codes: Vec<Vec<Vec<f32>>>,
+    head: Vec<Vec<f32>>,
+}
+
+fn run(model: &SetModel, sample: &Normalised) -> Run {
+    let mut codes = Vec::with_capacity(sample.items.len());
+    let mut sum = vec![0.0f32; ENCODER[1]];
+    for item in &sample.items {
+        let mut outputs = Vec::new();
+        model.encoder.forward(item, &mut outputs);
+        let code = outputs.last().map_or(&[][..], Vec::as_slice);
+        sum.iter_mut().zip(code).for_each(|(sum, code)| *sum += code);
+        codes.push(outputs);
+    }
+    let mut head = Vec::new();
+    model.head.forward(&sum, &mut head);
+    let output = head.last().and_then(|output| output.first()).copied().unwrap_or_default();
+    Run { output, sum, codes, head }
+}
+
+fn loss(model: &SetModel, samples: &[Normalised]) -> f64 {
+    let errors: Vec<f64> = samples
+        .par_iter()
+        .map(|sample| f64::from(run(model, sample).output - sample.target).powi(2))
+        .collect();
+    errors.iter().sum::<f64>() / samples.len().max(1) as f64
+}
+
+/// The optimizers of a model's two networks.
+struct Training {
+    encoder: Adam,
+    head: Adam,
+}
+
+impl Training {
+    fn new(model: &SetModel) -> Self {
+        let adam = |mlp: &Mlp| Adam::new(LEARNING_RATE, mlp.parameters().count());
+        Self { encoder: adam(&model.encoder), head: adam(&model.head) }
+    }
+
+    /// One step of Adam on the mean squared error of a batch.
+    fn step(&mut self, model: &mut SetModel, samples: &[Normalised], batch: &[usize]) {
+        let gradients: Vec<(Mlp, Mlp)> = batch
+            .par_chunks(CHUNK)
+            .map(|chunk| {
+                let mut encoder = Mlp::zeros_like(&model.encoder);
+                let mut head = Mlp::zeros_like(&model.head);
+                for &i in chunk {
+                    backward(model, &samples[i], batch.len(), &mut encoder, &mut head);
+                }
+                (encoder, head)
+            })
+            .collect();
+        let mut encoder = Mlp::zeros_like(&model.encoder);
+        let mut head = Mlp::zeros_like(&model.head);
+        for (part_encoder, part_head) in &gradients {
+            encoder.parameters_mut().zip(part_encoder.parameters()).for_each(|(sum, part)| *sum += part);
+            head.parameters_mut().zip(part_head.parameters()).for_each(|(sum, part)| *sum += part);
+        }
+        self.encoder.step(model.encoder.parameters_mut(), encoder.parameters());
+        self.head.step(model.head.parameters_mut(), head.parameters());
+    }
+}
+
+fn backward(model: &SetModel, sample: &Normalised, batch: usize, encoder: &mut Mlp, head: &mut Mlp) {
+    let done = run(model, sample);
+    let gradient = 2.0 * (done.output - sample.target) / batch as f32;
+    let code_gradient = model.head.backward(&done.sum, &done.head, vec![gradient], head);
+    for (item, outputs) in sample.items.iter().zip(&done.codes) {
+        model.encoder.backward(item, outputs, code_gradient.clone(), encoder);
+    }
+}

@@ -1,0 +1,397 @@
+//! The outer search over how tables are cut: NeuroShard's beam, and ours beyond it.
+
+use rayon::prelude::*;
+
+use crate::search::Search;
+use crate::search::explain::reasons;
+use crate::search::greedy::Greedy;
+use crate::search::local::improve;
+use crate::search::placement::{Placement, by_memory, grid_search};
+use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::torchrec::TorchrecDefault;
+use crate::{CostModel, Error, Plan, Result, Table, Topology};
+
+/// NeuroShard's K, N and L: states kept, candidates by bytes and by cost each, and splits after one another.
+const BEAM_WIDTH: usize = 3;
+const CANDIDATES: usize = 10;
+const DEPTH: usize = 10;
+/// The beam ends after this many levels without a better state.
+const PATIENCE: usize = 3;
+/// Predictions of a rank's computation that the beam may ask for; tables × ranks × limits × states.
+const EFFORT: f64 = 3e7;
+
+/// The beam search of NeuroShard (Zha et al., MLSys 2023): column splits outside, a greedy grid search over placements
+/// inside; and beyond it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beam {
+    /// The paper's search: table-wise and column-wise. Ours are: a table that has no room whole begins split, two shards of
+    /// a table never share a rank, the grid ends with no limit at all, the beam ends after three levels without a
+    /// better state, and its effort is bounded.
+    Neuroshard,
+    /// Also row-wise over all ranks or those of one machine, data-parallel, and a local search on the most expensive rank
+    /// that begins at the best states and at the plan of every baseline.
+    Full,
+}
+
+impl Search for Beam {
+    fn id(&self) -> &str {
+        match self {
+            Self::Neuroshard => "neuroshard",
+            Self::Full => "beam",
+        }
+    }
+
+    fn plan(
+        &self,
+        tables: &[Table],
+        topology: &Topology,
+        cost_model: &dyn CostModel,
+        batch_size: u64,
+    ) -> Result<Plan> {
+        let problem = Problem::new(tables, topology, cost_model, batch_size)?;
+        let best = self.search(&problem)?;
+        let mut placed = problem.table_plans(&best.units, &best.places);
+        for (table, reason) in placed.iter_mut().zip(reasons(&problem, &best)) {
+            table.reason = reason;
+        }
+        Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
+    }
+}
+
+impl Beam {
+    fn search(self, problem: &Problem<'_>) -> Result<Placement> {
+        let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+        let memory = by_memory(problem, &whole).map_err(|fault| no_room(problem, fault))?;
+        let start = first_state(problem);
+        let step = grid_step(problem);
+        // Where the greedy search finds no room, the cuts that a packing by memory needed are where to begin.
+        let first = match grid_search(problem, &start, step) {
+            Some(placement) => placement,
+            None => grid_search(problem, &memory.units, step).unwrap_or(memory),
+        };
+        let mut found = Self::Neuroshard.beam(problem, first.clone(), step);
+        if self == Self::Neuroshard {
+            return Ok(found.swap_remove(0));
+        }
+        found.extend(self.beam(problem, first, step));
+        found.extend(baselines(problem));
+        let improved: Vec<Placement> =
+            found.into_par_iter().map(|placement| improve(problem, placement)).collect();
+        let best = improved.into_iter().reduce(better);
+        best.ok_or_else(|| Error::invalid("there are no tables", "a plan needs at least one sparse feature"))
+    }
+
+    /// The best states that the beam came by, the best first.
+    fn beam(self, problem: &Problem<'_>, first: Placement, step: usize) -> Vec<Placement> {
+        let mut best = first.clone();
+        let mut beam = vec![first];
+        let mut states = state_budget(problem, step);
+        let mut idle = 0;
+        for _ in 0..DEPTH {
+            let mut next: Vec<Vec<Unit>> =
+                beam.iter().flat_map(|state| self.neighbours(problem, &state.units)).collect();
+            next.truncate(states);
+            states -= next.len();
+            let mut placed: Vec<Placement> =
+                next.par_iter().filter_map(|units| grid_search(problem, units, step)).collect();
+            placed.sort_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms));
+            placed.dedup_by(|a, b| a.cost_ms == b.cost_ms && same_cuts(&a.units, &b.units));
+            placed.truncate(BEAM_WIDTH);
+            let Some(leader) = placed.first() else { break };
+            if leader.cost_ms < best.cost_ms {
+                best = leader.clone();
+                idle = 0;
+            } else {
+                idle += 1;
+            }
+            beam = placed;
+            if idle >= PATIENCE {
+                break;
+            }
+        }
+        let mut found = vec![best];
+        found.extend(beam);
+        found
+    }
+
+    /// The states one cut away: the units with most bytes, and those that cost most, each halved; or cut otherwise.
+    fn neighbours(self, problem: &Problem<'_>, units: &[Unit]) -> Vec<Vec<Unit>> {
+        let mut states = Vec::new();
+        for i in candidates(problem, units) {
+            let unit = units[i];
+            let pieces = units.iter().filter(|other| other.table == unit.table).count();
+            if let Some(half) = unit.half().filter(|_| pieces < problem.ranks) {
+                let mut state = units.to_vec();
+                state[i] = half;
+                state.push(half);
+                states.push(state);
+            }
+            if self == Self::Neuroshard || unit.kind != Kind::Columns {
+                continue;
+            }
+            for kind in [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
+                let other = Unit { kind, columns: problem.tables[unit.table].dim, ..unit };
+                if problem.get(&other).is_some() {
+                    let mut state: Vec<Unit> =
+                        units.iter().filter(|unit| unit.table != other.table).copied().collect();
+                    state.push(other);
+                    states.push(state);
+                }
+            }
+        }
+        states
+    }
+}
+
+/// The first units by bytes and by cost, each once.
+fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
+    // Of equal units of one table, one is enough.
+    let mut seen = std::collections::HashSet::new();
+    let mut order: Vec<usize> = (0..units.len()).filter(|i| seen.insert(units[*i])).collect();
+    order.sort_by_key(|i| std::cmp::Reverse(problem.priced(&units[*i]).bytes));
+    let mut chosen: Vec<usize> = order.iter().take(CANDIDATES).copied().collect();
+    let cost = |i: &usize| problem.priced(&units[*i]).alone_ms;
+    order.sort_by(|a, b| cost(b).total_cmp(&cost(a)).then(a.cmp(b)));
+    for i in order.into_iter().take(CANDIDATES) {
+        if !chosen.contains(&i) {
+            chosen.push(i);
+        }
+    }
+    chosen
+}
+
+fn same_cuts(a: &[Unit], b: &[Unit]) -> bool {
+    let sorted = |units: &[Unit]| {
+        let mut units: Vec<_> = units.iter().map(|unit| (unit.table, unit.kind, unit.columns)).collect();
+        units.sort_unstable();
+        units
+    };
+    a.len() == b.len() && sorted(a) == sorted(b)
+}
+
+fn better(a: Placement, b: Placement) -> Placement {
+    if b.cost_ms < a.cost_ms { b } else { a }
+}
+
+/// Whole tables; those larger than a rank are halved until their shards fit, or divided by rows.
+fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
+    let capacity = problem.topology.memory_bytes;
+    let mut state = Vec::new();
+    for table in 0..problem.tables.len() {
+        let (mut unit, mut pieces) = (problem.whole(table), 1);
+        while problem.priced(&unit).bytes > capacity && 2 * pieces <= problem.ranks {
+            let Some(half) = unit.half() else { break };
+            (unit, pieces) = (half, 2 * pieces);
+        }
+        let rows = Unit { kind: Kind::RowsOfAll, columns: problem.tables[table].dim, ..unit };
+        if problem.priced(&unit).bytes > capacity && problem.get(&rows).is_some() {
+            (unit, pieces) = (rows, 1);
+        }
+        state.extend(std::iter::repeat_n(unit, pieces));
+    }
+    state
+}
+
+/// Predictions for one placement.
+fn pass(problem: &Problem<'_>) -> f64 {
+    problem.tables.len() as f64 * problem.ranks as f64
+}
+
+/// All 12 limits where the beam can afford hundreds of states, else every second or every fourth.
+fn grid_step(problem: &Problem<'_>) -> usize {
+    match EFFORT / pass(problem) {
+        passes if passes > 2_400.0 => 1,
+        passes if passes > 600.0 => 2,
+        _ => 4,
+    }
+}
+
+fn state_budget(problem: &Problem<'_>, step: usize) -> usize {
+    (EFFORT / pass(problem) / (12.0 / step as f64)) as usize
+}
+
+/// What the baselines that find room place.
+fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
+    let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+    let mut found = Vec::new();
+    for greedy in [Greedy::BySize, Greedy::ByDimension, Greedy::ByLookups, Greedy::BySizeTimesLookups] {
+        if let Ok(places) = greedy.place(problem.tables, problem.topology, problem.batch_size) {
+            found.push(Placement::new(problem, whole.clone(), places));
+        }
+    }
+    found.extend(TorchrecDefault.units(problem, (EFFORT / pass(problem)) as usize));
+    found
+}
+
+fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error {
+    let capacity = problem.topology.memory_bytes;
+    let table = &problem.tables[unit.table];
+    let whole: u64 = (0..problem.tables.len())
+        .fold(0, |sum: u64, table| sum.saturating_add(problem.priced(&problem.whole(table)).bytes));
+    let all = capacity.saturating_mul(u64::from(problem.topology.ranks));
+    if whole > all {
+        return Error::NoRoom { needed_bytes: whole, capacity_bytes: all, ranks: problem.topology.ranks };
+    }
+    Error::DoesNotFit {
+        table: table.name.clone(),
+        needed_bytes: problem.priced(&unit).bytes,
+        rank,
+        left_bytes: capacity.saturating_sub(used),
+        capacity_bytes: capacity,
+        splits: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{AnalyticCost, Pooling, ShardingType, compare, searches, tasks};
+
+    fn table(i: usize) -> impl Strategy<Value = Table> {
+        let dims = prop::sample::select(vec![4u64, 8, 12, 64, 128, 256]);
+        let pooling = prop::sample::select(vec![Pooling::Sum, Pooling::Attention]);
+        (1u64..4000, dims, 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
+            move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
+                pooling_factor,
+                dedupe_factor,
+                pooling,
+                ..Table::new(format!("table_{i}"), rows, dim)
+            },
+        )
+    }
+
+    fn problem() -> impl Strategy<Value = (Vec<Table>, Topology)> {
+        let tables = (1usize..20).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>());
+        let topology = (1u32..4, prop::sample::select(vec![1u32, 2, 4]), 18u32..26).prop_map(
+            |(nodes, per_node, memory)| Topology {
+                ranks_per_node: per_node,
+                ranks: nodes * per_node,
+                ..Topology::h100(1, 1 << memory).unwrap()
+            },
+        );
+        (tables, topology)
+    }
+
+    /// The cost of the cheapest placement of whole tables, by trying all.
+    fn cheapest_whole(problem: &Problem<'_>) -> f64 {
+        let units: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+        let mut best = f64::INFINITY;
+        for code in 0..problem.ranks.pow(units.len() as u32) {
+            let place = |i: usize| (code / problem.ranks.pow(i as u32) % problem.ranks) as u32;
+            let places = (0..units.len()).map(place).collect();
+            best = best.min(Placement::new(problem, units.clone(), places).cost_ms);
+        }
+        best
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        /// Every plan passes the independent check, is the same twice, and costs what the search said and at most what
+        /// any baseline's does.
+        #[test]
+        fn plans_are_valid_repeatable_and_the_cheapest((tables, topology) in problem()) {
+            let plan = match Beam::Full.plan(&tables, &topology, &AnalyticCost, 64) {
+                Ok(plan) => plan,
+                Err(Error::NoRoom { .. } | Error::DoesNotFit { .. }) => {
+                    for search in searches(3) {
+                        prop_assert!(search.plan(&tables, &topology, &AnalyticCost, 64).is_err(), "{}", search.id());
+                    }
+                    return Ok(());
+                }
+                Err(error) => return Err(TestCaseError::fail(error.to_string())),
+            };
+            prop_assert!(plan.check(&tables, &topology).is_ok());
+            prop_assert_eq!(&Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap(), &plan);
+            let problem = Problem::new(&tables, &topology, &AnalyticCost, 64).unwrap();
+            let searched = Beam::Full.search(&problem).unwrap().cost_ms;
+            // Row blocks are priced as the largest of them.
+            prop_assert!(plan.max_cost_ms <= searched * (1.0 + 1e-9), "{} {searched}", plan.max_cost_ms);
+            for search in searches(3) {
+                if let Ok(other) = search.plan(&tables, &topology, &AnalyticCost, 64) {
+                    prop_assert!(other.check(&tables, &topology).is_ok(), "{}", search.id());
+                    let most = 1.01 * other.max_cost_ms;
+                    prop_assert!(plan.max_cost_ms <= most || search.id() == "random", "{}: {most}", search.id());
+                }
+            }
+        }
+
+        /// On problems small enough to try everything, no placement of whole tables is cheaper.
+        #[test]
+        fn small_problems_are_solved(tables in (0..6).map(table).collect::<Vec<_>>(), ranks in 1u32..4) {
+            let topology = Topology::h100(ranks, 1 << 40).unwrap();
+            let problem = Problem::new(&tables, &topology, &AnalyticCost, 64).unwrap();
+            let found = Beam::Full.search(&problem).unwrap().cost_ms;
+            prop_assert!(found <= 1.05 * cheapest_whole(&problem), "{found} {}", cheapest_whole(&problem));
+        }
+    }
+
+    #[test]
+    fn a_table_larger_than_a_rank_is_split() {
+        let tables = [Table::new("large", 10_000, 64), Table::new("small", 10, 64)];
+        // 2.6 MB in all; a rank has 1 MiB, of which buffers take little.
+        let topology = Topology::h100(4, 1 << 20).unwrap();
+        for search in [Beam::Neuroshard, Beam::Full] {
+            let plan = search.plan(&tables, &topology, &AnalyticCost, 8).unwrap();
+            plan.check(&tables, &topology).unwrap();
+            assert!(plan.tables[0].shards.len() >= 3, "{plan:?}");
+            assert!(plan.tables[0].reason.as_ref().unwrap().contains("whole it needs 2.5 MiB"), "{plan:?}");
+        }
+        let error =
+            Beam::Full.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8).unwrap_err();
+        assert!(error.to_string().starts_with("the tables do not fit: with optimizer state and buffers they need 2.5 MiB, 2 ranks have 2.0 MiB together, so "), "{error}");
+        // An odd number of columns does not split, and blocks of two of five rows leave the fourth rank none.
+        let error = Beam::Full
+            .plan(
+                &[Table::new("odd", 5, (1 << 20) + 1)],
+                &Topology::h100(4, 40 << 20).unwrap(),
+                &AnalyticCost,
+                1,
+            )
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("table `odd` fits on no rank: it needs "), "{error}");
+        assert!(error.contains("hint: it does not split further"), "{error}");
+    }
+
+    #[test]
+    fn a_hot_small_table_is_copied_and_a_node_keeps_its_rows() {
+        // A slow network: what is not sent between machines is won.
+        let topology = Topology {
+            ranks_per_node: 4,
+            inter_node_bandwidth_bytes_per_second: 1e9,
+            ..Topology::h100(8, 1 << 30).unwrap()
+        };
+        let hot = Table { pooling_factor: 50.0, ..Table::new("hot", 100, 64) };
+        let plan = Beam::Full.plan(&[hot], &topology, &AnalyticCost, 4096).unwrap();
+        assert_eq!(plan.tables[0].sharding_type, ShardingType::DataParallel);
+        // Four columns do not split.
+        let large = Table { pooling_factor: 50.0, ..Table::new("large", 4_000_000, 4) };
+        let plan = Beam::Full.plan(&[large], &topology, &AnalyticCost, 4096).unwrap();
+        assert_eq!(plan.tables[0].sharding_type, ShardingType::RowWise);
+        let nodes: Vec<u32> = plan.tables[0].shards.iter().map(|shard| shard.rank / 4).collect();
+        assert_eq!(nodes.len(), 4, "{plan:?}");
+        assert!(nodes.iter().all(|node| *node == nodes[0]), "{plan:?}");
+    }
+
+    #[test]
+    fn generated_tasks_all_get_a_plan_below_the_baselines() {
+        let options = crate::TaskOptions { max_dim: 128, ..crate::TaskOptions::new(10..=40, 4, 3, 5) };
+        let tasks = tasks(&options).unwrap();
+        let found = compare(
+            &tasks,
+            &searches(1),
+            &|_| Ok(Box::new(AnalyticCost)),
+            &onefold_datasets::console::Silent,
+        )
+        .unwrap();
+        let ours = found.methods.last().unwrap();
+        assert_eq!((ours.search.as_str(), ours.valid()), ("beam", 3));
+        for method in &found.methods[..7] {
+            let (theirs, ours) = method.common_means_ms(ours).unwrap_or((f64::INFINITY, 0.0));
+            assert!(ours < theirs, "{} {ours} {theirs}", method.search);
+        }
+    }
+}

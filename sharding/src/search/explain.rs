@@ -1,0 +1,121 @@
+//! Why a table stands where it does: what the plan would cost if it stood elsewhere.
+
+use std::cmp::Reverse;
+
+use onefold_datasets::units::format_bytes;
+
+use crate::search::placement::{Placement, Ranks};
+use crate::search::problem::{Kind, Problem, Unit};
+
+/// Tables that are explained: the largest, and those that cost most.
+const EXPLAINED: usize = 12;
+/// Ranks that are asked about as another place for a table, the cheapest first.
+const ALTERNATIVES: usize = 8;
+
+/// A sentence for each large or expensive table, by table; `None` for the others, and where there is one rank.
+pub(crate) fn reasons(problem: &Problem<'_>, placement: &Placement) -> Vec<Option<String>> {
+    let mut ranks = Ranks::new(problem);
+    for (unit, place) in placement.units.iter().zip(&placement.places) {
+        ranks.add(problem, unit, *place);
+    }
+    let mut reasons = vec![None; problem.tables.len()];
+    if problem.ranks == 1 {
+        return reasons;
+    }
+    for table in chosen(problem) {
+        reasons[table] = Some(reason(problem, placement, &mut ranks, table));
+    }
+    reasons
+}
+
+fn chosen(problem: &Problem<'_>) -> Vec<usize> {
+    let mut tables: Vec<usize> = (0..problem.tables.len()).collect();
+    let whole = |table: &usize| problem.priced(&problem.whole(*table));
+    tables.sort_by_key(|table| Reverse(whole(table).bytes));
+    let mut chosen: Vec<usize> = tables.iter().take(EXPLAINED).copied().collect();
+    tables.sort_by(|a, b| whole(b).alone_ms.total_cmp(&whole(a).alone_ms).then(a.cmp(b)));
+    chosen.extend(tables.iter().take(EXPLAINED));
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
+}
+
+fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table: usize) -> String {
+    let own: Vec<(Unit, u32)> = placement
+        .units
+        .iter()
+        .zip(&placement.places)
+        .filter(|(unit, _)| unit.table == table)
+        .map(|(unit, place)| (*unit, *place))
+        .collect();
+    let whole = problem.whole(table);
+    let stands_whole = own.iter().any(|(unit, _)| *unit == whole);
+    let needed = problem.priced(&whole).bytes;
+    let capacity = problem.topology.memory_bytes;
+    if !stands_whole && needed > capacity {
+        return format!(
+            "{}: whole it needs {}, a rank has {}",
+            how(&own),
+            format_bytes(needed),
+            format_bytes(capacity)
+        );
+    }
+    for (unit, place) in &own {
+        ranks.remove(problem, unit, *place);
+    }
+    let elsewhere = best_elsewhere(problem, ranks, &whole, &own);
+    for (unit, place) in &own {
+        ranks.add(problem, unit, *place);
+    }
+    let now = placement.cost_ms;
+    match elsewhere {
+        None if stands_whole => {
+            format!("{}: no other rank has room for its {}", how(&own), format_bytes(needed))
+        }
+        None => format!("{}: no rank has room for all {} of it", how(&own), format_bytes(needed)),
+        Some((rank, cost)) if cost > now * (1.0 + 1e-9) => {
+            let other = if stands_whole { "on" } else { "whole on" };
+            format!("{}: {other} rank {rank} the plan would cost {cost:.4} ms, not {now:.4}", how(&own))
+        }
+        Some((rank, _)) => {
+            format!("{}: rank {rank} would do as well, the bottleneck is elsewhere", how(&own))
+        }
+    }
+}
+
+fn how(own: &[(Unit, u32)]) -> String {
+    match own {
+        [(unit, place)] => match unit.kind {
+            Kind::Columns => format!("whole on rank {place}"),
+            Kind::RowsOfNode => format!("rows on every rank of node {place}"),
+            Kind::RowsOfAll => "rows on every rank".to_owned(),
+            Kind::Copies => "a copy on every rank".to_owned(),
+        },
+        _ => format!("{} column shards", own.len()),
+    }
+}
+
+/// The cheapest rank to hold the whole table instead, and the cost of the plan then.
+fn best_elsewhere(
+    problem: &Problem<'_>,
+    ranks: &mut Ranks,
+    whole: &Unit,
+    own: &[(Unit, u32)],
+) -> Option<(u32, f64)> {
+    let bytes = problem.priced(whole).bytes;
+    let mut places: Vec<u32> = (0..problem.topology.ranks)
+        .filter(|place| ranks.bytes[*place as usize].saturating_add(bytes) <= problem.topology.memory_bytes)
+        .filter(|place| !own.contains(&(*whole, *place)))
+        .collect();
+    places.sort_by(|a, b| ranks.compute_ms[*a as usize].total_cmp(&ranks.compute_ms[*b as usize]));
+    let mut best: Option<(u32, f64)> = None;
+    for place in places.into_iter().take(ALTERNATIVES) {
+        ranks.add(problem, whole, place);
+        let cost = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+        ranks.remove(problem, whole, place);
+        if best.is_none_or(|(_, least)| cost < least) {
+            best = Some((place, cost));
+        }
+    }
+    best
+}

@@ -1,0 +1,225 @@
+//! Local search: take load off the most expensive rank as long as that helps.
+
+use std::collections::HashSet;
+
+use crate::search::placement::{Placement, Ranks};
+use crate::search::problem::{Kind, Problem, Unit};
+
+/// Rounds, each of which changes the placement once.
+const MAX_ROUNDS: usize = 400;
+/// Changes that are priced exactly in a round, best estimates first.
+const TRIED: usize = 12;
+/// Ranks that may take over, the cheapest first.
+const TARGETS: usize = 16;
+/// What counts as better.
+const GAIN: f64 = 1e-9;
+
+/// A change of the placement. Numbers are indices of units.
+#[derive(Debug, Clone, Copy)]
+enum Move {
+    /// To another place.
+    To(usize, u32),
+    /// Two units change places.
+    Swap(usize, usize),
+    /// One half stays, the other goes.
+    Split(usize, u32),
+}
+
+/// Improves a placement: units of the most expensive rank go elsewhere, change places with others, or are halved and
+/// shared, whatever lowers the higher of the two ranks' costs most; until nothing does.
+pub(crate) fn improve(problem: &Problem<'_>, placement: Placement) -> Placement {
+    let mut state = State::new(problem, placement);
+    for _ in 0..MAX_ROUNDS {
+        if !state.round() {
+            break;
+        }
+    }
+    state.best
+}
+
+struct State<'a> {
+    problem: &'a Problem<'a>,
+    units: Vec<Unit>,
+    places: Vec<u32>,
+    ranks: Ranks,
+    costs: Vec<f64>,
+    /// Which tables have a column shard on which rank.
+    taken: HashSet<(usize, u32)>,
+    best: Placement,
+}
+
+impl<'a> State<'a> {
+    fn new(problem: &'a Problem<'a>, placement: Placement) -> Self {
+        let mut ranks = Ranks::new(problem);
+        for (unit, place) in placement.units.iter().zip(&placement.places) {
+            ranks.add(problem, unit, *place);
+        }
+        let taken = placement.units.iter().zip(&placement.places);
+        Self {
+            problem,
+            costs: ranks.costs_ms(problem),
+            ranks,
+            taken: taken.map(|(unit, place)| (unit.table, *place)).collect(),
+            units: placement.units.clone(),
+            places: placement.places.clone(),
+            best: placement,
+        }
+    }
+
+    /// Makes one change for the better; false if there is none.
+    fn round(&mut self) -> bool {
+        let Some(worst) =
+            (0..self.costs.len()).reduce(|a, b| if self.costs[b] > self.costs[a] { b } else { a })
+        else {
+            return false;
+        };
+        let mut moves = self.moves(worst);
+        moves.sort_by(|a, b| a.0.total_cmp(&b.0));
+        moves.truncate(TRIED);
+        let before = self.costs[worst];
+        for (_, change) in moves {
+            let saved = (self.units.clone(), self.places.clone(), self.ranks.clone());
+            self.apply(change);
+            let costs = self.ranks.costs_ms(self.problem);
+            let most = costs.iter().copied().fold(0.0, f64::max);
+            // Other ranks that were as expensive may still be; none may become more so.
+            if costs[worst] < before * (1.0 - GAIN)
+                && most <= before
+                && self.changed_below(&costs, change, before)
+            {
+                self.costs = costs;
+                self.taken = self.units.iter().zip(&self.places).map(|(u, p)| (u.table, *p)).collect();
+                if most < self.best.cost_ms {
+                    self.best =
+                        Placement { units: self.units.clone(), places: self.places.clone(), cost_ms: most };
+                }
+                return true;
+            }
+            (self.units, self.places, self.ranks) = saved;
+        }
+        false
+    }
+
+    /// Whether the rank that took something over stays below the old bottleneck.
+    fn changed_below(&self, costs: &[f64], change: Move, before: f64) -> bool {
+        let other = match change {
+            Move::To(_, place) | Move::Split(_, place) => place as usize,
+            // After the swap, the first unit stands where the second did.
+            Move::Swap(unit, _) => self.places[unit] as usize,
+        };
+        costs[other] < before * (1.0 - GAIN)
+    }
+
+    /// Changes with an estimate of the higher cost of the two ranks, below the present one's.
+    fn moves(&self, worst: usize) -> Vec<(f64, Move)> {
+        let problem = self.problem;
+        let on_worst = |i: &usize| self.units[*i].kind == Kind::Columns && self.places[*i] as usize == worst;
+        let mine: Vec<usize> = (0..self.units.len()).filter(on_worst).collect();
+        let mut pieces = vec![0; problem.tables.len()];
+        self.units.iter().for_each(|unit| pieces[unit.table] += 1);
+        let mut cheapest: Vec<usize> = (0..problem.ranks).filter(|rank| *rank != worst).collect();
+        cheapest.sort_by(|a, b| self.costs[*a].total_cmp(&self.costs[*b]));
+        cheapest.truncate(TARGETS);
+        let mut moves = Vec::new();
+        let mut keep = |estimate: Option<f64>, change| {
+            if let Some(cost) = estimate.filter(|cost| *cost < self.costs[worst]) {
+                moves.push((cost, change));
+            }
+        };
+        for &i in &mine {
+            let unit = self.units[i];
+            for &rank in &cheapest {
+                let place = rank as u32;
+                if self.taken.contains(&(unit.table, place)) {
+                    continue;
+                }
+                keep(self.estimate(worst, &[unit], &[], rank), Move::To(i, place));
+                if let Some(half) = unit.half().filter(|_| pieces[unit.table] < problem.ranks) {
+                    keep(self.estimate_split(worst, unit, half, rank), Move::Split(i, place));
+                }
+            }
+        }
+        for (j, other) in self.units.iter().enumerate() {
+            let place = self.places[j] as usize;
+            if other.kind != Kind::Columns
+                || !cheapest.contains(&place)
+                || self.taken.contains(&(other.table, worst as u32))
+            {
+                continue;
+            }
+            for &i in &mine {
+                let unit = self.units[i];
+                if unit != *other && !self.taken.contains(&(unit.table, place as u32)) {
+                    keep(self.estimate(worst, &[unit], &[*other], place), Move::Swap(i, j));
+                }
+            }
+        }
+        moves
+    }
+
+    /// The higher cost of `from` and `to` after units `go` from one to the other and `come` back; `None` without room.
+    fn estimate(&self, from: usize, go: &[Unit], come: &[Unit], to: usize) -> Option<f64> {
+        let gone = self.after(from, go, come)?;
+        let got = self.after(to, come, go)?;
+        Some(gone.max(got))
+    }
+
+    fn estimate_split(&self, from: usize, unit: Unit, half: Unit, to: usize) -> Option<f64> {
+        Some(self.after(from, &[unit], &[half])?.max(self.after(to, &[], &[half])?))
+    }
+
+    /// The cost of a rank that loses and gains units, its communication taken in proportion to what it sends.
+    fn after(&self, rank: usize, lost: &[Unit], gained: &[Unit]) -> Option<f64> {
+        let problem = self.problem;
+        let mut change = vec![0.0; problem.model.width()];
+        let mut traffic = self.ranks.traffic[rank];
+        let mut bytes = self.ranks.bytes[rank];
+        for unit in lost {
+            let priced = problem.priced(unit);
+            change.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum -= part);
+            traffic.subtract(priced.traffic);
+            bytes = bytes.saturating_sub(priced.bytes);
+        }
+        for unit in gained {
+            let priced = problem.priced(unit);
+            change.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum += part);
+            traffic.add(priced.traffic);
+            bytes = bytes.saturating_add(priced.bytes);
+        }
+        if bytes > problem.topology.memory_bytes {
+            return None;
+        }
+        let compute = problem.model.compute_ms(self.ranks.sum(rank), &change);
+        let old = self.ranks.traffic[rank];
+        let sent = |traffic: crate::cost::Traffic| traffic.forward.sum() + traffic.backward.sum();
+        let ratio = if sent(old) > 0.0 { sent(traffic) / sent(old) } else { 1.0 };
+        Some(compute + (self.costs[rank] - self.ranks.compute_ms[rank]) * ratio)
+    }
+
+    fn apply(&mut self, change: Move) {
+        match change {
+            Move::To(i, place) => self.relocate(i, place),
+            Move::Swap(i, j) => {
+                let (from, to) = (self.places[i], self.places[j]);
+                self.relocate(i, to);
+                self.relocate(j, from);
+            }
+            Move::Split(i, place) => {
+                let Some(half) = self.units[i].half() else { return };
+                let here = self.places[i];
+                self.ranks.remove(self.problem, &self.units[i], here);
+                self.ranks.add(self.problem, &half, here);
+                self.ranks.add(self.problem, &half, place);
+                self.units[i] = half;
+                self.units.push(half);
+                self.places.push(place);
+            }
+        }
+    }
+
+    fn relocate(&mut self, i: usize, place: u32) {
+        self.ranks.remove(self.problem, &self.units[i], self.places[i]);
+        self.ranks.add(self.problem, &self.units[i], place);
+        self.places[i] = place;
+    }
+}

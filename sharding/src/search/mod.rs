@@ -1,0 +1,32 @@
+//! What a search is.
+
+pub(crate) mod beam;
+pub(crate) mod explain;
+pub(crate) mod greedy;
+pub(crate) mod local;
+pub(crate) mod placement;
+pub(crate) mod problem;
+pub(crate) mod torchrec;
+
+use crate::{CostModel, Plan, Result, Table, Topology};
+
+/// Decides where tables stand. A search does no I/O, and the same input gives the same plan.
+pub trait Search: Send + Sync {
+    /// The name that a plan keeps.
+    fn id(&self) -> &str;
+
+    /// A plan for `tables` on `topology`, with `batch_size` samples per rank and step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) for tables or a topology that cannot exist,
+    /// [`Error::DoesNotFit`](crate::Error::DoesNotFit) or [`Error::NoRoom`](crate::Error::NoRoom) if the search finds no
+    /// rank for a table, and the cost model's errors.
+    fn plan(
+        &self,
+        tables: &[Table],
+        topology: &Topology,
+        cost_model: &dyn CostModel,
+        batch_size: u64,
+    ) -> Result<Plan>;
+}

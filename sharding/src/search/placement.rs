@@ -1,0 +1,246 @@
+//! The inner search: where units stand, given how tables are cut.
+
+use crate::cost::{RankLoad, Traffic};
+use crate::search::problem::{Kind, Problem, Unit};
+
+/// What stands on every rank, kept up to date as units come and go.
+#[derive(Clone)]
+pub(crate) struct Ranks {
+    width: usize,
+    /// `[ranks, width]`.
+    sums: Vec<f64>,
+    pub(crate) bytes: Vec<u64>,
+    pub(crate) traffic: Vec<Traffic>,
+    pub(crate) compute_ms: Vec<f64>,
+    /// Units on the rank.
+    units: Vec<u32>,
+    zeros: Vec<f64>,
+}
+
+impl Ranks {
+    pub(crate) fn new(problem: &Problem<'_>) -> Self {
+        let (ranks, width) = (problem.ranks, problem.model.width());
+        Self {
+            width,
+            sums: vec![0.0; ranks * width],
+            bytes: vec![0; ranks],
+            traffic: vec![Traffic::default(); ranks],
+            compute_ms: vec![0.0; ranks],
+            units: vec![0; ranks],
+            zeros: vec![0.0; width],
+        }
+    }
+
+    pub(crate) fn sum(&self, rank: usize) -> &[f64] {
+        &self.sums[rank * self.width..][..self.width]
+    }
+
+    /// Puts `unit` at `place`.
+    pub(crate) fn add(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
+        let priced = problem.priced(unit);
+        for rank in problem.ranks_of(unit, place) {
+            let sum = &mut self.sums[rank * self.width..][..self.width];
+            sum.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum += part);
+            self.bytes[rank] = self.bytes[rank].saturating_add(priced.bytes);
+            self.traffic[rank].add(priced.traffic);
+            self.units[rank] += 1;
+            self.compute_ms[rank] = problem.model.compute_ms(self.sum(rank), &self.zeros);
+        }
+    }
+
+    /// Takes `unit` away from `place`.
+    pub(crate) fn remove(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
+        let priced = problem.priced(unit);
+        for rank in problem.ranks_of(unit, place) {
+            let sum = &mut self.sums[rank * self.width..][..self.width];
+            sum.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum -= part);
+            self.bytes[rank] = self.bytes[rank].saturating_sub(priced.bytes);
+            self.traffic[rank].subtract(priced.traffic);
+            self.units[rank] -= 1;
+            self.compute_ms[rank] = if self.units[rank] == 0 {
+                0.0
+            } else {
+                problem.model.compute_ms(self.sum(rank), &self.zeros)
+            };
+        }
+    }
+
+    /// The cost of every rank.
+    pub(crate) fn costs_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
+        let loads: Vec<RankLoad> = self
+            .compute_ms
+            .iter()
+            .zip(&self.traffic)
+            .map(|(compute_ms, traffic)| RankLoad { compute_ms: *compute_ms, traffic: *traffic })
+            .collect();
+        let communication = problem.model.communication_ms(&loads, problem.topology);
+        self.compute_ms
+            .iter()
+            .zip(communication)
+            .map(|(compute, communication)| compute + communication)
+            .collect()
+    }
+
+    /// The bytes of both directions that a rank sends.
+    fn sent(&self, rank: usize) -> f64 {
+        let traffic = &self.traffic[rank];
+        traffic.forward.sum() + traffic.backward.sum()
+    }
+}
+
+/// Units and where they stand.
+#[derive(Debug, Clone)]
+pub(crate) struct Placement {
+    pub(crate) units: Vec<Unit>,
+    pub(crate) places: Vec<u32>,
+    /// The most expensive rank's.
+    pub(crate) cost_ms: f64,
+}
+
+impl Placement {
+    /// A placement of units at places, priced.
+    pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
+        let mut ranks = Ranks::new(problem);
+        for (unit, place) in units.iter().zip(&places) {
+            ranks.add(problem, unit, *place);
+        }
+        let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+        Self { units, places, cost_ms }
+    }
+}
+
+/// The communication of a rank may exceed the mean by these factors: NeuroShard's grid of 11, and no limit.
+const GRID: [f64; 12] = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.45, 1.5, f64::INFINITY];
+
+/// NeuroShard's greedy grid search: for every limit on a rank's communication, the unit with the highest cost first,
+/// each to the rank where the fused computation stays lowest; the best of these placements. `None` if none has room.
+///
+/// `step` takes every `step`-th limit only, and always the last.
+pub(crate) fn grid_search(problem: &Problem<'_>, units: &[Unit], step: usize) -> Option<Placement> {
+    let order = by_cost(problem, units);
+    let limits = GRID.iter().rev().step_by(step.max(1)).rev();
+    let placed = limits.filter_map(|limit| greedy(problem, units, &order, *limit));
+    placed.reduce(|best, other| if other.cost_ms < best.cost_ms { other } else { best })
+}
+
+/// Indices of units: those on all ranks first, then by falling cost alone; of equal ones the first.
+fn by_cost(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
+    let everywhere = |unit: &Unit| matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
+    let mut order: Vec<usize> = (0..units.len()).collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (&units[*a], &units[*b]);
+        let cost = || problem.priced(b).alone_ms.total_cmp(&problem.priced(a).alone_ms);
+        everywhere(b).cmp(&everywhere(a)).then_with(cost)
+    });
+    order
+}
+
+fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) -> Option<Placement> {
+    let total: f64 = units
+        .iter()
+        .map(|unit| {
+            let traffic = problem.priced(unit).traffic;
+            (traffic.forward.sum() + traffic.backward.sum()) * problem.ranks_of(unit, 0).len() as f64
+        })
+        .sum();
+    // A sum in another order may come out a little higher than the mean allows.
+    let most_sent = limit * total / problem.ranks as f64 * (1.0 + 1e-9);
+    let mut ranks = Ranks::new(problem);
+    let mut places = vec![0; units.len()];
+    let mut taken = vec![Vec::new(); problem.tables.len()];
+    for &i in order {
+        let unit = &units[i];
+        let place = best_place(problem, &ranks, unit, most_sent, &taken[unit.table])?;
+        ranks.add(problem, unit, place);
+        places[i] = place;
+        taken[unit.table].push(place);
+    }
+    let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+    Some(Placement { units: units.to_vec(), places, cost_ms })
+}
+
+/// Where the unit keeps the slowest of its ranks fastest; two column shards of one table never share a rank, where one
+/// wider shard would do.
+fn best_place(
+    problem: &Problem<'_>,
+    ranks: &Ranks,
+    unit: &Unit,
+    most_sent: f64,
+    taken: &[u32],
+) -> Option<u32> {
+    let priced = problem.priced(unit);
+    let sent = priced.traffic.forward.sum() + priced.traffic.backward.sum();
+    let capacity = problem.topology.memory_bytes;
+    let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
+    let mut best: Option<(f64, u32)> = None;
+    for place in 0..problem.places(unit) {
+        let mut stands_on = problem.ranks_of(unit, place);
+        let fits = |rank: usize| {
+            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity
+                && (everywhere || ranks.sent(rank) + sent <= most_sent)
+        };
+        if taken.contains(&place) || !stands_on.clone().all(fits) {
+            continue;
+        }
+        let cost = match everywhere {
+            true => 0.0,
+            false if stands_on.len() == 1 => {
+                let rank = stands_on.next().unwrap_or_default();
+                problem.model.compute_ms(ranks.sum(rank), &priced.contribution)
+            }
+            false => stands_on
+                .map(|rank| problem.model.compute_ms(ranks.sum(rank), &priced.contribution))
+                .fold(0.0, f64::max),
+        };
+        if best.is_none_or(|(least, _)| cost < least) {
+            best = Some((cost, place));
+        }
+    }
+    best.map(|(_, place)| place)
+}
+
+/// Units by falling bytes, each where most memory is left; those that find no room are halved, or divided by rows.
+/// Costs play no part: this finds a placement where memory is tight. The unit without room if there is none.
+pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placement, (Unit, u32, u64)> {
+    let mut waiting: Vec<Unit> = units.to_vec();
+    waiting.sort_by_key(|unit| (problem.priced(unit).bytes, std::cmp::Reverse(unit.table)));
+    let capacity = problem.topology.memory_bytes;
+    let mut ranks = Ranks::new(problem);
+    let mut taken = vec![Vec::new(); problem.tables.len()];
+    let (mut placed, mut places) = (Vec::new(), Vec::new());
+    while let Some(unit) = waiting.pop() {
+        let needed = problem.priced(&unit).bytes;
+        let fullest =
+            |place: u32| problem.ranks_of(&unit, place).map(|rank| ranks.bytes[rank]).max().unwrap_or(0);
+        let free = (0..problem.places(&unit)).filter(|place| !taken[unit.table].contains(place));
+        let place = free.min_by_key(|place| (fullest(*place), *place));
+        if let Some(place) = place.filter(|place| fullest(*place).saturating_add(needed) <= capacity) {
+            ranks.add(problem, &unit, place);
+            taken[unit.table].push(place);
+            placed.push(unit);
+            places.push(place);
+            continue;
+        }
+        let rows = Unit { kind: Kind::RowsOfAll, columns: problem.tables[unit.table].dim, ..unit };
+        let pieces = 1 + taken[unit.table].len() + waiting.iter().filter(|w| w.table == unit.table).count();
+        if let Some(half) = unit.half().filter(|_| pieces < problem.ranks) {
+            for _ in 0..2 {
+                let bytes = problem.priced(&half).bytes;
+                let at = waiting.partition_point(|other| problem.priced(other).bytes <= bytes);
+                waiting.insert(at, half);
+            }
+        } else if unit.kind == Kind::Columns && problem.get(&rows).is_some() {
+            // All of the table's shards give way to its rows.
+            waiting.retain(|other| other.table != unit.table);
+            for i in (0..placed.len()).rev().filter(|i| placed[*i].table == unit.table).collect::<Vec<_>>() {
+                ranks.remove(problem, &placed.remove(i), places.remove(i));
+            }
+            taken[unit.table].clear();
+            waiting.push(rows);
+        } else {
+            let rank = (0..problem.ranks).min_by_key(|rank| ranks.bytes[*rank]).unwrap_or_default();
+            return Err((unit, rank as u32, ranks.bytes[rank]));
+        }
+    }
+    Ok(Placement::new(problem, placed, places))
+}

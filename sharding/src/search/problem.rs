@@ -1,0 +1,235 @@
+//! A placement problem as the searches see it: every way to cut a table, priced once.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::cost::Traffic;
+use crate::table::validate_tables;
+use crate::{CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology};
+
+/// Column shards are this many columns wide, or a multiple: 16 bytes, what NeuroShard and FBGEMM ask for.
+pub(crate) const COLUMN_STEP: u64 = 4;
+
+/// How a part of a table is placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// All rows of some columns, on one rank.
+    Columns,
+    /// Some rows on each rank of one node.
+    RowsOfNode,
+    /// Some rows on each rank.
+    RowsOfAll,
+    /// A copy on each rank.
+    Copies,
+}
+
+/// What is placed at once: a column shard, or all shards of a table that is cut in another way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Unit {
+    pub(crate) table: usize,
+    pub(crate) kind: Kind,
+    pub(crate) columns: u64,
+}
+
+impl Unit {
+    /// Both halves of a column shard, if they can be.
+    pub(crate) fn half(self) -> Option<Self> {
+        let splits = self.kind == Kind::Columns && self.columns.is_multiple_of(2 * COLUMN_STEP);
+        splits.then_some(Self { columns: self.columns / 2, ..self })
+    }
+}
+
+/// What a unit adds to each rank that it stands on; of unequal row shards, the largest.
+#[derive(Debug, Clone)]
+pub(crate) struct Priced {
+    pub(crate) contribution: Vec<f64>,
+    pub(crate) traffic: Traffic,
+    /// Weights, optimizer state and buffers.
+    pub(crate) bytes: u64,
+    /// The computation of a rank with this alone.
+    pub(crate) alone_ms: f64,
+}
+
+/// Tables, ranks, and the price of every unit.
+pub(crate) struct Problem<'a> {
+    pub(crate) tables: &'a [Table],
+    pub(crate) topology: &'a Topology,
+    pub(crate) model: &'a dyn CostModel,
+    pub(crate) batch_size: u64,
+    pub(crate) ranks: usize,
+    priced: HashMap<Unit, Priced>,
+}
+
+impl<'a> Problem<'a> {
+    /// Prices every table's column shards of half, a quarter, … of its dimension, its rows and its copies.
+    pub(crate) fn new(
+        tables: &'a [Table],
+        topology: &'a Topology,
+        model: &'a dyn CostModel,
+        batch_size: u64,
+    ) -> Result<Self> {
+        validate_tables(tables)?;
+        topology.validate()?;
+        let ranks = topology.ranks as usize;
+        let mut problem = Self { tables, topology, model, batch_size, ranks, priced: HashMap::new() };
+        let units: Vec<Unit> = (0..tables.len()).flat_map(|table| problem.units(table)).collect();
+        let priced = units.par_iter().map(|unit| Ok((*unit, problem.price(*unit)?)));
+        problem.priced = priced.collect::<Result<_>>()?;
+        Ok(problem)
+    }
+
+    /// All units that a table can be cut into.
+    fn units(&self, table: usize) -> Vec<Unit> {
+        let Table { rows, dim, .. } = self.tables[table];
+        let mut units: Vec<Unit> =
+            std::iter::successors(Some(self.whole(table)), |unit| unit.half()).collect();
+        // Blocks of rows that leave nothing for the last rank are no way to cut a table.
+        let mut add = |kind, parts: u64| {
+            if self.ranks > 1 && (parts - 1) * rows.div_ceil(parts) < rows {
+                units.push(Unit { table, kind, columns: dim });
+            }
+        };
+        add(Kind::RowsOfAll, u64::from(self.topology.ranks));
+        if self.topology.nodes() > 1 && self.topology.ranks_per_node > 1 {
+            add(Kind::RowsOfNode, u64::from(self.topology.ranks_per_node));
+        }
+        add(Kind::Copies, 1);
+        units
+    }
+
+    fn price(&self, unit: Unit) -> Result<Priced> {
+        let table = &self.tables[unit.table];
+        let rows = match unit.kind {
+            Kind::RowsOfNode => table.rows.div_ceil(u64::from(self.topology.ranks_per_node)),
+            Kind::RowsOfAll => table.rows.div_ceil(u64::from(self.topology.ranks)),
+            Kind::Columns | Kind::Copies => table.rows,
+        };
+        let shard = Shard { rank: 0, rows: 0..rows, columns: 0..unit.columns };
+        let load = ShardLoad {
+            table,
+            sharding_type: unit.kind.sharding_type(),
+            shard: &shard,
+            within_node: unit.kind == Kind::RowsOfNode || self.topology.nodes() == 1,
+        };
+        let mut contribution = vec![0.0; self.model.width()];
+        self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
+        let zeros = vec![0.0; contribution.len()];
+        let alone_ms = self.model.compute_ms(&contribution, &zeros);
+        if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
+            let message =
+                format!("cost model `{}` gives {alone_ms} ms for table `{}`", self.model.id(), table.name);
+            return Err(Error::invalid(message, "train the model again, or choose another"));
+        }
+        let weights = table.shard_bytes(rows, unit.columns)?;
+        Ok(Priced {
+            contribution,
+            traffic: load.traffic(self.topology, self.batch_size),
+            bytes: weights.saturating_add(load.buffer_bytes(self.topology, self.batch_size)),
+            alone_ms,
+        })
+    }
+
+    /// A table on one rank.
+    pub(crate) fn whole(&self, table: usize) -> Unit {
+        Unit { table, kind: Kind::Columns, columns: self.tables[table].dim }
+    }
+
+    /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
+    pub(crate) fn get(&self, unit: &Unit) -> Option<&Priced> {
+        self.priced.get(unit)
+    }
+
+    /// What a unit of this problem adds to a rank.
+    pub(crate) fn priced(&self, unit: &Unit) -> &Priced {
+        &self.priced[unit]
+    }
+
+    /// The ranks that a unit at `place` stands on: a rank's number, or a node's for rows of a node.
+    pub(crate) fn ranks_of(&self, unit: &Unit, place: u32) -> Range<usize> {
+        let (place, per_node) = (place as usize, self.topology.ranks_per_node as usize);
+        match unit.kind {
+            Kind::Columns => place..place + 1,
+            Kind::RowsOfNode => place * per_node..(place + 1) * per_node,
+            Kind::RowsOfAll | Kind::Copies => 0..self.ranks,
+        }
+    }
+
+    /// The places that a unit can stand at.
+    pub(crate) fn places(&self, unit: &Unit) -> u32 {
+        match unit.kind {
+            Kind::Columns => self.topology.ranks,
+            Kind::RowsOfNode => self.topology.nodes(),
+            Kind::RowsOfAll | Kind::Copies => 1,
+        }
+    }
+
+    /// Units at places as a plan has them, in table order.
+    pub(crate) fn table_plans(&self, units: &[Unit], places: &[u32]) -> Vec<TablePlan> {
+        let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
+        for (unit, place) in units.iter().zip(places) {
+            of_table[unit.table].push((*place, *unit));
+        }
+        let plan = |(table, mut units): (&Table, Vec<(u32, Unit)>)| {
+            units.sort_by_key(|(place, _)| *place);
+            self.table_plan(table, &units)
+        };
+        self.tables.iter().zip(of_table).map(plan).collect()
+    }
+
+    fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
+        let (sharding_type, shards) = match units {
+            [(rank, unit)] if unit.kind == Kind::Columns => {
+                (ShardingType::TableWise, vec![Shard::whole(table, *rank)])
+            }
+            [(place, unit)] => {
+                let ranks = self.ranks_of(unit, *place);
+                let shards = match unit.kind {
+                    Kind::Copies => ranks.map(|rank| Shard::whole(table, rank as u32)).collect(),
+                    _ => row_shards(table, ranks),
+                };
+                (unit.kind.sharding_type(), shards)
+            }
+            _ => {
+                let mut start = 0;
+                let shard = |(rank, unit): &(u32, Unit)| {
+                    let columns = start..start + unit.columns;
+                    start = columns.end;
+                    Shard { rank: *rank, rows: 0..table.rows, columns }
+                };
+                (ShardingType::ColumnWise, units.iter().map(shard).collect())
+            }
+        };
+        TablePlan {
+            name: table.name.clone(),
+            rows: table.rows,
+            dim: table.dim,
+            sharding_type,
+            shards,
+            reason: None,
+        }
+    }
+}
+
+/// Rows in equal blocks, of which the last may be shorter: TorchRec finds a row's rank by dividing.
+fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
+    let block = table.rows.div_ceil(ranks.len() as u64);
+    let shard = |(i, rank): (u64, usize)| Shard {
+        rank: rank as u32,
+        rows: i * block..((i + 1) * block).min(table.rows),
+        columns: 0..table.dim,
+    };
+    (0..).zip(ranks).map(shard).collect()
+}
+
+impl Kind {
+    pub(crate) fn sharding_type(self) -> ShardingType {
+        match self {
+            // A table on one rank has the price of its only column shard.
+            Self::Columns => ShardingType::ColumnWise,
+            Self::RowsOfNode | Self::RowsOfAll => ShardingType::RowWise,
+            Self::Copies => ShardingType::DataParallel,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! TorchRec's default planner as a baseline: its published formulas, proposers and greedy partitioner.
+
+use crate::search::placement::{Placement, Ranks};
+use crate::search::problem::{Kind, Problem, Unit};
+use crate::{AnalyticCost, CostModel, Error, Plan, Result, Search, Table, Topology};
+
+/// What `EmbeddingShardingPlanner` of TorchRec does by default, for GPU memory only (read in commit a48cef7, October 2025):
+///
+/// - Options of a table: table-wise, row-wise, row-wise on one machine, data-parallel, and column-wise in shards of at
+///   least 128 columns. Each is priced by `analytic_v1` for whole lists: TorchRec knows no dedupe factor.
+/// - Proposals: the greedy proposer begins with every table's cheapest option and then steps the largest table to its next
+///   one (by the sum of its shards and by the highest shard); the uniform proposer gives all tables one type.
+/// - Partitioner: row-wise and data-parallel tables first, then tables by falling bytes, each shard to the rank with the
+///   lowest cost that has room. The plan whose most expensive rank is cheapest wins.
+///
+/// The grid-search proposer is left out: it is skipped above 10,000 combinations, which seven tables exceed. Nothing is
+/// reserved for the dense model, which TorchRec would do, because a topology's memory is what is left for tables.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TorchrecDefault;
+
+/// Column shards have at least this many columns (`MIN_CW_DIM`).
+const MIN_COLUMNS: u64 = 128;
+/// Proposals that are partitioned.
+const MAX_PROPOSALS: usize = 2_000;
+
+impl Search for TorchrecDefault {
+    fn id(&self) -> &str {
+        "torchrec_default"
+    }
+
+    fn plan(
+        &self,
+        tables: &[Table],
+        topology: &Topology,
+        cost_model: &dyn CostModel,
+        batch_size: u64,
+    ) -> Result<Plan> {
+        let plain: Vec<Table> = tables.iter().map(without_deduplication).collect();
+        let problem = Problem::new(&plain, topology, &AnalyticCost, batch_size)?;
+        let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
+        let placed = problem.table_plans(&best.units, &best.places);
+        Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
+    }
+}
+
+impl TorchrecDefault {
+    /// Its placement of another problem's tables after at most so many proposals, priced there; `None` if it finds none.
+    pub(crate) fn units(self, problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
+        let plain: Vec<Table> = problem.tables.iter().map(without_deduplication).collect();
+        let own = Problem::new(&plain, problem.topology, &AnalyticCost, problem.batch_size).ok()?;
+        let best = propose(&own, most_proposals)?;
+        Some(Placement::new(problem, best.units, best.places))
+    }
+}
+
+fn without_deduplication(table: &Table) -> Table {
+    Table { dedupe_factor: 1.0, ..table.clone() }
+}
+
+/// A way to cut a table.
+#[derive(Debug, Clone)]
+struct Choice {
+    units: Vec<Unit>,
+    highest_ms: f64,
+    sum_ms: f64,
+}
+
+fn propose(problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
+    let options: Vec<Vec<Choice>> = (0..problem.tables.len()).map(|table| choices(problem, table)).collect();
+    let mut best: Option<Placement> = None;
+    let mut try_proposal = |chosen: &[usize]| {
+        let proposal: Vec<&Choice> =
+            options.iter().zip(chosen).map(|(options, chosen)| &options[*chosen]).collect();
+        if let Some(placement) = partition(problem, &proposal)
+            && best.as_ref().is_none_or(|best| placement.cost_ms < best.cost_ms)
+        {
+            best = Some(placement);
+        }
+    };
+    let mut left = most_proposals;
+    for by_sum in [false, true] {
+        greedy_proposals(problem, &options, by_sum, &mut left, &mut try_proposal);
+    }
+    for kind in [Kind::Columns, Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
+        let of_kind = |options: &Vec<Choice>| options.iter().position(|choice| choice.units[0].kind == kind);
+        if let Some(chosen) = options.iter().map(of_kind).collect::<Option<Vec<_>>>() {
+            try_proposal(&chosen);
+        }
+    }
+    best
+}
+
+/// The table of the most bytes goes on to its next option, until none has another.
+fn greedy_proposals(
+    problem: &Problem<'_>,
+    options: &[Vec<Choice>],
+    by_sum: bool,
+    left: &mut usize,
+    try_proposal: &mut impl FnMut(&[usize]),
+) {
+    let ranked: Vec<Vec<usize>> = options
+        .iter()
+        .map(|options| {
+            let cost = |i: &usize| if by_sum { options[*i].sum_ms } else { options[*i].highest_ms };
+            let mut order: Vec<usize> = (0..options.len()).collect();
+            order.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
+            order
+        })
+        .collect();
+    let bytes = |table: usize, choice: usize| -> u64 {
+        let units = &options[table][choice].units;
+        let of_unit =
+            |unit: &Unit| problem.priced(unit).bytes.saturating_mul(problem.ranks_of(unit, 0).len() as u64);
+        units.iter().map(of_unit).fold(0, u64::saturating_add)
+    };
+    let mut at = vec![0; options.len()];
+    while *left > 0 {
+        *left -= 1;
+        let chosen: Vec<usize> = at.iter().zip(&ranked).map(|(at, order)| order[*at]).collect();
+        try_proposal(&chosen);
+        let open = (0..options.len()).filter(|table| at[*table] + 1 < ranked[*table].len());
+        let Some(table) = open.max_by_key(|table| (bytes(*table, chosen[*table]), std::cmp::Reverse(*table)))
+        else {
+            break;
+        };
+        at[table] += 1;
+    }
+}
+
+fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
+    let whole = problem.whole(table);
+    let mut cuts = vec![vec![whole]];
+    let narrow =
+        std::iter::successors(Some(whole), |unit| unit.half().filter(|half| half.columns >= MIN_COLUMNS))
+            .last()
+            .unwrap_or(whole);
+    if narrow != whole && whole.columns / narrow.columns <= problem.ranks as u64 {
+        cuts.push(vec![narrow; (whole.columns / narrow.columns) as usize]);
+    }
+    for kind in [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
+        let unit = Unit { kind, ..whole };
+        if problem.get(&unit).is_some() {
+            cuts.push(vec![unit]);
+        }
+    }
+    let choice = |units: Vec<Unit>| {
+        let cost = |unit: &Unit| shard_ms(problem, unit);
+        let sum = units.iter().map(|unit| cost(unit) * problem.ranks_of(unit, 0).len() as f64).sum::<f64>();
+        let highest_ms = units.iter().map(cost).fold(0.0, f64::max);
+        Choice { units, highest_ms, sum_ms: sum }
+    };
+    cuts.into_iter().map(choice).collect()
+}
+
+/// Computation and communication of a shard: TorchRec adds them up.
+fn shard_ms(problem: &Problem<'_>, unit: &Unit) -> f64 {
+    let priced = problem.priced(unit);
+    let load = crate::RankLoad { compute_ms: priced.alone_ms, traffic: priced.traffic };
+    priced.alone_ms + AnalyticCost.communication_ms(&[load], problem.topology)[0]
+}
+
+/// TorchRec's `GreedyPerfPartitioner`; `None` if a shard has no room.
+fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
+    let everywhere = |unit: &Unit| matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
+    let mut order: Vec<usize> = (0..proposal.len()).collect();
+    let bytes = |choice: &Choice| {
+        choice.units.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add)
+    };
+    order.sort_by_key(|table| {
+        let choice = proposal[*table];
+        (!everywhere(&choice.units[0]), std::cmp::Reverse(bytes(choice)), *table)
+    });
+    let capacity = problem.topology.memory_bytes;
+    let mut costs = vec![0.0; problem.ranks];
+    let mut ranks = Ranks::new(problem);
+    let (mut units, mut places) = (Vec::new(), Vec::new());
+    for table in order {
+        let first = places.len();
+        for unit in &proposal[table].units {
+            let needed = problem.priced(unit).bytes;
+            let highest =
+                |place: u32| problem.ranks_of(unit, place).map(|rank| costs[rank]).fold(0.0, f64::max);
+            let has_room = |place: &u32| {
+                problem
+                    .ranks_of(unit, *place)
+                    .all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity)
+            };
+            // Two column shards of one table on a rank would be one wider shard.
+            let free = |place: &u32| !places[first..].contains(place);
+            let open = (0..problem.places(unit)).filter(has_room).filter(free);
+            let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;
+            for rank in problem.ranks_of(unit, place) {
+                costs[rank] += shard_ms(problem, unit);
+            }
+            ranks.add(problem, unit, place);
+            units.push(*unit);
+            places.push(place);
+        }
+    }
+    let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+    Some(Placement { units, places, cost_ms })
+}
+
+fn does_not_fit(problem: &Problem<'_>) -> Error {
+    let largest = (0..problem.tables.len()).max_by_key(|table| problem.priced(&problem.whole(*table)).bytes);
+    let largest = largest.unwrap_or_default();
+    Error::DoesNotFit {
+        table: problem.tables[largest].name.clone(),
+        needed_bytes: problem.priced(&problem.whole(largest)).bytes,
+        rank: 0,
+        left_bytes: problem.topology.memory_bytes,
+        capacity_bytes: problem.topology.memory_bytes,
+        splits: true,
+    }
+}

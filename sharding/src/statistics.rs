@@ -1,0 +1,102 @@
+//! How well predictions fit measurements, and the line that a learned model must beat.
+
+/// Mean squared error of `predicted` against `measured`, in the square of their unit.
+pub fn mean_squared_error(predicted: &[f64], measured: &[f64]) -> f64 {
+    let squares = predicted.iter().zip(measured).map(|(p, m)| (p - m) * (p - m));
+    squares.sum::<f64>() / measured.len().max(1) as f64
+}
+
+/// Kendall's tau-b: 1 if both rank alike, -1 if in reverse, 0 if one has only ties.
+pub fn kendall_tau(a: &[f64], b: &[f64]) -> f64 {
+    let (mut agree, mut ties_a, mut ties_b, mut pairs) = (0i64, 0i64, 0i64, 0i64);
+    for i in 0..a.len() {
+        for j in 0..i {
+            let (x, y) = (a[i].total_cmp(&a[j]) as i64, b[i].total_cmp(&b[j]) as i64);
+            agree += x * y;
+            ties_a += i64::from(x == 0);
+            ties_b += i64::from(y == 0);
+            pairs += 1;
+        }
+    }
+    let untied = ((pairs - ties_a) as f64 * (pairs - ties_b) as f64).sqrt();
+    if untied == 0.0 { 0.0 } else { agree as f64 / untied }
+}
+
+/// A line through many-dimensional points, by least squares with a trace of ridge for features that hang together.
+#[derive(Debug, Clone)]
+pub(crate) struct Linear {
+    weights: Vec<f64>,
+}
+
+impl Linear {
+    /// Fits `targets` with rows of `features` and an intercept.
+    pub(crate) fn fit(features: &[Vec<f64>], targets: &[f64]) -> Self {
+        let width = features.first().map_or(0, Vec::len) + 1;
+        let mut normal = vec![vec![0.0; width + 1]; width];
+        for (row, target) in features.iter().zip(targets) {
+            let at = |i: usize| if i + 1 == width { 1.0 } else { row[i] };
+            for (i, equation) in normal.iter_mut().enumerate() {
+                for (j, cell) in equation.iter_mut().take(width).enumerate() {
+                    *cell += at(i) * at(j);
+                }
+                equation[width] += at(i) * target;
+            }
+        }
+        for (i, equation) in normal.iter_mut().enumerate() {
+            equation[i] += 1e-6 * (1.0 + equation[i]);
+        }
+        Self { weights: solve(normal) }
+    }
+
+    pub(crate) fn predict(&self, features: &[f64]) -> f64 {
+        let (intercept, weights) = self.weights.split_last().unwrap_or((&0.0, &[]));
+        features.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>() + intercept
+    }
+}
+
+/// Gaussian elimination with partial pivoting of `[n, n + 1]` equations.
+fn solve(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
+    let n = rows.len();
+    for i in 0..n {
+        let pivot = (i..n).max_by(|a, b| rows[*a][i].abs().total_cmp(&rows[*b][i].abs())).unwrap_or(i);
+        rows.swap(i, pivot);
+        let above = rows[i].clone();
+        for row in rows.iter_mut().skip(i + 1) {
+            let factor = row[i] / above[i];
+            row.iter_mut().zip(&above).for_each(|(x, y)| *x -= factor * y);
+        }
+    }
+    let mut solution = vec![0.0; n];
+    for i in (0..n).rev() {
+        let known: f64 = (i + 1..n).map(|j| rows[i][j] * solution[j]).sum();
+        solution[i] = (rows[i][n] - known) / rows[i][i];
+    }
+    solution
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tau_counts_pairs_in_order() {
+        assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]), 1.0);
+        assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), -1.0);
+        // Five of six pairs agree.
+        assert!((kendall_tau(&[1.0, 2.0, 3.0, 4.0], &[1.0, 2.0, 4.0, 3.0]) - 4.0 / 6.0).abs() < 1e-12);
+        // scipy.stats.kendalltau([1, 1, 2, 3], [1, 2, 2, 3]) = 0.8.
+        assert!((kendall_tau(&[1.0, 1.0, 2.0, 3.0], &[1.0, 2.0, 2.0, 3.0]) - 0.8).abs() < 1e-12);
+        assert_eq!(kendall_tau(&[1.0, 1.0], &[1.0, 2.0]), 0.0);
+    }
+
+    #[test]
+    fn a_line_is_found_through_points_on_it() {
+        let points: Vec<Vec<f64>> = (0..30).map(|i| vec![f64::from(i % 7), f64::from(i * i % 11)]).collect();
+        let targets: Vec<f64> = points.iter().map(|x| 3.0 * x[0] - 0.5 * x[1] + 2.0).collect();
+        let line = Linear::fit(&points, &targets);
+        assert!((line.predict(&[10.0, 20.0]) - 22.0).abs() < 1e-3);
+        let predicted: Vec<f64> = points.iter().map(|x| line.predict(x)).collect();
+        assert!(mean_squared_error(&predicted, &targets) < 1e-6);
+        assert_eq!(mean_squared_error(&[1.0, 5.0], &[2.0, 3.0]), 2.5);
+    }
+}

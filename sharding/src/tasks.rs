@@ -1,0 +1,272 @@
+//! Placement tasks like those of NeuroShard's benchmark: tables of the pool with random dimensions, and ranks.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::pool::{PoolTable, pool};
+use crate::table::exchange_buffer_bytes;
+use crate::{Error, Result, ShardingType, Table, TableFile, TableOptimizer, Topology};
+
+/// What tasks are drawn from.
+#[derive(Debug, Clone)]
+pub struct TaskOptions {
+    /// Tables of a task, uniformly drawn.
+    pub tables: RangeInclusive<usize>,
+    /// Ranks.
+    pub ranks: u32,
+    /// Dimensions are 4, 8, 16, … up to this.
+    pub max_dim: u64,
+    /// Number of tasks.
+    pub count: usize,
+    /// Another seed gives other tasks.
+    pub seed: u64,
+    /// Memory of a rank.
+    pub memory_bytes: u64,
+    /// Samples per step over all ranks.
+    pub samples: u64,
+}
+
+impl TaskOptions {
+    /// NeuroShard's 4 GiB per rank and 65,536 samples per step.
+    pub fn new(tables: RangeInclusive<usize>, ranks: u32, count: usize, seed: u64) -> Self {
+        Self { tables, ranks, max_dim: 128, count, seed, memory_bytes: 4 << 30, samples: 65_536 }
+    }
+}
+
+/// Tables and the ranks to place them on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// The folder's name.
+    pub name: String,
+    /// The tables.
+    pub tables: TableFile,
+    /// The ranks.
+    pub topology: Topology,
+}
+
+/// The smallest dimension of a task's table.
+const MIN_DIM: u64 = 4;
+/// Tables of one task that are drawn before the next is given up.
+const MAX_DRAWS: usize = 100_000;
+/// Tables and buffers take at most this share of all memory: 15 GB of 4 × 4 GB in NeuroShard's benchmark.
+const MAX_FILL: (u64, u64) = (15, 16);
+
+/// The GPU that NeuroShard's benchmark ran on, RTX 2080 Ti: bytes per second of its memory (data sheet).
+const MEMORY_BANDWIDTH: f64 = 6.16e11;
+/// What NeuroShard's figures of communication come to between its GPUs: PCIe.
+const EXCHANGE_BANDWIDTH: f64 = 4.5e9;
+
+/// Draws tasks: for each, tables from the [pool](crate::pool) with replacement, and a dimension for each, uniform over
+/// the powers of two from 4. A task whose tables and buffers take over 15/16 of all memory is drawn again.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for options that no task can have: no tables or ranks, a `max_dim` below 4, samples that
+/// do not divide over the ranks, or tables that never fit.
+pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
+    let topology = topology(options)?;
+    let dims: Vec<u64> = std::iter::successors(Some(MIN_DIM), |dim| dim.checked_mul(2))
+        .take_while(|dim| *dim <= options.max_dim)
+        .collect();
+    let (least, most) = (*options.tables.start(), *options.tables.end());
+    if dims.is_empty() {
+        let message = format!("`--max-dim` is {}", options.max_dim);
+        return Err(Error::invalid(message, "the smallest dimension of a task is 4"));
+    }
+    if least == 0 || least > most {
+        return Err(Error::invalid(
+            format!("`--tables` is {least}-{most}"),
+            "give a number, or a range like 10-60",
+        ));
+    }
+    let batch_size = options.samples / u64::from(options.ranks);
+    if batch_size * u64::from(options.ranks) != options.samples || batch_size == 0 {
+        let message = format!("{} samples do not divide over {} ranks", options.samples, options.ranks);
+        return Err(Error::invalid(message, "give a number of ranks, or `--samples`, that does"));
+    }
+    let pool = pool();
+    let width = (options.count.max(2) - 1).to_string().len().max(3);
+    let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
+    let mut tasks = Vec::with_capacity(options.count);
+    for i in 0..options.count {
+        let tables = draw(&mut rng, &pool, &dims, options, &topology, batch_size)?;
+        let name = format!("task-{i:0width$}");
+        tasks.push(Task { name, tables: TableFile::new(batch_size, tables)?, topology: topology.clone() });
+    }
+    Ok(tasks)
+}
+
+fn topology(options: &TaskOptions) -> Result<Topology> {
+    let topology = Topology {
+        ranks_per_node: options.ranks,
+        memory_bandwidth_bytes_per_second: MEMORY_BANDWIDTH,
+        intra_node_bandwidth_bytes_per_second: EXCHANGE_BANDWIDTH,
+        inter_node_bandwidth_bytes_per_second: EXCHANGE_BANDWIDTH,
+        ranks: options.ranks,
+        ..Topology::h100(1, options.memory_bytes)?
+    };
+    topology.validate()?;
+    Ok(topology)
+}
+
+fn draw(
+    rng: &mut ChaCha8Rng,
+    pool: &[PoolTable],
+    dims: &[u64],
+    options: &TaskOptions,
+    topology: &Topology,
+    batch_size: u64,
+) -> Result<Vec<Table>> {
+    let memory = u128::from(topology.memory_bytes) * u128::from(topology.ranks);
+    let limit = memory * u128::from(MAX_FILL.0) / u128::from(MAX_FILL.1);
+    let mut drawn = 0;
+    while drawn < MAX_DRAWS {
+        let count = rng.random_range(options.tables.clone());
+        let mut bytes = 0;
+        let mut tables = Vec::with_capacity(count);
+        for i in 0..count {
+            let source = &pool[rng.random_range(0..pool.len())];
+            let table = table(i, source, dims[rng.random_range(0..dims.len())]);
+            let buffers =
+                exchange_buffer_bytes(&table, ShardingType::TableWise, table.dim, 1, topology, batch_size);
+            bytes += u128::from(table.memory_bytes()?) + u128::from(buffers);
+            tables.push(table);
+        }
+        if bytes <= limit {
+            return Ok(tables);
+        }
+        drawn += count;
+    }
+    let (least, most) = (options.tables.start(), options.tables.end());
+    Err(Error::invalid(
+        format!(
+            "{least} to {most} tables of dimensions up to {} hardly ever fit {} ranks of {}",
+            options.max_dim,
+            topology.ranks,
+            onefold_datasets::units::format_bytes(topology.memory_bytes)
+        ),
+        "give fewer tables, a lower `--max-dim`, more ranks or more `--memory`",
+    ))
+}
+
+/// As NeuroShard trains them: `fp32`, SGD without state.
+fn table(i: usize, source: &PoolTable, dim: u64) -> Table {
+    Table {
+        optimizer: TableOptimizer::Sgd,
+        pooling_factor: source.pooling_factor,
+        access_bins: Some(source.accesses),
+        ..Table::new(format!("table_{i}"), source.rows, dim)
+    }
+}
+
+/// The file of a task's tables.
+pub const TABLES_FILE: &str = "tables.json";
+/// The file of a task's topology.
+pub const TOPOLOGY_FILE: &str = "topology.json";
+
+impl Task {
+    /// Writes the task's folder into `directory`, which is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written.
+    pub fn store(&self, directory: &Path) -> Result<()> {
+        let folder = directory.join(&self.name);
+        fs_err::create_dir(&folder)?;
+        self.tables.store(&folder.join(TABLES_FILE))?;
+        self.topology.store(&folder.join(TOPOLOGY_FILE))
+    }
+
+    /// Reads every task of `directory`, by name: the folders that hold a `tables.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] if there is none, or a file of one is missing or wrong.
+    pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
+        let wrong = |message: &str| Error::File {
+            path: directory.to_owned(),
+            message: message.to_owned(),
+            hint:
+                "make some with `onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`"
+                    .to_owned(),
+        };
+        if !directory.is_dir() {
+            return Err(wrong("there is no such directory of tasks"));
+        }
+        let mut folders = Vec::new();
+        for entry in fs_err::read_dir(directory)? {
+            let path = entry?.path();
+            if path.join(TABLES_FILE).is_file() {
+                folders.push(path);
+            }
+        }
+        folders.sort();
+        if folders.is_empty() {
+            return Err(wrong("no folder in it holds a `tables.json`"));
+        }
+        let task = |folder: &std::path::PathBuf| {
+            let name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
+            Ok(Self {
+                name: name.unwrap_or_default(),
+                tables: TableFile::load(&folder.join(TABLES_FILE))?,
+                topology: Topology::load(&folder.join(TOPOLOGY_FILE))?,
+            })
+        };
+        folders.iter().map(task).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_are_what_was_asked_for_and_depend_on_the_seed() {
+        let options = TaskOptions { max_dim: 32, ..TaskOptions::new(10..=60, 4, 20, 1) };
+        let drawn = tasks(&options).unwrap();
+        assert_eq!(drawn.len(), 20);
+        for task in &drawn {
+            assert!((10..=60).contains(&task.tables.tables.len()));
+            assert!(task.tables.tables.iter().all(|table| [4, 8, 16, 32].contains(&table.dim)));
+            let bytes: u64 = task.tables.tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
+            assert!(bytes <= 15 << 30, "{bytes}");
+            assert_eq!((task.tables.batch_size, task.topology.ranks_per_node), (16_384, 4));
+        }
+        assert_eq!(tasks(&options).unwrap(), drawn);
+        assert_ne!(tasks(&TaskOptions { seed: 2, ..options }).unwrap(), drawn);
+    }
+
+    #[test]
+    fn tasks_that_cannot_be_are_refused() {
+        let refused = |change: fn(&mut TaskOptions)| {
+            let mut options = TaskOptions::new(10..=20, 4, 1, 1);
+            change(&mut options);
+            tasks(&options).unwrap_err().to_string()
+        };
+        assert!(refused(|options| options.tables = 0..=3).starts_with("`--tables` is 0-3\n  hint: "));
+        assert!(refused(|options| options.max_dim = 3).starts_with("`--max-dim` is 3\n  hint: "));
+        assert!(refused(|options| options.ranks = 3).contains("samples do not divide over 3 ranks"));
+        assert!(refused(|options| options.ranks = 0).contains("`ranks` is 0"));
+        assert!(refused(|options| options.memory_bytes = 1000).contains("hardly ever fit 4 ranks of 1000 B"));
+    }
+
+    #[test]
+    fn folders_are_loaded_as_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let drawn = tasks(&TaskOptions::new(10..=20, 4, 3, 1)).unwrap();
+        for task in &drawn {
+            task.store(directory.path()).unwrap();
+        }
+        let loaded = Task::load_all(directory.path()).unwrap();
+        assert_eq!(loaded.len(), 3);
+        assert_eq!(loaded[2].name, "task-002");
+        assert_eq!(loaded[2].tables.tables.len(), drawn[2].tables.tables.len());
+        let empty = tempfile::tempdir().unwrap();
+        assert!(Task::load_all(empty.path()).unwrap_err().to_string().contains("no folder in it holds"));
+        fs_err::remove_file(directory.path().join("task-001/topology.json")).unwrap();
+        assert!(Task::load_all(directory.path()).unwrap_err().to_string().contains("task-001/topology.json"));
+    }
+}

@@ -1,0 +1,284 @@
+//! `onefold-shard` from tasks to a comparison, from measured costs to a plan, and from a plan to what is seen of it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use onefold_sharding::{
+    AccessBins, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile, Plan,
+    ShardFeatures, TableFile, Topology,
+};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+use tempfile::TempDir;
+
+struct Dir(TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, arguments: &str) -> Output {
+        let program = env!("CARGO_BIN_EXE_onefold-shard");
+        Command::new(program).args(arguments.split_whitespace()).current_dir(self.0.path()).output().unwrap()
+    }
+
+    fn succeeds(&self, arguments: &str) -> String {
+        let output = self.run(arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "$ onefold-shard {arguments}\n{error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, arguments: &str) -> Value {
+        let text = self.succeeds(&format!("{arguments} --json"));
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    }
+
+    fn fails(&self, arguments: &str) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(1), "$ onefold-shard {arguments}");
+        assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+#[test]
+fn tasks_are_drawn_and_compared() {
+    let dir = Dir::new();
+    let drawn = dir.succeeds("tasks --tables 10-20 --ranks 4 --max-dim 64 --count 3 --seed 7 --out tasks");
+    assert!(
+        drawn.starts_with("3 tasks of ") && drawn.ends_with(" for 4 ranks, written to `tasks`\n"),
+        "{drawn}"
+    );
+    dir.succeeds("tasks --tables 10-20 --ranks 4 --max-dim 64 --count 3 --seed 7 --out again");
+    for file in ["task-000/tables.json", "task-002/tables.json", "task-001/topology.json"] {
+        let read = |folder: &str| fs_err::read(dir.path(folder).join(file)).unwrap();
+        assert_eq!(read("tasks"), read("again"), "{file}");
+    }
+    assert!(
+        dir.fails("tasks --tables 9 --ranks 4 --count 1 --seed 1 --out tasks")
+            .contains("`tasks` already exists")
+    );
+
+    let compared = dir.json("compare --tasks tasks");
+    let methods = compared["methods"].as_array().unwrap();
+    assert_eq!((compared["tasks"].as_u64(), methods.len()), (Some(3), 8));
+    let ours = methods.last().unwrap();
+    assert_eq!((ours["search"].as_str(), ours["valid"].as_u64()), (Some("beam"), Some(3)));
+    for (task, cost) in ours["max_cost_ms"].as_array().unwrap().iter().enumerate() {
+        for method in &methods[..7] {
+            if let Some(theirs) = method["max_cost_ms"][task].as_f64() {
+                assert!(cost.as_f64().unwrap() <= theirs * (1.0 + 1e-9), "task {task}, {}", method["search"]);
+            }
+        }
+    }
+    let table = dir.succeeds("compare --tasks tasks");
+    for search in ["random", "greedy_by_size_times_lookups", "torchrec_default", "neuroshard", "beam"] {
+        assert!(table.contains(search), "{table}");
+    }
+    let missing = dir.fails("compare --tasks nowhere");
+    assert!(
+        missing.contains("`nowhere`: there is no such directory of tasks\n  hint: make some with"),
+        "{missing}"
+    );
+}
+
+/// A machine on which a table takes as long as its reads, plus launch costs that several tables share: what a line cannot
+/// be, and a network can.
+fn measured(samples: usize, noise: bool) -> Costs {
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    let mut shard = || {
+        let rows = 10f64.powf(rng.random_range(3.0..6.5));
+        let pooling_factor = rng.random_range(1.0..60.0);
+        let dedupe_factor = rng.random_range(1.0..8.0);
+        let lists = 8192.0 / dedupe_factor;
+        let accesses = pooling_factor * 65_536.0;
+        ShardFeatures {
+            rows,
+            columns: [4.0, 8.0, 16.0, 32.0, 64.0, 128.0][rng.random_range(0..6)],
+            pooling_factor,
+            dedupe_factor,
+            lists,
+            vectors: lists,
+            access_bins: AccessBins::zipf(rows as u64, accesses, rng.random_range(0.2..1.2)),
+        }
+    };
+    let sets: Vec<Vec<ShardFeatures>> =
+        (0..samples).map(|i| (0..1 + i % 12).map(|_| shard()).collect()).collect();
+    let ms = |shard: &ShardFeatures| {
+        let bytes = shard.lists * shard.pooling_factor * shard.columns * 4.0;
+        // Rows that are looked up once come from memory, the others from a cache.
+        bytes * (0.2 + shard.access_bins.0[0]) / 1e8
+    };
+    let compute = |shards: Vec<ShardFeatures>| {
+        let sum: f64 = shards.iter().map(ms).sum();
+        ComputeSample { ms: (0.3 + sum).powf(0.8), shards }
+    };
+    let mut compute: Vec<ComputeSample> = sets.into_iter().map(compute).collect();
+    if noise {
+        let mut shuffled: Vec<f64> = compute.iter().map(|sample| sample.ms).collect();
+        shuffled.rotate_left(samples / 2);
+        compute.iter_mut().zip(shuffled).for_each(|(sample, ms)| sample.ms = ms);
+    }
+    let exchange = |i: usize, direction| {
+        let bytes: Vec<f64> = (0..4).map(|_| rng.random_range(1e5..1e7)).collect();
+        let most = bytes.iter().copied().fold(0.0, f64::max);
+        let rank = |bytes: f64| ExchangeRank {
+            bytes,
+            start_ms: (i % 7) as f64 * bytes / 1e7,
+            ms: 0.1 + bytes * most / 1e12,
+        };
+        ExchangeSample { direction, ranks: bytes.into_iter().map(rank).collect() }
+    };
+    let mut exchange = exchange;
+    let exchanges = (0..120)
+        .map(|i| exchange(i, if i % 2 == 0 { Direction::Forward } else { Direction::Backward }))
+        .collect();
+    Costs { machine: "a test machine".into(), kernel_version: "test".into(), compute, exchanges }
+}
+
+#[test]
+fn a_model_is_trained_blessed_and_planned_with() {
+    let dir = Dir::new();
+    measured(600, false).store(&dir.path("costs.parquet")).unwrap();
+    let train = "pretrain costs.parquet --epochs 120 --out model.json";
+    let trained = dir.json(train);
+    let compute = &trained["reports"][0];
+    let figure = |fit: &str, key: &str| compute[fit][key].as_f64().unwrap();
+    assert!(figure("test", "mse") < 0.5 * figure("linear", "mse"), "{compute}");
+    assert!(figure("test", "kendall_tau") > 0.9, "{compute}");
+    assert_eq!(trained["reports"].as_array().unwrap().len(), 3);
+    assert!(fs_err::metadata(dir.path("model.json")).unwrap().len() < 2_000_000);
+    dir.succeeds(&train.replace("model.json", "again.json"));
+    let read = |name: &str| fs_err::read(dir.path(name)).unwrap();
+    assert!(read("model.json") == read("again.json"), "the same costs and seed gave another model");
+
+    dir.succeeds("tasks --tables 8 --ranks 4 --max-dim 64 --count 1 --seed 3 --memory 8GiB --out tasks");
+    let plan =
+        "plan --tables tasks/task-000/tables.json --topology tasks/task-000/topology.json --out plan.json";
+    let error = dir.fails(&format!("{plan} --model model.json"));
+    assert!(
+        error.contains("the cost model was trained on `a test machine`, and the topology does not say what hardware it is of")
+            && error.contains("hint: set \"hardware\": \"a test machine\""),
+        "{error}"
+    );
+    let planned = dir.json(&format!("{plan} --model model.json --any-hardware"));
+    let notes = planned["notes"].to_string();
+    assert!(notes.contains("Extrapolated: ") && notes.contains("lists ("), "{notes}");
+    let mut topology = Topology::load(&dir.path("tasks/task-000/topology.json")).unwrap();
+    topology.hardware = Some("another machine".into());
+    topology.store(&dir.path("other.json")).unwrap();
+    let other = plan.replace("tasks/task-000/topology.json", "other.json").replace("plan.json", "p.json");
+    assert!(
+        dir.fails(&format!("{other} --model model.json")).contains("the topology is of `another machine`")
+    );
+    topology.hardware = Some("a test machine".into());
+    topology.store(&dir.path("other.json")).unwrap();
+    dir.succeeds(&format!("{other} --model model.json"));
+    dir.succeeds("check p.json --tables tasks/task-000/tables.json --topology other.json");
+}
+
+#[test]
+fn a_model_that_learned_nothing_is_not_blessed() {
+    let dir = Dir::new();
+    measured(400, true).store(&dir.path("costs.parquet")).unwrap();
+    let error = dir.fails("pretrain costs.parquet --epochs 200 --out model.json");
+    assert!(error.contains("the compute model does not beat a line: its test MSE is "), "{error}");
+    assert!(!dir.path("model.json").exists());
+    let few = Costs { compute: measured(20, false).compute, ..measured(60, false) };
+    few.store(&dir.path("few.parquet")).unwrap();
+    assert!(
+        dir.fails("pretrain few.parquet --out model.json")
+            .contains("there are 20 samples for the compute model")
+    );
+}
+
+#[test]
+fn a_damaged_model_is_refused() {
+    let dir = Dir::new();
+    measured(400, false).store(&dir.path("costs.parquet")).unwrap();
+    dir.succeeds("pretrain costs.parquet --epochs 120 --out model.json");
+    let text = fs_err::read_to_string(dir.path("model.json")).unwrap();
+    let refused = |from: &str, to: &str| {
+        fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
+        ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
+    };
+    assert!(refused("\"format_version\": 1", "\"format_version\": 3").contains("format version 3"));
+    assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 20 features"));
+    assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
+    assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));
+}
+
+fn planned(dir: &Dir) {
+    let table = |name: &str, rows: u64| {
+        format!(r#"{{"name": "{name}", "rows": {rows}, "dim": 64, "pooling_factor": 2.0}}"#)
+    };
+    let tables = [table("user", 3_000), table("item", 2_000), table("city", 500)].join(", ");
+    let tables = format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#);
+    fs_err::write(dir.path("tables.json"), tables).unwrap();
+    dir.succeeds("topology --ranks 2 --memory 2MiB --out topology.json");
+    let plan = "plan --tables tables.json --topology topology.json";
+    dir.succeeds(&format!("{plan} --out plan.json"));
+    dir.succeeds(&format!("{plan} --search greedy_by_size --out greedy.json"));
+}
+
+#[test]
+fn a_plan_is_shown_compared_and_exported() {
+    let dir = Dir::new();
+    planned(&dir);
+    let shown = dir.succeeds("show plan.json --html plan.html");
+    assert!(
+        shown.contains("Bottleneck: rank") && shown.contains("Why large tables stand where they do:"),
+        "{shown}"
+    );
+    assert!(shown.contains("user (3,000 × 64): "), "{shown}");
+    assert!(fs_err::read_to_string(dir.path("plan.html")).unwrap().contains("</svg>"));
+    assert!(dir.fails("show plan.json --html plan.html").contains("`plan.html` already exists"));
+
+    let same = dir.json("diff plan.json plan.json");
+    assert_eq!((same["changed"].as_u64(), same["unchanged"].as_u64()), (Some(0), Some(3)));
+    let differs = dir.json("diff plan.json greedy.json");
+    assert!(differs["changed"].as_u64().unwrap() > 0 && differs["moved_elements"].as_u64().unwrap() > 0);
+    assert!(differs["before_max_cost_ms"].as_f64() < differs["after_max_cost_ms"].as_f64());
+
+    dir.succeeds("export plan.json --torchrec --module sparse.ebc --device cpu --out torchrec.json");
+    let exported: Value = serde_json::from_slice(&fs_err::read(dir.path("torchrec.json")).unwrap()).unwrap();
+    let module = exported["plan"]["sparse.ebc"].as_object().unwrap();
+    let plan = Plan::load(&dir.path("plan.json")).unwrap();
+    let tables = TableFile::load(&dir.path("tables.json")).unwrap();
+    assert_eq!(module.len(), tables.tables.len());
+    for table in &plan.tables {
+        let elements: u64 = module[&table.name]["sharding_spec"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|shard| {
+                shard["shard_sizes"][0].as_u64().unwrap() * shard["shard_sizes"][1].as_u64().unwrap()
+            })
+            .sum();
+        assert_eq!(elements, table.rows * table.dim, "{}", table.name);
+    }
+}
+
+#[test]
+fn tables_come_from_torchrec_configurations() {
+    let dir = Dir::new();
+    let text = r#"{"batch_size": 64, "tables": [{"name": "t_user", "num_embeddings": 1000, "embedding_dim": 16,
+        "feature_names": ["user"], "pooling": "MEAN", "pooling_factors": [3.5]}]}"#;
+    fs_err::write(dir.path("model.json"), text).unwrap();
+    let written = dir.succeeds("tables --torchrec model.json --out tables.json");
+    assert!(written.starts_with("1 table of 66.4 KiB with optimizer state"), "{written}");
+    assert_eq!(TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor, 3.5);
+    fs_err::write(dir.path("model.json"), text.replace("MEAN", "MEDIAN")).unwrap();
+    let error = dir.fails("tables --torchrec model.json --out other.json");
+    assert!(error.contains("`model.json`: table `t_user` has the pooling `MEDIAN`"), "{error}");
+    assert!(!Path::new(&dir.path("other.json")).exists());
+    assert_eq!(dir.run("tables --torchrec model.json --data d --out x").status.code(), Some(2));
+    assert_eq!(dir.run("tables --out x").status.code(), Some(2));
+}
