@@ -169,9 +169,10 @@ impl Lookup {
         let (sequences, pooled_features): (Vec<_>, Vec<_>) = lookups
             .into_iter()
             .partition(|lookup| tables[lookup.table].config().pooling == Pooling::Attention);
-        let dim = tables.first().map_or(1, Table::dim);
         let bags: Vec<Bags<'_>> =
             pooled_features.iter().map(|lookup| lookup.bags(&tables[lookup.table])).collect();
+        // The tables of a group have one dimension.
+        let dim = pooled_features.first().map_or(1, |lookup| tables[lookup.table].dim());
         let rows = pooled_features.first().map_or(0, |lookup| lookup.rows.sizes.len());
         let mut pooled = vec![0.0; rows * bags.len() * dim];
         pool::pool(&bags, dim, &mut pooled);
