@@ -148,18 +148,15 @@ impl Build<'_> {
         let reading = Reading::plan(config, sources, &options.engine, self.joins, &wanted).await?;
         let mut clustering = reading.clustering(&wanted).await?;
         let folded = reading.fold(&mut clustering, self.reporter).await?;
-        if self.writes_all_that_is_folded() {
-            writer.expect(folded.samples, folded.digest);
-        }
+        let (samples, digest) = (folded.samples, folded.digest);
         let old = writer.appended_to().map(|old| (self.out, old));
         let decided = decide(config, &reading.context, &folded.facts, old, &reading.budget).await?;
         if decided.schema != *writer.schema() {
-            let expected = (folded.samples, folded.digest);
             drop(writer);
             writer = self.writer(&decided.schema)?;
-            if self.writes_all_that_is_folded() {
-                writer.expect(expected.0, expected.1);
-            }
+        }
+        if self.writes_all_that_is_folded() {
+            writer.expect(samples, digest);
         }
         let (manifest, written) = self.write(clustering, &decided, writer).await?;
         Ok(self.summary(&manifest, &decided, &written, reading))
