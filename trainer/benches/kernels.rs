@@ -101,7 +101,8 @@ fn interaction(criterion: &mut Criterion) {
         Source { values: &item, vectors: 16, inverse: None },
         Source { values: &user, vectors: 45, inverse: Some(&inverse) },
     ];
-    let interaction = Interaction { sources: &sources, dim: DIM, form: Form::Dot { keeps_first: true } };
+    let interaction =
+        Interaction { sources: &sources, dim: DIM, form: Form::Dot { keeps: Some(0), taken: 0 } };
     let mut output = vec![0.0; SAMPLES * interaction.width()];
     let mut group = criterion.benchmark_group("interaction");
     group.throughput(Throughput::Elements(SAMPLES as u64));

@@ -161,7 +161,13 @@ fn variants(options: &BenchOptions) -> Vec<Variant> {
     let whole = |&dedupe: &Dedupe| Variant { name: name(dedupe).to_owned(), dedupe, steps: Steps::default() };
     let mut variants: Vec<Variant> = options.dedupe.iter().map(whole).collect();
     if let Some(&dedupe) = options.dedupe.last().filter(|_| options.ablation) {
-        let mut steps = Steps { lookups: false, pooling: false, sequences: false, late_expansion: false };
+        let mut steps = Steps {
+            lookups: false,
+            pooling: false,
+            sequences: false,
+            late_expansion: false,
+            interactions: false,
+        };
         let mut add = |what: &str, steps: Steps| {
             variants.push(Variant { name: format!("{}: {what}", name(dedupe)), dedupe, steps });
         };
@@ -174,6 +180,8 @@ fn variants(options: &BenchOptions) -> Vec<Variant> {
         add("+ sequence compute", steps);
         steps.late_expansion = true;
         add("+ late expansion", steps);
+        steps.interactions = true;
+        add("+ shared interactions", steps);
     }
     variants
 }
@@ -211,6 +219,7 @@ fn step(
     let updating = Instant::now();
     model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
     let updated = updating.elapsed();
+    let products = forward.products();
     drop((forward, gradients));
     measured.times.push(started.elapsed());
     measured.loss += loss.double_value(&[]);
@@ -220,7 +229,7 @@ fn step(
             std::io::Error::other(format!("the loss is {loss} at step {step} of the measurement")).into()
         );
     }
-    measured.work.add(&batch, &config.tables);
+    measured.work.add(&batch, &config.tables, products);
     let stages = model.profile.take();
     let named = stages.into_iter().map(|(stage, time)| (stage_name(stage), time));
     let whole = [("deduplicate".to_owned(), searched)].into_iter().chain(named);

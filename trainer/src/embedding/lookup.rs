@@ -22,11 +22,14 @@ pub struct Steps {
     pub sequences: bool,
     /// Rows become samples inside the interaction, and not before it.
     pub late_expansion: bool,
+    /// Products of vectors, and their part of the top MLP's first layer, run once per distinct combination of the groups'
+    /// rows.
+    pub interactions: bool,
 }
 
 impl Default for Steps {
     fn default() -> Self {
-        Self { lookups: true, pooling: true, sequences: true, late_expansion: true }
+        Self { lookups: true, pooling: true, sequences: true, late_expansion: true, interactions: true }
     }
 }
 

@@ -71,6 +71,12 @@ impl Embeddings {
         &self.tables
     }
 
+    /// Values of a vector.
+    pub(crate) fn dim(&self) -> usize {
+        // All tables of a model have one dimension.
+        self.tables.first().map_or(1, Table::dim)
+    }
+
     /// The tables, to be filled from a checkpoint.
     pub fn tables_mut(&mut self) -> &mut [Table] {
         &mut self.tables

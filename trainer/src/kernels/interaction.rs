@@ -26,12 +26,20 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// U, where vectors have `dim` values.
+    pub fn rows(&self, dim: usize) -> usize {
+        self.values.len().checked_div(self.vectors * dim).unwrap_or(0)
+    }
+
     fn row(&self, sample: usize) -> usize {
         self.inverse.map_or(sample, |inverse| inverse[sample] as usize)
     }
 }
 
 /// The products of one batch: N vectors a sample, those of the first source first.
+///
+/// A "sample" is whatever shares all its vectors: a sample of the batch, or a distinct combination of rows that
+/// many samples have.
 #[derive(Debug, Clone, Copy)]
 pub struct Interaction<'a> {
     /// Where the vectors stand.
@@ -47,8 +55,11 @@ pub struct Interaction<'a> {
 pub enum Form {
     /// The strict lower triangle of `V Vᵀ`, row by row.
     Dot {
-        /// Whether the first vector of the first source (the bottom MLP's output) also stands before the products.
-        keeps_first: bool,
+        /// The vector (the bottom MLP's output) that also stands before the products.
+        keeps: Option<usize>,
+        /// So many vectors at the beginning have no products among themselves here: the triangle's first rows are left
+        /// out.
+        taken: usize,
     },
     /// All vectors, one after the other.
     Concat,
@@ -60,18 +71,30 @@ impl Interaction<'_> {
         self.sources.iter().map(|source| source.vectors).sum()
     }
 
-    /// Values of one sample's result: D if the first vector is kept and `N (N - 1) / 2` products, or `N D`.
+    /// Values of one sample's result: D if a vector is kept and `N (N - 1) / 2` products (less those of the vectors that are
+    /// `taken`), or `N D`.
     pub fn width(&self) -> usize {
-        let vectors = self.vectors();
+        let pairs = |vectors: usize| vectors * vectors.saturating_sub(1) / 2;
         match self.form {
-            Form::Dot { .. } => vectors * vectors.saturating_sub(1) / 2 + self.kept(),
-            Form::Concat => vectors * self.dim,
+            Form::Dot { taken, .. } => pairs(self.vectors()) - pairs(taken) + self.kept().len(),
+            Form::Concat => self.vectors() * self.dim,
         }
     }
 
-    /// Values that stand before the products.
-    fn kept(&self) -> usize {
-        if self.form == (Form::Dot { keeps_first: true }) { self.dim } else { 0 }
+    /// The values of a sample's vectors that also stand before the products.
+    fn kept(&self) -> Range<usize> {
+        match self.form {
+            Form::Dot { keeps: Some(vector), .. } => vector * self.dim..(vector + 1) * self.dim,
+            _ => 0..0,
+        }
+    }
+
+    /// Vectors without products among themselves.
+    fn taken(&self) -> usize {
+        match self.form {
+            Form::Dot { taken, .. } => taken,
+            Form::Concat => 0,
+        }
     }
 
     /// Writes `[B, width]`.
@@ -81,10 +104,12 @@ impl Interaction<'_> {
     /// If `output` is not of that size, or an inverse index leads outside its source.
     pub fn forward(&self, output: &mut [f32]) {
         let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
+        let (kept, taken) = (self.kept(), self.taken());
         if width == 0 {
             return;
         }
-        let padded = vectors.next_multiple_of(2 * WIDTH);
+        let new = vectors - taken;
+        let padded = new.next_multiple_of(2 * WIDTH);
         output.par_chunks_mut(BLOCK * width).enumerate().for_each(|(block, output)| {
             let mut matrix = vec![0.0; vectors * dim];
             let mut transposed = vec![0.0; dim * padded];
@@ -95,14 +120,16 @@ impl Interaction<'_> {
                     continue;
                 }
                 self.gather(block * BLOCK + i, &mut matrix);
-                transpose((vectors, dim), &matrix, dim, &mut transposed, padded);
-                lower_triangle(vectors, dim, &matrix, &transposed, &mut products);
-                let (kept, triangle) = output.split_at_mut(self.kept());
-                kept.copy_from_slice(&matrix[..kept.len()]);
+                transpose((new, dim), &matrix[taken * dim..], dim, &mut transposed, padded);
+                upper_triangle((vectors, taken), dim, &matrix, &transposed, &mut products);
+                let (first, triangle) = output.split_at_mut(kept.len());
+                first.copy_from_slice(&matrix[kept.clone()]);
                 let mut place = 0;
-                for row in 1..vectors {
-                    triangle[place..place + row].copy_from_slice(&products[row * padded..][..row]);
-                    place += row;
+                for column in 0..new {
+                    let row = &mut triangle[place..place + taken + column];
+                    let of_column = products.get(column..).unwrap_or(&[]).iter().step_by(padded);
+                    row.iter_mut().zip(of_column).for_each(|(value, product)| *value = *product);
+                    place += taken + column;
                 }
             }
         });
@@ -156,6 +183,7 @@ impl Interaction<'_> {
         sums: &mut [&mut [f32]],
     ) {
         let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
+        let (kept, taken) = (self.kept(), self.taken());
         let padded = vectors.next_multiple_of(WIDTH);
         let mut matrix = vec![0.0; vectors * dim];
         let mut symmetric = vec![0.0; vectors * padded];
@@ -167,11 +195,15 @@ impl Interaction<'_> {
                 Form::Concat => result.copy_from_slice(upstream),
                 Form::Dot { .. } => {
                     self.gather(sample, &mut matrix);
-                    let (kept, triangle) = upstream.split_at(self.kept());
-                    from_triangle(triangle, vectors, padded, &mut symmetric);
-                    let symmetric = Strided::rows(&symmetric, padded);
-                    gemm((vectors, dim, vectors), symmetric, &matrix, dim, &mut result, dim, false);
-                    result.iter_mut().zip(kept).for_each(|(result, kept)| *result += kept);
+                    let (first, triangle) = upstream.split_at(kept.len());
+                    from_triangle(triangle, taken..vectors, padded, &mut symmetric);
+                    // The vectors that are taken have products with the others alone.
+                    let (head, tail) = result.split_at_mut(taken * dim);
+                    let new = vectors - taken;
+                    let symmetric = |place: usize| Strided::rows(&symmetric[place..], padded);
+                    gemm((taken, dim, new), symmetric(taken), &matrix[taken * dim..], dim, head, dim, false);
+                    gemm((new, dim, vectors), symmetric(taken * padded), &matrix, dim, tail, dim, false);
+                    result[kept.clone()].iter_mut().zip(first).for_each(|(result, first)| *result += first);
                 }
             }
             let mut place = 0;
@@ -186,10 +218,11 @@ impl Interaction<'_> {
     }
 }
 
-/// The symmetric matrix of a strict lower triangle, with rows `stride` apart; its diagonal stays.
-fn from_triangle(triangle: &[f32], size: usize, stride: usize, symmetric: &mut [f32]) {
+/// The symmetric matrix of `rows` of a strict lower triangle, with rows `stride` apart; its diagonal, and what is in no such row
+/// or column, stays.
+fn from_triangle(triangle: &[f32], rows: Range<usize>, stride: usize, symmetric: &mut [f32]) {
     let mut place = 0;
-    for row in 1..size {
+    for row in rows.start.max(1)..rows.end {
         for (column, value) in triangle[place..place + row].iter().enumerate() {
             symmetric[row * stride + column] = *value;
             symmetric[column * stride + row] = *value;
@@ -198,15 +231,24 @@ fn from_triangle(triangle: &[f32], size: usize, stride: usize, symmetric: &mut [
     }
 }
 
-/// `V Vᵀ` where it is asked for: rows `i`, columns below `i`, and what stands beside them in a tile.
-fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32], products: &mut [f32]) {
+/// `V Wᵀ`, where W is what V has from vector `taken` on, above the diagonal of `V Vᵀ` and beside it in a tile: rows of all
+/// `vectors`, columns of the new ones.
+fn upper_triangle(
+    (vectors, taken): (usize, usize),
+    dim: usize,
+    matrix: &[f32],
+    transposed: &[f32],
+    products: &mut [f32],
+) {
     const ROWS: usize = 6;
-    let padded = vectors.next_multiple_of(2 * WIDTH);
+    let padded = (vectors - taken).next_multiple_of(2 * WIDTH);
     for row in (0..vectors).step_by(ROWS) {
         let rows = ROWS.min(vectors - row);
-        let columns = (row + rows - 1).next_multiple_of(WIDTH).min(padded);
+        // The first column that is right of the diagonal.
+        let first = (row + 1).saturating_sub(taken) / WIDTH * WIDTH;
         let a = Strided::rows(&matrix[row * dim..], dim);
-        gemm((rows, columns, dim), a, transposed, padded, &mut products[row * padded..], padded, false);
+        let (b, c) = (&transposed[first.min(transposed.len())..], &mut products[row * padded + first..]);
+        gemm((rows, padded - first, dim), a, b, padded, c, padded, false);
     }
 }
 
@@ -300,14 +342,13 @@ mod tests {
                 }
                 continue;
             }
-            if interaction.kept() > 0 {
-                for d in 0..dim {
-                    output.push(value(places[0], d));
-                    gradients[places[0].0][places[0].1 + d] += upstream[k];
-                    k += 1;
-                }
+            for i in interaction.kept() {
+                let (place, d) = (places[i / dim], i % dim);
+                output.push(value(place, d));
+                gradients[place.0][place.1 + d] += upstream[k];
+                k += 1;
             }
-            for i in 0..n {
+            for i in interaction.taken()..n {
                 for j in 0..i {
                     output.push((0..dim).map(|d| value(places[i], d) * value(places[j], d)).sum());
                     for d in 0..dim {
@@ -335,7 +376,9 @@ mod tests {
             (samples, dim, parts) in (1_usize..150, prop::sample::select(vec![1_usize, 4, 8, 20]))
                 .prop_flat_map(|(samples, dim)| (Just(samples), Just(dim), sources(samples, dim))),
             form in prop::sample::select(vec![
-                Form::Dot { keeps_first: true }, Form::Dot { keeps_first: false }, Form::Concat,
+                Form::Dot { keeps: Some(0), taken: 0 }, Form::Dot { keeps: None, taken: 0 }, Form::Concat,
+                Form::Dot { keeps: Some(6), taken: 3 }, Form::Dot { keeps: None, taken: 1 },
+                Form::Dot { keeps: Some(1), taken: 7 },
             ]),
             seed in 0_usize..100,
         ) {

@@ -15,9 +15,10 @@ use tch::Tensor;
 
 use super::attention::Attended;
 use super::expand::{expand, fold};
+use super::interact::Interacted;
 use super::{Model, Stage};
 use crate::embedding::{Lookup, LookupGradients};
-use crate::kernels::interaction::{Form, Interaction, Source};
+use crate::kernels::interaction::Source;
 use crate::{Result, tensors};
 
 /// What one forward pass gives.
@@ -31,8 +32,14 @@ pub struct Forward {
     attended: Option<Attended>,
     /// By source: its vectors by sample, where they were expanded before the interaction.
     expanded: Vec<Option<Vec<f32>>>,
-    /// `[B, width]`, the leaf that holds the interaction's result.
-    interacted: Tensor,
+    interacted: Interacted,
+}
+
+impl Forward {
+    /// Products of pairs of vectors (and values that stand beside them) that were computed; 0 if there are cross layers.
+    pub fn products(&self) -> u64 {
+        self.interacted.products()
+    }
 }
 
 /// Vectors on their way into the interaction.
@@ -69,16 +76,10 @@ impl Model {
         let rows = Detached::new(bottom.as_ref(), attended.as_ref());
         let vectors = self.vectors(batch, &lookups, &rows);
         let expanded = profile.measure(Stage::Expansion, || self.expanded(&vectors));
-        let interacted = profile.measure(Stage::Interaction, || {
-            let sources = sources(&vectors, &expanded);
-            let interaction = self.interaction(&sources);
-            let shape = [size, interaction.width() as i64];
-            tensors::filled(&shape, |output| self.embeddings.install(|| interaction.forward(output)))
-        });
-        let interacted = interacted.set_requires_grad(true);
+        let interacted = self.interact(&sources(&vectors, &expanded), batch.size());
         let logits = profile.measure(Stage::Mlps, || match &self.crosses {
-            None => self.top.forward(&interacted),
-            Some(crosses) => self.top.forward(&crosses.forward(&interacted)),
+            None => self.top.forward_after_first(&interacted.leaf),
+            Some(crosses) => self.top.forward(&crosses.forward(&interacted.leaf)),
         });
         let logits = logits.squeeze_dim(1);
         Ok(Forward { logits, lookups, bottom, attended, expanded, interacted })
@@ -96,12 +97,7 @@ impl Model {
         profile.measure(Stage::MlpsBackward, || loss.backward());
         let rows = Detached::new(forward.bottom.as_ref(), forward.attended.as_ref());
         let vectors = self.vectors(batch, &forward.lookups, &rows);
-        let upstream = forward.interacted.grad().contiguous();
-        let gradients = profile.measure(Stage::InteractionBackward, || {
-            let sources = sources(&vectors, &forward.expanded);
-            let (interaction, upstream) = (self.interaction(&sources), tensors::as_slice(&upstream));
-            self.embeddings.install(|| interaction.backward(upstream))
-        });
+        let gradients = self.interact_backward(&forward.interacted, &sources(&vectors, &forward.expanded));
         let gradients =
             profile.measure(Stage::ExpansionBackward, || self.folded(&vectors, &forward.expanded, gradients));
         self.backward_sources(forward, gradients)
@@ -141,15 +137,6 @@ impl Model {
         forward.lookups.iter().zip(pooled).map(of_lookup).collect()
     }
 
-    fn interaction<'a>(&self, sources: &'a [Source<'a>]) -> Interaction<'a> {
-        let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
-        let form = match self.crosses {
-            None => Form::Dot { keeps_first: self.bottom.is_some() },
-            Some(_) => Form::Concat,
-        };
-        Interaction { sources, dim, form }
-    }
-
     /// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.
     fn vectors<'a>(&self, batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> Vec<Vectors<'a>> {
         let mut vectors = Vec::new();
@@ -177,7 +164,7 @@ impl Model {
     }
 
     fn expanded(&self, vectors: &[Vectors<'_>]) -> Vec<Option<Vec<f32>>> {
-        let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
+        let dim = self.embeddings.dim();
         let expanded = |vectors: &Vectors<'_>| {
             let inverse = vectors.inverse.filter(|_| !self.steps.late_expansion)?;
             Some(self.embeddings.install(|| expand(vectors.values, vectors.vectors * dim, inverse)))
@@ -191,7 +178,7 @@ impl Model {
         expanded: &[Option<Vec<f32>>],
         gradients: Vec<Vec<f32>>,
     ) -> Vec<Vec<f32>> {
-        let dim = self.embeddings.tables().first().map_or(1, |table| table.config().dim as usize);
+        let dim = self.embeddings.dim();
         let folded = |((vectors, expanded), gradient): ((&Vectors<'_>, &Option<Vec<f32>>), Vec<f32>)| {
             let Some(inverse) = vectors.inverse.filter(|_| expanded.is_some()) else { return gradient };
             let size = vectors.vectors * dim;

@@ -4,8 +4,12 @@ mod attention;
 mod cross;
 mod expand;
 mod forward;
+mod interact;
+mod levels;
 mod mlp;
 mod profile;
+#[cfg(test)]
+mod pytorch;
 #[cfg(test)]
 mod tests;
 

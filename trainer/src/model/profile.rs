@@ -15,10 +15,14 @@ pub enum Stage {
     Expansion,
     /// Products of all pairs of vectors, with the expansion inside it.
     Interaction,
+    /// The first layer of the top MLP, where it runs beside the products.
+    FirstLayer,
     /// Bottom and top MLP and the loss.
     Mlps,
     /// The same backward.
     MlpsBackward,
+    /// The first layer of the top MLP backward.
+    FirstLayerBackward,
     /// The interaction backward.
     InteractionBackward,
     /// Gradients of samples to those of rows, where that is a step of its own.

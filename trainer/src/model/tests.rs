@@ -212,13 +212,20 @@ fn forms(plain: &Batch) -> Vec<(&'static str, Batch, Steps)> {
         ("exact", exact.clone(), all),
         ("window", window.clone(), all),
         ("no late expansion", window.clone(), Steps { late_expansion: false, ..all }),
+        ("no shared interactions", window.clone(), Steps { interactions: false, ..all }),
         ("no sequences", window.clone(), Steps { sequences: false, ..all }),
         ("no pooling", exact, Steps { pooling: false, ..all }),
         ("pooling alone", window.clone(), Steps { sequences: false, late_expansion: false, ..all }),
         (
             "nothing",
             window,
-            Steps { lookups: false, pooling: false, sequences: false, late_expansion: false },
+            Steps {
+                lookups: false,
+                pooling: false,
+                sequences: false,
+                late_expansion: false,
+                interactions: false,
+            },
         ),
     ]
 }
