@@ -28,6 +28,11 @@ demo: build ## MovieLens-100K from ratings to a trained model; figures in target
 test: build ## Run all tests
 	@$(WITH_LIBTORCH) $(CARGO) test --locked --release --workspace
 
+.PHONY: test-torchrec
+test-torchrec: build ## Load and train exported plans with PyPI's TorchRec (installs 2.3 GB the first time)
+	@$(WITH_LIBTORCH) ONEFOLD_TORCHREC="$$(sharding/torchrec.sh)" && export ONEFOLD_TORCHREC && \
+	    $(CARGO) test --locked --release --workspace --test e2e -- --ignored torchrec
+
 .PHONY: bench
 bench: ## Run the criterion benches
 	@$(WITH_LIBTORCH) $(CARGO) bench --locked --workspace

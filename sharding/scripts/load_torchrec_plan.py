@@ -1,6 +1,6 @@
 """Builds TorchRec's ShardingPlan from `onefold-shard export --torchrec`, and checks it with TorchRec's own classes.
 
-    pip install torch==2.11.0 torchrec==1.6.1 fbgemm-gpu-cpu==1.6.0
+    export PYTHONPATH=$(sharding/torchrec.sh)                     # installs TorchRec 1.6.1 the first time
     onefold-shard export plan.json --torchrec --module ebc --device cpu --out torchrec.json
     python load_torchrec_plan.py torchrec.json                    # builds and prints the plan
     python load_torchrec_plan.py torchrec.json --train tables.json  # and trains a step with it, a process per rank
@@ -9,6 +9,7 @@
 import argparse
 import json
 import os
+import socket
 
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
@@ -36,13 +37,20 @@ def load_plan(path):
     return ShardingPlan(plan), exported
 
 
-def train_step(rank, world_size, plan_path, tables_path, losses):
+def free_port():
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def train_step(rank, world_size, port, plan_path, tables_path, losses):
     """One forward and backward pass of an EmbeddingBagCollection sharded by the plan, on Gloo."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.distributed.model_parallel import DistributedModelParallel
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
-    os.environ.update(LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
+    os.environ.update(LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo")
     with open(tables_path) as file:
         tables = json.load(file)["tables"]
@@ -90,7 +98,7 @@ def main():
         context = torch.multiprocessing.get_context("spawn")
         losses = context.SimpleQueue()
         world = exported["world_size"]
-        torch.multiprocessing.spawn(train_step, args=(world, arguments.plan, arguments.train, losses), nprocs=world)
+        torch.multiprocessing.spawn(train_step, args=(world, free_port(), arguments.plan, arguments.train, losses), nprocs=world)
         for _ in range(world):
             rank, total = losses.get()
             print(f"rank {rank}: a step was trained, sum of |pooled| {total:.4f}")

@@ -14,7 +14,8 @@ pub const ACCESS_BATCH: u64 = 65_536;
 ///
 /// This is NeuroShard's reuse encoding (Zha et al., MLSys 2023): bin 0 holds rows looked up once, bin k rows looked
 /// up more than 2^(k-1) and at most 2^k times, the last bin all beyond. Counts are over [`ACCESS_BATCH`] samples, shares
-/// are of distinct rows and sum to 1; a table without lookups has zeros.
+/// are of distinct rows and sum to 1; a table without lookups has zeros. Where lists are deduplicated, what counts is
+/// what is looked up: the ids of distinct lists.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AccessBins(pub [f64; ACCESS_BINS]);
@@ -39,6 +40,44 @@ impl AccessBins {
     /// What is expected when row r of `rows` is looked up in proportion to r^-`exponent` (Zipf's law).
     pub fn zipf(rows: u64, accesses: f64, exponent: f64) -> Self {
         Self::expected(zipf_groups(rows, exponent).into_iter(), accesses)
+    }
+
+    /// The exponent, 0 to 2 in steps of 1/64, of the Zipf law that comes nearest to these bins for `rows` rows and as many
+    /// accesses: what ids are drawn by where only their bins are known. Nearest is the smallest largest difference of
+    /// the cumulated shares (Kolmogorov's distance).
+    pub fn nearest_zipf(&self, rows: u64, accesses: f64) -> f64 {
+        const STEPS: u32 = 128;
+        let distance = |exponent: f64| {
+            let other = Self::zipf(rows, accesses, exponent);
+            let (mut sum, mut most) = (0.0f64, 0.0f64);
+            for (a, b) in self.0.iter().zip(other.0) {
+                sum += a - b;
+                most = most.max(sum.abs());
+            }
+            most
+        };
+        let distances = (0..=STEPS).map(|step| {
+            let exponent = f64::from(step) / 64.0;
+            (distance(exponent), exponent)
+        });
+        distances.reduce(|best, other| if other.0 < best.0 { other } else { best }).map_or(0.0, |best| best.1)
+    }
+
+    /// How many rows are expected to be looked up by `accesses` lookups, when these are the bins of `counted` lookups:
+    /// a row of c in `counted` lookups is missed by all of `accesses` with the probability (1 - accesses/counted)^c.
+    /// With more accesses than were counted, rows are as many as were counted, or in proportion those looked up once.
+    pub fn expected_rows(&self, accesses: f64, counted: f64) -> f64 {
+        let per_row: f64 = self.0.iter().enumerate().map(|(k, share)| share * typical_count(k)).sum();
+        if per_row <= 0.0 || counted <= 0.0 || accesses <= 0.0 {
+            return 0.0;
+        }
+        let counted_rows = counted / per_row;
+        let part = accesses / counted;
+        if part >= 1.0 {
+            return counted_rows * (1.0 + self.0[0] * (part - 1.0));
+        }
+        let seen = |(k, share): (usize, &f64)| share * (1.0 - (1.0 - part).powf(typical_count(k)));
+        counted_rows * self.0.iter().enumerate().map(seen).sum::<f64>()
     }
 
     /// Groups are `(rows, weight of one row)`. Lookups of a row are taken as Poisson distributed, as they are for
@@ -85,6 +124,14 @@ impl AccessBins {
             return Err(Error::invalid(format!("`access_bins` sum to {sum}"), hint));
         }
         Ok(())
+    }
+}
+
+/// The middle of a bin's counts.
+fn typical_count(bin: usize) -> f64 {
+    match bin {
+        0 => 1.0,
+        bin => (f64::from(1u32 << (bin - 1)) + 1.0 + f64::from(1u32 << bin)) / 2.0,
     }
 }
 
@@ -185,6 +232,38 @@ mod tests {
                 assert!((expected - found).abs() < 0.03, "{rows} {exponent} bin {k}: {expected} {found}");
             }
         }
+    }
+
+    #[test]
+    fn the_law_behind_bins_is_found_again() {
+        for (rows, accesses, exponent) in
+            [(1_000_000u64, 900_000.0, 0.75), (5_000, 60_000.0, 1.125), (80_000, 2e6, 0.4375)]
+        {
+            let bins = AccessBins::zipf(rows, accesses, exponent);
+            assert_eq!(bins.nearest_zipf(rows, accesses), exponent);
+        }
+        assert_eq!(AccessBins::uniform(30_000, 90_000.0).nearest_zipf(30_000, 90_000.0), 0.0);
+    }
+
+    /// Drawn rows that a smaller batch looks up, against what the bins of a larger one say.
+    #[test]
+    fn rows_of_smaller_batches_are_what_drawing_gives() {
+        for (rows, exponent, part) in
+            [(20_000u64, 0.7, 0.1), (50_000, 1.0, 0.02), (2_000, 0.5, 0.5), (9_000, 0.9, 1.0)]
+        {
+            let counted = 200_000u64;
+            let weights: Vec<f64> = (1..=rows).map(|row| (row as f64).powf(-exponent)).collect();
+            let choice = rand_distr::weighted::WeightedAliasIndex::new(weights).unwrap();
+            let mut rng = ChaCha8Rng::seed_from_u64(3);
+            let accesses = counted as f64 * part;
+            let seen: std::collections::HashSet<usize> =
+                (0..accesses as u64).map(|_| rng.sample(&choice)).collect();
+            let expected =
+                AccessBins::zipf(rows, counted as f64, exponent).expected_rows(accesses, counted as f64);
+            let found = seen.len() as f64;
+            assert!((expected / found - 1.0).abs() < 0.1, "{rows} {exponent} {part}: {expected} {found}");
+        }
+        assert_eq!(AccessBins([0.0; ACCESS_BINS]).expected_rows(10.0, 10.0), 0.0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_datasets::console::OutputOptions;
 use onefold_datasets::units::parse_bytes;
-use onefold_sharding::{FeatureSet, MAX_RANKS, Topology};
+use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
 #[derive(Debug, Parser)]
@@ -41,9 +41,10 @@ pub(crate) enum Command {
     /// Describe the tables of a model, from its training configuration and dataset
     ///
     /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give
-    /// it, with the optimizer state of `[optimizer.tables]`. The pooling factor, the mean number of ids per
-    /// sample, comes from the statistics of the partitions that `[data].train` chooses. With `--torchrec` the tables come
-    /// from JSON with the fields of TorchRec's `EmbeddingBagConfig` instead.
+    /// it, with the optimizer state of `[optimizer.tables]`, after the preprocessing that `[data]` names. Ids per sample are
+    /// those of the partitions that `[data].train` chooses; dedupe factors, and how often rows are looked up, are counted in
+    /// their first batches. With `--torchrec` the tables come from JSON with the fields of TorchRec's `EmbeddingBagConfig`
+    /// instead.
     Tables(TablesArguments),
     /// Draw placement tasks like those of NeuroShard's benchmark
     ///
@@ -107,12 +108,35 @@ const SEARCHES: [&str; 8] = [
 /// Which costs are predicted.
 #[derive(Debug, Args)]
 pub(crate) struct ModelOptions {
-    /// A learned cost model (`onefold-shard pretrain` writes one) [default: TorchRec's formulas]
-    #[arg(long, value_name = "MODEL")]
-    pub(crate) model: Option<PathBuf>,
+    /// A learned cost model's file (`onefold-shard pretrain` writes one), `cpu` for the one that comes with this program, or
+    /// `analytic` for TorchRec's formulas [default: the model that comes with this program if the topology names its
+    /// hardware, else the formulas]
+    #[arg(long, value_name = "MODEL", value_parser = parse_model)]
+    pub(crate) model: Option<ModelChoice>,
     /// Take the model though it was trained on other hardware than the topology names
     #[arg(long, requires = "model")]
     pub(crate) any_hardware: bool,
+}
+
+/// Where costs come from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum ModelChoice {
+    /// TorchRec's formulas.
+    Analytic,
+    /// A model that comes with the program.
+    Shipped(&'static str),
+    /// A model's file.
+    File(PathBuf),
+}
+
+/// A name or a path; a file that has a name's name can be given as `./cpu`.
+fn parse_model(text: &str) -> Result<ModelChoice, String> {
+    let shipped = ModelFile::SHIPPED.into_iter().find(|name| *name == text);
+    Ok(match shipped {
+        Some(name) => ModelChoice::Shipped(name),
+        None if text == "analytic" => ModelChoice::Analytic,
+        None => ModelChoice::File(PathBuf::from(text)),
+    })
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +172,10 @@ pub(crate) struct CompareArguments {
     /// Directory of tasks (`onefold-shard tasks` writes one)
     #[arg(long, value_name = "DIR")]
     pub(crate) tasks: PathBuf,
+    /// Also write every plan, a folder per task with a file per search, as `onefold-train measure-plans` takes them; the
+    /// directory must not be there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plans: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
     /// Seed of the search `random`
@@ -165,12 +193,15 @@ pub(crate) struct PretrainArguments {
     /// Seed of the split, the initial weights and the order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// What the computation model sees: `full`, or `neuroshard`, its 20 features alone
+    /// What the computation model sees: `full`, `neuroshard` (its 20 features alone), `without_reuse` or `without_dedupe`
     #[arg(long, default_value = "full", value_parser = parse_features)]
     pub(crate) features: FeatureSet,
-    /// Also report a model with NeuroShard's 20 features, to compare
+    /// Also train models with the other features, to compare
     #[arg(long)]
     pub(crate) ablation: bool,
+    /// Costs of some of the same sets measured again: the report then says how far measurements agree with themselves
+    #[arg(long, value_name = "FILE")]
+    pub(crate) repeated: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -239,9 +270,13 @@ pub(crate) struct TablesArguments {
     /// Tables as JSON with TorchRec's field names, in place of a configuration and a dataset
     #[arg(long, value_name = "FILE")]
     pub(crate) torchrec: Option<PathBuf>,
-    /// Dedupe factor of a feature group, as `onefold-read bench` measures it [default: 1 for every group]
+    /// Dedupe factor of a feature group [default: as counted in the samples that are read]
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
+    /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
+    /// statistics are used
+    #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
+    pub(crate) samples: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -341,11 +376,10 @@ fn parse_count(text: &str) -> Result<usize, String> {
 }
 
 fn parse_features(text: &str) -> Result<FeatureSet, String> {
-    match text {
-        "full" => Ok(FeatureSet::Full),
-        "neuroshard" => Ok(FeatureSet::Neuroshard),
-        _ => Err(format!("`{text}` is not a set of features; give `full` or `neuroshard`")),
-    }
+    FeatureSet::ALL.into_iter().find(|features| features.name() == text).ok_or_else(|| {
+        let names = FeatureSet::ALL.map(|features| format!("`{}`", features.name()));
+        format!("`{text}` is not a set of features; give {}", names.join(", "))
+    })
 }
 
 /// Bytes per second: a number like `3.35e12`, or a size like `450GB`.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use onefold_datasets::console::Reporter;
 
-use crate::{Beam, CostModel, Error, Greedy, Result, Search, Task, TorchrecDefault};
+use crate::{Beam, CostModel, Error, Greedy, Plan, Result, Search, Task, TorchrecDefault};
 
 /// Every search that there is: ours, and the baselines.
 pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
@@ -63,16 +63,18 @@ pub struct Comparison {
     pub methods: Vec<MethodFigures>,
 }
 
-/// Runs `searches` on `tasks`, and checks every plan. `model` gives the cost model for a task's topology.
+/// Runs `searches` on `tasks`, and checks every plan, which `keep` then gets. `model` gives the cost model for a task's
+/// topology.
 ///
 /// # Errors
 ///
-/// The cost model's errors, and [`Error::Plan`] if a search made a plan that is not valid: that would be a fault
-/// of the search. A task without a plan because memory is short is no error.
+/// The cost model's errors, those of `keep`, and [`Error::Plan`] if a search made a plan that is not valid: that would be
+/// a fault of the search. A task without a plan because memory is short is no error.
 pub fn compare(
     tasks: &[Task],
     searches: &[Box<dyn Search>],
     model: &dyn Fn(&Task) -> Result<Box<dyn CostModel>>,
+    keep: &mut dyn FnMut(&Task, &Plan) -> Result<()>,
     reporter: &dyn Reporter,
 ) -> Result<Comparison> {
     let figures = |search: &dyn Search| MethodFigures {
@@ -95,6 +97,7 @@ pub fn compare(
             figures.costs_ms.push(match plan {
                 Ok(plan) => {
                     plan.check(&task.tables.tables, &task.topology)?;
+                    keep(task, &plan)?;
                     Some(plan.max_cost_ms)
                 }
                 Err(Error::DoesNotFit { .. } | Error::NoRoom { .. }) => None,

@@ -16,6 +16,10 @@ pub enum Error {
     #[error(transparent)]
     Datasets(#[from] onefold_datasets::Error),
 
+    /// An error about a dataset's samples, or their preprocessing.
+    #[error(transparent)]
+    Read(Box<onefold_ikjt::Error>),
+
     /// A file that is missing, malformed, of another version, or holds an impossible value.
     #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     File {
@@ -95,6 +99,12 @@ pub enum Error {
         /// The ranks.
         ranks: u32,
     },
+}
+
+impl From<onefold_ikjt::Error> for Error {
+    fn from(error: onefold_ikjt::Error) -> Self {
+        Self::Read(Box::new(error))
+    }
 }
 
 impl Error {

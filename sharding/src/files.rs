@@ -1,6 +1,6 @@
 //! Reading and writing the crate's JSON files: one version check, one way to name what is wrong.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use onefold_datasets::commit;
@@ -31,17 +31,23 @@ pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<
         }
         other => other?,
     };
+    parse(&bytes, kind).map_err(wrong)
+}
+
+/// What the bytes of a file say, or what is wrong with them.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], kind: &FileKind) -> Result<T, String> {
     #[derive(serde::Deserialize)]
     struct Versioned {
         format_version: u32,
     }
-    let versioned: Versioned = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let versioned: Versioned = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if versioned.format_version != kind.version {
-        let message =
-            format!("format version {}, this program reads {}", versioned.format_version, kind.version);
-        return Err(wrong(message));
+        return Err(format!(
+            "format version {}, this program reads {}",
+            versioned.format_version, kind.version
+        ));
     }
-    serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
 /// Replaces the file at `path` with `value` as indented JSON, whole or not at all.
@@ -53,6 +59,69 @@ pub(crate) fn store(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value).map_err(std::io::Error::other)?;
     text.push('\n');
     Ok(commit::write_atomically(path, text.as_bytes())?)
+}
+
+/// As [`store`], with every array on a line of its own: for arrays of thousands of numbers.
+///
+/// # Errors
+///
+/// As [`store`].
+pub(crate) fn store_wide(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut text = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut text, WideArrays::default());
+    value.serialize(&mut serializer).map_err(std::io::Error::other)?;
+    text.push(b'\n');
+    Ok(commit::write_atomically(path, &text)?)
+}
+
+/// Objects are indented, arrays are not broken.
+#[derive(Default)]
+struct WideArrays {
+    depth: usize,
+    has_value: bool,
+}
+
+impl WideArrays {
+    fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b"\n")?;
+        (0..self.depth).try_for_each(|_| writer.write_all(b"  "))
+    }
+}
+
+impl serde_json::ser::Formatter for WideArrays {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        self.has_value = false;
+        writer.write_all(b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        if self.has_value {
+            self.new_line(writer)?;
+        }
+        writer.write_all(b"}")
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(b",")?;
+        }
+        self.new_line(writer)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, _writer: &mut W) -> io::Result<()> {
+        self.has_value = true;
+        Ok(())
+    }
 }
 
 /// Checks before any work that a file may be written at `path`.
@@ -78,4 +147,25 @@ pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
         return Err(onefold_datasets::Error::Exists { path: path.to_owned(), hint }.into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn wide_arrays_stand_on_one_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wide.json");
+        let value = json!({"a": [1.5, 2.0, []], "b": {"c": [{"d": 1}, {}], "e": {}}, "f": "g"});
+        store_wide(&path, &value).unwrap();
+        let text = fs_err::read_to_string(&path).unwrap();
+        assert_eq!(
+            text,
+            "{\n  \"a\": [1.5, 2.0, []],\n  \"b\": {\n    \"c\": [{\n      \"d\": 1\n    }, {}],\n    \"e\": {}\n  },\n  \"f\": \"g\"\n}\n"
+        );
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
 }

@@ -27,8 +27,8 @@
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```
 //!
-//! This crate builds on `onefold-datasets` (feature schema, manifest, console); `onefold-trainer` builds on
-//! this one.
+//! This crate builds on `onefold-datasets` (feature schema, manifest, console) and, to count what a dataset's batches look
+//! up, on `onefold-ikjt` (reader, preprocessing); `onefold-trainer` builds on this one.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -39,6 +39,7 @@ mod costs;
 mod diff;
 mod error;
 mod files;
+mod measured;
 mod nn;
 mod plan;
 mod pool;
@@ -56,15 +57,16 @@ pub use access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 pub use compare::{Comparison, MethodFigures, compare, searches};
 pub use cost::analytic::AnalyticCost;
 pub use cost::features::{FeatureSet, ShardFeatures};
-pub use cost::learned::{Fit, LearnedCost, ModelFile, ModelReport};
+pub use cost::learned::{Ablation, Fit, LearnedCost, ModelFile, ModelReport, Repeated};
 pub use cost::{CostModel, LinkBytes, RankCost, RankLoad, ShardLoad, Traffic, Work};
 pub use costs::{ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample};
 pub use diff::{PlanDiff, TableChange, diff};
 pub use error::{Error, Result};
 pub use files::claim_output;
+pub use measured::{MeasuredTable, MeasuredTables, measure_tables};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
 pub use pool::{POOL_EMPTY_TABLES, POOL_POOLING, POOL_ROWS, POOL_TABLES, PoolTable, pool};
-pub use pretrain::{PretrainOptions, pretrain};
+pub use pretrain::{PretrainOptions, pretrain, repeatability};
 pub use search::Search;
 pub use search::beam::Beam;
 pub use search::greedy::Greedy;
@@ -72,6 +74,8 @@ pub use search::torchrec::TorchrecDefault;
 pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error};
 pub use table::{DataType, Table, TableFile, TableOptimizer};
-pub use tables::{EmbeddingConfig, IdPolicy, Pooling, TableConfig, TableOverride, check_ids, resolve_tables};
+pub use tables::{
+    EmbeddingConfig, HASH_SALT, IdPolicy, Pooling, TableConfig, TableOverride, check_ids, resolve_tables,
+};
 pub use tasks::{TABLES_FILE, TOPOLOGY_FILE, Task, TaskOptions, tasks};
 pub use topology::{MAX_RANKS, Topology};

@@ -151,7 +151,7 @@ impl Mlp {
 
 /// Adam (Kingma and Ba, 2015) with its usual constants.
 pub(crate) struct Adam {
-    learning_rate: f32,
+    pub(crate) learning_rate: f32,
     steps: i32,
     moments: Vec<(f32, f32)>,
 }

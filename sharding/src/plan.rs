@@ -219,6 +219,15 @@ impl Plan {
         files::store(path, self)
     }
 
+    /// The shards of every rank, in the plan's order of tables.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Plan`] if a shard stands on no rank of the plan's topology or belongs to none of `tables`.
+    pub fn loads<'a>(&'a self, tables: &'a [Table]) -> Result<Vec<Vec<ShardLoad<'a>>>> {
+        loads_by_rank(tables, &self.tables, &self.topology)
+    }
+
     /// The rank with the highest predicted cost; of equal ones the first.
     pub fn bottleneck(&self) -> Option<&RankPrediction> {
         self.ranks.iter().reduce(|worst, rank| if rank.cost_ms() > worst.cost_ms() { rank } else { worst })

@@ -7,10 +7,12 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use crate::cost::features::FeatureSet;
-use crate::cost::learned::{EXCHANGE_FEATURES, Fit, ModelFile, ModelReport, SetModel, exchange_features};
-use crate::costs::{Costs, Direction, ExchangeSample};
+use crate::cost::learned::{
+    Ablation, EXCHANGE_FEATURES, Fit, ModelFile, ModelReport, Repeated, SetModel, exchange_features,
+};
+use crate::costs::{Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::nn::{Adam, Mlp};
-use crate::statistics::{Linear, kendall_tau, mean_squared_error};
+use crate::statistics::{Linear, kendall_tau, mean_squared_error, nonnegative_fit};
 use crate::{Error, Result};
 
 /// How to train.
@@ -22,7 +24,8 @@ pub struct PretrainOptions {
     pub seed: u64,
     /// What the computation model sees of a shard.
     pub features: FeatureSet,
-    /// Also train the computation model on NeuroShard's features alone, to compare.
+    /// Also train the computation model on NeuroShard's features alone, without reuse and without the dedupe factor, to
+    /// compare.
     pub ablation: bool,
 }
 
@@ -35,7 +38,12 @@ impl Default for PretrainOptions {
 /// NeuroShard's widths: a table's features → 128 → 32, summed → 64 → 1.
 const ENCODER: [usize; 2] = [128, 32];
 const HEAD: [usize; 2] = [64, 1];
+/// Adam's first learning rate, which falls to a hundredth along a half cosine (Loshchilov and Hutter, 2017).
 const LEARNING_RATE: f32 = 1e-3;
+const LEAST_LEARNING_RATE: f32 = 1e-5;
+/// A sample's squared error counts in inverse proportion to its time, from this part of the mean time on: between absolute
+/// errors, which the longest sets would decide, and relative ones, which noise would.
+const LEAST_TIME: f64 = 0.05;
 const BATCH: usize = 256;
 /// Few samples make smaller batches, so that an epoch has about this many steps.
 const STEPS: usize = 16;
@@ -48,30 +56,36 @@ const MIN_SAMPLES: usize = 50;
 struct Sample {
     items: Vec<Vec<f64>>,
     ms: f64,
+    deduplicated: bool,
 }
 
 /// Trains a model on `costs`: the computation, and both directions of exchange where they were measured.
 ///
-/// The method is NeuroShard's (Zha et al., MLSys 2023): samples are split 80/10/10, Adam minimises the squared error
-/// in batches, the parameters that do best on the second part are kept, and the third is only for the report. The same costs,
+/// The method is NeuroShard's (Zha et al., MLSys 2023): samples are split 80/10/10, Adam minimises the squared error, here
+/// divided by the sample's time, in batches, the parameters that do best on the second part are kept, and the third is only for the report. The same costs,
 /// options and seed give the same bytes on any number of threads.
 ///
 /// # Errors
 ///
 /// [`Error::Invalid`] for fewer than 50 samples, and if a network does not beat a line through the same
-/// features on the held-out samples: such a model is not blessed.
+/// features on the held-out samples, in squared error and in Kendall's tau: such a model is not blessed.
 pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
     let samples = |features: FeatureSet| -> Vec<Sample> {
         let sample = |measured: &crate::ComputeSample| Sample {
             items: measured.shards.iter().map(|shard| features.encode(shard)).collect(),
             ms: measured.ms,
+            deduplicated: measured.shards.iter().any(|shard| shard.dedupe_factor > 1.0),
         };
         costs.compute.iter().map(sample).collect()
     };
-    let (compute, mut report) = train("compute", &samples(options.features), options, reporter)?;
+    let work = options.features.work();
+    let (compute, mut report) = train("compute", &samples(options.features), &work, options, reporter)?;
     if options.ablation {
-        let (_, alone) = fit("compute", &samples(FeatureSet::Neuroshard), options, reporter)?;
-        report.neuroshard_features = Some(alone.test);
+        for features in FeatureSet::ALL.into_iter().filter(|features| *features != options.features) {
+            let (_, other) = fit("compute", &samples(features), &features.work(), options, reporter)?;
+            let deduplicated = other.deduplicated.map(|[fit, _]| fit);
+            report.ablations.push(Ablation { features, test: other.test, deduplicated });
+        }
     }
     let mut reports = vec![report];
     let mut exchanges = [None, None];
@@ -81,7 +95,7 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
         let measured = costs.exchanges.iter().filter(|sample| sample.direction == direction);
         let samples: Vec<Sample> = measured.flat_map(exchange_samples).collect();
         if !samples.is_empty() {
-            let (model, report) = train(name, &samples, options, reporter)?;
+            let (model, report) = train(name, &samples, &[], options, reporter)?;
             *slot = Some(model);
             reports.push(report);
         }
@@ -96,19 +110,38 @@ fn exchange_samples(measured: &ExchangeSample) -> Vec<Sample> {
     let features = exchange_features(&bytes, &starts);
     debug_assert!(features.iter().all(|features| features.len() == EXCHANGE_FEATURES));
     let samples = features.into_iter().zip(&measured.ranks);
-    samples.map(|(features, rank)| Sample { items: vec![features], ms: rank.ms }).collect()
+    let sample = |(features, rank): (Vec<f64>, &ExchangeRank)| Sample {
+        items: vec![features],
+        ms: rank.ms,
+        deduplicated: false,
+    };
+    samples.map(sample).collect()
+}
+
+/// How well samples of `costs` that were measured again predict their second measurement: what noise leaves to any
+/// model. `None` if no set is in both.
+pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
+    let mut pairs = Vec::new();
+    for sample in &again.compute {
+        if let Some(first) = costs.compute.iter().find(|first| first.shards == sample.shards) {
+            pairs.push((first.ms, sample.ms));
+        }
+    }
+    let (first, second): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
+    (!first.is_empty()).then(|| Repeated { samples: first.len(), fit: Fit::of(&first, &second) })
 }
 
 /// As [`fit`], and refuses a model that a line beats.
 fn train(
     name: &str,
     samples: &[Sample],
+    work: &[usize],
     options: &PretrainOptions,
     reporter: &dyn Reporter,
 ) -> Result<(SetModel, ModelReport)> {
-    let (model, report) = fit(name, samples, options, reporter)?;
+    let (model, report) = fit(name, samples, work, options, reporter)?;
     let (test, linear) = (report.test, report.linear);
-    if test.mse < linear.mse {
+    if test.mse < linear.mse && test.kendall_tau > linear.kendall_tau {
         return Ok((model, report));
     }
     Err(Error::invalid(
@@ -125,6 +158,7 @@ fn train(
 fn fit(
     name: &str,
     samples: &[Sample],
+    work: &[usize],
     options: &PretrainOptions,
     reporter: &dyn Reporter,
 ) -> Result<(SetModel, ModelReport)> {
@@ -139,16 +173,21 @@ fn fit(
     let (test, rest) = order.split_at(tenth);
     let (validation, train) = rest.split_at(tenth);
 
-    let mut model = untrained(train, &mut rng);
+    let mut model = untrained(train, work, &mut rng);
+    let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
     let inputs = |chosen: &[&Sample]| -> Vec<Normalised> {
-        chosen.iter().map(|sample| Normalised::of(sample, &model)).collect()
+        chosen.iter().map(|sample| Normalised::of(sample, &model, mean_ms)).collect()
     };
     let (train_inputs, validation_inputs) = (inputs(train), inputs(validation));
     let mut training = Training::new(&model);
     let mut best = (f64::INFINITY, model.encoder.clone(), model.head.clone());
     let mut indices: Vec<usize> = (0..train_inputs.len()).collect();
     reporter.begin(&format!("Training {name}"), Some(options.epochs as u64), "epochs");
-    for _ in 0..options.epochs {
+    for epoch in 0..options.epochs {
+        let along = (std::f32::consts::PI * epoch as f32 / options.epochs as f32).cos();
+        let rate = LEAST_LEARNING_RATE + (LEARNING_RATE - LEAST_LEARNING_RATE) * (1.0 + along) / 2.0;
+        training.encoder.learning_rate = rate;
+        training.head.learning_rate = rate;
         indices.shuffle(&mut rng);
         for batch in indices.chunks((train.len() / STEPS).clamp(CHUNK, BATCH)) {
             training.step(&mut model, &train_inputs, batch);
@@ -161,19 +200,27 @@ fn fit(
     }
     reporter.end();
     (model.encoder, model.head) = (best.1, best.2);
+    let network: Vec<f64> = test.iter().map(|sample| model.predict_ms(&sample.items)).collect();
+    let line = linear_predictions(train, test, &model);
+    let deduplicated: Vec<bool> = test.iter().map(|sample| sample.deduplicated).collect();
+    let all = vec![true; test.len()];
     let report = ModelReport {
         model: name.to_owned(),
         train_samples: train.len(),
         test_samples: test.len(),
-        test: measure(test, |sample| model.predict_ms(&sample.items)),
-        linear: linear_fit(train, test, &model),
-        neuroshard_features: None,
+        test: measure(test, &network, &all),
+        linear: measure(test, &line, &all),
+        deduplicated: deduplicated
+            .contains(&true)
+            .then(|| [&network, &line].map(|predicted| measure(test, predicted, &deduplicated))),
+        ablations: Vec::new(),
+        repeated: None,
     };
     Ok((model, report))
 }
 
 /// The line's features: the sums of the items' normalised features, and how many there are.
-fn linear_fit(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Fit {
+fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Vec<f64> {
     let features = |sample: &Sample| {
         let mut sums = vec![0.0; model.mean.len() + 1];
         for item in &sample.items {
@@ -186,22 +233,35 @@ fn linear_fit(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Fit {
     let rows: Vec<Vec<f64>> = train.iter().map(|sample| features(sample)).collect();
     let targets: Vec<f64> = train.iter().map(|sample| sample.ms).collect();
     let line = Linear::fit(&rows, &targets);
-    measure(test, |sample| line.predict(&features(sample)))
+    test.iter().map(|sample| line.predict(&features(sample))).collect()
 }
 
-fn measure(test: &[&Sample], predict: impl Fn(&Sample) -> f64) -> Fit {
-    let predicted: Vec<f64> = test.iter().map(|sample| predict(sample)).collect();
-    let measured: Vec<f64> = test.iter().map(|sample| sample.ms).collect();
-    let relative = predicted.iter().zip(&measured).map(|(p, m)| (p - m).abs() / m.max(1e-9));
-    Fit {
-        mse: mean_squared_error(&predicted, &measured),
-        kendall_tau: kendall_tau(&predicted, &measured),
-        relative_error: relative.sum::<f64>() / test.len().max(1) as f64,
+/// The fit on the chosen samples.
+fn measure(test: &[&Sample], predicted: &[f64], chosen: &[bool]) -> Fit {
+    let pairs = test.iter().zip(predicted).zip(chosen).filter(|(_, chosen)| **chosen);
+    let (predicted, measured): (Vec<f64>, Vec<f64>) =
+        pairs.map(|((sample, predicted), _)| (*predicted, sample.ms)).unzip();
+    Fit::of(&predicted, &measured)
+}
+
+impl Fit {
+    fn of(predicted: &[f64], measured: &[f64]) -> Self {
+        let relative = predicted.iter().zip(measured).map(|(p, m)| (p - m).abs() / m.max(1e-9));
+        Self {
+            mse: mean_squared_error(predicted, measured),
+            kendall_tau: kendall_tau(predicted, measured),
+            relative_error: relative.sum::<f64>() / measured.len().max(1) as f64,
+        }
     }
 }
 
-/// Random weights, and a normalisation by the training samples.
-fn untrained(train: &[&Sample], rng: &mut ChaCha8Rng) -> SetModel {
+/// How much a sample's error counts.
+fn importance(ms: f64, mean_ms: f64) -> f64 {
+    1.0 / (ms / mean_ms).max(LEAST_TIME)
+}
+
+/// Random weights, and a normalisation by the training samples; `work` are the features that an item's work is made of.
+fn untrained(train: &[&Sample], work: &[usize], rng: &mut ChaCha8Rng) -> SetModel {
     let items = || train.iter().flat_map(|sample| &sample.items);
     let width = items().next().map_or(0, Vec::len);
     let count = items().count().max(1) as f64;
@@ -216,29 +276,59 @@ fn untrained(train: &[&Sample], rng: &mut ChaCha8Rng) -> SetModel {
     let mean_ms = times().sum::<f64>() / train.len() as f64;
     let scale_ms = (times().map(|ms| (ms - mean_ms).powi(2)).sum::<f64>() / train.len() as f64).sqrt();
     let widths = |first: usize, rest: [usize; 2]| [first, rest[0], rest[1]];
+    let scale_ms = if scale_ms > 0.0 { scale_ms } else { 1.0 };
     SetModel {
+        work: if work.is_empty() { Vec::new() } else { work_weights(train, work, width, scale_ms) },
         deviation: (0..width).map(deviation).collect(),
         least: (0..width).map(|i| column(i).fold(f64::INFINITY, f64::min)).collect(),
         most: (0..width).map(|i| column(i).fold(f64::NEG_INFINITY, f64::max)).collect(),
         most_items: train.iter().map(|sample| sample.items.len()).max().unwrap_or(0),
         most_ms: times().fold(0.0, f64::max),
-        scale_ms: if scale_ms > 0.0 { scale_ms } else { 1.0 },
+        scale_ms,
         encoder: Mlp::new(&widths(width, ENCODER), true, rng),
         head: Mlp::new(&widths(ENCODER[1], HEAD), false, rng),
         mean,
     }
 }
 
+/// Weights by which the work of a sample's items sums up to about its time, in units of `scale_ms`: a line through
+/// the origin that never falls.
+fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> Vec<f64> {
+    let row = |sample: &&Sample| -> Vec<f64> {
+        let sum = |i: &usize| sample.items.iter().map(|item| item[*i]).sum::<f64>();
+        work.iter().map(sum).chain([sample.items.len() as f64]).collect()
+    };
+    let rows: Vec<Vec<f64>> = train.iter().map(row).collect();
+    let targets: Vec<f64> = train.iter().map(|sample| sample.ms / scale_ms).collect();
+    let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
+    let counts: Vec<f64> = train.iter().map(|sample| importance(sample.ms, mean_ms)).collect();
+    let found = nonnegative_fit(&rows, &targets, &counts);
+    let mut weights = vec![0.0; width + 1];
+    for (i, weight) in work.iter().chain([&width]).zip(found) {
+        weights[*i] = weight;
+    }
+    // An item without any work would have no way to cost something.
+    weights[width] = weights[width].max(1e-6);
+    weights
+}
+
 /// A sample as the network sees it.
 struct Normalised {
     items: Vec<Vec<f32>>,
+    /// Of every item.
+    work: Vec<f32>,
     target: f32,
+    importance: f32,
 }
 
 impl Normalised {
-    fn of(sample: &Sample, model: &SetModel) -> Self {
-        let items = sample.items.iter().map(|item| model.normalise(item)).collect();
-        Self { items, target: (sample.ms / model.scale_ms) as f32 }
+    fn of(sample: &Sample, model: &SetModel, mean_ms: f64) -> Self {
+        Self {
+            items: sample.items.iter().map(|item| model.normalise(item)).collect(),
+            work: sample.items.iter().map(|item| model.work(item)).collect(),
+            target: (sample.ms / model.scale_ms) as f32,
+            importance: importance(sample.ms, mean_ms) as f32,
+        }
     }
 }
 
@@ -254,11 +344,11 @@ struct Run {
 fn run(model: &SetModel, sample: &Normalised) -> Run {
     let mut codes = Vec::with_capacity(sample.items.len());
     let mut sum = vec![0.0f32; ENCODER[1]];
-    for item in &sample.items {
+    for (item, work) in sample.items.iter().zip(&sample.work) {
         let mut outputs = Vec::new();
         model.encoder.forward(item, &mut outputs);
         let code = outputs.last().map_or(&[][..], Vec::as_slice);
-        sum.iter_mut().zip(code).for_each(|(sum, code)| *sum += code);
+        sum.iter_mut().zip(code).for_each(|(sum, code)| *sum += code * work);
         codes.push(outputs);
     }
     let mut head = Vec::new();
@@ -270,7 +360,10 @@ fn run(model: &SetModel, sample: &Normalised) -> Run {
 fn loss(model: &SetModel, samples: &[Normalised]) -> f64 {
     let errors: Vec<f64> = samples
         .par_iter()
-        .map(|sample| f64::from(run(model, sample).output - sample.target).powi(2))
+        .map(|sample| {
+            let error = f64::from(run(model, sample).output - sample.target);
+            f64::from(sample.importance) * error * error
+        })
         .collect();
     errors.iter().sum::<f64>() / samples.len().max(1) as f64
 }
@@ -287,7 +380,7 @@ impl Training {
         Self { encoder: adam(&model.encoder), head: adam(&model.head) }
     }
 
-    /// One step of Adam on the mean squared error of a batch.
+    /// One step of Adam on the weighted mean squared error of a batch.
     fn step(&mut self, model: &mut SetModel, samples: &[Normalised], batch: &[usize]) {
         let gradients: Vec<(Mlp, Mlp)> = batch
             .par_chunks(CHUNK)
@@ -313,9 +406,10 @@ impl Training {
 
 fn backward(model: &SetModel, sample: &Normalised, batch: usize, encoder: &mut Mlp, head: &mut Mlp) {
     let done = run(model, sample);
-    let gradient = 2.0 * (done.output - sample.target) / batch as f32;
-    let code_gradient = model.head.backward(&done.sum, &done.head, vec![gradient], head);
-    for (item, outputs) in sample.items.iter().zip(&done.codes) {
-        model.encoder.backward(item, outputs, code_gradient.clone(), encoder);
+    let gradient = 2.0 * sample.importance * (done.output - sample.target) / batch as f32;
+    let sum_gradient = model.head.backward(&done.sum, &done.head, vec![gradient], head);
+    for ((item, work), outputs) in sample.items.iter().zip(&sample.work).zip(&done.codes) {
+        let code_gradient = sum_gradient.iter().map(|gradient| gradient * work).collect();
+        model.encoder.backward(item, outputs, code_gradient, encoder);
     }
 }

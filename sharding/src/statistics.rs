@@ -54,6 +54,44 @@ impl Linear {
     }
 }
 
+/// Weights of at least 0 by which sums of columns come nearest to targets, by weighted least squares: cyclic coordinate
+/// descent on the normal equations (Franc, Hlaváč and Navara, 2005), which converges for any start.
+pub(crate) fn nonnegative_fit(rows: &[Vec<f64>], targets: &[f64], weights: &[f64]) -> Vec<f64> {
+    const PASSES: usize = 20_000;
+    let width = rows.first().map_or(0, Vec::len);
+    let scales: Vec<f64> = (0..width)
+        .map(|i| rows.iter().zip(weights).map(|(row, w)| w * row[i] * row[i]).sum::<f64>().sqrt())
+        .map(|norm| if norm > 0.0 { norm } else { 1.0 })
+        .collect();
+    let mut gram = vec![vec![0.0; width]; width];
+    let mut right = vec![0.0; width];
+    for ((row, target), weight) in rows.iter().zip(targets).zip(weights) {
+        for i in 0..width {
+            right[i] += weight * row[i] / scales[i] * target;
+            for j in 0..width {
+                gram[i][j] += weight * row[i] / scales[i] * row[j] / scales[j];
+            }
+        }
+    }
+    let mut solution = vec![0.0; width];
+    for _ in 0..PASSES {
+        let mut moved = 0.0f64;
+        for i in 0..width {
+            // A column of zeros has no weight.
+            if gram[i][i] > 0.0 {
+                let product: f64 = gram[i].iter().zip(&solution).map(|(g, x)| g * x).sum();
+                let next = (solution[i] + (right[i] - product) / gram[i][i]).max(0.0);
+                moved = moved.max((next - solution[i]).abs() / next.max(1e-12));
+                solution[i] = next;
+            }
+        }
+        if moved < 1e-9 {
+            break;
+        }
+    }
+    solution.iter().zip(&scales).map(|(x, scale)| x / scale).collect()
+}
+
 /// Gaussian elimination with partial pivoting of `[n, n + 1]` equations.
 fn solve(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
     let n = rows.len();
@@ -87,6 +125,27 @@ mod tests {
         // scipy.stats.kendalltau([1, 1, 2, 3], [1, 2, 2, 3]) = 0.8.
         assert!((kendall_tau(&[1.0, 1.0, 2.0, 3.0], &[1.0, 2.0, 2.0, 3.0]) - 0.8).abs() < 1e-12);
         assert_eq!(kendall_tau(&[1.0, 1.0], &[1.0, 2.0]), 0.0);
+    }
+
+    #[test]
+    fn weights_of_at_least_nothing_are_found() {
+        let rows: Vec<Vec<f64>> =
+            (0..40).map(|i| vec![f64::from(i % 7), 1e6 * f64::from(i * i % 11), 1.0, 0.0]).collect();
+        let targets = |w: [f64; 3]| -> Vec<f64> {
+            rows.iter().map(|x| w[0] * x[0] + w[1] * x[1] + w[2] * x[2]).collect()
+        };
+        let ones = vec![1.0; rows.len()];
+        let found = nonnegative_fit(&rows, &targets([3.0, 2e-6, 0.5]), &ones);
+        assert!((found[0] - 3.0).abs() < 1e-3 && (found[1] - 2e-6).abs() < 1e-9, "{found:?}");
+        assert!((found[2] - 0.5).abs() < 1e-2 && found[3] == 0.0, "{found:?}");
+        // What would be negative is nothing, and the rest makes the best of it.
+        let found = nonnegative_fit(&rows, &targets([-1.0, 2e-6, 9.0]), &ones);
+        assert!(found[0] == 0.0 && found[1] > 0.0 && found[2] > 0.0, "{found:?}");
+        // Only the first rows count.
+        let mut mixed = targets([3.0, 2e-6, 0.5]);
+        mixed[20..].fill(100.0);
+        let weights: Vec<f64> = (0..40).map(|i| if i < 20 { 1.0 } else { 0.0 }).collect();
+        assert!((nonnegative_fit(&rows, &mixed, &weights)[0] - 3.0).abs() < 1e-3);
     }
 
     #[test]

@@ -107,8 +107,8 @@ impl Table {
 
     /// How often its rows are looked up: as given, or as if all rows were equally likely.
     pub fn accesses(&self) -> AccessBins {
-        self.access_bins
-            .unwrap_or_else(|| AccessBins::uniform(self.rows, self.pooling_factor * ACCESS_BATCH as f64))
+        let looked_up = self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor;
+        self.access_bins.unwrap_or_else(|| AccessBins::uniform(self.rows, looked_up))
     }
 
     /// Bytes of the whole table: weights and optimizer state, not activations or gradients.

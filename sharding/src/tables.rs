@@ -52,6 +52,9 @@ pub enum Pooling {
     Attention,
 }
 
+/// The salt of hashed ids.
+pub const HASH_SALT: u64 = 0;
+
 /// How the ids of a feature become rows of its table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -59,7 +62,7 @@ pub enum IdPolicy {
     /// The id is the row; an id outside `0..rows` is an error.
     #[default]
     Checked,
-    /// The row is a hash of the id modulo the rows.
+    /// The row is `sigrid_hash(id, HASH_SALT, rows)` of `onefold-ikjt`.
     Hashed,
 }
 

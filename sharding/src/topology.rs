@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use onefold_datasets::units;
-use serde::de::{self, Deserializer, Visitor};
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::files::{self, FileKind};
@@ -36,10 +36,13 @@ pub struct Topology {
     #[serde(deserialize_with = "bytes")]
     pub memory_bytes: u64,
     /// Bandwidth of the memory that holds the tables.
+    #[serde(deserialize_with = "bandwidth")]
     pub memory_bandwidth_bytes_per_second: f64,
     /// Bandwidth between two ranks of one machine.
+    #[serde(deserialize_with = "bandwidth")]
     pub intra_node_bandwidth_bytes_per_second: f64,
     /// Bandwidth between two ranks of different machines.
+    #[serde(deserialize_with = "bandwidth")]
     pub inter_node_bandwidth_bytes_per_second: f64,
     /// The hardware of a rank, as `onefold-train profile` names it; learned cost models are for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -156,7 +159,7 @@ impl Topology {
 /// A number of bytes, or a text that [`units::parse_bytes`] knows.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     struct Bytes;
-    impl Visitor<'_> for Bytes {
+    impl<'de> Visitor<'de> for Bytes {
         type Value = u64;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -170,8 +173,45 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         fn visit_str<E: de::Error>(self, text: &str) -> Result<u64, E> {
             units::parse_bytes(text).map_err(E::custom)
         }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<u64, A::Error> {
+            Err(de::Error::custom(UNEQUAL))
+        }
     }
     deserializer.deserialize_any(Bytes)
+}
+
+/// Why there is no list of ranks' sizes or speeds.
+const UNEQUAL: &str =
+    "these ranks are unequal, and plans are for ranks that are alike: give one number, the least of them";
+
+/// A number; not one for each rank.
+fn bandwidth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    struct Bandwidth;
+    impl<'de> Visitor<'de> for Bandwidth {
+        type Value = f64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number of bytes per second, the same for all ranks")
+        }
+
+        fn visit_f64<E: de::Error>(self, bandwidth: f64) -> Result<f64, E> {
+            Ok(bandwidth)
+        }
+
+        fn visit_u64<E: de::Error>(self, bandwidth: u64) -> Result<f64, E> {
+            Ok(bandwidth as f64)
+        }
+
+        fn visit_i64<E: de::Error>(self, bandwidth: i64) -> Result<f64, E> {
+            Ok(bandwidth as f64)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<f64, A::Error> {
+            Err(de::Error::custom(UNEQUAL))
+        }
+    }
+    deserializer.deserialize_any(Bandwidth)
 }
 
 #[cfg(test)]
@@ -194,7 +234,11 @@ mod tests {
         assert!(parse("-5").unwrap_err().to_string().contains("expected a number of bytes or a size"));
         assert!(parse("1.5").is_err());
         // Ranks of unequal memory are not planned for.
-        assert!(parse("[1024, 2048]").unwrap_err().to_string().contains("the same for all ranks"));
+        let unequal = parse("[1024, 2048]").unwrap_err().to_string();
+        assert!(
+            unequal.starts_with("these ranks are unequal") && unequal.contains("the least of them"),
+            "{unequal}"
+        );
     }
 
     #[test]

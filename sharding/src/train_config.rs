@@ -1,9 +1,10 @@
 //! The parts of `train.toml` that say which tables there are; the trainer reads the rest.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
+use onefold_ikjt::Shuffle;
 use onefold_sharding::{EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
 use serde::Deserialize;
 
@@ -27,6 +28,12 @@ pub(crate) struct DataSection {
     /// The partitions that are trained on; all if empty.
     #[serde(default)]
     pub(crate) train: String,
+    /// A `preprocess.toml`, relative to this file, that every batch goes through.
+    #[serde(default)]
+    pub(crate) preprocess: Option<PathBuf>,
+    /// The order of samples in an epoch.
+    #[serde(default)]
+    pub(crate) shuffle: Option<Shuffle>,
 }
 
 #[derive(Debug, Deserialize)]

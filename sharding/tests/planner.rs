@@ -66,7 +66,7 @@ fn tasks_are_drawn_and_compared() {
             .contains("`tasks` already exists")
     );
 
-    let compared = dir.json("compare --tasks tasks");
+    let compared = dir.json("compare --tasks tasks --plans plans");
     let methods = compared["methods"].as_array().unwrap();
     assert_eq!((compared["tasks"].as_u64(), methods.len()), (Some(3), 8));
     let ours = methods.last().unwrap();
@@ -76,6 +76,15 @@ fn tasks_are_drawn_and_compared() {
             if let Some(theirs) = method["max_cost_ms"][task].as_f64() {
                 assert!(cost.as_f64().unwrap() <= theirs * (1.0 + 1e-9), "task {task}, {}", method["search"]);
             }
+        }
+    }
+    for task in ["task-000", "task-001", "task-002"] {
+        let topology = Topology::load(&dir.path("tasks").join(task).join("topology.json")).unwrap();
+        let tables = TableFile::load(&dir.path("tasks").join(task).join("tables.json")).unwrap();
+        for method in methods {
+            let name = format!("{}.json", method["search"].as_str().unwrap());
+            let plan = Plan::load(&dir.path("plans").join(task).join(name)).unwrap();
+            plan.check(&tables.tables, &topology).unwrap();
         }
     }
     let table = dir.succeeds("compare --tasks tasks");
@@ -185,6 +194,43 @@ fn a_model_is_trained_blessed_and_planned_with() {
 }
 
 #[test]
+fn an_ablation_shows_what_features_add() {
+    let dir = Dir::new();
+    measured(600, false).store(&dir.path("costs.parquet")).unwrap();
+    let mut again = measured(30, false);
+    again.compute.iter_mut().for_each(|sample| sample.ms *= 1.1);
+    again.store(&dir.path("again.parquet")).unwrap();
+    let pretrain = "pretrain costs.parquet --epochs 60 --ablation --out model.json";
+    let trained = dir.json(&format!("{pretrain} --repeated again.parquet"));
+    let compute = &trained["reports"][0];
+    let ablations = compute["ablations"].as_array().unwrap();
+    let names: Vec<&str> = ablations.iter().map(|other| other["features"].as_str().unwrap()).collect();
+    assert_eq!(names, ["neuroshard", "without_reuse", "without_dedupe"]);
+    // Lists are as many as deduplication leaves, and rows that are looked up once are dear.
+    let mse = |fit: &Value| fit["mse"].as_f64().unwrap();
+    for other in ablations {
+        assert!(mse(&other["deduplicated"]) > 1.5 * mse(&compute["deduplicated"][0]), "{other} {compute}");
+    }
+    let repeated = &compute["repeated"];
+    assert_eq!(repeated["samples"], 30);
+    assert!((repeated["fit"]["relative_error"].as_f64().unwrap() - 0.1 / 1.1).abs() < 1e-9, "{repeated}");
+    let text = dir.succeeds(&format!("{pretrain} --overwrite"));
+    for line in ["compute, without_reuse", "compute of deduplicated sets", "compute of these, a line"] {
+        assert!(text.contains(line), "{text}");
+    }
+    let mut other = measured(60, false);
+    other.compute.iter_mut().for_each(|sample| sample.shards[0].rows += 1.0);
+    other.store(&dir.path("other.parquet")).unwrap();
+    assert!(
+        dir.fails(&format!("{pretrain} --overwrite --repeated other.parquet"))
+            .contains("`other.parquet` has no set of `costs.parquet`\n  hint: measure again")
+    );
+    let wrong = dir.run("pretrain costs.parquet --features none --out x");
+    let error = String::from_utf8(wrong.stderr).unwrap();
+    assert!(wrong.status.code() == Some(2) && error.contains("`none` is not a set of features"), "{error}");
+}
+
+#[test]
 fn a_model_that_learned_nothing_is_not_blessed() {
     let dir = Dir::new();
     measured(400, true).store(&dir.path("costs.parquet")).unwrap();
@@ -209,8 +255,9 @@ fn a_damaged_model_is_refused() {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
     };
-    assert!(refused("\"format_version\": 1", "\"format_version\": 3").contains("format version 3"));
-    assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 20 features"));
+    assert!(refused("\"format_version\": 2", "\"format_version\": 3").contains("format version 3"));
+    assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 21 features"));
+    assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 36 weights of at least 0"));
     assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
     assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));
 }

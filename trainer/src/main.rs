@@ -1,20 +1,18 @@
 //! `onefold-train`: trains and evaluates DLRMs.
 
 mod bench_command;
+mod measure_command;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
-use onefold_sharding::claim_output;
 use onefold_trainer::metrics::Figures;
-use onefold_trainer::profile::{ProfileOptions, profile};
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
     TrainOptions, TrainSummary, evaluate, export,
@@ -61,36 +59,15 @@ enum Command {
     /// Looks up and updates random sets of tables with the kernels that train, and writes `costs.parquet`. Several ranks are
     /// not measured yet: a model of these costs takes bytes ÷ bandwidth for communication.
     ///
-    /// Example: onefold-train profile --sets 1000 --samples 8192 --out costs.parquet
-    Profile(ProfileArguments),
-}
-
-#[derive(Debug, clap::Args)]
-struct ProfileArguments {
-    /// Sets of tables to measure, about half a second each
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    sets: usize,
-    /// Samples per step, before deduplication
-    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
-    samples: u32,
-    /// The most memory of a set's tables
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "512MiB")]
-    memory: u64,
-    /// Another seed gives other sets
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t = DeviceArgument::Cpu)]
-    device: DeviceArgument,
-    /// Threads [default: all that the machine has]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-    /// File to write
-    #[arg(long, value_name = "FILE")]
-    out: PathBuf,
-    /// Replace the file if it is there
-    #[arg(long)]
-    overwrite: bool,
+    /// Example: onefold-train profile --sets 1000 --out costs.parquet
+    Profile(measure_command::ProfileArguments),
+    /// Measure the computation of plans' ranks, beside what was predicted
+    ///
+    /// Fills each rank's shards, looks them up and updates them with the kernels that train, one rank after the other on this
+    /// machine, and says whether the plans rank as predicted. The exchange between ranks is not measured.
+    ///
+    /// Example: onefold-shard compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans plans
+    MeasurePlans(measure_command::MeasurePlansArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -221,7 +198,8 @@ fn main() -> ExitCode {
             Ok(printer.summary(&text, &summary)?)
         }
         Command::Bench(arguments) => bench_command::run(arguments, &printer),
-        Command::Profile(arguments) => profile_tables(arguments, &printer),
+        Command::Profile(arguments) => measure_command::profile_tables(arguments, &printer),
+        Command::MeasurePlans(arguments) => measure_command::measure(arguments, &printer),
     })
 }
 
@@ -265,39 +243,6 @@ fn describe_size(size: &ModelSize) -> String {
         format_bytes(size.model_bytes),
         format_bytes(size.reader_bytes),
     )
-}
-
-fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> anyhow::Result<()> {
-    claim_output(&arguments.out, arguments.overwrite)?;
-    let threads = match arguments.device {
-        DeviceArgument::Cpu => arguments.threads.map_or_else(available_threads, usize::from),
-    };
-    let options = ProfileOptions {
-        sets: arguments.sets,
-        samples: arguments.samples as usize,
-        memory_bytes: arguments.memory,
-        threads,
-        seed: arguments.seed,
-    };
-    let started = Instant::now();
-    let costs = profile(&options, printer)?;
-    costs.store(&arguments.out)?;
-    let seconds = started.elapsed().as_secs_f64();
-    let text = format!(
-        "{} sets of tables measured on {}, kernels {}, in {seconds:.1} s, written to `{}`",
-        format_count(costs.compute.len() as u64),
-        costs.machine,
-        costs.kernel_version,
-        arguments.out.display()
-    );
-    let json = serde_json::json!({
-        "costs": arguments.out,
-        "sets": costs.compute.len(),
-        "machine": costs.machine,
-        "kernel_version": costs.kernel_version,
-        "wall_seconds": seconds,
-    });
-    Ok(printer.summary(&text, &json)?)
 }
 
 fn describe_run(summary: &TrainSummary, out: &Path) -> String {

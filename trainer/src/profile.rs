@@ -1,7 +1,9 @@
 //! Measures what embedding tables cost on this machine: what `onefold-shard pretrain` learns from.
 //!
 //! Random sets of tables are looked up, and updated from a gradient, by the same code that trains. Each set is a sample of
-//! the computation of one rank.
+//! the computation of one rank. [`plans`] measures the ranks of plans in the same way.
+
+pub mod plans;
 
 use std::time::Instant;
 
@@ -27,7 +29,9 @@ pub const KERNEL_VERSION: &str = "cpu-2";
 pub struct ProfileOptions {
     /// Sets of tables.
     pub sets: usize,
-    /// Samples per step, before deduplication.
+    /// The number of the first set: sets of one seed differ by their number alone, so that they can be measured in parts.
+    pub first_set: usize,
+    /// The most samples per step, before deduplication.
     pub samples: usize,
     /// The most bytes of a set's tables.
     pub memory_bytes: u64,
@@ -43,12 +47,20 @@ const MAX_TABLES: usize = 15;
 const COLUMNS: [u64; 6] = [4, 8, 16, 32, 64, 128];
 /// One in so many sets is of tables that are not deduplicated.
 const PLAIN_SETS: usize = 3;
+/// The fewest samples of a set's steps.
+const LEAST_SAMPLES: usize = 1024;
+/// A set of more ids than this gets fewer samples, so that none takes seconds.
+const MAX_IDS: f64 = 8e6;
 const WARM_UP: usize = 2;
 const TIMED: usize = 5;
+/// Of steps that take long, three are enough.
+const LEAST_TIMED: usize = 3;
+const ENOUGH_MS: f64 = 400.0;
 
 /// Measures sets of tables: 1 to 15, rows and pooling factors from the [pool] of the planner's tasks, columns from
-/// 4 to 128, ids by Zipf's law with an exponent of 0.4 to 1.2, dedupe factors from 1 to 16. A sample's time is the median of
-/// five steps after two that warm up; a step is lookup and pooling, then backward and update.
+/// 4 to 128, ids by Zipf's law with an exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to
+/// [`samples`](ProfileOptions::samples). A sample's time is the median of five steps, or of three that take long, after two
+/// that warm up; a step is lookup and pooling, then backward and update.
 ///
 /// # Errors
 ///
@@ -57,12 +69,12 @@ pub fn profile(options: &ProfileOptions, reporter: &dyn Reporter) -> Result<Cost
     let pool = pool();
     let mut compute = Vec::with_capacity(options.sets);
     reporter.begin("Measuring sets of tables", Some(options.sets as u64), "sets");
-    for set in 0..options.sets {
+    for set in options.first_set..options.first_set.saturating_add(options.sets) {
         // A stream of its own, so that a set does not depend on how many numbers the one before drew.
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(set as u64);
         let tables = draw(&mut rng, &pool, options, set % PLAIN_SETS == 0);
-        compute.push(measure(&mut rng, &tables, options)?);
+        compute.push(measure(&mut rng, &tables, options.threads)?);
         reporter.advance(1);
     }
     reporter.end();
@@ -82,7 +94,7 @@ pub fn machine(threads: usize) -> String {
     format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
-/// A table of a set, and how its ids are drawn.
+/// A shard of a set, and how its ids are drawn.
 struct Drawn {
     features: ShardFeatures,
     exponent: f64,
@@ -92,7 +104,7 @@ fn draw(rng: &mut ChaCha8Rng, pool: &[PoolTable], options: &ProfileOptions, plai
     let count = rng.random_range(1..=MAX_TABLES);
     // One half for what comes first, the other in equal parts for what then finds no room.
     let (mut left, part) = (options.memory_bytes / 2, options.memory_bytes / 2 / MAX_TABLES as u64);
-    let mut tables = Vec::with_capacity(count);
+    let mut tables: Vec<(f64, f64, f64, f64, f64)> = Vec::with_capacity(count);
     while tables.len() < count {
         let source = &pool[rng.random_range(0..pool.len())];
         let columns = COLUMNS[rng.random_range(0..COLUMNS.len())];
@@ -106,24 +118,33 @@ fn draw(rng: &mut ChaCha8Rng, pool: &[PoolTable], options: &ProfileOptions, plai
             continue;
         }
         left -= bytes;
-        let lists = (options.samples as f64 / dedupe_factor).round().max(1.0);
-        tables.push(Drawn {
-            features: ShardFeatures {
-                rows: rows as f64,
-                columns: columns as f64,
-                pooling_factor: source.pooling_factor,
-                dedupe_factor: options.samples as f64 / lists,
-                lists,
-                vectors: lists,
-                access_bins: AccessBins::zipf(rows, source.pooling_factor * ACCESS_BATCH as f64, exponent),
-            },
-            exponent,
-        });
+        tables.push((rows as f64, columns as f64, source.pooling_factor, exponent, dedupe_factor));
     }
-    tables
+    let most = options.samples as f64;
+    let drawn = most.min(LEAST_SAMPLES as f64) * (most / LEAST_SAMPLES as f64).max(1.0).powf(rng.random());
+    let ids: f64 = tables.iter().map(|(.., pooling_factor, _, factor)| pooling_factor / factor).sum();
+    let samples = drawn.min(MAX_IDS / ids.max(1e-9)).floor().max(1.0);
+    let shard = |(rows, columns, pooling_factor, exponent, dedupe_factor): (f64, f64, f64, f64, f64)| {
+        let lists = (samples / dedupe_factor).round().max(1.0);
+        let dedupe_factor = samples / lists;
+        let accesses = pooling_factor * ACCESS_BATCH as f64 / dedupe_factor;
+        let access_bins = AccessBins::zipf(rows as u64, accesses, exponent);
+        let features = ShardFeatures {
+            rows,
+            columns,
+            pooling_factor,
+            dedupe_factor,
+            lists,
+            vectors: lists,
+            access_bins,
+        };
+        Drawn { features, exponent }
+    };
+    tables.into_iter().map(shard).collect()
 }
 
-fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], options: &ProfileOptions) -> Result<ComputeSample> {
+/// The time of a step of these shards together; the features come back with the ids that were drawn.
+fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], threads: usize) -> Result<ComputeSample> {
     let mut tables = Vec::with_capacity(set.len());
     let mut groups = Vec::with_capacity(set.len());
     let mut shards = Vec::with_capacity(set.len());
@@ -133,7 +154,23 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], options: &ProfileOptions) -> Res
         groups.push(group);
         shards.push(features);
     }
-    let mut embeddings = Embeddings::from_tables(tables, options.threads)?;
+    let mut embeddings = Embeddings::from_tables(tables, threads)?;
+    for _ in 0..WARM_UP {
+        step_ms(&mut embeddings, &groups)?;
+    }
+    let mut times = Vec::with_capacity(TIMED);
+    while times.len() < TIMED && (times.len() < LEAST_TIMED || times.iter().sum::<f64>() < ENOUGH_MS) {
+        times.push(step_ms(&mut embeddings, &groups)?);
+    }
+    times.sort_by(f64::total_cmp);
+    let middle = times.len() / 2;
+    let even = times.len().is_multiple_of(2);
+    let ms = if even { (times[middle - 1] + times[middle]) / 2.0 } else { times[middle] };
+    Ok(ComputeSample { shards, ms })
+}
+
+/// The time of one step: lookup and pooling, then backward and update.
+fn step_ms(embeddings: &mut Embeddings, groups: &[Group]) -> Result<f64> {
     let optimizer = TableOptimizerConfig {
         kind: TableOptimizerKind::RowWiseAdagrad,
         learning_rate: 0.01,
@@ -141,26 +178,16 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], options: &ProfileOptions) -> Res
         beta1: 0.9,
         beta2: 0.999,
     };
-    let mut times = Vec::with_capacity(TIMED);
-    for step in 0..WARM_UP + TIMED {
-        let started = Instant::now();
-        let lookups = embeddings.forward(&groups, Steps::default())?;
-        let forward = started.elapsed();
-        // The gradient comes from the dense model, which is not measured.
-        let gradient = |lookup: &Lookup| LookupGradients {
-            pooled: vec![0.001; lookup.pooled.len()],
-            sequences: Vec::new(),
-        };
-        let gradients: Vec<_> = lookups.iter().map(gradient).collect();
-        let started = Instant::now();
-        embeddings.update(&lookups, &gradients, &optimizer);
-        let ms = (forward + started.elapsed()).as_secs_f64() * 1e3;
-        if step >= WARM_UP {
-            times.push(ms);
-        }
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(ComputeSample { shards, ms: times[TIMED / 2] })
+    let started = Instant::now();
+    let lookups = embeddings.forward(groups, Steps::default())?;
+    let forward = started.elapsed();
+    // The gradient comes from the dense model, which is not measured.
+    let gradient =
+        |lookup: &Lookup| LookupGradients { pooled: vec![0.001; lookup.pooled.len()], sequences: Vec::new() };
+    let gradients: Vec<_> = lookups.iter().map(gradient).collect();
+    let started = Instant::now();
+    embeddings.update(&lookups, &gradients, &optimizer);
+    Ok((forward + started.elapsed()).as_secs_f64() * 1e3)
 }
 
 /// A table, a group with its feature's lists, and the features as they came out of the draw.
@@ -212,7 +239,8 @@ mod tests {
 
     #[test]
     fn sets_are_measured_as_described() {
-        let options = ProfileOptions { sets: 4, samples: 64, memory_bytes: 8 << 20, threads: 1, seed: 3 };
+        let options =
+            ProfileOptions { sets: 4, first_set: 0, samples: 64, memory_bytes: 8 << 20, threads: 1, seed: 3 };
         let costs = profile(&options, &Silent).unwrap();
         assert_eq!(costs.compute.len(), 4);
         for sample in &costs.compute {
@@ -228,6 +256,33 @@ mod tests {
             |costs: &Costs| -> Vec<_> { costs.compute.iter().map(|set| set.shards.clone()).collect() };
         assert_eq!(shards(&again), shards(&costs));
         assert!(costs.machine.ends_with(", 1 thread"), "{}", costs.machine);
+        let last = profile(&ProfileOptions { sets: 1, first_set: 3, ..options }, &Silent).unwrap();
+        assert_eq!(shards(&last), shards(&costs)[3..]);
+    }
+
+    #[test]
+    fn steps_have_samples_within_bounds() {
+        let options = ProfileOptions {
+            sets: 0,
+            first_set: 0,
+            samples: 65_536,
+            memory_bytes: 1 << 30,
+            threads: 1,
+            seed: 1,
+        };
+        let (pool, mut rng) = (pool(), ChaCha8Rng::seed_from_u64(9));
+        let mut seen = Vec::new();
+        for i in 0..300 {
+            let set = draw(&mut rng, &pool, &options, i % 3 == 0);
+            let samples: Vec<f64> =
+                set.iter().map(|drawn| drawn.features.lists * drawn.features.dedupe_factor).collect();
+            assert!(samples.iter().all(|all| (all - samples[0]).abs() < 1e-6), "{samples:?}");
+            let ids: f64 = set.iter().map(|drawn| drawn.features.lists * drawn.features.pooling_factor).sum();
+            assert!(ids <= 1.01 * MAX_IDS && samples[0] <= 65_536.0, "{ids}");
+            seen.push(samples[0]);
+        }
+        seen.sort_by(f64::total_cmp);
+        assert!(seen[30] < 2_048.0 && seen[150] > 4_096.0 && seen[270] > 16_384.0, "{seen:?}");
     }
 
     #[test]

@@ -4,22 +4,38 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use onefold_datasets::console::Printer;
-use onefold_sharding::{Comparison, MethodFigures, Task, compare, searches};
+use onefold_sharding::{Comparison, MethodFigures, Plan, Task, compare, searches};
 use serde_json::{Value, json};
 
 use crate::cli::CompareArguments;
-use crate::commands::{cost_model, counted};
+use crate::commands::{Staged, cost_model, counted};
 
 pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -> Result<()> {
     let tasks = Task::load_all(&arguments.tasks)?;
     let model = |task: &Task| cost_model(&arguments.model, &task.topology);
     let searches = searches(arguments.seed);
-    let comparison = compare(&tasks, &searches, &model, printer)?;
+    let plans = arguments.plans.as_deref().map(Staged::new).transpose()?;
+    let mut keep = |task: &Task, plan: &Plan| match &plans {
+        None => Ok(()),
+        Some(plans) => {
+            let folder = plans.path().join(&task.name);
+            fs_err::create_dir_all(&folder)?;
+            plan.store(&folder.join(format!("{}.json", plan.search)))
+        }
+    };
+    let comparison = compare(&tasks, &searches, &model, &mut keep, printer)?;
     let json = json!({
         "tasks": tasks.len(),
         "methods": comparison.methods.iter().map(|method| figures(method, tasks.len())).collect::<Vec<_>>(),
     });
-    Ok(printer.summary(&table(&comparison, tasks.len()), &json)?)
+    let mut json = json;
+    let mut text = table(&comparison, tasks.len());
+    if let (Some(plans), Some(out)) = (plans, &arguments.plans) {
+        plans.commit()?;
+        let _ = write!(text, "\n\nPlans written to `{}`", out.display());
+        json["plans"] = json!(out);
+    }
+    Ok(printer.summary(&text, &json)?)
 }
 
 fn figures(method: &MethodFigures, tasks: usize) -> Value {

@@ -6,6 +6,7 @@ pub(crate) mod show;
 pub(crate) mod tables;
 
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -17,13 +18,24 @@ use onefold_sharding::{
 };
 use serde_json::{Value, json};
 
-use crate::cli::{CheckArguments, ModelOptions, PlanArguments, TopologyArguments};
+use crate::cli::{CheckArguments, ModelChoice, ModelOptions, PlanArguments, TopologyArguments};
 
-/// The cost model that was asked for.
+/// The cost model that was asked for; if none was, one that comes with the program and is of the topology's hardware.
 pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
-    Ok(match &options.model {
+    let file = match &options.model {
+        Some(ModelChoice::Analytic) => None,
+        Some(ModelChoice::Shipped(name)) => Some(ModelFile::shipped(name)?),
+        Some(ModelChoice::File(path)) => Some(ModelFile::load(path)?),
+        None if topology.hardware.is_none() => None,
+        None => {
+            let shipped = ModelFile::SHIPPED.into_iter().map(ModelFile::shipped);
+            let shipped = shipped.collect::<Result<Vec<_>, _>>()?;
+            shipped.into_iter().find(|file| topology.hardware.as_deref() == Some(file.machine.as_str()))
+        }
+    };
+    Ok(match file {
         None => Box::new(AnalyticCost),
-        Some(path) => Box::new(LearnedCost::new(ModelFile::load(path)?, topology, options.any_hardware)?),
+        Some(file) => Box::new(LearnedCost::new(file, topology, options.any_hardware)?),
     })
 }
 
@@ -184,6 +196,39 @@ fn topology_of(arguments: &TopologyArguments) -> Result<Topology, Error> {
     };
     topology.validate()?;
     Ok(topology)
+}
+
+/// A directory that is written beside its place, so that it appears whole.
+pub(crate) struct Staged {
+    beside: tempfile::TempDir,
+    out: PathBuf,
+}
+
+impl Staged {
+    /// For a directory that must not be there.
+    pub(crate) fn new(out: &Path) -> Result<Self> {
+        if out.exists() {
+            let message = format!("`{}` already exists", out.display());
+            return Err(Error::Invalid { message, hint: "choose another directory".to_owned() }.into());
+        }
+        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let beside = tempfile::Builder::new().prefix(".staged").tempdir_in(parent);
+        let beside = beside.with_context(|| format!("`{}` cannot be written into", parent.display()))?;
+        Ok(Self { beside, out: out.to_owned() })
+    }
+
+    /// Where to write until then.
+    pub(crate) fn path(&self) -> &Path {
+        self.beside.path()
+    }
+
+    /// Puts the directory in its place.
+    pub(crate) fn commit(self) -> Result<()> {
+        fs_err::rename(self.beside.path(), &self.out)?;
+        // It is elsewhere by now.
+        let _ = self.beside.keep();
+        Ok(())
+    }
 }
 
 /// `1 table`, `2 tables`, `1,234 tables`.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use onefold_datasets::console::Printer;
 use onefold_datasets::units::format_count;
-use onefold_sharding::{Costs, Fit, ModelFile, PretrainOptions, claim_output, pretrain};
+use onefold_sharding::{Costs, Fit, ModelFile, PretrainOptions, claim_output, pretrain, repeatability};
 use serde_json::json;
 
 use crate::cli::PretrainArguments;
@@ -22,8 +22,21 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
         features: arguments.features,
         ablation: arguments.ablation,
     };
-    let file =
+    let repeated = match &arguments.repeated {
+        None => None,
+        Some(path) => Some(repeatability(&costs, &Costs::load(path)?).with_context(|| {
+            format!(
+                "`{}` has no set of `{}`\n  hint: measure again with the same `--seed`, `--samples` and `--memory`",
+                path.display(),
+                arguments.costs.display()
+            )
+        })?),
+    };
+    let mut file =
         pretrain(&costs, &options, printer).with_context(|| format!("`{}`", arguments.costs.display()))?;
+    if let Some(report) = file.reports.first_mut() {
+        report.repeated = repeated;
+    }
     file.store(out)?;
     let mut text = table(&file);
     let seconds = started.elapsed().as_secs_f64();
@@ -42,27 +55,40 @@ fn table(file: &ModelFile) -> String {
     let mut text = format!("Measured on {}, kernels {}\n\n", file.machine, file.kernel_version);
     let _ = writeln!(
         text,
-        "{:<34} {:>8} {:>6} {:>14} {:>8} {:>10}",
+        "{:<36} {:>8} {:>6} {:>14} {:>8} {:>10}",
         "model", "trained", "tested", "test MSE ms²", "tau", "rel. error"
     );
     for report in &file.reports {
-        let samples = (format_count(report.train_samples as u64), format_count(report.test_samples as u64));
-        let mut line = |name: String, fit: &Fit| {
+        let mut line = |name: &str, trained: usize, tested: Option<usize>, fit: &Fit| {
             let _ = writeln!(
                 text,
-                "{name:<34} {:>8} {:>6} {:>14.5} {:>8.4} {:>8.1} %",
-                samples.0,
-                samples.1,
+                "{:<36} {:>8} {:>6} {:>14.5} {:>8.4} {:>8.1} %",
+                format!("{}{name}", report.model),
+                format_count(trained as u64),
+                tested.map_or(String::new(), |tested| format_count(tested as u64)),
                 fit.mse,
                 fit.kendall_tau,
                 100.0 * fit.relative_error
             );
         };
-        line(report.model.clone(), &report.test);
-        if let Some(fit) = &report.neuroshard_features {
-            line(format!("{}, NeuroShard's features", report.model), fit);
+        let (trained, tested) = (report.train_samples, Some(report.test_samples));
+        line("", trained, tested, &report.test);
+        for ablation in &report.ablations {
+            line(&format!(", {}", ablation.features.name()), trained, tested, &ablation.test);
         }
-        line(format!("{}, a line", report.model), &report.linear);
+        line(", a line", trained, tested, &report.linear);
+        if let Some([network, linear]) = &report.deduplicated {
+            line(" of deduplicated sets", trained, None, network);
+            for ablation in &report.ablations {
+                if let Some(fit) = &ablation.deduplicated {
+                    line(&format!(" of these, {}", ablation.features.name()), trained, None, fit);
+                }
+            }
+            line(" of these, a line", trained, None, linear);
+        }
+        if let Some(repeated) = &report.repeated {
+            line(", measured again", 0, Some(repeated.samples), &repeated.fit);
+        }
     }
     text
 }

@@ -5,16 +5,18 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use onefold_datasets::console::Printer;
-use onefold_datasets::units::format_bytes;
-use onefold_datasets::{FeatureGroup, Manifest, Partition, PartitionFilter, suggest};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_datasets::{FeatureGroup, Manifest, Partition, PartitionFilter, Schema, suggest};
+use onefold_ikjt::ReaderOptions;
+use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_sharding::{
-    Error, Pooling, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output, resolve_tables,
-    tasks, torchrec,
+    ACCESS_BATCH, Error, IdPolicy, Pooling, Table, TableConfig, TableFile, TaskOptions, check_ids,
+    claim_output, measure_tables, resolve_tables, tasks, torchrec,
 };
 use serde_json::json;
 
 use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
-use crate::commands::counted;
+use crate::commands::{Staged, counted};
 use crate::train_config::TrainConfig;
 
 /// Why a cost is lower than what training will take.
@@ -25,7 +27,7 @@ pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<(
     claim_output(out, arguments.output.overwrite)?;
     let file = match (&arguments.torchrec, &arguments.config, &arguments.data) {
         (Some(path), ..) => torchrec::load_tables(path)?,
-        (None, Some(config), Some(data)) => of_dataset(config, data, &arguments.dedupe_factor)?,
+        (None, Some(config), Some(data)) => of_dataset(config, data, arguments, printer)?,
         // The command line asks for one or the other.
         _ => bail!("give a `train.toml` and `--data`, or `--torchrec`"),
     };
@@ -33,25 +35,111 @@ pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<(
     summarize_tables(&file, arguments, printer)
 }
 
-/// The tables of a training configuration, with the ids per sample of the partitions that it trains on.
-fn of_dataset(config_path: &Path, data: &Path, given: &[GroupFactor]) -> Result<TableFile> {
-    let config = TrainConfig::load(config_path)?;
-    let manifest = Manifest::load(data)?;
-    let in_config = || format!("`{}`", config_path.display());
-    let configs =
-        resolve_tables(&config.embedding, &config.tables, &manifest.schema).with_context(in_config)?;
-    check_ids(&configs, &manifest.statistics.features).with_context(in_config)?;
-    let filter = PartitionFilter::parse(&config.data.train).with_context(in_config)?;
-    let counts = Counts::of(&manifest, &filter).with_context(|| format!("`{}`", data.display()))?;
-    let factors = dedupe_factors(given, &manifest.schema.groups)?;
-    let mut tables = Vec::with_capacity(configs.len());
-    for config_of_table in &configs {
-        let mut table = counts.table(config_of_table).with_context(|| format!("`{}`", data.display()))?;
-        table.optimizer = config.optimizer.tables.kind;
-        table.dedupe_factor = factor_of(&table.name, &factors);
-        tables.push(table);
+/// A training configuration and the dataset that it is for.
+struct Training<'a> {
+    config_path: &'a Path,
+    data: &'a Path,
+    config: TrainConfig,
+    manifest: Manifest,
+    filter: PartitionFilter,
+    steps: Option<PreprocessConfig>,
+    /// Of the batches, as the steps change it.
+    schema: Schema,
+    configs: Vec<TableConfig>,
+}
+
+/// The tables of a training configuration, as the partitions that it trains on look them up.
+fn of_dataset(
+    config_path: &Path,
+    data: &Path,
+    arguments: &TablesArguments,
+    printer: &Printer,
+) -> Result<TableFile> {
+    let training = Training::load(config_path, data)?;
+    let factors = dedupe_factors(&arguments.dedupe_factor, &training.schema.groups)?;
+    let mut tables = training.tables(arguments.samples)?;
+    if arguments.samples > 0 {
+        training.count(&mut tables, arguments.samples, printer)?;
     }
-    TableFile::new(config.train.batch_size, tables).with_context(in_config)
+    for table in &mut tables {
+        table.optimizer = training.config.optimizer.tables.kind;
+        table.dedupe_factor = factor_of(&table.name, &factors).unwrap_or(table.dedupe_factor);
+    }
+    TableFile::new(training.config.train.batch_size, tables)
+        .with_context(|| format!("`{}`", config_path.display()))
+}
+
+impl<'a> Training<'a> {
+    fn load(config_path: &'a Path, data: &'a Path) -> Result<Self> {
+        let config = TrainConfig::load(config_path)?;
+        let manifest = Manifest::load(data)?;
+        let in_config = || format!("`{}`", config_path.display());
+        let directory = config_path.parent().unwrap_or(Path::new(""));
+        let steps = config.data.preprocess.as_ref().map(|path| PreprocessConfig::load(&directory.join(path)));
+        let steps = steps.transpose()?;
+        let schema = match &steps {
+            None => manifest.schema.clone(),
+            Some(steps) => Preprocessor::try_new(steps, &manifest.schema)?.schema().clone(),
+        };
+        let configs = resolve_tables(&config.embedding, &config.tables, &schema).with_context(in_config)?;
+        if steps.is_none() {
+            check_ids(&configs, &manifest.statistics.features).with_context(in_config)?;
+        }
+        let filter = PartitionFilter::parse(&config.data.train).with_context(in_config)?;
+        Ok(Self { config_path, data, config, manifest, filter, steps, schema, configs })
+    }
+
+    /// The tables by the dataset's statistics, which say nothing of lists that are preprocessed: these are then counted.
+    fn tables(&self, samples: u64) -> Result<Vec<Table>> {
+        if self.steps.is_some() {
+            if samples == 0 {
+                let message = format!(
+                    "`{}`: batches are preprocessed, so the dataset's statistics are not those of the tables",
+                    self.config_path.display()
+                );
+                return Err(Error::Invalid { message, hint: "leave `--samples 0` out".to_owned() }.into());
+            }
+            return Ok(self.configs.iter().map(table_of).collect());
+        }
+        let in_data = || format!("`{}`", self.data.display());
+        let counts = Counts::of(&self.manifest, &self.filter).with_context(in_data)?;
+        self.configs.iter().map(|config| counts.table(config)).collect::<Result<_, _>>().with_context(in_data)
+    }
+
+    /// Reads batches as training does, and counts in them what statistics do not say.
+    fn count(&self, tables: &mut [Table], samples: u64, printer: &Printer) -> Result<()> {
+        let checked = self.configs.iter().filter(|config| config.ids == IdPolicy::Checked);
+        let batch_size = usize::try_from(self.config.train.batch_size).unwrap_or(usize::MAX);
+        let options = ReaderOptions {
+            partitions: self.filter.clone(),
+            shuffle: self.config.data.shuffle,
+            preprocess: self.steps.clone(),
+            table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
+            ..ReaderOptions::new(batch_size)
+        };
+        let measured = measure_tables(self.data, &self.configs, options, samples, printer)?;
+        for (table, found) in tables.iter_mut().zip(measured.tables) {
+            if self.steps.is_some() {
+                table.pooling_factor = found.pooling_factor;
+            }
+            table.dedupe_factor = found.dedupe_factor;
+            table.access_bins = Some(found.access_bins);
+        }
+        if measured.samples < ACCESS_BATCH.min(samples) {
+            printer.remark(&format!(
+                "lookups were counted in the {} samples that there are, of the {} that reuse is defined over: rows look \
+                 less reused than they are",
+                format_count(measured.samples),
+                format_count(ACCESS_BATCH)
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A table of the configured size.
+fn table_of(config: &TableConfig) -> Table {
+    Table { pooling: config.pooling, ..Table::new(&config.feature, config.rows, config.dim) }
 }
 
 /// The groups that were given a factor.
@@ -83,9 +171,9 @@ fn dedupe_factors<'a>(
     Ok(factors)
 }
 
-fn factor_of(feature: &str, factors: &[(&FeatureGroup, f64)]) -> f64 {
+fn factor_of(feature: &str, factors: &[(&FeatureGroup, f64)]) -> Option<f64> {
     let holds = |group: &FeatureGroup| group.features.iter().any(|member| member.name == feature);
-    factors.iter().find(|(group, _)| holds(group)).map_or(1.0, |(_, factor)| *factor)
+    factors.iter().find(|(group, _)| holds(group)).map(|(_, factor)| *factor)
 }
 
 /// Samples and ids of the partitions that are trained on.
@@ -145,7 +233,7 @@ impl<'a> Counts<'a> {
             return Err(Error::Invalid { message, hint });
         };
         let pooling_factor = *values as f64 / self.samples as f64;
-        Ok(Table { pooling: config.pooling, pooling_factor, ..Table::new(name, config.rows, config.dim) })
+        Ok(Table { pooling_factor, ..table_of(config) })
     }
 }
 
@@ -172,7 +260,9 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
         let _ = write!(text, "\nPooled by attention: {} ({ATTENTION_NOTE})", attention.join(", "));
     }
     if file.tables.iter().all(|table| table.dedupe_factor == 1.0) {
-        text.push_str("\nEvery dedupe factor is 1; give those that `onefold-read bench` measures with `--dedupe-factor`");
+        text.push_str(
+            "\nEvery dedupe factor is 1: nothing is deduplicated, or nothing was read (`--samples 0`)",
+        );
     }
     let json = json!({
         "table_file": out,
@@ -186,10 +276,7 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
 
 pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Result<()> {
     let out = &arguments.out;
-    if out.exists() {
-        let message = format!("`{}` already exists", out.display());
-        return Err(Error::Invalid { message, hint: "choose another directory".to_owned() }.into());
-    }
+    let staged = Staged::new(out)?;
     let options = TaskOptions {
         max_dim: arguments.max_dim,
         memory_bytes: arguments.memory,
@@ -197,16 +284,10 @@ pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Re
         ..TaskOptions::new(arguments.tables.clone(), arguments.ranks, arguments.count, arguments.seed)
     };
     let drawn = tasks(&options)?;
-    // Written beside, so that the directory appears whole.
-    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let beside = tempfile::Builder::new().prefix(".tasks").tempdir_in(parent);
-    let beside = beside.with_context(|| format!("`{}` cannot be written into", parent.display()))?;
     for task in &drawn {
-        task.store(beside.path())?;
+        task.store(staged.path())?;
     }
-    fs_err::rename(beside.path(), out)?;
-    // It is elsewhere by now.
-    let _ = beside.keep();
+    staged.commit()?;
     let count: usize = drawn.iter().map(|task| task.tables.tables.len()).sum();
     let text = format!(
         "{} of {:.1} tables on average for {}, written to `{}`",

@@ -12,7 +12,10 @@ use crate::nn::Mlp;
 use crate::{CostModel, Error, Result, ShardLoad, Topology};
 
 const KIND: FileKind =
-    FileKind { version: 1, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+    FileKind { version: 2, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+
+/// Models that come with the program, by [name](ModelFile::SHIPPED).
+const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];
 
 /// Features of a rank in an exchange: see [`exchange_features`].
 pub(crate) const EXCHANGE_FEATURES: usize = 6;
@@ -50,9 +53,37 @@ pub struct ModelReport {
     pub test: Fit,
     /// Of the linear baseline.
     pub linear: Fit,
-    /// Of the same network with NeuroShard's 20 features only, if that was asked for.
+    /// Of the test samples with tables that are deduplicated: the network and the line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub neuroshard_features: Option<Fit>,
+    pub deduplicated: Option<[Fit; 2]>,
+    /// Of networks that see less, if that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ablations: Vec<Ablation>,
+    /// How well samples predict themselves when they are measured again, if they were: no model can do better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<Repeated>,
+}
+
+/// The same training with other features.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ablation {
+    /// The features.
+    pub features: FeatureSet,
+    /// On the same test samples.
+    pub test: Fit,
+    /// On those of them with tables that are deduplicated.
+    pub deduplicated: Option<Fit>,
+}
+
+/// Samples that were measured twice.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Repeated {
+    /// Samples.
+    pub samples: usize,
+    /// The first measurement as a prediction of the second.
+    pub fit: Fit,
 }
 
 /// How predictions fit measurements.
@@ -68,6 +99,11 @@ pub struct Fit {
 }
 
 /// A network over a set of items: each is encoded alone, the codes are summed, and a head predicts from the sum.
+///
+/// Items' times span five orders of magnitude, which is hard for a network and easy for a product: an item's code is
+/// multiplied by its **work**, a weighted sum of what its time grows with in proportion. The network then learns how dear
+/// the work is, a number of one order of magnitude, and a step of twice as many samples costs about twice as much even where
+/// none was measured. Without weights the work is 1, and this is NeuroShard's network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetModel {
@@ -82,14 +118,25 @@ pub(crate) struct SetModel {
     pub(crate) most_ms: f64,
     /// The network's output is in this many milliseconds.
     pub(crate) scale_ms: f64,
+    /// Weight of every feature in an item's work, and what is added; empty if all work is 1.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) work: Vec<f64>,
     pub(crate) encoder: Mlp,
     pub(crate) head: Mlp,
 }
 
 impl SetModel {
-    /// The code of one item from its features.
+    /// The code of one item from its features: the last of `outputs`.
     pub(crate) fn encode(&self, features: &[f64], outputs: &mut Vec<Vec<f32>>) {
         self.encoder.forward(&self.normalise(features), outputs);
+        let work = self.work(features);
+        outputs.last_mut().into_iter().flatten().for_each(|code| *code *= work);
+    }
+
+    /// How much there is to do for an item.
+    pub(crate) fn work(&self, features: &[f64]) -> f32 {
+        let Some((constant, weights)) = self.work.split_last() else { return 1.0 };
+        (features.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>() + constant) as f32
     }
 
     pub(crate) fn normalise(&self, features: &[f64]) -> Vec<f32> {
@@ -130,6 +177,11 @@ impl SetModel {
         if !finite || self.deviation.iter().any(|x| *x <= 0.0) || !self.scale_ms.is_finite() {
             return Some("its normalisation holds numbers that cannot be".to_owned());
         }
+        if !self.work.is_empty()
+            && (self.work.len() != features + 1 || self.work.iter().any(|w| !w.is_finite() || *w < 0.0))
+        {
+            return Some(format!("its work is not {} weights of at least 0", features + 1));
+        }
         let code = self.head.layers.first().map_or(0, |layer| layer.inputs);
         if self.head.layers.first().is_some_and(|layer| layer.outputs % 4 != 0) {
             return Some("its head's width is no multiple of 4".to_owned());
@@ -167,19 +219,42 @@ impl ModelFile {
     /// [`Error::File`] if it is missing, malformed, of another version, or its networks do not fit together.
     pub fn load(path: &Path) -> Result<Self> {
         let file: Self = files::load(path, &KIND)?;
-        let wrong =
-            |message: String| Error::File { path: path.to_owned(), message, hint: KIND.hint.to_owned() };
-        let models = [
-            ("compute", Some(&file.compute), file.features.names().len()),
-            ("forward", file.forward.as_ref(), EXCHANGE_FEATURES),
-            ("backward", file.backward.as_ref(), EXCHANGE_FEATURES),
-        ];
-        for (name, model, features) in models {
-            if let Some(fault) = model.and_then(|model| model.fault(features)) {
-                return Err(wrong(format!("the model `{name}`: {fault}")));
-            }
+        match file.fault() {
+            None => Ok(file),
+            Some(message) => Err(Error::File { path: path.to_owned(), message, hint: KIND.hint.to_owned() }),
         }
-        Ok(file)
+    }
+
+    /// A model that comes with this program, by its name; the names are [`SHIPPED`](Self::SHIPPED).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there is none of that name.
+    pub fn shipped(name: &str) -> Result<Self> {
+        let Some((_, text)) = MODELS.iter().find(|(other, _)| *other == name) else {
+            return Err(Error::invalid(
+                format!("no cost model `{name}` comes with this program"),
+                format!("there are: {}", Self::SHIPPED.join(", ")),
+            ));
+        };
+        let parsed = files::parse::<Self>(text.as_bytes(), &KIND);
+        let parsed = parsed.and_then(|file| file.fault().map_or(Ok(file), Err));
+        parsed.map_err(|message| Error::invalid(format!("the cost model `{name}`: {message}"), KIND.hint))
+    }
+
+    /// The names of the models that come with this program: `cpu`, of two threads of an AMD EPYC.
+    pub const SHIPPED: [&str; 1] = ["cpu"];
+
+    /// What is wrong with networks that do not fit together.
+    fn fault(&self) -> Option<String> {
+        let models = [
+            ("compute", Some(&self.compute), self.features.names().len()),
+            ("forward", self.forward.as_ref(), EXCHANGE_FEATURES),
+            ("backward", self.backward.as_ref(), EXCHANGE_FEATURES),
+        ];
+        models.into_iter().find_map(|(name, model, features)| {
+            model?.fault(features).map(|fault| format!("the model `{name}`: {fault}"))
+        })
     }
 
     /// Writes the file, whole or not at all.
@@ -188,7 +263,7 @@ impl ModelFile {
     ///
     /// [`Error::Io`] if it cannot be written; an old file is then untouched.
     pub fn store(&self, path: &Path) -> Result<()> {
-        files::store(path, self)
+        files::store_wide(path, self)
     }
 
     pub(crate) fn new(
@@ -247,7 +322,7 @@ impl LearnedCost {
                 ),
             ));
         }
-        let id = format!("learned_v1 ({}, kernels {})", file.machine, file.kernel_version);
+        let id = format!("learned_v2 ({}, kernels {})", file.machine, file.kernel_version);
         let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
         let [first, last] = &file.compute.head.layers[..] else {
             return Err(Error::invalid("the cost model's head is not of two layers", KIND.hint));
@@ -255,6 +330,16 @@ impl LearnedCost {
         let (bias, output) = (wide(&first.bias), wide(&last.weights));
         let output_bias = last.bias.first().copied().map_or(0.0, f64::from);
         Ok(Self { id, bias, output, output_bias, file })
+    }
+
+    /// The computation of a rank with these shards.
+    fn rank_ms(&self, shards: &[ShardLoad<'_>], topology: &Topology, batch_size: u64) -> f64 {
+        if shards.is_empty() {
+            return 0.0;
+        }
+        let encode =
+            |load: &ShardLoad<'_>| self.file.features.encode(&ShardFeatures::of(load, topology, batch_size));
+        self.file.compute.predict_ms(&shards.iter().map(encode).collect::<Vec<_>>())
     }
 
     /// The time of an exchange for every rank, by the network or, without one, bytes ÷ bandwidth.
@@ -364,6 +449,15 @@ impl CostModel for LearnedCost {
                 listed.join(", ")
             ));
         }
+        let longest =
+            ranks.iter().map(|shards| self.rank_ms(shards, topology, batch_size)).fold(0.0, f64::max);
+        if longest > model.most_ms {
+            notes.push(format!(
+                "Extrapolated: a rank is predicted to compute for {longest:.1} ms, and sets of at most {:.1} ms were \
+                 measured",
+                model.most_ms
+            ));
+        }
         let fullest = ranks.iter().map(Vec::len).max().unwrap_or(0);
         if fullest > model.most_items {
             notes.push(format!(
@@ -445,6 +539,25 @@ mod tests {
             Ok(())
         };
         runner.run(&tables, check).unwrap();
+    }
+
+    #[test]
+    fn what_ships_can_be_planned_with() {
+        assert_eq!(MODELS.map(|(name, _)| name), ModelFile::SHIPPED);
+        for name in ModelFile::SHIPPED {
+            let file = ModelFile::shipped(name).unwrap();
+            let report = &file.reports[0];
+            assert!(report.test.mse < report.linear.mse, "{report:?}");
+            assert!(report.test.kendall_tau > report.linear.kendall_tau, "{report:?}");
+            assert!(report.test_samples >= 100 && !report.ablations.is_empty(), "{report:?}");
+            let topology = Topology::h100(2, 1 << 30).unwrap();
+            let refused = LearnedCost::new(file.clone(), &topology, false).unwrap_err().to_string();
+            assert!(refused.contains(&file.machine), "{refused}");
+            let here = Topology { hardware: Some(file.machine.clone()), ..topology };
+            assert!(LearnedCost::new(file, &here, false).is_ok());
+        }
+        let unknown = ModelFile::shipped("tpu").unwrap_err().to_string();
+        assert!(unknown.contains("no cost model `tpu`") && unknown.ends_with("there are: cpu"), "{unknown}");
     }
 
     #[test]

@@ -247,7 +247,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Pooling, ShardingType, compare, searches, tasks};
+    use crate::{AnalyticCost, Pooling, ShardingType, Task, compare, searches, tasks};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 12, 64, 128, 256]);
@@ -329,6 +329,22 @@ mod tests {
     }
 
     #[test]
+    fn plans_do_not_depend_on_threads() {
+        let options = crate::TaskOptions { max_dim: 64, ..crate::TaskOptions::new(40..=40, 8, 1, 11) };
+        let task = tasks(&options).unwrap().remove(0);
+        let learned = crate::ModelFile::shipped("cpu").unwrap();
+        let learned = crate::LearnedCost::new(learned, &task.topology, true).unwrap();
+        for model in [&AnalyticCost as &dyn CostModel, &learned] {
+            let planned = |threads: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let Task { tables, topology, .. } = &task;
+                pool.install(|| Beam::Full.plan(&tables.tables, topology, model, tables.batch_size)).unwrap()
+            };
+            assert_eq!(planned(1), planned(5), "{}", model.id());
+        }
+    }
+
+    #[test]
     fn a_table_larger_than_a_rank_is_split() {
         let tables = [Table::new("large", 10_000, 64), Table::new("small", 10, 64)];
         // 2.6 MB in all; a rank has 1 MiB, of which buffers take little.
@@ -384,6 +400,7 @@ mod tests {
             &tasks,
             &searches(1),
             &|_| Ok(Box::new(AnalyticCost)),
+            &mut |_, _| Ok(()),
             &onefold_datasets::console::Silent,
         )
         .unwrap();

@@ -6,8 +6,13 @@ use crate::{AnalyticCost, CostModel, Error, Plan, Result, Search, Table, Topolog
 
 /// What `EmbeddingShardingPlanner` of TorchRec does by default, for GPU memory only (read in commit a48cef7, October 2025):
 ///
-/// - Options of a table: table-wise, row-wise, row-wise on one machine, data-parallel, and column-wise in shards of at
-///   least 128 columns. Each is priced by `analytic_v1` for whole lists: TorchRec knows no dedupe factor.
+/// - Options of a table: table-wise, row-wise, row-wise on one machine (`table_row_wise`), data-parallel, and column-wise in
+///   shards of at least 128 columns. Each is priced by `analytic_v1` for whole lists: TorchRec knows no dedupe factor.
+///   These are all that its enumerator proposes for GPUs without constraints, but one (`sharding_types` of
+///   `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`; release 1.6.1): `table_column_wise` puts
+///   the column shards of a table on one machine at the price of column-wise ones, so it offers no cheaper plan. On one
+///   machine `table_row_wise` places what row-wise does, and is one option here. For CPUs TorchRec proposes no row-wise
+///   sharding at all; here it may, so the baseline is not weaker than the original.
 /// - Proposals: the greedy proposer begins with every table's cheapest option and then steps the largest table to its next
 ///   one (by the sum of its shards and by the highest shard); the uniform proposer gives all tables one type.
 /// - Partitioner: row-wise and data-parallel tables first, then tables by falling bytes, each shard to the rank with the

@@ -10,6 +10,8 @@ mod logs;
 mod memory;
 mod parity;
 mod path;
+mod planner;
 mod row_groups;
 mod samples;
+mod torchrec;
 mod training;

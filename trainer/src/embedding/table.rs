@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use crate::{Error, Result};
 
 /// The salt of hashed ids.
-const HASH_SALT: u64 = 0;
+const HASH_SALT: u64 = onefold_sharding::HASH_SALT;
 
 /// One embedding table: `rows × dim` weights, and what its optimizer keeps for every row.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,0 +1,71 @@
+//! How long plans and prices take: the searches on one task of NeuroShard's largest setting, and what they ask most.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use onefold_sharding::{
+    AnalyticCost, CostModel, LearnedCost, ModelFile, Shard, ShardLoad, ShardingType, Task, TaskOptions,
+    searches, tasks,
+};
+
+/// 120 tables of dimensions up to 32 for 8 ranks.
+fn task() -> Task {
+    let options = TaskOptions { max_dim: 32, ..TaskOptions::new(120..=120, 8, 1, 3) };
+    match tasks(&options).as_deref() {
+        Ok([task]) => task.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn models(task: &Task) -> Vec<(&'static str, Box<dyn CostModel>)> {
+    let learned = ModelFile::shipped("cpu").and_then(|file| LearnedCost::new(file, &task.topology, true));
+    match learned {
+        Ok(learned) => vec![("analytic", Box::new(AnalyticCost)), ("learned", Box::new(learned))],
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn plans(criterion: &mut Criterion) {
+    let task = task();
+    let mut group = criterion.benchmark_group("plan");
+    group.sample_size(10);
+    for (name, model) in models(&task) {
+        for search in searches(1) {
+            group.bench_function(BenchmarkId::new(name, search.id()), |bencher| {
+                bencher.iter(|| {
+                    search.plan(&task.tables.tables, &task.topology, model.as_ref(), task.tables.batch_size)
+                });
+            });
+        }
+    }
+}
+
+/// A contribution is computed once for every way to cut a table, a rank's time for every candidate.
+fn prices(criterion: &mut Criterion) {
+    let task = task();
+    let mut group = criterion.benchmark_group("price");
+    for (name, model) in models(&task) {
+        let table = &task.tables.tables[0];
+        let shard = Shard::whole(table, 0);
+        let load =
+            ShardLoad { table, sharding_type: ShardingType::TableWise, shard: &shard, within_node: true };
+        let mut contribution = vec![0.0; model.width()];
+        group.bench_function(BenchmarkId::new("contribution", name), |bencher| {
+            bencher.iter(|| {
+                model.contribution(
+                    black_box(&load),
+                    &task.topology,
+                    task.tables.batch_size,
+                    &mut contribution,
+                )
+            });
+        });
+        let zeros = vec![0.0; model.width()];
+        group.bench_function(BenchmarkId::new("rank", name), |bencher| {
+            bencher.iter(|| model.compute_ms(black_box(&contribution), black_box(&zeros)));
+        });
+    }
+}
+
+criterion_group!(benches, plans, prices);
+criterion_main!(benches);

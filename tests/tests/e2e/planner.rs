@@ -1,0 +1,377 @@
+//! The planner, from a dataset and from measurements to plans, and what it refuses.
+
+use std::collections::{BTreeMap, HashSet};
+
+use onefold_ikjt::hash::sigrid_hash;
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_tests::Dir;
+use serde_json::{Value, json};
+
+/// A dataset of rm3's proportions, whose batches are preprocessed: lists shortened, ids hashed, one feature generated.
+fn with_dataset() -> Dir {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 4096 --seed 7 --out logs").works();
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    for (key, value) in [("batch_size", "256"), ("dim", "16"), ("rows", "500"), ("ids", "\"hashed\"")] {
+        dir.set("logs/train.toml", key, value);
+    }
+    dir
+}
+
+const PREPROCESS: &str = r#"format_version = 1
+
+[[step]]
+op = "firstx"
+inputs = ["user_00"]
+count = 1
+
+[[step]]
+op = "positive_modulus"
+inputs = ["user_00"]
+modulus = 5
+
+[[step]]
+op = "bucketize"
+inputs = ["dense_00"]
+output = "bucket"
+borders = [0.25, 0.5, 0.75]
+"#;
+
+const TABLES: &str = "onefold-shard tables logs/train.toml --data dataset";
+const PLAN: &str = "onefold-shard plan --tables tables.json --topology topology.json";
+
+fn json_of(dir: &Dir, name: &str) -> Value {
+    serde_json::from_str(&dir.text(name)).unwrap()
+}
+
+fn table<'a>(tables: &'a Value, name: &str) -> &'a Value {
+    tables["tables"].as_array().unwrap().iter().find(|table| table["name"] == name).unwrap()
+}
+
+#[test]
+fn a_dataset_is_planned_checked_shown_and_exported() {
+    let dir = with_dataset();
+    let summary = dir.command(&format!("{TABLES} --out tables.json")).json();
+    let tables = json_of(&dir, "tables.json");
+    assert_eq!(summary["tables"].as_u64().unwrap() as usize, tables["tables"].as_array().unwrap().len());
+    let (user, item) = (table(&tables, "user_00"), table(&tables, "item_00"));
+    // rm3 repeats 7 of 10 user lists in sessions of 8; items are never deduplicated.
+    let factor = |table: &Value| table["dedupe_factor"].as_f64().unwrap();
+    assert!((1.5..3.5).contains(&factor(user)), "{user}");
+    assert_eq!(factor(item), 1.0);
+    let bins = user["access_bins"].as_array().unwrap();
+    let sum: f64 = bins.iter().map(|share| share.as_f64().unwrap()).sum();
+    assert!(bins.len() == 17 && (sum - 1.0).abs() < 1e-9, "{bins:?}");
+    // What the dataset's statistics say of list lengths is what is counted.
+    dir.command(&format!("{TABLES} --samples 0 --out statistics.json")).works();
+    let statistics = json_of(&dir, "statistics.json");
+    assert_eq!(table(&statistics, "user_00")["pooling_factor"], user["pooling_factor"]);
+    assert!(table(&statistics, "user_00").get("access_bins").is_none());
+    assert_eq!(factor(table(&statistics, "user_00")), 1.0);
+    dir.command(&format!("{TABLES} --dedupe-factor user_a=9 --out given.json")).works();
+    assert_eq!(factor(table(&json_of(&dir, "given.json"), "user_00")), 9.0);
+
+    dir.command("onefold-shard topology --ranks 4 --memory 1MiB --out topology.json").works();
+    let planned = dir.command(&format!("{PLAN} --out plan.json")).json();
+    assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v1")));
+    let valid =
+        dir.command("onefold-shard check plan.json --tables tables.json --topology topology.json").json();
+    assert_eq!(valid["valid"], true);
+    let shown = dir.command("onefold-shard show plan.json --html plan.html").works();
+    assert!(shown.contains("Bottleneck: rank") && shown.contains("Why large tables stand"), "{shown}");
+    let page = dir.text("plan.html");
+    assert!(page.contains("user_00") && page.contains("<svg") && !page.contains("http"), "{page}");
+    dir.command(&format!("{PLAN} --search greedy_by_size --out greedy.json")).works();
+    let changed = dir.command("onefold-shard diff plan.json greedy.json").json();
+    let count = changed["changed"].as_u64().unwrap() + changed["unchanged"].as_u64().unwrap();
+    assert_eq!(Some(count), summary["tables"].as_u64());
+    dir.command("onefold-shard export plan.json --torchrec --module ebc --out torchrec.json").works();
+    let exported = json_of(&dir, "torchrec.json");
+    assert_eq!(exported["plan"]["ebc"].as_object().unwrap().len() as u64, count);
+    // The same input gives the same bytes.
+    dir.command(&format!("{PLAN} --out again.json")).works();
+    assert!(dir.read("plan.json") == dir.read("again.json"));
+}
+
+/// Ids of all samples, ids of a batch's distinct lists, and how many rows the latter look up once, twice, 3–4 times, …
+fn naive_counts(dir: &Dir, name: &str, rows: i64) -> (u64, u64, Vec<u64>) {
+    let options = ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(256) };
+    let (mut all, mut distinct_ids, mut counts) = (0, 0, BTreeMap::<i64, u64>::new());
+    for batch in Reader::open(&dir.path("dataset"), options).unwrap().batches().unwrap() {
+        let batch = batch.unwrap();
+        let mut features = batch.groups().iter().flat_map(|group| group.features());
+        let feature = features.find(|feature| feature.name() == name).unwrap();
+        let group = batch.groups().iter().find(|group| group.features().iter().any(|f| f.name() == name));
+        // A group's rows are deduplicated together.
+        let group = group.unwrap();
+        let mut seen = HashSet::new();
+        for row in 0..feature.rows() {
+            all += feature.row(row).len() as u64;
+            let lists: Vec<Vec<i64>> = group.features().iter().map(|other| other.row(row).to_vec()).collect();
+            if seen.insert(lists) {
+                distinct_ids += feature.row(row).len() as u64;
+                for &id in feature.row(row) {
+                    *counts.entry(sigrid_hash(id, 0, rows)).or_default() += 1;
+                }
+            }
+        }
+    }
+    let mut bins = vec![0; 17];
+    for count in counts.into_values() {
+        bins[(0..16).find(|k| count <= 1 << k).unwrap_or(16)] += 1;
+    }
+    (all, distinct_ids, bins)
+}
+
+#[test]
+fn lookups_are_counted_as_a_naive_count_finds_them() {
+    let dir = with_dataset();
+    // Rows of the plain layout are compared within a batch, so equal lists are one row wherever they stand.
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset --layout rows --overwrite").works();
+    dir.command(&format!("{TABLES} --out tables.json")).works();
+    let tables = json_of(&dir, "tables.json");
+    for (name, deduplicated) in [("user_00", true), ("item_00", false)] {
+        let table = table(&tables, name);
+        let (all, distinct, bins) = naive_counts(&dir, name, 500);
+        let number = |key: &str| table[key].as_f64().unwrap();
+        assert_eq!(number("pooling_factor"), all as f64 / 4096.0, "{name}");
+        if deduplicated {
+            let factor = all as f64 / distinct as f64;
+            assert!((number("dedupe_factor") / factor - 1.0).abs() < 0.02, "{name} {factor}");
+            let rows: u64 = bins.iter().sum();
+            for (share, count) in table["access_bins"].as_array().unwrap().iter().zip(bins) {
+                let expected = count as f64 / rows as f64;
+                assert!((share.as_f64().unwrap() - expected).abs() < 0.02, "{name} {expected} {share}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tables_are_those_of_preprocessed_batches() {
+    let dir = with_dataset();
+    dir.command(&format!("{TABLES} --out plain.json")).works();
+    dir.write("logs/preprocess.toml", PREPROCESS);
+    dir.edit("logs/train.toml", "label = \"label\"", "label = \"label\"\npreprocess = \"preprocess.toml\"");
+    dir.command(&format!("{TABLES} --out tables.json")).works();
+    let (plain, tables) = (json_of(&dir, "plain.json"), json_of(&dir, "tables.json"));
+    let count = |tables: &Value| tables["tables"].as_array().unwrap().len();
+    assert_eq!(count(&tables), count(&plain) + 1);
+    let ids = |tables: &Value, name: &str| table(tables, name)["pooling_factor"].as_f64().unwrap();
+    assert!(ids(&plain, "user_00") > 2.0 && ids(&tables, "user_00") <= 1.0);
+    assert_eq!((ids(&tables, "bucket"), ids(&tables, "user_01")), (1.0, ids(&plain, "user_01")));
+    // Five ids are looked up hundreds of times each.
+    let bins = table(&tables, "user_00")["access_bins"].as_array().unwrap();
+    assert!(bins[..6].iter().all(|share| share.as_f64() == Some(0.0)), "{bins:?}");
+    // The trainer agrees: it runs the plan of these tables.
+    dir.command("onefold-shard topology --ranks 1 --memory 1GiB --out topology.json").works();
+    dir.command(&format!("{PLAN} --out plan.json")).works();
+    dir.command("onefold-train run logs/train.toml --data dataset --plan plan.json --max-steps 2 --out run")
+        .works();
+
+    let none = format!("{TABLES} --samples 0 --out none.json");
+    dir.command(&none).fails(&["batches are preprocessed", "leave `--samples 0` out"]);
+    dir.edit("logs/preprocess.toml", "user_00", "user_99");
+    dir.command(&format!("{TABLES} --out none.json")).fails(&["user_99"]);
+    dir.edit("logs/train.toml", "preprocess.toml", "nothing.toml");
+    dir.command(&format!("{TABLES} --out none.json")).fails(&["nothing.toml"]);
+}
+
+#[test]
+fn a_machine_is_measured_learned_and_planned_for() {
+    let dir = Dir::new();
+    let profile = "onefold-train profile --samples 1024 --memory 16MiB --threads 1 --out costs.parquet";
+    let first = dir.command(&format!("{profile} --sets 110")).json();
+    assert_eq!(first["sets"], 110);
+    dir.command(&format!("{profile} --sets 10")).fails(&["`costs.parquet` already exists", "--overwrite"]);
+    let machine = first["machine"].as_str().unwrap();
+    assert!(machine.ends_with(", 1 thread"), "{machine}");
+    let more = dir.command(&format!("{profile} --sets 10 --append")).json();
+    assert_eq!(more["sets"], 120);
+    dir.command(&format!("{} --sets 10 --append", profile.replace("--threads 1", "--threads 2"))).fails(&[
+        "costs.parquet",
+        ", 2 threads",
+        "write another file",
+    ]);
+    dir.command(&format!("{} --sets 12", profile.replace("costs", "again"))).works();
+
+    // Twelve test samples may come out either way for one split, not for six.
+    let pretrain =
+        "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 60 --out model.json";
+    let mut blessed = None;
+    for seed in 1..=6 {
+        let output = dir.command(&format!("{pretrain} --json --seed {seed}")).output();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() {
+            let text = String::from_utf8(output.stdout).unwrap();
+            blessed = Some(serde_json::from_str::<Value>(text.lines().last().unwrap()).unwrap());
+            break;
+        }
+        assert!(error.contains("does not beat a line") && !dir.path("model.json").exists(), "{error}");
+    }
+    let blessed = blessed.expect("none of six models was blessed");
+    assert_eq!(blessed["machine"], machine);
+    assert_eq!(blessed["reports"][0]["repeated"]["samples"], 12);
+
+    dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
+        .works();
+    let mut topology = json_of(&dir, "tasks/task-000/topology.json");
+    topology["hardware"] = json!(machine);
+    dir.write("topology.json", topology.to_string());
+    let plan = "onefold-shard plan --tables tasks/task-000/tables.json --topology topology.json";
+    let planned = dir.command(&format!("{plan} --model model.json --out plan.json")).json();
+    assert!(planned["cost_model"].as_str().unwrap().starts_with("learned_v2 ("), "{planned}");
+    let notes = planned["notes"].to_string();
+    assert!(notes.contains("Communication is bytes ÷ bandwidth (analytic)"), "{notes}");
+    topology["hardware"] = json!("another machine");
+    dir.write("topology.json", topology.to_string());
+    dir.command(&format!("{plan} --model model.json --out other.json")).fails(&[
+        "the cost model was trained on",
+        "the topology is of `another machine`",
+        "--any-hardware",
+    ]);
+}
+
+/// The model that comes with the program is taken by name, or where the topology names its machine.
+#[test]
+fn a_cost_model_comes_with_the_program() {
+    let dir = Dir::new();
+    dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
+        .works();
+    let plan = "onefold-shard plan --tables tasks/task-000/tables.json";
+    let task = "--topology tasks/task-000/topology.json";
+    let refused = dir.command(&format!("{plan} {task} --model cpu --out plan.json"));
+    refused.fails(&["the cost model was trained on `", "does not say what hardware it is of"]);
+    let taken = dir.command(&format!("{plan} {task} --model cpu --any-hardware --out plan.json")).json();
+    let model = taken["cost_model"].as_str().unwrap();
+    assert!(model.starts_with("learned_v2 (AMD EPYC, 2 threads, kernels cpu-"), "{model}");
+    let mut topology = json_of(&dir, "tasks/task-000/topology.json");
+    topology["hardware"] = json!("AMD EPYC, 2 threads");
+    dir.write("topology.json", topology.to_string());
+    let default = dir.command(&format!("{plan} --topology topology.json --out default.json")).json();
+    assert_eq!(default["cost_model"], model);
+    let analytic =
+        dir.command(&format!("{plan} --topology topology.json --model analytic --out analytic.json")).json();
+    assert_eq!(analytic["cost_model"], "analytic_v1");
+}
+
+#[test]
+fn the_ranks_of_plans_are_measured() {
+    let dir = Dir::new();
+    dir.command(
+        "onefold-shard tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --samples 512 --memory 1GiB --out tasks",
+    )
+    .works();
+    let compared = dir.command("onefold-shard compare --tasks tasks --plans plans").json();
+    assert_eq!(compared["plans"], "plans");
+    dir.command("onefold-shard compare --tasks tasks --plans plans").fails(&["`plans` already exists"]);
+    let measured = dir.command("onefold-train measure-plans --tasks tasks --plans plans --threads 1").json();
+    let agreement = &measured["agreement"];
+    assert_eq!((agreement["tasks"].as_u64(), agreement["ranks"].as_u64()), (Some(2), Some(2 * 8 * 2)));
+    let searches = agreement["searches"].as_array().unwrap();
+    assert!(searches.len() == 8 && searches.iter().any(|search| search["plan"] == "beam"), "{searches:?}");
+    assert!(searches.iter().all(|search| search["measured_compute_ms"].as_f64().unwrap() > 0.0));
+
+    let one = "onefold-train measure-plans --tables tasks/task-000/tables.json";
+    let text = dir.command(&format!("{one} plans/task-000/beam.json plans/task-000/random.json")).works();
+    assert!(text.contains("beam by analytic_v1") && text.contains("Costs of a task's plans: tau"), "{text}");
+    dir.command(&format!("{one} plans/task-001/beam.json")).fails(&["plans/task-001/beam.json"]);
+    dir.command(&format!("{one} nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
+    dir.command("onefold-train measure-plans --tasks tasks --plans nothing")
+        .fails(&["nothing/task-000", "onefold-shard compare"]);
+    let without = dir.command("onefold-train measure-plans plans/task-000/beam.json").output();
+    assert_eq!(without.status.code(), Some(2));
+}
+
+fn file(tables: &[&str]) -> String {
+    format!(r#"{{"format_version": 1, "batch_size": 1, "tables": [{}]}}"#, tables.join(", "))
+}
+
+const SMALL: &str = r#"{"name": "small", "rows": 100, "dim": 8, "pooling_factor": 1}"#;
+
+#[test]
+fn tables_that_cannot_be_planned() {
+    let dir = Dir::new();
+    dir.command("onefold-shard topology --ranks 2 --memory 1MiB --out topology.json").works();
+    let plan = format!("{PLAN} --out plan.json");
+    let cases: &[(&str, &[&str])] = &[
+        // Which, and how much is missing.
+        (
+            r#"{"name": "odd", "rows": 1, "dim": 65537, "pooling_factor": 1}"#,
+            &["table `odd` fits on no rank", "are missing", "it does not split further"],
+        ),
+        (
+            r#"{"name": "large", "rows": 1000000, "dim": 8, "pooling_factor": 1}"#,
+            &["the tables do not fit", "2 ranks have 2.0 MiB together", "are missing", "add ranks"],
+        ),
+        (
+            r#"{"name": "none", "rows": 0, "dim": 8, "pooling_factor": 1}"#,
+            &["tables.json", "table `none`", "0 rows of dimension 8", "both must be at least 1"],
+        ),
+        (
+            r#"{"name": "flat", "rows": 8, "dim": 0, "pooling_factor": 1}"#,
+            &["tables.json", "table `flat`", "8 rows of dimension 0"],
+        ),
+        (SMALL, &["tables.json", "table `small` stands there twice", "a name of its own"]),
+        (
+            r#"{"name": "nan", "rows": 8, "dim": 8, "pooling_factor": NaN}"#,
+            &["tables.json", "expected value", "line 1"],
+        ),
+        (
+            r#"{"name": "less", "rows": 8, "dim": 8, "pooling_factor": -1}"#,
+            &["table `less`", "`pooling_factor` is -1", "0 or more"],
+        ),
+        (
+            r#"{"name": "copies", "rows": 8, "dim": 8, "pooling_factor": 1, "dedupe_factor": 0.5}"#,
+            &["table `copies`", "`dedupe_factor` is 0.5", "1 is no deduplication"],
+        ),
+        (
+            r#"{"name": "bins", "rows": 8, "dim": 8, "pooling_factor": 1, "access_bins": [0.5, 0.2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}"#,
+            &["table `bins`", "`access_bins` sum to 0.7"],
+        ),
+        (
+            r#"{"name": "huge", "rows": 9223372036854775807, "dim": 8, "pooling_factor": 1}"#,
+            &["table `huge`", "more bytes than can be addressed"],
+        ),
+    ];
+    for (table, parts) in cases {
+        dir.write("tables.json", file(&[SMALL, table]));
+        dir.command(&plan).fails(parts);
+    }
+    dir.write("tables.json", file(&[]));
+    dir.command(&plan).fails(&["tables.json", "there are no tables"]);
+    // Searches that cannot split say what would help.
+    let wide = r#"{"name": "wide", "rows": 5000, "dim": 64, "pooling_factor": 1}"#;
+    dir.write("tables.json", file(&[SMALL, wide]));
+    dir.command(&format!("{plan} --search greedy_by_size")).fails(&[
+        "table `wide` fits on no rank",
+        "this search does not split tables",
+        "--search beam",
+    ]);
+    dir.command(&plan).works();
+}
+
+#[test]
+fn topologies_that_cannot_be() {
+    let dir = Dir::new();
+    dir.write("tables.json", file(&[SMALL]));
+    dir.command("onefold-shard topology --ranks 4 --memory 1MiB --out topology.json").works();
+    let whole = json_of(&dir, "topology.json");
+    let plan = format!("{PLAN} --out plan.json");
+    let unequal: &[&str] = &["topology.json", "ranks are unequal", "the least of them"];
+    let cases: &[(&str, Value, &[&str])] = &[
+        ("memory_bytes", json!([1 << 20, 2 << 20, 1 << 20, 1 << 20]), unequal),
+        ("memory_bandwidth_bytes_per_second", json!([1e9, 2e9, 1e9, 1e9]), unequal),
+        ("memory_bytes", json!(0), &["topology.json", "`memory_bytes` is 0", "32GiB"]),
+        ("ranks", json!(0), &["topology.json", "`ranks` is 0"]),
+        ("ranks_per_node", json!(3), &["4 ranks are not whole machines of 3 ranks each", "divides `ranks`"]),
+        ("inter_node_bandwidth_bytes_per_second", json!(0), &["is 0", "bytes per second"]),
+        ("format_version", json!(7), &["format version 7"]),
+    ];
+    for (key, value, parts) in cases {
+        let mut topology = whole.clone();
+        topology[*key] = value.clone();
+        dir.write("topology.json", topology.to_string());
+        dir.command(&plan).fails(parts);
+    }
+}

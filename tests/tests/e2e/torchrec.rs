@@ -1,0 +1,71 @@
+//! Plans as TorchRec takes them: its own classes build and train them.
+
+use std::path::Path;
+use std::process::Command;
+
+use onefold_tests::Dir;
+use serde_json::{Value, json};
+
+/// A table of each kind of sharding on two ranks, as a plan has them.
+fn table(name: &str, kind: &str, shards: &[(u32, [u64; 2], [u64; 2])]) -> Value {
+    let shard = |(rank, rows, columns): &(u32, [u64; 2], [u64; 2])| {
+        let range = |[start, end]: [u64; 2]| json!({"start": start, "end": end});
+        json!({"rank": rank, "rows": range(*rows), "columns": range(*columns)})
+    };
+    json!({
+        "name": name, "rows": 100, "dim": 16, "sharding_type": kind,
+        "shards": shards.iter().map(shard).collect::<Vec<_>>(),
+    })
+}
+
+/// TorchRec builds its `ShardingPlan` from what `export --torchrec` writes, shards a model by it over two processes, and
+/// trains a step.
+#[test]
+#[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
+fn torchrec_builds_and_trains_an_exported_plan() {
+    let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
+    let dir = Dir::new();
+    let names = ["whole", "columns", "rows", "copies"];
+    let tables: Vec<Value> = names
+        .iter()
+        .map(|name| json!({"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0}))
+        .collect();
+    dir.write("tables.json", json!({"format_version": 1, "batch_size": 8, "tables": tables}).to_string());
+    dir.command("onefold-shard topology --ranks 2 --memory 1MiB --out topology.json").works();
+    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
+    // What the search finds, and then one of each kind.
+    let found: Value = serde_json::from_str(&dir.text("plan.json")).unwrap();
+    let mut each = found.clone();
+    let (all, half) = ([0, 100], [[0, 50], [50, 100]]);
+    each["tables"] = json!([
+        table("whole", "table_wise", &[(1, all, [0, 16])]),
+        table("columns", "column_wise", &[(1, all, [0, 8]), (0, all, [8, 16])]),
+        table("rows", "row_wise", &[(0, half[0], [0, 16]), (1, half[1], [0, 16])]),
+        table("copies", "data_parallel", &[(0, all, [0, 16]), (1, all, [0, 16])]),
+    ]);
+    for (name, plan) in [("found", found), ("each", each)] {
+        dir.write(format!("{name}.json"), plan.to_string());
+        let out = format!("torchrec-{name}.json");
+        dir.command(&format!(
+            "onefold-shard export {name}.json --torchrec --module ebc --device cpu --out {out}"
+        ))
+        .works();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sharding/scripts/load_torchrec_plan.py");
+        let output = Command::new("python3")
+            .arg(script)
+            .args([&out, "--train", "tables.json"])
+            .current_dir(dir.root())
+            .env("PYTHONPATH", &packages)
+            .output()
+            .unwrap();
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name}\n{stdout}\n{stderr}");
+        for part in ["rank 0: a step was trained", "rank 1: a step was trained"] {
+            assert!(stdout.contains(part), "{name}: no `{part}`\n{stdout}\n{stderr}");
+        }
+        for table in names {
+            assert!(stdout.contains(table), "{name}: no table `{table}`\n{stdout}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `onefold-train profile` and `onefold-train measure-plans`: what tables cost on this machine, and what plans do.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::units::{format_count, parse_bytes};
+use onefold_sharding::{Costs, claim_output};
+use onefold_trainer::profile::plans::{Agreement, MeasuredPlan, PlanSet, agreement, measure_plans};
+use onefold_trainer::profile::{KERNEL_VERSION, ProfileOptions, machine, profile};
+use serde_json::json;
+
+use crate::DeviceArgument;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ProfileArguments {
+    /// Sets of tables to measure, about half a second each
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    sets: usize,
+    /// The most samples per step, before deduplication; sets have from 1,024 to this
+    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    /// The most memory of a set's tables
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "2GiB")]
+    memory: u64,
+    /// Another seed gives other sets
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = DeviceArgument::Cpu)]
+    device: DeviceArgument,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Add to the file: sets are numbered on, so that parts give the sets of one long run
+    #[arg(long, conflicts_with = "overwrite")]
+    append: bool,
+    /// Replace the file if it is there
+    #[arg(long)]
+    overwrite: bool,
+}
+
+pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()> {
+    let threads = match arguments.device {
+        DeviceArgument::Cpu => arguments.threads.map_or_else(available_threads, usize::from),
+    };
+    let before = match arguments.append && arguments.out.exists() {
+        true => Some(Costs::load(&arguments.out)?),
+        false => {
+            claim_output(&arguments.out, arguments.overwrite)?;
+            None
+        }
+    };
+    if let Some(before) = &before {
+        let (machine, kernels) = (machine(threads), KERNEL_VERSION);
+        anyhow::ensure!(
+            before.machine == machine && before.kernel_version == kernels,
+            "`{}` was measured on {}, kernels {}, and this is {machine}, kernels {kernels}\n  hint: write another file",
+            arguments.out.display(),
+            before.machine,
+            before.kernel_version
+        );
+    }
+    let options = ProfileOptions {
+        sets: arguments.sets,
+        first_set: before.as_ref().map_or(0, |before| before.compute.len()),
+        samples: arguments.samples as usize,
+        memory_bytes: arguments.memory,
+        threads,
+        seed: arguments.seed,
+    };
+    let started = Instant::now();
+    let mut costs = profile(&options, printer)?;
+    if let Some(before) = before {
+        costs.compute.splice(0..0, before.compute);
+        costs.exchanges = before.exchanges;
+    }
+    costs.store(&arguments.out)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let text = format!(
+        "{} sets of tables measured on {}, kernels {}, in {seconds:.1} s; `{}` has {}",
+        format_count(options.sets as u64),
+        costs.machine,
+        costs.kernel_version,
+        arguments.out.display(),
+        format_count(costs.compute.len() as u64),
+    );
+    let json = json!({
+        "costs": arguments.out,
+        "sets": costs.compute.len(),
+        "machine": costs.machine,
+        "kernel_version": costs.kernel_version,
+        "wall_seconds": seconds,
+    });
+    Ok(printer.summary(&text, &json)?)
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct MeasurePlansArguments {
+    /// Plans for the tables of `--tables`
+    #[arg(required_unless_present = "tasks", conflicts_with = "tasks", requires = "tables")]
+    plan: Vec<PathBuf>,
+    /// The tables (`onefold-shard tables` writes the file)
+    #[arg(long, value_name = "FILE")]
+    tables: Option<PathBuf>,
+    /// Directory of tasks, in place of single plans
+    #[arg(long, value_name = "DIR", requires = "plans")]
+    tasks: Option<PathBuf>,
+    /// Directory of the tasks' plans (`onefold-shard compare --plans` writes one)
+    #[arg(long, value_name = "DIR", requires = "tasks")]
+    plans: Option<PathBuf>,
+    /// The first so many tasks
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    /// Seed of the ids
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> Result<()> {
+    let started = Instant::now();
+    let sets = match (&arguments.tables, &arguments.tasks, &arguments.plans) {
+        (Some(tables), ..) => {
+            vec![PlanSet::load(tables.display().to_string(), tables, &arguments.plan)?]
+        }
+        (None, Some(tasks), Some(plans)) => PlanSet::load_tasks(tasks, plans, arguments.count as usize)?,
+        // The command line asks for one or the other.
+        _ => anyhow::bail!("give plans and `--tables`, or `--tasks` and `--plans`"),
+    };
+    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    let measured = measure_plans(&sets, threads, arguments.seed, printer)?;
+    let found = agreement(&measured);
+    let single = arguments.tables.is_some();
+    let mut text = format!("Measured on {}, kernels {KERNEL_VERSION}\n", machine(threads));
+    if single {
+        measured.iter().for_each(|plan| describe_ranks(&mut text, plan));
+    }
+    describe_agreement(&mut text, &found, &measured);
+    let json = json!({
+        "machine": machine(threads),
+        "kernel_version": KERNEL_VERSION,
+        "agreement": found,
+        "plans": measured,
+        "wall_seconds": started.elapsed().as_secs_f64(),
+    });
+    Ok(printer.summary(&text, &json)?)
+}
+
+fn describe_ranks(text: &mut String, plan: &MeasuredPlan) {
+    let _ = writeln!(text, "\n{} by {}\nrank  predicted ms  measured ms", plan.plan, plan.cost_model);
+    for rank in &plan.ranks {
+        let _ = writeln!(text, "{:>4}  {:>12.3}  {:>11.3}", rank.rank, rank.predicted_ms, rank.measured_ms);
+    }
+}
+
+fn describe_agreement(text: &mut String, found: &Agreement, measured: &[MeasuredPlan]) {
+    let _ = writeln!(
+        text,
+        "\n{:<30} {:>11} {:>11} {:>11} {:>11} {:>9}\n{:<30} {:>11} {:>11} {:>11} {:>11}",
+        "computation and cost in ms",
+        "predicted",
+        "measured",
+        "predicted",
+        "measured",
+        "cheapest",
+        "",
+        "compute",
+        "compute",
+        "cost",
+        "cost"
+    );
+    for search in &found.searches {
+        let _ = writeln!(
+            text,
+            "{:<30} {:>11.3} {:>11.3} {:>11.3} {:>11.3} {:>9}",
+            search.plan,
+            search.predicted_compute_ms,
+            search.measured_compute_ms,
+            search.predicted_cost_ms,
+            search.measured_cost_ms,
+            search.cheapest
+        );
+    }
+    let model = measured.first().map_or("", |plan| plan.cost_model.as_str());
+    let _ = write!(
+        text,
+        "\nMeans over {} tasks of the busiest rank's computation, and of the most expensive rank's cost, whose exchange is\n\
+         predicted in both ({model})\n\
+         Computation of {} ranks, predicted and measured: tau {:.3}, relative error {:.1} %\n\
+         Costs of a task's plans: tau {:.3}; the cheapest by prediction is the cheapest as measured in {} of {} tasks, and\n\
+         costs {:.1} % more than that on average",
+        found.tasks,
+        found.ranks,
+        found.rank_tau,
+        100.0 * found.relative_error,
+        found.plan_tau,
+        found.best_stays_best,
+        found.tasks,
+        100.0 * found.mean_regret
+    );
+}
