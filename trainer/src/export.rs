@@ -15,6 +15,7 @@ use crate::Result;
 use crate::checkpoint::Run;
 use crate::checkpoint::tensor_file::{self, Entry, Source};
 use crate::config::Interaction;
+use crate::embedding::{RowSet, Shard};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 
@@ -153,11 +154,13 @@ fn entries<'a>(run: &Run, model: &'a Model) -> Vec<Entry<'a>> {
         };
         Entry::tensor(torchrec_name(&name, layers), &parameter)
     });
-    let tables = model.embeddings.tables().iter().filter_map(|table| {
-        let weights = table.buffers().into_iter().find(|buffer| buffer.name == "weight")?;
-        let shape = vec![table.config().rows as usize, weights.columns];
-        let source = Source::Bytes(weights.bytes);
-        Some(Entry { name: tensor_of(table.config()), dtype: weights.dtype, shape, source })
+    // A run that was read from the disk has its tables whole, one shard each.
+    let embeddings = &*model.embeddings;
+    let tables = embeddings.shards().iter().enumerate().map(|(shard, Shard { table, .. })| {
+        let (config, weights) = (&embeddings.configs()[*table], embeddings.buffers(shard)[0]);
+        let shape = vec![config.rows as usize, weights.columns];
+        let source = Source::Shard { embeddings, shard, buffer: 0, rows: RowSet::All };
+        Entry { name: tensor_of(config), dtype: weights.dtype, shape, source }
     });
     tables.chain(dense).collect()
 }

@@ -17,7 +17,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::Result;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
-use crate::embedding::{Embeddings, Lookup, LookupGradients, Steps, Table};
+use crate::embedding::{Embeddings as _, LocalEmbeddings, Lookup, LookupGradients, Steps, Table};
 
 /// The kernels that are measured. Raise it with any change that makes them faster or slower: models keep it.
 pub const KERNEL_VERSION: &str = "cpu-2";
@@ -133,7 +133,7 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], options: &ProfileOptions) -> Res
         groups.push(group);
         shards.push(features);
     }
-    let mut embeddings = Embeddings::from_tables(tables, options.threads)?;
+    let mut embeddings = LocalEmbeddings::from_tables(tables, options.threads)?;
     let optimizer = TableOptimizerConfig {
         kind: TableOptimizerKind::RowWiseAdagrad,
         learning_rate: 0.01,
@@ -144,11 +144,11 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], options: &ProfileOptions) -> Res
     let mut times = Vec::with_capacity(TIMED);
     for step in 0..WARM_UP + TIMED {
         let started = Instant::now();
-        let lookups = embeddings.forward(&groups, Steps::default())?;
+        let lookups = embeddings.lookup(&groups, Steps::default())?;
         let forward = started.elapsed();
         // The gradient comes from the dense model, which is not measured.
         let gradient = |lookup: &Lookup| LookupGradients {
-            pooled: vec![0.001; lookup.pooled.len()],
+            pooled: vec![0.001; lookup.pooled.len()].into(),
             sequences: Vec::new(),
         };
         let gradients: Vec<_> = lookups.iter().map(gradient).collect();

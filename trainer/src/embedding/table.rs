@@ -1,12 +1,18 @@
 //! One embedding table.
 
+use std::io;
+
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
-use onefold_sharding::{IdPolicy, TableConfig};
+use onefold_sharding::{IdPolicy, Pooling, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 use safetensors::Dtype;
 
+use super::shard::{Buffer, RowSet, Shard};
+use super::update::rule;
+use crate::config::TableOptimizerConfig;
 use crate::{Error, Result};
 
 /// The salt of hashed ids.
@@ -37,6 +43,14 @@ impl Table {
         }
     }
 
+    /// Tables with initial weights from `seed` and the state that `optimizer` needs.
+    pub(super) fn all(configs: &[TableConfig], optimizer: &TableOptimizerConfig, seed: u64) -> Vec<Self> {
+        let table = |(i, config): (usize, &TableConfig)| {
+            Self::new(config, seed, i as u64, rule(optimizer, 1).state_width(config.dim as usize))
+        };
+        configs.par_iter().enumerate().map(table).collect()
+    }
+
     /// A table of given weights, `[rows, dim]` row-major, and optimizer state, `[rows, width]`; `None` if their sizes
     /// differ from the configuration's.
     pub fn from_parts(config: &TableConfig, weights: Vec<f32>, state: Vec<f32>) -> Option<Self> {
@@ -64,79 +78,98 @@ impl Table {
         self.dim
     }
 
-    /// The table row of every id of `feature`, each computed once however many rows of the batch share it.
-    pub(super) fn table_rows(&self, feature: &Feature) -> Result<Vec<u32>> {
-        let rows = self.config.rows;
-        match self.config.ids {
-            IdPolicy::Hashed => {
-                let mut ids = feature.values().to_vec();
-                SigridHash::new(HASH_SALT, rows as i64).hash_all(&mut ids);
-                Ok(ids.into_iter().map(|id| id as u32).collect())
+    /// A shard of this table that is kept by itself: some of its rows, and some of its columns.
+    ///
+    /// State of one value per row is copied; where a row has state for every weight, the columns' own are taken.
+    pub(super) fn part(&self, shard: &Shard) -> Self {
+        let (dim, width) = (self.dim, self.state_width());
+        let columns = shard.columns.start as usize..shard.columns.end as usize;
+        let rows = shard.rows.start as usize..shard.rows.end as usize;
+        let weights = rows.clone().flat_map(|row| &self.weights[row * dim..][columns.clone()]);
+        let state: Vec<f32> = if width > 0 && width.is_multiple_of(dim) {
+            let parts = rows.clone().flat_map(|row| self.state[row * width..][..width].chunks_exact(dim));
+            parts.flat_map(|part| &part[columns.clone()]).copied().collect()
+        } else {
+            self.state[rows.start * width..rows.end * width].to_vec()
+        };
+        // A mean is taken where all parts of a row's sum are.
+        let pooling = if self.config.pooling == Pooling::Mean { Pooling::Sum } else { self.config.pooling };
+        let config = TableConfig {
+            rows: rows.len() as u64,
+            dim: columns.len() as u64,
+            pooling,
+            ..self.config.clone()
+        };
+        Self { config, dim: columns.len(), weights: weights.copied().collect(), state }
+    }
+}
+
+/// The table row of every id of `feature`, each computed once however many rows of the batch share it.
+///
+/// # Errors
+///
+/// [`Error::Id`] for an id that the table has no row for.
+pub(super) fn table_rows(config: &TableConfig, feature: &Feature) -> Result<Vec<u32>> {
+    let rows = config.rows;
+    match config.ids {
+        IdPolicy::Hashed => {
+            let mut ids = feature.values().to_vec();
+            SigridHash::new(HASH_SALT, rows as i64).hash_all(&mut ids);
+            Ok(ids.into_iter().map(|id| id as u32).collect())
+        }
+        IdPolicy::Checked => {
+            // The largest as an unsigned number: negative ids are larger than all others.
+            let largest = feature.values().iter().fold(0, |largest, &id| (id as u64).max(largest));
+            if largest >= rows
+                && let Some(&id) = feature.values().iter().find(|&&id| id as u64 >= rows)
+            {
+                return Err(Error::Id { feature: feature.name().to_owned(), id, rows });
             }
-            IdPolicy::Checked => {
-                // The largest as an unsigned number: negative ids are larger than all others.
-                let largest = feature.values().iter().fold(0, |largest, &id| (id as u64).max(largest));
-                if largest >= rows
-                    && let Some(&id) = feature.values().iter().find(|&&id| id as u64 >= rows)
-                {
-                    return Err(Error::Id { feature: feature.name().to_owned(), id, rows });
-                }
-                Ok(feature.values().iter().map(|&id| id as u32).collect())
-            }
+            Ok(feature.values().iter().map(|&id| id as u32).collect())
         }
     }
 }
 
-/// One of a table's buffers as a checkpoint holds it: `[rows, columns]`, row-major.
-#[derive(Debug)]
-pub struct Buffer<'a> {
-    /// `weight`, or the name of the optimizer's state.
-    pub name: &'static str,
-    /// Type of a value.
-    pub dtype: Dtype,
-    /// Values per row.
-    pub columns: usize,
-    /// The values.
-    pub bytes: &'a [u8],
-}
-
-/// The same, to be written to.
-#[derive(Debug)]
-pub struct BufferMut<'a> {
-    /// `weight`, or the name of the optimizer's state.
-    pub name: &'static str,
-    /// Type of a value.
-    pub dtype: Dtype,
-    /// Values per row.
-    pub columns: usize,
-    /// The values.
-    pub bytes: &'a mut [u8],
-}
-
 impl Table {
     /// All that a checkpoint holds of the table, the weights first.
-    pub fn buffers(&self) -> Vec<Buffer<'_>> {
-        let buffer = |name, columns, values| Buffer {
-            name,
-            dtype: Dtype::F32,
-            columns,
-            bytes: bytemuck::cast_slice(values),
-        };
-        let width = self.state_width();
-        vec![buffer("weight", self.dim, &self.weights), buffer("accumulator", width, &self.state)]
+    pub(super) fn buffers(&self) -> Vec<Buffer> {
+        let buffer = |name, columns| Buffer { name, dtype: Dtype::F32, columns };
+        vec![buffer("weight", self.dim), buffer("accumulator", self.state_width())]
     }
 
-    /// The same, to be written to.
-    pub fn buffers_mut(&mut self) -> Vec<BufferMut<'_>> {
-        let buffer = |name, columns, values| BufferMut {
-            name,
-            dtype: Dtype::F32,
-            columns,
-            bytes: bytemuck::cast_slice_mut(values),
-        };
-        let width = self.state_width();
-        let weights: &mut [f32] = &mut self.weights;
-        vec![buffer("weight", self.dim, weights), buffer("accumulator", width, &mut self.state)]
+    /// Gives rows of a buffer to `sink`, all of them at once or one by one.
+    pub(super) fn read(
+        &self,
+        buffer: usize,
+        rows: RowSet<'_>,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(if buffer == 0 { &self.weights } else { &self.state });
+        let size = self.buffers()[buffer].row_bytes();
+        match rows {
+            RowSet::All => sink(bytes),
+            RowSet::Chosen(rows) => {
+                rows.iter().try_for_each(|&row| sink(&bytes[row as usize * size..][..size]))
+            }
+        }
+    }
+
+    /// Lets `source` fill rows of a buffer, all of them at once or one by one.
+    pub(super) fn write(
+        &mut self,
+        buffer: usize,
+        rows: RowSet<'_>,
+        source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let size = self.buffers()[buffer].row_bytes();
+        let values = if buffer == 0 { &mut self.weights } else { &mut self.state };
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+        match rows {
+            RowSet::All => source(bytes),
+            RowSet::Chosen(rows) => {
+                rows.iter().try_for_each(|&row| source(&mut bytes[row as usize * size..][..size]))
+            }
+        }
     }
 
     /// Values of optimizer state per row.

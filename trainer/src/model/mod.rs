@@ -2,7 +2,6 @@
 
 mod attention;
 mod cross;
-mod expand;
 mod forward;
 mod mlp;
 mod profile;
@@ -20,7 +19,7 @@ pub use self::forward::Forward;
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
 use crate::config::Interaction;
-use crate::embedding::{Embeddings, Steps};
+use crate::embedding::{Embeddings, LocalEmbeddings, Steps};
 use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
 
@@ -34,7 +33,7 @@ pub struct Model {
     top: Mlp,
     label: usize,
     /// The tables.
-    pub embeddings: Embeddings,
+    pub embeddings: Box<dyn Embeddings>,
     /// Which steps run once per distinct row; all, unless their gains are to be shown.
     pub steps: Steps,
     /// The time that each stage takes.
@@ -53,8 +52,8 @@ impl Model {
         tables: &[TableConfig],
         threads: usize,
     ) -> Result<Self> {
-        let embeddings = Embeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
-        Self::with_embeddings(config, schema, tables, embeddings)
+        let embeddings = LocalEmbeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
+        Self::with_embeddings(config, schema, Box::new(embeddings))
     }
 
     /// A model around given tables; the dense part has initial parameters.
@@ -65,9 +64,9 @@ impl Model {
     pub fn with_embeddings(
         config: &TrainConfig,
         schema: &Schema,
-        tables: &[TableConfig],
-        embeddings: Embeddings,
+        embeddings: Box<dyn Embeddings>,
     ) -> Result<Self> {
+        let tables = embeddings.configs();
         let label = schema.labels.iter().position(|label| *label == config.data.label).ok_or_else(|| {
             Error::Config {
                 path: "train.toml".into(),

@@ -243,8 +243,8 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
         let mut model = Model::new(config, &schema(), &tables(), 2).unwrap();
         model.steps = steps;
         let weights = |model: &Model| -> Vec<Tensor> {
-            let tables = model.embeddings.tables().iter();
-            tables.map(|table| Tensor::from_slice(table.weights()).reshape([ROWS, DIM])).collect()
+            let weights = |table| model.embeddings.weights(table).unwrap();
+            (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
         };
         let before = weights(&model);
         let leaves: Vec<Tensor> = before.iter().map(|w| w.copy().set_requires_grad(true)).collect();
