@@ -468,6 +468,7 @@ mod tests {
             dim: table.dim,
             pooling: Pooling::Sum,
             ids: IdPolicy::Checked,
+            dtype: table.dtype,
         };
         tables().into_iter().map(config).collect()
     }

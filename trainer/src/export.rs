@@ -7,15 +7,15 @@
 use std::path::Path;
 
 use onefold_datasets::commit::{StagedDirectory, write_atomically};
-use onefold_sharding::{IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Result;
-use crate::checkpoint::Run;
 use crate::checkpoint::tensor_file::{self, Entry, Source};
+use crate::checkpoint::{CheckpointChoice, Run};
 use crate::config::Interaction;
-use crate::embedding::{RowSet, Shard};
+use crate::embedding::stored_dtype;
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 
@@ -57,6 +57,9 @@ struct ExportedTable {
     rows: u64,
     dim: u64,
     pooling: Pooling,
+    /// The type of its weights.
+    #[serde(default)]
+    dtype: DataType,
     /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
     ids: IdPolicy,
     /// The tensor of its weights.
@@ -66,6 +69,8 @@ struct ExportedTable {
 /// What was exported.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExportSummary {
+    /// Steps that the model was trained for.
+    pub steps: u64,
     /// Tensors.
     pub tensors: u64,
     /// Numbers in them.
@@ -74,16 +79,21 @@ pub struct ExportSummary {
     pub bytes_on_disk: u64,
 }
 
-/// Exports the model of the run in `run` to the directory `out`: `model.safetensors`, `export.json`, and the run's
+/// Exports the model of the run in `run`, or that of one of its checkpoints, to the directory `out`: `model.safetensors`, `export.json`, and the run's
 /// preprocessing if it has any.
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete or damaged; [`Error::Dataset`](crate::Error::Dataset) if
+/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged or lacks the checkpoint; [`Error::Dataset`](crate::Error::Dataset) if
 /// `out` is taken.
-pub fn export(run: &Path, out: &Path, overwrite: bool) -> Result<ExportSummary> {
+pub fn export(
+    run: &Path,
+    checkpoint: Option<CheckpointChoice>,
+    out: &Path,
+    overwrite: bool,
+) -> Result<ExportSummary> {
     let description = Run::load(run)?;
-    let model = description.load_model(run, 1)?;
+    let (model, steps) = description.load_model(run, checkpoint, 1)?;
     let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
     if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
         steps.store(staged.path())?;
@@ -95,7 +105,7 @@ pub fn export(run: &Path, out: &Path, overwrite: bool) -> Result<ExportSummary> 
     let text = serde_json::to_string_pretty(&describe(&description)).map_err(std::io::Error::other)? + "\n";
     write_atomically(&staged.path().join(EXPORT_FILE), text.as_bytes())?;
     staged.commit()?;
-    Ok(ExportSummary { tensors, parameters, bytes_on_disk: figures.bytes })
+    Ok(ExportSummary { steps, tensors, parameters, bytes_on_disk: figures.bytes })
 }
 
 fn describe(run: &Run) -> Export {
@@ -105,6 +115,7 @@ fn describe(run: &Run) -> Export {
         rows: table.rows,
         dim: table.dim,
         pooling: table.pooling,
+        dtype: table.dtype,
         ids: table.ids,
         tensor: tensor_of(table),
     };
@@ -154,13 +165,12 @@ fn entries<'a>(run: &Run, model: &'a Model) -> Vec<Entry<'a>> {
         };
         Entry::tensor(torchrec_name(&name, layers), &parameter)
     });
-    // A run that was read from the disk has its tables whole, one shard each.
     let embeddings = &*model.embeddings;
-    let tables = embeddings.shards().iter().enumerate().map(|(shard, Shard { table, .. })| {
-        let (config, weights) = (&embeddings.configs()[*table], embeddings.buffers(shard)[0]);
-        let shape = vec![config.rows as usize, weights.columns];
-        let source = Source::Shard { embeddings, shard, buffer: 0, rows: RowSet::All };
-        Entry { name: tensor_of(config), dtype: weights.dtype, shape, source }
+    let tables = embeddings.configs().iter().enumerate().map(|(table, config)| Entry {
+        name: tensor_of(config),
+        dtype: stored_dtype(config),
+        shape: vec![config.rows as usize, config.dim as usize],
+        source: Source::Table { embeddings, table, buffer: 0 },
     });
     tables.chain(dense).collect()
 }

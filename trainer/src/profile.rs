@@ -8,8 +8,8 @@ use std::time::Instant;
 use onefold_datasets::console::Reporter;
 use onefold_ikjt::{Feature, Group};
 use onefold_sharding::{
-    ACCESS_BATCH, AccessBins, ComputeSample, Costs, IdPolicy, PoolTable, Pooling, ShardFeatures, TableConfig,
-    pool,
+    ACCESS_BATCH, AccessBins, ComputeSample, Costs, DataType, IdPolicy, PoolTable, Pooling, ShardFeatures,
+    TableConfig, pool,
 };
 use rand::distr::Distribution;
 use rand::{Rng, SeedableRng};
@@ -134,13 +134,7 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], options: &ProfileOptions) -> Res
         shards.push(features);
     }
     let mut embeddings = LocalEmbeddings::from_tables(tables, options.threads)?;
-    let optimizer = TableOptimizerConfig {
-        kind: TableOptimizerKind::RowWiseAdagrad,
-        learning_rate: 0.01,
-        eps: 1e-8,
-        beta1: 0.9,
-        beta2: 0.999,
-    };
+    let optimizer = TableOptimizerConfig::new(TableOptimizerKind::RowWiseAdagrad, 0.01);
     let mut times = Vec::with_capacity(TIMED);
     for step in 0..WARM_UP + TIMED {
         let started = Instant::now();
@@ -172,6 +166,7 @@ fn table(rng: &mut ChaCha8Rng, i: usize, drawn: &Drawn) -> Result<(Table, Group,
         dim: features.columns as u64,
         pooling: Pooling::Sum,
         ids: IdPolicy::Checked,
+        dtype: DataType::Fp32,
     };
     // Lengths around the mean; a mean below one leaves most lists empty.
     let mean = features.pooling_factor;

@@ -145,7 +145,8 @@ impl<'a> Counts<'a> {
             return Err(Error::Invalid { message, hint });
         };
         let pooling_factor = *values as f64 / self.samples as f64;
-        Ok(Table { pooling: config.pooling, pooling_factor, ..Table::new(name, config.rows, config.dim) })
+        let (pooling, dtype) = (config.pooling, config.dtype);
+        Ok(Table { pooling, dtype, pooling_factor, ..Table::new(name, config.rows, config.dim) })
     }
 }
 

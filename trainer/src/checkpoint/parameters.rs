@@ -1,6 +1,6 @@
 //! A model's parameters in safetensors files: by which names, and back.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 use safetensors::Dtype;
@@ -33,9 +33,7 @@ fn shard_name(embeddings: &dyn Embeddings, shard: &Shard) -> String {
 
 /// The shards that this process holds, by number; of replicas the first one only.
 fn stored_shards(embeddings: &dyn Embeddings) -> impl Iterator<Item = (usize, &Shard)> {
-    let shards = embeddings.shards();
-    let held = shards.iter().enumerate().filter(|(number, _)| embeddings.holds(*number));
-    held.filter(|(number, shard)| !shards[..*number].iter().any(|other| shard.is_replica_of(other)))
+    (0..embeddings.configs().len()).flat_map(move |table| embeddings.held_parts(table))
 }
 
 /// The rows of a shard in a file, with `rows` of them.
@@ -56,12 +54,30 @@ fn shard_entries<'a>(
     buffers.map(entry).collect()
 }
 
-/// All of the tables: `tables.FEATURE.weight`, and the optimizer's state, `tables.FEATURE.accumulator`.
-pub(super) fn tables(model: &Model) -> Vec<Entry<'_>> {
+/// All of the tables by shard: `tables.FEATURE.weight`, and the optimizer's state, `tables.FEATURE.accumulator`.
+pub(super) fn shards(model: &Model) -> Vec<Entry<'_>> {
     let embeddings = &*model.embeddings;
     let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
         let rows = (shard.rows.end - shard.rows.start) as usize;
         shard_entries(embeddings, number, &shard_name(embeddings, shard), RowSet::All, rows)
+    });
+    entries.collect()
+}
+
+/// All of the tables whole, by the same names. The state of a table that is divided by columns stays with its shards.
+pub(super) fn tables(model: &Model) -> Vec<Entry<'_>> {
+    let embeddings = &*model.embeddings;
+    let entries = (0..embeddings.configs().len()).flat_map(|table| {
+        let (config, parts) = (&embeddings.configs()[table], embeddings.held_parts(table));
+        let buffers = parts.first().map_or_else(Vec::new, |(shard, _)| embeddings.buffers(*shard));
+        let undivided = parts.iter().all(|(_, shard)| shard.columns == (0..config.dim));
+        let buffers = buffers.into_iter().enumerate().filter(move |(number, _)| *number == 0 || undivided);
+        buffers.map(move |(buffer, info)| Entry {
+            name: format!("tables.{}.{}", config.feature, info.name),
+            dtype: info.dtype,
+            shape: vec![config.rows as usize, if buffer == 0 { config.dim as usize } else { info.columns }],
+            source: Source::Table { embeddings, table, buffer },
+        })
     });
     entries.collect()
 }
@@ -109,21 +125,30 @@ fn copy_into(parameter: &mut Tensor, values: &[f32]) {
     tch::no_grad(|| parameter.copy_(&values));
 }
 
-/// Puts all of the tables of a file into a model.
-pub(super) fn load_tables(model: &mut Model, path: &Path) -> Result<()> {
+/// Puts all of the tables' shards of a file into a model.
+pub(super) fn load_shards(model: &mut Model, path: &Path) -> Result<()> {
+    load_buffers(model, path, |_| true)
+}
+
+/// Puts the weights of a file into a model whose tables are whole.
+pub(super) fn load_weights(model: &mut Model, path: &Path) -> Result<()> {
+    load_buffers(model, path, |buffer| buffer == 0)
+}
+
+fn load_buffers(model: &mut Model, path: &Path, chosen: impl Fn(usize) -> bool) -> Result<()> {
     let mut file = open(path)?;
     for (number, shard) in held_shards(&*model.embeddings) {
         let name = shard_name(&*model.embeddings, &shard);
-        for (buffer, info) in model.embeddings.buffers(number).into_iter().enumerate() {
+        let buffers = model.embeddings.buffers(number).into_iter().enumerate();
+        for (buffer, info) in buffers.filter(|(number, _)| chosen(*number)) {
             let name = format!("{name}.{}", info.name);
             let rows = (shard.rows.end - shard.rows.start) as usize;
-            let mut reading = file.begin(&name, info.dtype, rows * info.row_bytes());
-            let mut source = |bytes: &mut [u8]| match &mut reading {
-                Ok(reading) => reading.read_exact(bytes),
-                Err(message) => Err(io::Error::other(message.clone())),
-            };
+            let mut reading = file
+                .begin(&name, info.dtype, rows * info.row_bytes())
+                .map_err(|message| damaged(path, &message))?;
+            let mut source = |bytes: &mut [u8]| reading.read_exact(bytes);
             let written = model.embeddings.write(number, buffer, RowSet::All, &mut source);
-            written.map_err(|error| damaged(path, &error.to_string()))?;
+            written.map_err(|error| damaged(path, &format!("`{name}`: {error}")))?;
         }
     }
     Ok(())

@@ -33,6 +33,12 @@ pub(crate) enum Source<'a> {
     Owned(Vec<u8>),
     /// A contiguous `f32` tensor on the CPU.
     Tensor(Tensor),
+    /// The weights (buffer 0) or other values of a whole table, put together from its shards.
+    Table {
+        embeddings: &'a dyn Embeddings,
+        table: usize,
+        buffer: usize,
+    },
     /// Rows of a buffer of a shard, both by number.
     Shard {
         embeddings: &'a dyn Embeddings,
@@ -76,6 +82,9 @@ impl<'a> Entry<'a> {
             Source::Bytes(bytes) => out.write_all(bytes),
             Source::Owned(bytes) => out.write_all(bytes),
             Source::Tensor(tensor) => out.write_all(bytemuck::cast_slice(tensors::as_slice(tensor))),
+            Source::Table { embeddings, table, buffer } => {
+                embeddings.read_table(*table, *buffer, &mut |bytes| out.write_all(bytes))
+            }
             Source::Shard { embeddings, shard, buffer, rows } => {
                 embeddings.read(*shard, *buffer, *rows, &mut |bytes| out.write_all(bytes))
             }
@@ -239,7 +248,7 @@ impl TensorFile {
 
 #[cfg(test)]
 mod tests {
-    use onefold_sharding::{IdPolicy, Pooling, TableConfig};
+    use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
     use safetensors::SafeTensors;
 
     use super::*;
@@ -252,6 +261,7 @@ mod tests {
             dim: 2,
             pooling: Pooling::Sum,
             ids: IdPolicy::Checked,
+            dtype: DataType::Fp32,
         };
         let table = Table::from_parts(&config, weights.to_vec(), Vec::new()).unwrap();
         LocalEmbeddings::from_tables(vec![table], 1).unwrap()

@@ -4,11 +4,12 @@ use std::io;
 
 use onefold_ikjt::Group;
 use onefold_sharding::TableConfig;
+use rayon::prelude::*;
 
 use super::lookup::{FeatureLookup, Lookup, Steps};
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::Table;
-use super::update::{self, Upstream, rule};
+use super::update::{self, Upstream};
 use super::{Embeddings, LookupGradients, thread_pool};
 use crate::Result;
 use crate::config::TableOptimizerConfig;
@@ -38,7 +39,8 @@ impl LocalEmbeddings {
         threads: usize,
     ) -> Result<Self> {
         let pool = thread_pool(threads)?;
-        let tables = pool.install(|| Table::all(configs, optimizer, seed));
+        let table = |(i, config): (usize, &TableConfig)| Table::initial(config, optimizer, seed, i);
+        let tables = pool.install(|| configs.par_iter().enumerate().map(table).collect());
         Ok(Self::with_threads(tables, pool))
     }
 
@@ -114,7 +116,6 @@ impl Embeddings for LocalEmbeddings {
         optimizer: &TableOptimizerConfig,
     ) {
         self.steps += 1;
-        let rule = rule(optimizer, self.steps);
         let mut work: Vec<(&FeatureLookup, Upstream<'_>)> = Vec::new();
         for (lookup, gradients) in lookups.iter().zip(gradients) {
             let pooled: &[f32] = &gradients.pooled;
@@ -125,8 +126,8 @@ impl Embeddings for LocalEmbeddings {
                 work.push((feature, Upstream::Values(gradient)));
             }
         }
-        let Self { tables, threads, .. } = self;
-        threads.install(|| update::update(tables, &work, &rule, optimizer.learning_rate));
+        let Self { tables, threads, steps, .. } = self;
+        threads.install(|| update::update(tables, &work, optimizer, *steps));
     }
 
     fn buffers(&self, shard: usize) -> Vec<Buffer> {

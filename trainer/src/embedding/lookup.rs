@@ -10,6 +10,7 @@ use super::table::{Table, table_rows};
 use super::vectors::Vectors;
 use crate::Result;
 use crate::kernels::attention::Sequence;
+use crate::kernels::element::Elements;
 use crate::kernels::pool::{self, Bags};
 
 /// The steps that run once per distinct row of a group rather than once per sample, of those that a batch allows: a
@@ -93,10 +94,10 @@ impl Gathered {
 }
 
 impl FeatureLookup {
-    fn source<'a>(&'a self, table: &'a Table) -> (&'a [f32], &'a [u32]) {
+    fn source<'a>(&'a self, table: &'a Table) -> (Elements<'a>, &'a [u32]) {
         match &self.gathered {
             None => (table.weights(), &self.table_rows),
-            Some(gathered) => (&gathered.vectors, &gathered.numbers),
+            Some(gathered) => (Elements::Fp32(&gathered.vectors), &gathered.numbers),
         }
     }
 
@@ -126,7 +127,7 @@ impl FeatureLookup {
     /// If they were not.
     pub(super) fn gathered_sequence(&self) -> Sequence<'_> {
         let gathered = self.gathered.as_ref().expect("the vectors of sequences are always sent");
-        let (table, rows) = (gathered.vectors.as_slice(), gathered.numbers.as_slice());
+        let (table, rows) = (Elements::Fp32(&gathered.vectors), gathered.numbers.as_slice());
         Sequence { table, rows, offsets: &self.rows.offsets, sizes: &self.rows.sizes }
     }
 
@@ -135,7 +136,7 @@ impl FeatureLookup {
         let dim = table.dim();
         let mut vectors = vec![0.0; self.table_rows.len() * dim];
         vectors.par_chunks_mut(dim).zip(&self.table_rows).with_min_len(256).for_each(|(vector, &row)| {
-            vector.copy_from_slice(&table.weights()[row as usize * dim..][..dim]);
+            table.weights().slice(row as usize * dim, dim).widen(vector);
         });
         vectors
     }

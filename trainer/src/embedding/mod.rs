@@ -31,18 +31,19 @@ mod vectors;
 use std::io;
 
 use onefold_ikjt::Group;
-use onefold_sharding::TableConfig;
+use onefold_sharding::{DataType, TableConfig};
 
 pub use self::local::LocalEmbeddings;
-pub(crate) use self::lookup::FeatureLookup;
-pub use self::lookup::{Lookup, Steps};
+pub use self::lookup::{FeatureLookup, Lookup, Steps};
 pub use self::shard::{Buffer, RowSet, Shard};
 pub use self::sharded::ShardedEmbeddings;
 pub use self::table::Table;
+pub(crate) use self::table::stored_dtype;
 pub use self::vectors::Vectors;
 use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::kernels::attention::Sequence;
+use crate::kernels::element::Elements;
 
 /// The gradients of what was looked up for one group.
 #[derive(Debug)]
@@ -154,32 +155,73 @@ impl dyn Embeddings + '_ {
         self.threads().install(work)
     }
 
-    /// The weights of a table whose shards this process holds, `[rows, dim]`: they are put together from its shards.
+    /// The shards of a table that this process holds, by number, from the first row and column on; of replicas the first.
+    pub(crate) fn held_parts(&self, table: usize) -> Vec<(usize, &Shard)> {
+        let shards = self.shards();
+        let held = shards.iter().enumerate().filter(|(i, shard)| shard.table == table && self.holds(*i));
+        let mut parts: Vec<_> =
+            held.filter(|(i, shard)| !shards[..*i].iter().any(|other| shard.is_replica_of(other))).collect();
+        parts.sort_by_key(|(_, shard)| (shard.rows.start, shard.columns.start));
+        parts
+    }
+
+    /// Reads a buffer of a table whose shards this process holds, row by row: a row's parts stand side by side. What rows
+    /// have once for each column shard, such as an accumulator, stands there as often.
+    ///
+    /// # Errors
+    ///
+    /// The first error of `sink`, or what reading from a device meets.
+    pub(crate) fn read_table(
+        &self,
+        table: usize,
+        buffer: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for parts in self.held_parts(table).chunk_by(|(_, a), (_, b)| a.rows == b.rows) {
+            if let [(shard, _)] = parts {
+                self.read(*shard, buffer, RowSet::All, sink)?;
+                continue;
+            }
+            let mut columns = Vec::with_capacity(parts.len());
+            for (shard, _) in parts {
+                let mut bytes = Vec::new();
+                self.read(*shard, buffer, RowSet::All, &mut |part| {
+                    bytes.extend_from_slice(part);
+                    Ok(())
+                })?;
+                columns.push((self.buffers(*shard)[buffer].row_bytes(), bytes));
+            }
+            let rows = parts.first().map_or(0, |(_, shard)| shard.rows.end - shard.rows.start);
+            for row in 0..rows as usize {
+                columns.iter().try_for_each(|(size, bytes)| sink(&bytes[row * size..][..*size]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The weights of a table whose shards this process holds, `[rows, dim]`.
     ///
     /// # Errors
     ///
     /// What reading from a device meets.
     pub fn weights(&self, table: usize) -> io::Result<Vec<f32>> {
-        let config = &self.configs()[table];
-        let dim = config.dim as usize;
-        let mut weights = vec![0.0; config.rows as usize * dim];
-        for (number, shard) in self.shards().iter().enumerate() {
-            if shard.table != table || !self.holds(number) {
-                continue;
-            }
-            let columns = shard.columns.start as usize..shard.columns.end as usize;
-            let mut row = shard.rows.start as usize;
-            self.read(number, 0, RowSet::All, &mut |bytes| {
-                for values in bytes.chunks_exact(size_of::<f32>() * columns.len()) {
-                    let values = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-                    let own = &mut weights[row * dim..][..dim][columns.clone()];
-                    own.iter_mut().zip(values).for_each(|(weight, value)| *weight = value);
-                    row += 1;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(weights)
+        let mut bytes = Vec::new();
+        self.read_table(table, 0, &mut |part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(widened(self.configs()[table].dtype, &bytes))
+    }
+}
+
+/// Stored weights as floats.
+fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
+    // The bytes may stand anywhere in a buffer.
+    let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>();
+    match dtype {
+        DataType::Fp32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        DataType::Bf16 => Elements::Bf16(&halves()).to_f32(),
+        DataType::Fp16 => Elements::Fp16(&halves()).to_f32(),
     }
 }
 

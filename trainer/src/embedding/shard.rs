@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use onefold_sharding::{Plan, TableConfig};
 use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
 
 /// A rectangle of a table on a rank; the ends of the ranges are exclusive.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Shard {
     /// The table, by number in the schema's order of features.
     pub table: usize,

@@ -13,6 +13,7 @@
 //! the same there.
 
 use std::io;
+use std::ops::Range;
 
 use onefold_ikjt::Group;
 use onefold_sharding::{Pooling, TableConfig};
@@ -21,13 +22,12 @@ use rayon::prelude::*;
 use super::lookup::{FeatureLookup, Gathered, Lookup, Rows, Steps};
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::{Table, table_rows};
-use super::update::{self, Upstream, rule};
+use super::update::{self, Upstream};
 use super::{Embeddings, LookupGradients, thread_pool};
 use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::kernels::attention::Sequence;
 use crate::kernels::pool;
-use crate::kernels::update::Rule;
 
 /// Tables that are divided into shards. A row-wise shard of a table pools the values that fall into it; sums are taken in
 /// another order than of a whole table. With row-wise Adagrad every column shard keeps an accumulator of its own, as in
@@ -88,7 +88,7 @@ impl Rank {
     }
 
     /// Updates the shards from the gradients of their answers.
-    fn update(&mut self, requests: &[(&Request, Vec<f32>)], rule: &Rule, rate: f32) {
+    fn update(&mut self, requests: &[(&Request, Vec<f32>)], optimizer: &TableOptimizerConfig, step: u64) {
         let work: Vec<(&FeatureLookup, Upstream<'_>)> = requests
             .iter()
             .map(|(request, gradient)| {
@@ -100,12 +100,12 @@ impl Rank {
                 (&request.lookup, upstream)
             })
             .collect();
-        update::update(&mut self.tables, &work, rule, rate);
+        update::update(&mut self.tables, &work, optimizer, step);
     }
 }
 
 /// The values of `feature` whose table rows are in `rows`, counted from the first of these, and which values they are.
-fn restrict(feature: &FeatureLookup, rows: &std::ops::Range<u64>) -> (FeatureLookup, Vec<u32>) {
+fn restrict(feature: &FeatureLookup, rows: &Range<u64>) -> (FeatureLookup, Vec<u32>) {
     let chosen = |row: u32| rows.contains(&u64::from(row));
     let values: Vec<u32> = (0..feature.table_rows.len() as u32)
         .filter(|&value| chosen(feature.table_rows[value as usize]))
@@ -144,16 +144,19 @@ impl ShardedEmbeddings {
     /// # Panics
     ///
     /// If a shard is not within its table.
-    pub fn new(tables: Vec<Table>, shards: Vec<Shard>, threads: usize) -> Result<Self> {
+    pub fn new(tables: impl IntoIterator<Item = Table>, shards: Vec<Shard>, threads: usize) -> Result<Self> {
         let count = shards.iter().map(|shard| shard.rank as usize + 1).max().unwrap_or(1);
         let mut ranks: Vec<Rank> = (0..count).map(|_| Rank::default()).collect();
-        let mut homes = Vec::with_capacity(shards.len());
-        for shard in &shards {
-            let rank = &mut ranks[shard.rank as usize];
-            homes.push((shard.rank as usize, rank.tables.len()));
-            rank.tables.push(tables[shard.table].part(shard));
+        let mut homes = vec![(0, 0); shards.len()];
+        let mut configs = Vec::new();
+        for (number, table) in tables.into_iter().enumerate() {
+            for (shard, home) in shards.iter().zip(&mut homes).filter(|(shard, _)| shard.table == number) {
+                let rank = &mut ranks[shard.rank as usize];
+                *home = (shard.rank as usize, rank.tables.len());
+                rank.tables.push(table.part(shard));
+            }
+            configs.push(table.config().clone());
         }
-        let configs = tables.iter().map(|table| table.config().clone()).collect();
         Ok(Self { configs, shards, homes, ranks, threads: thread_pool(threads)?, steps: 0 })
     }
 
@@ -199,44 +202,17 @@ impl ShardedEmbeddings {
         Ok((features, requests))
     }
 
+    fn attends(&self, feature: &FeatureLookup) -> bool {
+        self.configs[feature.table].pooling == Pooling::Attention
+    }
+
     fn lookup_group(&self, group: &Group, first_table: usize, steps: Steps) -> Result<Lookup> {
         let (features, requests) = self.requests(group, first_table, steps)?;
         let answers: Vec<_> =
             self.ranks.par_iter().zip(&requests).map(|(rank, requests)| rank.answer(requests)).collect();
-        let attends = |feature: &FeatureLookup| self.configs[feature.table].pooling == Pooling::Attention;
-        let slots = slots(&features, attends);
-        let pooled_count = features.iter().filter(|feature| !attends(feature)).count();
         let dim = self.configs.get(first_table).map_or(1, |config| config.dim as usize);
-        let rows = features.iter().find(|feature| !attends(feature)).map_or(0, |f| f.rows.sizes.len());
-        let mut pooled = vec![0.0; rows * pooled_count * dim];
-        let mut gathered: Vec<Vec<f32>> = features
-            .iter()
-            .map(|feature| vec![0.0; if attends(feature) { feature.table_rows.len() * dim } else { 0 }])
-            .collect();
-        for (request, answer) in requests.iter().flatten().zip(answers.iter().flatten()) {
-            let columns = &self.shards[request.shard].columns;
-            let columns = columns.start as usize..columns.end as usize;
-            for (i, vector) in answer.chunks_exact(columns.len()).enumerate() {
-                let start = columns.start
-                    + if request.attends {
-                        request.values[i] as usize * dim
-                    } else {
-                        (i * pooled_count + slots[request.feature]) * dim
-                    };
-                let all = if request.attends { &mut gathered[request.feature] } else { &mut pooled };
-                let own = &mut all[start..start + columns.len()];
-                own.iter_mut().zip(vector).for_each(|(sum, value)| *sum += value);
-            }
-        }
-        for (feature, slot) in features.iter().zip(&slots).filter(|(feature, _)| !attends(feature)) {
-            if self.configs[feature.table].pooling == Pooling::Mean {
-                for (row, &size) in feature.rows.sizes.iter().enumerate() {
-                    let scale = 1.0 / size.max(1) as f32;
-                    let own = &mut pooled[(row * pooled_count + slot) * dim..][..dim];
-                    own.iter_mut().for_each(|value| *value *= scale);
-                }
-            }
-        }
+        let pooled = self.pooled(&features, &requests, &answers, dim);
+        let gathered = self.gathered(&features, &requests, &answers, dim);
         let mut lookup = Lookup {
             pooled: pooled.into(),
             pooled_by_sample: group.inverse().is_some() && !steps.pooling,
@@ -246,7 +222,7 @@ impl ShardedEmbeddings {
             kept: Some(Box::new(requests)),
         };
         for (mut feature, vectors) in features.into_iter().zip(gathered) {
-            if attends(&feature) {
+            if self.attends(&feature) {
                 feature.gathered = Some(Gathered::new(vectors, feature.table_rows.len()));
                 lookup.sequences.push(feature);
             } else {
@@ -254,6 +230,62 @@ impl ShardedEmbeddings {
             }
         }
         Ok(lookup)
+    }
+
+    /// `[U, F, D]`: the sums of row shards added up, columns side by side, then means.
+    fn pooled(
+        &self,
+        features: &[FeatureLookup],
+        requests: &Requests,
+        answers: &[Vec<Vec<f32>>],
+        dim: usize,
+    ) -> Vec<f32> {
+        let mut slots = vec![None; features.len()];
+        let pooling: Vec<usize> = (0..features.len()).filter(|&i| !self.attends(&features[i])).collect();
+        pooling.iter().enumerate().for_each(|(slot, &feature)| slots[feature] = Some(slot));
+        let rows = pooling.first().map_or(0, |&feature| features[feature].rows.sizes.len());
+        let mut pooled = vec![0.0; rows * pooling.len() * dim];
+        for (request, answer) in requests.iter().flatten().zip(answers.iter().flatten()) {
+            let (Some(slot), columns) = (slots[request.feature], &self.shards[request.shard].columns) else {
+                continue;
+            };
+            let (start, width) = (columns.start as usize, (columns.end - columns.start) as usize);
+            for (row, vector) in answer.chunks_exact(width).enumerate() {
+                let own = &mut pooled[(row * pooling.len() + slot) * dim + start..][..width];
+                own.iter_mut().zip(vector).for_each(|(sum, value)| *sum += value);
+            }
+        }
+        let mean = |feature: usize| self.configs[features[feature].table].pooling == Pooling::Mean;
+        for (slot, &feature) in pooling.iter().enumerate().filter(|(_, feature)| mean(**feature)) {
+            for (row, &size) in features[feature].rows.sizes.iter().enumerate() {
+                let own = &mut pooled[(row * pooling.len() + slot) * dim..][..dim];
+                own.iter_mut().for_each(|value| *value *= 1.0 / size.max(1) as f32);
+            }
+        }
+        pooled
+    }
+
+    /// `[T, D]` of every feature that goes on to attention.
+    fn gathered(
+        &self,
+        features: &[FeatureLookup],
+        requests: &Requests,
+        answers: &[Vec<Vec<f32>>],
+        dim: usize,
+    ) -> Vec<Vec<f32>> {
+        let values =
+            |feature: &FeatureLookup| if self.attends(feature) { feature.table_rows.len() } else { 0 };
+        let mut gathered: Vec<Vec<f32>> =
+            features.iter().map(|feature| vec![0.0; values(feature) * dim]).collect();
+        let all = requests.iter().flatten().zip(answers.iter().flatten());
+        for (request, answer) in all.filter(|(request, _)| request.attends) {
+            let columns = &self.shards[request.shard].columns;
+            let (start, width) = (columns.start as usize, (columns.end - columns.start) as usize);
+            for (&value, vector) in request.values.iter().zip(answer.chunks_exact(width)) {
+                gathered[request.feature][value as usize * dim + start..][..width].copy_from_slice(vector);
+            }
+        }
+        gathered
     }
 
     /// The gradient of what a request was answered.
@@ -279,17 +311,6 @@ impl ShardedEmbeddings {
         }
         own
     }
-}
-
-/// The number of each feature among those that pool, or among those that do not.
-fn slots(features: &[FeatureLookup], attends: impl Fn(&FeatureLookup) -> bool) -> Vec<usize> {
-    let mut next = [0, 0];
-    let slot = |feature: &FeatureLookup| {
-        let next = &mut next[usize::from(attends(feature))];
-        *next += 1;
-        *next - 1
-    };
-    features.iter().map(slot).collect()
 }
 
 impl Embeddings for ShardedEmbeddings {
@@ -346,7 +367,6 @@ impl Embeddings for ShardedEmbeddings {
         optimizer: &TableOptimizerConfig,
     ) {
         self.steps += 1;
-        let (rule, rate) = (rule(optimizer, self.steps), optimizer.learning_rate);
         let mut by_rank: Vec<Vec<(&Request, Vec<f32>)>> = self.ranks.iter().map(|_| Vec::new()).collect();
         for (lookup, gradients) in lookups.iter().zip(gradients) {
             let kept = lookup.kept.as_ref().and_then(|kept| kept.downcast_ref::<Requests>());
@@ -355,10 +375,10 @@ impl Embeddings for ShardedEmbeddings {
                 rank.extend(requests.iter().map(|r| (r, self.gradient(r, lookup, gradients))));
             }
         }
-        let Self { ranks, threads, .. } = self;
+        let Self { ranks, threads, steps, .. } = self;
         threads.install(|| {
             let work = ranks.par_iter_mut().zip(by_rank);
-            work.for_each(|(rank, requests)| rank.update(&requests, &rule, rate));
+            work.for_each(|(rank, requests)| rank.update(&requests, optimizer, *steps));
         });
     }
 

@@ -8,7 +8,7 @@ use super::lookup::FeatureLookup;
 use super::table::Table;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
 use crate::kernels::pool::unpool;
-use crate::kernels::update::{self, Place, Rule, Sources, place, sort_places};
+use crate::kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
 
 /// The update rule of a configuration, at step `step`, counted from 1.
 pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
@@ -30,13 +30,19 @@ pub(super) enum Upstream<'a> {
     Values(&'a [f32]),
 }
 
-/// Updates tables on the threads of the caller: each looked-up row once, with the sum of its gradients. A feature's
-/// number of a table is that of the table in `tables`.
+/// Updates tables on the threads of the caller, in step `step`: each looked-up row once, with the sum of its gradients. A
+/// feature's number of a table is that of the table in `tables`.
 ///
 /// # Panics
 ///
 /// If the gradients are not those of the lookups, or the tables' state is that of another rule.
-pub(super) fn update(tables: &mut [Table], work: &[(&FeatureLookup, Upstream<'_>)], rule: &Rule, rate: f32) {
+pub(super) fn update(
+    tables: &mut [Table],
+    work: &[(&FeatureLookup, Upstream<'_>)],
+    optimizer: &TableOptimizerConfig,
+    step: u64,
+) {
+    let rule = rule(optimizer, step);
     let gradients: Vec<(usize, TableGradient<'_>)> = work
         .par_iter()
         .map(|(feature, upstream)| (feature.table, TableGradient::new(feature, *upstream, tables)))
@@ -50,12 +56,15 @@ pub(super) fn update(tables: &mut [Table], work: &[(&FeatureLookup, Upstream<'_>
         .zip(by_table)
         .filter_map(|(table, gradient)| {
             let (gradient, dim) = (gradient?, table.dim());
-            let sources = gradient.sources();
-            Some(update::pieces(&gradient.places, sources, dim, &mut table.weights, &mut table.state))
+            let (max_norm, noise) = (optimizer.max_row_grad_norm, table.noise(step));
+            let update = Update { max_norm, noise, ..Update::new(rule, optimizer.learning_rate) };
+            let (weights, state) = table.values_mut();
+            let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
+            Some(pieces.into_iter().map(move |piece| (piece, update)))
         })
         .flatten()
         .collect();
-    pieces.into_par_iter().for_each(|mut piece| piece.run(rule, rate));
+    pieces.into_par_iter().for_each(|(mut piece, update)| piece.run(&update));
 }
 
 /// The gradient of a table: where its rows were looked up, and a gradient for each place.

@@ -18,8 +18,9 @@ use self::cross::CrossNet;
 pub use self::forward::Forward;
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
+use crate::checkpoint::Run;
 use crate::config::Interaction;
-use crate::embedding::{Embeddings, LocalEmbeddings, Steps};
+use crate::embedding::{Embeddings, LocalEmbeddings, ShardedEmbeddings, Steps, Table};
 use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
 
@@ -53,6 +54,23 @@ impl Model {
         threads: usize,
     ) -> Result<Self> {
         let embeddings = LocalEmbeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
+        Self::with_embeddings(config, schema, Box::new(embeddings))
+    }
+
+    /// The same with tables that are divided as those of a run are.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn of_run(run: &Run, threads: usize) -> Result<Self> {
+        let Run { config, schema, tables, shards, .. } = run;
+        if shards.is_empty() {
+            return Self::new(config, schema, tables, threads);
+        }
+        // One after the other, as a whole table is only there until it is cut.
+        let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+        let tables = tables.iter().enumerate().map(|(i, table)| Table::initial(table, optimizer, seed, i));
+        let embeddings = ShardedEmbeddings::new(tables, shards.clone(), threads)?;
         Self::with_embeddings(config, schema, Box::new(embeddings))
     }
 
