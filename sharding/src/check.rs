@@ -82,11 +82,7 @@ impl Plan {
                 "make a plan with a topology of one rank: `onefold-shard topology --ranks 1`",
             );
         }
-        let expected = tables.iter().map(|table| (table.feature.as_str(), table.rows, table.dim));
-        if let Err(message) = self.check_tables(expected) {
-            let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`";
-            return refused(message, hint);
-        }
+        self.check_configs(tables)?;
         for table in &self.tables {
             // The shards tile the table on the only rank there is: one shard is the whole table.
             let whole = matches!(table.sharding_type, ShardingType::TableWise | ShardingType::DataParallel);
@@ -98,6 +94,18 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the plan is [valid](Self::validate) and has exactly these tables, on however many ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Plan`] naming the tables, with the remedy.
+    pub fn check_configs(&self, tables: &[TableConfig]) -> Result<()> {
+        self.validate()?;
+        let expected = tables.iter().map(|table| (table.feature.as_str(), table.rows, table.dim));
+        let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`";
+        self.check_tables(expected).map_err(|message| Error::Plan { message, hint: hint.to_owned() })
     }
 
     /// Whether the plan has exactly these `(name, rows, dim)`: the differences as a sentence if not.
@@ -460,6 +468,7 @@ mod tests {
             dim: table.dim,
             pooling: Pooling::Sum,
             ids: IdPolicy::Checked,
+            dtype: table.dtype,
         };
         tables().into_iter().map(config).collect()
     }

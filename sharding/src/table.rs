@@ -65,6 +65,11 @@ pub enum DataType {
 }
 
 impl DataType {
+    /// Whether it is what a table has that says nothing.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Bytes of one weight.
     pub fn bytes(self) -> u64 {
         match self {
@@ -122,22 +127,24 @@ impl Table {
 
     /// Bytes of a shard of `rows` × `columns` of this table, with its optimizer state.
     ///
-    /// The state is TorchRec's (`planner/shard_estimators.py`): nothing for SGD, one value per weight for
-    /// Adagrad, two for Adam, one per row for row-wise Adagrad, which every column shard keeps for itself.
+    /// The state's values are those of TorchRec (`planner/shard_estimators.py`): none for SGD, one per weight for
+    /// Adagrad, two for Adam, one per row for row-wise Adagrad, which every column shard keeps for itself. They are of
+    /// single precision, whatever the weights' type.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if that is more than can be addressed.
     pub fn shard_bytes(&self, rows: u64, columns: u64) -> Result<u64> {
-        let per_row = match self.optimizer {
-            TableOptimizer::Sgd => Some(columns),
-            TableOptimizer::Adagrad => columns.checked_mul(2),
-            TableOptimizer::RowWiseAdagrad => columns.checked_add(1),
-            TableOptimizer::Adam => columns.checked_mul(3),
+        let state = match self.optimizer {
+            TableOptimizer::Sgd => Some(0),
+            TableOptimizer::Adagrad => Some(columns),
+            TableOptimizer::RowWiseAdagrad => Some(1),
+            TableOptimizer::Adam => columns.checked_mul(2),
         };
-        let bytes = per_row
-            .and_then(|values| values.checked_mul(rows))
-            .and_then(|values| values.checked_mul(self.dtype.bytes()));
+        let weights = columns.checked_mul(self.dtype.bytes());
+        let state = state.and_then(|values| values.checked_mul(STATE_BYTES));
+        let row = weights.zip(state).and_then(|(weights, state)| weights.checked_add(state));
+        let bytes = row.and_then(|bytes| bytes.checked_mul(rows));
         bytes.filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or_else(|| {
             let message =
                 format!("table `{}` with its optimizer state is more bytes than can be addressed", self.name);
@@ -266,6 +273,8 @@ pub(crate) fn exchange_buffer_bytes(
 
 /// Bytes of an id.
 pub(crate) const ID_BYTES: f64 = 8.0;
+/// Bytes of a value of optimizer state.
+const STATE_BYTES: u64 = 4;
 /// Vectors and gradients travel in single precision.
 pub(crate) const ACTIVATION_BYTES: f64 = 4.0;
 
@@ -297,6 +306,12 @@ mod tests {
         assert_eq!(bytes(TableOptimizer::Adam), 9_600);
         // 1/dim of the weights: one value a row.
         assert_eq!(bytes(TableOptimizer::RowWiseAdagrad), 3_200 + 400);
+        let narrow = |optimizer| {
+            let table = Table { optimizer, dtype: DataType::Bf16, ..Table::new("t", 100, 8) };
+            table.memory_bytes().unwrap()
+        };
+        assert_eq!(narrow(TableOptimizer::RowWiseAdagrad), 1_600 + 400);
+        assert_eq!(narrow(TableOptimizer::Adam), 1_600 + 6_400);
     }
 
     #[test]

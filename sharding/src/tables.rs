@@ -6,7 +6,7 @@ use onefold_datasets::units::format_count;
 use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{DataType, Error, Result};
 
 /// The `[embedding]` section of a training configuration: the defaults of every table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub struct EmbeddingConfig {
     /// How ids become rows.
     #[serde(default)]
     pub ids: IdPolicy,
+    /// Type of a weight.
+    #[serde(default, skip_serializing_if = "DataType::is_default")]
+    pub dtype: DataType,
 }
 
 /// A `[tables.FEATURE]` section of a training configuration: what is different for one feature's table.
@@ -37,6 +40,9 @@ pub struct TableOverride {
     /// How ids become rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdPolicy>,
+    /// Type of a weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<DataType>,
 }
 
 /// How the embedding vectors of a sample's list become one vector.
@@ -80,6 +86,9 @@ pub struct TableConfig {
     pub pooling: Pooling,
     /// How ids become rows.
     pub ids: IdPolicy,
+    /// Type of a weight.
+    #[serde(default, skip_serializing_if = "DataType::is_default")]
+    pub dtype: DataType,
 }
 
 /// One table for every sparse feature of `schema`, in schema order: the defaults of `embedding` with
@@ -119,6 +128,7 @@ fn resolve_table(
         dim: embedding.dim,
         pooling: own.pooling.unwrap_or(embedding.pooling),
         ids: own.ids.unwrap_or(embedding.ids),
+        dtype: own.dtype.unwrap_or(embedding.dtype),
     };
     let section =
         |overridden: bool| if overridden { format!("tables.{name}") } else { "embedding".to_owned() };
@@ -199,7 +209,13 @@ mod tests {
     }
 
     fn embedding() -> EmbeddingConfig {
-        EmbeddingConfig { dim: 64, rows: 1000, pooling: Pooling::Sum, ids: IdPolicy::Checked }
+        EmbeddingConfig {
+            dim: 64,
+            rows: 1000,
+            pooling: Pooling::Sum,
+            ids: IdPolicy::Checked,
+            dtype: DataType::Fp32,
+        }
     }
 
     fn overrides(text: &str) -> BTreeMap<String, TableOverride> {
@@ -220,6 +236,7 @@ mod tests {
             dim: 64,
             pooling,
             ids,
+            dtype: DataType::Fp32,
         };
         assert_eq!(
             tables,
@@ -229,6 +246,15 @@ mod tests {
                 table("history", 7, Pooling::Attention, IdPolicy::Checked),
             ]
         );
+    }
+
+    #[test]
+    fn a_table_may_have_another_type_than_the_others() {
+        let embedding = EmbeddingConfig { dtype: DataType::Bf16, ..embedding() };
+        let tables = resolve_tables(&embedding, &overrides("[city]\ndtype = \"fp32\""), &schema()).unwrap();
+        let types: Vec<_> = tables.iter().map(|table| table.dtype).collect();
+        assert_eq!(types, [DataType::Bf16, DataType::Fp32, DataType::Bf16]);
+        assert!(toml::from_str::<TableOverride>("dtype = \"fp8\"").unwrap_err().to_string().contains("fp8"));
     }
 
     #[test]

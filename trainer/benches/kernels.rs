@@ -4,9 +4,10 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onefold_trainer::kernels::attention::{self, QueryKey, Sequence};
+use onefold_trainer::kernels::element::{Elements, ElementsMut, nearest_bf16, nearest_fp16};
 use onefold_trainer::kernels::interaction::{Form, Interaction, Source};
 use onefold_trainer::kernels::pool::{self, Bags};
-use onefold_trainer::kernels::update::{Place, Rule, Sources, pieces, place, sort_places};
+use onefold_trainer::kernels::update::{Place, Rule, Sources, Update, pieces, place, sort_places};
 
 const DIM: usize = 64;
 const ROWS: usize = 200_000;
@@ -35,7 +36,7 @@ fn lookup_and_update(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(rows.len() as u64));
     group.bench_function("lookup_pool", |bencher| {
         let bags = [Bags {
-            table: &table,
+            table: (&table).into(),
             rows: &rows,
             weights: None,
             offsets: &offsets,
@@ -44,6 +45,15 @@ fn lookup_and_update(criterion: &mut Criterion) {
         }];
         bencher.iter(|| pool::pool(black_box(&bags), DIM, &mut output));
     });
+    let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
+    let (mut bf16, mut fp16) = (narrow(nearest_bf16), narrow(nearest_fp16));
+    for (name, table) in [("bf16", Elements::Bf16(&bf16)), ("fp16", Elements::Fp16(&fp16))] {
+        group.bench_function(format!("lookup_pool/{name}"), |bencher| {
+            let bags =
+                [Bags { table, rows: &rows, weights: None, offsets: &offsets, sizes: &sizes, mean: false }];
+            bencher.iter(|| pool::pool(black_box(&bags), DIM, &mut output));
+        });
+    }
     let unsorted: Vec<Place> = rows.iter().enumerate().map(|(i, row)| place(*row, i as u32 / 20)).collect();
     group.bench_function("sort", |bencher| {
         bencher.iter(|| {
@@ -59,11 +69,25 @@ fn lookup_and_update(criterion: &mut Criterion) {
     group.bench_function("update_row_wise_adagrad", |bencher| {
         bencher.iter(|| {
             let sources = Sources { values: &gradient, stride: DIM, scales: None };
+            let update = Update::new(Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
             for mut piece in pieces(&places, sources, DIM, &mut table, &mut state) {
-                piece.run(&Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
+                piece.run(&update);
             }
         });
     });
+    for name in ["bf16", "fp16"] {
+        group.bench_function(format!("update_row_wise_adagrad/{name}"), |bencher| {
+            bencher.iter(|| {
+                let elements =
+                    if name == "bf16" { ElementsMut::Bf16(&mut bf16) } else { ElementsMut::Fp16(&mut fp16) };
+                let sources = Sources { values: &gradient, stride: DIM, scales: None };
+                let update = Update::new(Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
+                for mut piece in pieces(&places, sources, DIM, elements, &mut state) {
+                    piece.run(&update);
+                }
+            });
+        });
+    }
     group.finish();
 }
 
@@ -76,7 +100,7 @@ fn attention(criterion: &mut Criterion) {
     let places = (0..sessions * windows).map(|w| (w / windows * length + w % windows / 3) as i32);
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = places.map(|offset| (offset, 100)).unzip();
     let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2);
-    let sequences = [Sequence { table: &table, rows: &rows, offsets: &offsets, sizes: &sizes }];
+    let sequences = [Sequence { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes }];
     let upstream = numbers(sizes.len() * 2 * DIM);
     let mut group = criterion.benchmark_group("attention");
     group.throughput(Throughput::Elements(sizes.len() as u64));

@@ -137,6 +137,17 @@ pub struct TableOptimizerConfig {
     /// Decay of Adam's second moment.
     #[serde(default = "beta2")]
     pub beta2: f32,
+    /// A table row's gradient, summed over the batch, is scaled down to this L2 norm where it is longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_row_grad_norm: Option<f32>,
+}
+
+impl TableOptimizerConfig {
+    /// An algorithm with defaults for all that is not given.
+    pub fn new(kind: TableOptimizerKind, learning_rate: f32) -> Self {
+        let (eps, beta1, beta2) = (tiny(), beta1(), beta2());
+        Self { kind, learning_rate, eps, beta1, beta2, max_row_grad_norm: None }
+    }
 }
 
 /// Algorithms for tables.
@@ -237,6 +248,10 @@ impl TrainConfig {
         if betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
             let message = format!("`[optimizer.tables]` has beta1 and beta2 {betas:?}");
             return Err((message, "both must be at least 0 and below 1"));
+        }
+        if let Some(norm) = tables.max_row_grad_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
+            let message = format!("`[optimizer.tables].max_row_grad_norm` is {norm}");
+            return Err((message, "give a positive norm, or leave it out"));
         }
         self.optimizer.dense.check()?;
         self.schedule.dense.check("dense")?;
@@ -351,6 +366,7 @@ impl TrainConfig {
         ParameterCount {
             dense: (bottom + top + attention + crosses) as u64,
             embedding,
+            table_bytes: tables.iter().map(|table| table.rows * table.dim * table.dtype.bytes()).sum(),
             table_state: tables.iter().map(state).sum(),
             dense_state: self.optimizer.dense.state_values(),
         }
@@ -364,6 +380,9 @@ pub struct ParameterCount {
     pub dense: u64,
     /// Parameters of the tables.
     pub embedding: u64,
+    /// Bytes of the tables' parameters.
+    #[serde(skip)]
+    table_bytes: u64,
     /// Values of the tables' optimizer state.
     #[serde(skip)]
     table_state: u64,
@@ -375,7 +394,7 @@ pub struct ParameterCount {
 impl ParameterCount {
     /// Bytes of the parameters and their optimizer state.
     pub fn bytes(&self) -> u64 {
-        4 * ((1 + self.dense_state) * self.dense + self.embedding + self.table_state)
+        4 * ((1 + self.dense_state) * self.dense + self.table_state) + self.table_bytes
     }
 }
 
@@ -442,6 +461,11 @@ learning_rate = 0.1
             refused("learning_rate = 0.02", "learning_rate = -1.0")
                 .contains("`[optimizer.tables]` has a learning")
         );
+        assert!(
+            refused("learning_rate = 0.02", "learning_rate = 0.02\nmax_row_grad_norm = 0.0")
+                .contains("`[optimizer.tables].max_row_grad_norm` is 0")
+        );
+        assert!(refused("rows = 100", "rows = 100\ndtype = \"fp8\"").contains("unknown variant `fp8`"));
         let more = |text: &str| refused("[model]", &format!("{text}\n[model]"));
         assert!(more("[evaluation]\nevery_steps = 0").contains("`[evaluation].every_steps` is 0"));
         assert!(more("[checkpoint]\nkeep = 0").contains("`[checkpoint].keep` is 0"));
@@ -464,11 +488,15 @@ learning_rate = 0.1
             dim: 4,
             pooling,
             ids: onefold_sharding::IdPolicy::Checked,
+            dtype: onefold_sharding::DataType::Fp32,
         };
         // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
         let count = config.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
         assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
         assert_eq!(count.bytes(), 4 * (141 + 800 + 200));
+        let narrow = TableConfig { dtype: onefold_sharding::DataType::Bf16, ..table(Pooling::Sum) };
+        let count = config.parameters(&[narrow, table(Pooling::Mean)], 3);
+        assert_eq!((count.embedding, count.bytes()), (800, 4 * (141 + 400 + 200) + 2 * 400));
         let mut adam = config.clone();
         adam.optimizer.tables.kind = TableOptimizerKind::Adam;
         assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (125 + 400 + 800));

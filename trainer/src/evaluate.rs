@@ -10,7 +10,7 @@ use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 use onefold_sharding::{IdPolicy, TableConfig};
 use serde::Serialize;
 
-use crate::checkpoint::Run;
+use crate::checkpoint::{CheckpointChoice, Run};
 use crate::config::EvaluationConfig;
 use crate::metrics::{Figures, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
@@ -27,6 +27,9 @@ pub struct EvaluationSummary {
     /// Those of the model's first task.
     #[serde(flatten)]
     pub figures: Figures,
+    /// Steps that a model was trained for which was read from a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
     /// Those of every task, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, Figures>,
@@ -55,6 +58,8 @@ pub struct EvaluateOptions {
     pub dedupe: Dedupe,
     /// Threads of libtorch and of the tables; half as many read.
     pub threads: usize,
+    /// A checkpoint of the run in place of its model.
+    pub checkpoint: Option<CheckpointChoice>,
     /// Partitions; those that the run's configuration names for evaluation if `None`, and all if it names none.
     pub partitions: Option<PartitionFilter>,
 }
@@ -63,7 +68,8 @@ pub struct EvaluateOptions {
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged, or was trained on another schema;
+/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
+/// schema;
 /// [`Error::Read`](crate::Error::Read) for damaged data.
 pub fn evaluate(
     run: &Path,
@@ -90,10 +96,11 @@ pub fn evaluate(
     };
     let reader = open_for_evaluation(dataset, &manifest, reader)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
-    let model = description.load_model(run, options.threads)?;
+    let (model, steps) = description.load_model(run, options.checkpoint, options.threads)?;
     let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
     // Nobody stops it.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
+    let summary = summary.map(|summary| EvaluationSummary { steps: Some(steps), ..summary });
     summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
 }
 
@@ -165,6 +172,7 @@ impl Evaluation<'_> {
             samples_per_second: Some(figures.samples as f64 / wall_seconds),
             wall_seconds: Some(wall_seconds),
             figures,
+            steps: None,
             tasks: by_task(&all),
             segments: segments.iter().map(|s| (s.feature().to_owned(), s.figures())).collect(),
         }))

@@ -7,14 +7,15 @@
 use std::path::Path;
 
 use onefold_datasets::commit::{StagedDirectory, write_atomically};
-use onefold_sharding::{IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Result;
-use crate::checkpoint::Run;
 use crate::checkpoint::tensor_file::{self, Entry, Source};
+use crate::checkpoint::{CheckpointChoice, Run};
 use crate::config::Interaction;
+use crate::embedding::stored_dtype;
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 
@@ -56,6 +57,9 @@ struct ExportedTable {
     rows: u64,
     dim: u64,
     pooling: Pooling,
+    /// The type of its weights.
+    #[serde(default)]
+    dtype: DataType,
     /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
     ids: IdPolicy,
     /// The tensor of its weights.
@@ -65,6 +69,8 @@ struct ExportedTable {
 /// What was exported.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExportSummary {
+    /// Steps that the model was trained for.
+    pub steps: u64,
     /// Tensors.
     pub tensors: u64,
     /// Numbers in them.
@@ -73,16 +79,21 @@ pub struct ExportSummary {
     pub bytes_on_disk: u64,
 }
 
-/// Exports the model of the run in `run` to the directory `out`: `model.safetensors`, `export.json`, and the run's
+/// Exports the model of the run in `run`, or that of one of its checkpoints, to the directory `out`: `model.safetensors`, `export.json`, and the run's
 /// preprocessing if it has any.
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete or damaged; [`Error::Dataset`](crate::Error::Dataset) if
+/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged or lacks the checkpoint; [`Error::Dataset`](crate::Error::Dataset) if
 /// `out` is taken.
-pub fn export(run: &Path, out: &Path, overwrite: bool) -> Result<ExportSummary> {
+pub fn export(
+    run: &Path,
+    checkpoint: Option<CheckpointChoice>,
+    out: &Path,
+    overwrite: bool,
+) -> Result<ExportSummary> {
     let description = Run::load(run)?;
-    let model = description.load_model(run, 1)?;
+    let (model, steps) = description.load_model(run, checkpoint, 1)?;
     let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
     if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
         steps.store(staged.path())?;
@@ -94,7 +105,7 @@ pub fn export(run: &Path, out: &Path, overwrite: bool) -> Result<ExportSummary> 
     let text = serde_json::to_string_pretty(&describe(&description)).map_err(std::io::Error::other)? + "\n";
     write_atomically(&staged.path().join(EXPORT_FILE), text.as_bytes())?;
     staged.commit()?;
-    Ok(ExportSummary { tensors, parameters, bytes_on_disk: figures.bytes })
+    Ok(ExportSummary { steps, tensors, parameters, bytes_on_disk: figures.bytes })
 }
 
 fn describe(run: &Run) -> Export {
@@ -104,6 +115,7 @@ fn describe(run: &Run) -> Export {
         rows: table.rows,
         dim: table.dim,
         pooling: table.pooling,
+        dtype: table.dtype,
         ids: table.ids,
         tensor: tensor_of(table),
     };
@@ -153,11 +165,12 @@ fn entries<'a>(run: &Run, model: &'a Model) -> Vec<Entry<'a>> {
         };
         Entry::tensor(torchrec_name(&name, layers), &parameter)
     });
-    let tables = model.embeddings.tables().iter().filter_map(|table| {
-        let weights = table.buffers().into_iter().find(|buffer| buffer.name == "weight")?;
-        let shape = vec![table.config().rows as usize, weights.columns];
-        let source = Source::Bytes(weights.bytes);
-        Some(Entry { name: tensor_of(table.config()), dtype: weights.dtype, shape, source })
+    let embeddings = &*model.embeddings;
+    let tables = embeddings.configs().iter().enumerate().map(|(table, config)| Entry {
+        name: tensor_of(config),
+        dtype: stored_dtype(config),
+        shape: vec![config.rows as usize, config.dim as usize],
+        source: Source::Table { embeddings, table, buffer: 0 },
     });
     tables.chain(dense).collect()
 }

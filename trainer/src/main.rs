@@ -12,6 +12,7 @@ use onefold_datasets::PartitionFilter;
 use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
+use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
@@ -85,9 +86,12 @@ struct RunArguments {
     /// End after this many steps, those before a resumption included
     #[arg(long, value_name = "N")]
     max_steps: Option<u64>,
-    /// A plan of `onefold-shard plan` for one rank [default: all tables here]
+    /// A plan of `onefold-shard plan`, for one rank unless `--simulate-ranks` is given [default: all tables here]
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
+    /// Run a plan for several ranks in this process: each rank with its shards, and copies in place of the network
+    #[arg(long, requires = "plan")]
+    simulate_ranks: bool,
     /// Replace the run that is at `--out`, once the new one is complete
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
@@ -110,6 +114,9 @@ struct EvalArguments {
     /// Which partitions, as `split=holdout` [default: those that the run's configuration names]
     #[arg(long, value_name = "FILTER")]
     partitions: Option<PartitionFilter>,
+    /// A checkpoint in place of the run's model: `latest`, or a step [default: the model of the completed run]
+    #[arg(long, value_name = "STEP")]
+    checkpoint: Option<CheckpointChoice>,
     #[command(flatten)]
     shared: SharedArguments,
 }
@@ -118,6 +125,9 @@ struct EvalArguments {
 struct ExportArguments {
     /// Directory of the run
     run: PathBuf,
+    /// A checkpoint in place of the run's model: `latest`, or a step [default: the model of the completed run]
+    #[arg(long, value_name = "STEP")]
+    checkpoint: Option<CheckpointChoice>,
     /// Directory of the exported model
     #[arg(long, value_name = "EXPORT")]
     out: PathBuf,
@@ -187,9 +197,10 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
         Command::Export(arguments) => {
-            let summary = export(&arguments.run, &arguments.out, arguments.overwrite)?;
+            let summary = export(&arguments.run, arguments.checkpoint, &arguments.out, arguments.overwrite)?;
             let text = format!(
-                "exported {} tensors, {} parameters, {}, to {}",
+                "exported the model of step {}: {} tensors, {} parameters, {}, to {}",
+                format_count(summary.steps),
                 summary.tensors,
                 format_count(summary.parameters),
                 format_bytes(summary.bytes_on_disk),
@@ -215,6 +226,7 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
         threads: arguments.shared.threads(),
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
+        simulate_ranks: arguments.simulate_ranks,
         existing,
         memory_limit: arguments.memory_limit,
         stop: Stop::on_signals()?,
@@ -229,6 +241,7 @@ fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
     let options = EvaluateOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
+        checkpoint: arguments.checkpoint,
         partitions: arguments.partitions.clone(),
     };
     let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;

@@ -10,8 +10,8 @@ use std::time::Instant;
 use onefold_datasets::console::Reporter;
 use onefold_ikjt::{Feature, Group};
 use onefold_sharding::{
-    ACCESS_BATCH, AccessBins, ComputeSample, Costs, IdPolicy, PoolTable, Pooling, ShardFeatures, TableConfig,
-    pool,
+    ACCESS_BATCH, AccessBins, ComputeSample, Costs, DataType, IdPolicy, PoolTable, Pooling, ShardFeatures,
+    TableConfig, pool,
 };
 use rand::distr::Distribution;
 use rand::{Rng, SeedableRng};
@@ -19,7 +19,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::Result;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
-use crate::embedding::{Embeddings, Lookup, LookupGradients, Steps, Table};
+use crate::embedding::{Embeddings as _, LocalEmbeddings, Lookup, LookupGradients, Steps, Table};
 
 /// The kernels that are measured. Raise it with any change that makes them faster or slower: models keep it.
 pub const KERNEL_VERSION: &str = "cpu-2";
@@ -154,7 +154,7 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], threads: usize) -> Result<Comput
         groups.push(group);
         shards.push(features);
     }
-    let mut embeddings = Embeddings::from_tables(tables, threads)?;
+    let mut embeddings = LocalEmbeddings::from_tables(tables, threads)?;
     for _ in 0..WARM_UP {
         step_ms(&mut embeddings, &groups)?;
     }
@@ -170,20 +170,16 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], threads: usize) -> Result<Comput
 }
 
 /// The time of one step: lookup and pooling, then backward and update.
-fn step_ms(embeddings: &mut Embeddings, groups: &[Group]) -> Result<f64> {
-    let optimizer = TableOptimizerConfig {
-        kind: TableOptimizerKind::RowWiseAdagrad,
-        learning_rate: 0.01,
-        eps: 1e-8,
-        beta1: 0.9,
-        beta2: 0.999,
-    };
+fn step_ms(embeddings: &mut LocalEmbeddings, groups: &[Group]) -> Result<f64> {
+    let optimizer = TableOptimizerConfig::new(TableOptimizerKind::RowWiseAdagrad, 0.01);
     let started = Instant::now();
-    let lookups = embeddings.forward(groups, Steps::default())?;
+    let lookups = embeddings.lookup(groups, Steps::default())?;
     let forward = started.elapsed();
     // The gradient comes from the dense model, which is not measured.
-    let gradient =
-        |lookup: &Lookup| LookupGradients { pooled: vec![0.001; lookup.pooled.len()], sequences: Vec::new() };
+    let gradient = |lookup: &Lookup| LookupGradients {
+        pooled: vec![0.001; lookup.pooled.len()].into(),
+        sequences: Vec::new(),
+    };
     let gradients: Vec<_> = lookups.iter().map(gradient).collect();
     let started = Instant::now();
     embeddings.update(&lookups, &gradients, &optimizer);
@@ -199,6 +195,7 @@ fn table(rng: &mut ChaCha8Rng, i: usize, drawn: &Drawn) -> Result<(Table, Group,
         dim: features.columns as u64,
         pooling: Pooling::Sum,
         ids: IdPolicy::Checked,
+        dtype: DataType::Fp32,
     };
     // Lengths around the mean; a mean below one leaves most lists empty.
     let mean = features.pooling_factor;

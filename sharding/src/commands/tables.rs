@@ -139,7 +139,8 @@ impl<'a> Training<'a> {
 
 /// A table of the configured size.
 fn table_of(config: &TableConfig) -> Table {
-    Table { pooling: config.pooling, ..Table::new(&config.feature, config.rows, config.dim) }
+    let (pooling, dtype) = (config.pooling, config.dtype);
+    Table { pooling, dtype, ..Table::new(&config.feature, config.rows, config.dim) }
 }
 
 /// The groups that were given a factor.

@@ -398,3 +398,167 @@ fn a_checkpoint_that_does_not_fit_leaves_the_one_before() {
     // A run that has nothing to go on from leaves nothing.
     dir.command(&format!("{RUN} none")).with_file_limit(400).fails(&["tables.safetensors", "hint"]);
 }
+
+/// The model of any checkpoint is that of a run which ended there.
+#[test]
+fn a_checkpoint_is_evaluated_and_exported_by_itself() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 4\nkeep = 3\nfull_every = 3\n");
+    let run = dir.command(&format!("{RUN} run --max-steps 14")).json();
+    assert_eq!(checkpoints(&dir.path("run")), [4, 8, 12, 14]);
+    let eval = |run: &str, more: &str| {
+        dir.command(&format!("onefold-train eval {run} --data dataset --threads 2{more}")).json()
+    };
+    let figures = |eval: &Value| (eval["loss"].clone(), eval["ne"].clone(), eval["auc"].clone());
+    assert_eq!(figures(&eval("run", "")), figures(&run["eval"]));
+    assert_eq!(eval("run", "")["steps"].as_u64(), Some(14));
+    assert_eq!(figures(&eval("run", " --checkpoint latest")), figures(&run["eval"]));
+    let earlier = dir.command(&format!("{RUN} earlier --max-steps 8")).json();
+    for name in ["8", "step-000000000008"] {
+        let of_checkpoint = eval("run", &format!(" --checkpoint {name}"));
+        assert_eq!(figures(&of_checkpoint), figures(&earlier["eval"]));
+        assert_eq!(of_checkpoint["steps"].as_u64(), Some(8));
+    }
+    let exported = dir.command("onefold-train export run --checkpoint 8 --out a").json();
+    assert_eq!(exported["steps"].as_u64(), Some(8));
+    dir.command("onefold-train export earlier --out b").works();
+    for file in ["model.safetensors", "export.json"] {
+        assert!(dir.read(format!("a/{file}")) == dir.read(format!("b/{file}")), "{file} differs");
+    }
+
+    let parts = ["the run has no checkpoint of step 9", "choose one of step 4, 8, 12, 14"];
+    dir.command("onefold-train eval run --data dataset --checkpoint 9").fails(&parts);
+    dir.command("onefold-train export run --checkpoint 9 --out c").fails(&parts);
+    dir.command("onefold-train eval run --data dataset --checkpoint soon")
+        .is_misused(&["soon", "give `latest`, a step, or the name of a checkpoint"]);
+    let newest = "run/checkpoints/step-000000000014/tables.safetensors";
+    let mut bytes = dir.read(newest);
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    dir.write(newest, bytes);
+    dir.command("onefold-train eval run --data dataset --checkpoint latest").fails(&[newest, "checksum"]);
+    // The others do not build on it, and the model of the run is a file of its own.
+    assert_eq!(eval("run", " --checkpoint 12")["steps"].as_u64(), Some(12));
+    assert_eq!(figures(&eval("run", "")), figures(&run["eval"]));
+    fs_err::remove_dir_all(dir.path("run/checkpoints")).unwrap();
+    dir.command("onefold-train eval run --data dataset --checkpoint latest")
+        .fails(&["the run has no checkpoints", "[checkpoint].every_steps"]);
+}
+
+/// Tables of 16 bits: half the bytes, resumed bit for bit, and as good.
+#[test]
+fn narrow_tables_train_resume_and_export() {
+    let settings = "\n[checkpoint]\nevery_steps = 10\nkeep = 2\nfull_every = 3\n\n[tables.item_01]\ndtype = \"fp16\"\n\n[tables.item_02]\ndtype = \"fp32\"\n";
+    let dir = with_dataset(settings);
+    let wide = dir.command(&format!("{RUN} wide")).json();
+    dir.set("logs/train.toml", "dim", "16\ndtype = \"bf16\"");
+    let whole = dir.command(&format!("{RUN} whole")).json();
+    for steps in [37, 64] {
+        let name = format!("parts-{steps}");
+        dir.command(&format!("{RUN} {name} --max-steps {steps}")).works();
+        let rest = dir.command(&format!("{RUN} {name} --resume")).json();
+        assert_eq!(rest["resumed_from_step"].as_u64(), Some(steps));
+        assert_equal_runs(&dir, "whole", &name);
+    }
+    let number = |run: &Value, key: &str| run[key].as_f64().unwrap();
+    // 26 features, of 500 rows of 16: of all but two in 2 bytes a weight now; of one even before.
+    let (before, after) = (number(&wide, "parameter_bytes"), number(&whole, "parameter_bytes"));
+    assert_eq!(before - after, 24.0 * 500.0 * 16.0 * 2.0);
+    // Rounding noise is far below what training gains. The samples are learned by heart in the second epoch, so the figures
+    // are those of predictions that were made before each step.
+    for key in ["loss", "ne"] {
+        let (a, b) = (number(&wide, key), number(&whole, key));
+        assert!((a - b).abs() < 0.02 * a, "{key}: {a} {b}");
+    }
+    let eval = dir.command("onefold-train eval whole --data dataset --threads 2").json();
+    assert_eq!(eval["loss"], whole["eval"]["loss"]);
+    dir.command("onefold-train export whole --out exported").works();
+    let bytes = dir.read("exported/model.safetensors");
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    for (feature, dtype) in [("item_00", "BF16"), ("item_01", "F16"), ("item_02", "F32")] {
+        let name = format!("sparse_arch.embedding_bag_collection.embedding_bags.t_{feature}.weight");
+        assert_eq!(header[&name]["dtype"].as_str(), Some(dtype), "{name}");
+    }
+    // Other types are another model.
+    dir.edit("logs/train.toml", "dtype = \"bf16\"", "dtype = \"fp16\"");
+    dir.command(&format!("{RUN} whole --resume")).fails(&["another `[embedding] and [tables]`"]);
+    dir.edit("logs/train.toml", "dim = 16\ndtype = \"fp16\"", "dim = 16\ndtype = \"fp8\"");
+    dir.command(&format!("{RUN} other")).fails(&["unknown variant `fp8`", "fp32"]);
+}
+
+#[test]
+fn gradients_of_table_rows_are_clipped() {
+    let dir = with_dataset("");
+    let tables = "[optimizer.tables]\n";
+    let run = |name: &str| dir.command(&format!("{RUN} {name} --max-steps 8")).json();
+    let free = run("free");
+    dir.edit("logs/train.toml", tables, "[optimizer.tables]\nmax_row_grad_norm = 1e6\n");
+    // No gradient is that long: nothing changes.
+    assert_eq!(run("loose")["losses"], free["losses"]);
+    dir.edit("logs/train.toml", "max_row_grad_norm = 1e6", "max_row_grad_norm = 1e-9");
+    let clipped = run("clipped")["losses"].clone();
+    assert!(clipped[0] == free["losses"][0] && clipped[7] != free["losses"][7], "{clipped}");
+    dir.edit("logs/train.toml", "max_row_grad_norm = 1e-9", "max_row_grad_norm = -1.0");
+    dir.command(&format!("{RUN} other"))
+        .fails(&["`[optimizer.tables].max_row_grad_norm` is -1", "give a positive norm"]);
+}
+
+/// A plan's ranks in one process train what one rank does, and are resumed, evaluated and exported as it is.
+#[test]
+fn simulated_ranks_train_the_same_model() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 10\nkeep = 2\nfull_every = 3\n");
+    // An accumulator per weight is the same however columns are divided.
+    dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
+    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
+    dir.command("onefold-shard topology --ranks 3 --memory 1GiB --out topology.json").works();
+    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
+    let mut plan: Value = serde_json::from_str(&dir.text("plan.json")).unwrap();
+    let shard = |rank: u64, rows: [u64; 2], columns: [u64; 2]| {
+        let range = |[start, end]: [u64; 2]| serde_json::json!({ "start": start, "end": end });
+        serde_json::json!({ "rank": rank, "rows": range(rows), "columns": range(columns) })
+    };
+    let divided = [
+        ("row_wise", vec![shard(0, [0, 100], [0, 16]), shard(2, [100, 500], [0, 16])]),
+        ("column_wise", vec![shard(1, [0, 500], [0, 4]), shard(2, [0, 500], [4, 16])]),
+        ("data_parallel", (0..3).map(|rank| shard(rank, [0, 500], [0, 16])).collect()),
+    ];
+    for (table, (kind, shards)) in plan["tables"].as_array_mut().unwrap().iter_mut().zip(divided) {
+        (table["sharding_type"], table["shards"]) = (kind.into(), shards.into());
+    }
+    dir.write("plan.json", plan.to_string());
+
+    let run = |name: &str, more: &str| dir.command(&format!("{RUN} {name} {more}")).json();
+    let planned = "--plan plan.json --simulate-ranks";
+    let (local, whole) = (run("local", "--max-steps 40"), run("whole", &format!("{planned} --max-steps 40")));
+    let losses = |run: &Value| -> Vec<f64> {
+        run["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
+    };
+    for (step, (a, b)) in losses(&local).into_iter().zip(losses(&whole)).enumerate() {
+        assert!((a - b).abs() <= 1e-4 * a, "step {step}: {a} {b}");
+    }
+    run("parts", &format!("{planned} --max-steps 17"));
+    let rest = run("parts", &format!("{planned} --max-steps 40 --resume"));
+    assert_eq!(rest["resumed_from_step"].as_u64(), Some(17));
+    assert_equal_runs(&dir, "whole", "parts");
+    let eval = |more: &str| {
+        dir.command(&format!("onefold-train eval whole --data dataset --threads 2{more}")).json()["loss"]
+            .as_f64()
+    };
+    let expected = whole["eval"]["loss"].as_f64().unwrap();
+    for more in ["", " --checkpoint latest"] {
+        let loss = eval(more).unwrap();
+        assert!((loss - expected).abs() < 1e-6, "{more}: {loss} {expected}");
+    }
+    dir.command("onefold-train export whole --out a").works();
+    dir.command("onefold-train export whole --checkpoint latest --out b").works();
+    assert!(dir.read("a/model.safetensors") == dir.read("b/model.safetensors"));
+
+    dir.command(&format!("{RUN} whole --resume")).fails(&["another `--plan`", "another `--out`"]);
+    dir.command(&format!("{RUN} other --plan plan.json")).fails(&["for 3 ranks, and this trains on one"]);
+    dir.edit("plan.json", "\"end\":100", "\"end\":99");
+    dir.command(&format!("{RUN} other {planned}")).fails(&[
+        "plan.json",
+        "the plan is not valid",
+        "onefold-shard",
+    ]);
+}

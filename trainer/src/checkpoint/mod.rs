@@ -11,9 +11,11 @@ use onefold_datasets::{FeatureGroup, Schema, commit};
 use onefold_sharding::TableConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::embedding::Shard;
 use crate::model::Model;
 use crate::{Error, Result, TrainConfig};
 
+pub use self::store::CheckpointChoice;
 pub(crate) use self::store::{Checkpoint, CheckpointParts, Checkpoints};
 pub(crate) use self::touched::Touched;
 
@@ -21,6 +23,8 @@ pub(crate) use self::touched::Touched;
 pub const RUN_FILE: &str = "run.json";
 /// The parameters.
 pub const MODEL_FILE: &str = "model.safetensors";
+/// What the shards are of, for messages.
+const PLAN: &str = "--plan";
 /// The version this code writes; it reads 1 too, which has fewer settings.
 const FORMAT_VERSION: u32 = 2;
 
@@ -36,6 +40,9 @@ pub struct Run {
     pub schema: Schema,
     /// The tables, in the schema's order of features.
     pub tables: Vec<TableConfig>,
+    /// The shards of a plan for several ranks; none if every table is whole.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<Shard>,
     /// Steps that were taken.
     pub steps: u64,
     /// Whether training came to its end, so that the model is there.
@@ -52,7 +59,8 @@ impl Run {
     /// The description of a run that begins.
     pub fn new(config: &TrainConfig, schema: &Schema, tables: &[TableConfig]) -> Self {
         let (config, schema, tables) = (config.clone(), schema.clone(), tables.to_vec());
-        Self { format_version: FORMAT_VERSION, config, schema, tables, steps: 0, completed: false }
+        let shards = Vec::new();
+        Self { format_version: FORMAT_VERSION, config, schema, tables, shards, steps: 0, completed: false }
     }
 
     /// Writes the description into `directory`.
@@ -85,7 +93,12 @@ impl Run {
     /// how long training goes on and what is logged does not count.
     pub(crate) fn identity(&self) -> String {
         use sha2::Digest as _;
-        let parts = self.identifying();
+        // Without a plan a run is the one that it was before there were any.
+        let parts: Vec<_> = self
+            .identifying()
+            .into_iter()
+            .filter(|(part, _)| *part != PLAN || !self.shards.is_empty())
+            .collect();
         let text = serde_json::to_vec(&parts).unwrap_or_default();
         sha2::Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -101,6 +114,7 @@ impl Run {
             ("[embedding] and [tables]", value(serde_json::to_value(&self.tables))),
             ("[optimizer]", value(serde_json::to_value(&config.optimizer))),
             ("[schedule]", value(serde_json::to_value(&config.schedule))),
+            (PLAN, value(serde_json::to_value(&self.shards))),
             ("the dataset's schema", value(serde_json::to_value(&self.schema))),
         ]
     }
@@ -146,26 +160,39 @@ impl Run {
         Ok(run)
     }
 
-    /// Reads the run's model.
+    /// Reads the run's model, or that of one of its checkpoints, and the steps that it was trained for.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if training is not complete, or the parameters are missing, damaged, or of other shapes than the
-    /// configuration's.
-    pub fn load_model(&self, directory: &Path, threads: usize) -> Result<Model> {
+    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or the
+    /// parameters are missing, damaged, or of other shapes than the configuration's.
+    pub fn load_model(
+        &self,
+        directory: &Path,
+        checkpoint: Option<CheckpointChoice>,
+        threads: usize,
+    ) -> Result<(Model, u64)> {
+        if let Some(choice) = checkpoint {
+            let checkpoint = Checkpoints::new(directory, self.identity(), 1, 1).choose(choice)?;
+            let mut model = Model::of_run(self, threads)?;
+            let rows = self.tables.iter().map(|table| table.rows);
+            checkpoint.restore_model(&mut model, &mut Touched::new(rows))?;
+            return Ok((model, checkpoint.progress().steps));
+        }
         if !self.completed {
             return Err(Error::Run {
                 path: directory.to_owned(),
                 message: "training is not complete, so there is no model yet".to_owned(),
-                hint: "continue it with `onefold-train run --resume`".to_owned(),
+                hint: "continue it with `onefold-train run --resume`, or choose `--checkpoint latest`"
+                    .to_owned(),
             });
         }
         let path = directory.join(MODEL_FILE);
         fs_err::metadata(&path)?;
         let mut model = Model::new(&self.config, &self.schema, &self.tables, threads)?;
         parameters::load_dense(&mut model, &path)?;
-        parameters::load_tables(&mut model, &path)?;
-        Ok(model)
+        parameters::load_weights(&mut model, &path)?;
+        Ok((model, self.steps))
     }
 
     /// Checks that a dataset's samples can go through the model.

@@ -1,5 +1,6 @@
 //! A model's parameters in safetensors files: by which names, and back.
 
+use std::io::Read;
 use std::path::Path;
 
 use safetensors::Dtype;
@@ -7,7 +8,7 @@ use tch::Tensor;
 
 use super::tensor_file::{Entry, Source, TensorFile};
 use super::touched::Touched;
-use crate::embedding::Table;
+use crate::embedding::{Buffer, Embeddings, RowSet, Shard};
 use crate::model::Model;
 use crate::{Result, tensors};
 
@@ -23,49 +24,86 @@ fn dense_name(name: &str) -> String {
     format!("dense.{name}")
 }
 
-fn table_name(table: &Table, buffer: &str) -> String {
-    format!("tables.{}.{buffer}", table.config().feature)
+/// `tables.FEATURE`, or `tables.FEATURE[ROWS, COLUMNS]` for a part of a table.
+fn shard_name(embeddings: &dyn Embeddings, shard: &Shard) -> String {
+    let config = &embeddings.configs()[shard.table];
+    let name = format!("tables.{}", config.feature);
+    if shard.is_whole(config) { name } else { format!("{name}[{:?}, {:?}]", shard.rows, shard.columns) }
 }
 
-/// All of the tables: `tables.FEATURE.weight`, and the optimizer's state, `tables.FEATURE.accumulator`.
+/// The shards that this process holds, by number; of replicas the first one only.
+fn stored_shards(embeddings: &dyn Embeddings) -> impl Iterator<Item = (usize, &Shard)> {
+    (0..embeddings.configs().len()).flat_map(move |table| embeddings.held_parts(table))
+}
+
+/// The rows of a shard in a file, with `rows` of them.
+fn shard_entries<'a>(
+    embeddings: &'a dyn Embeddings,
+    shard: usize,
+    name: &str,
+    rows: RowSet<'a>,
+    count: usize,
+) -> Vec<Entry<'a>> {
+    let buffers = embeddings.buffers(shard).into_iter().enumerate();
+    let entry = |(number, buffer): (usize, Buffer)| Entry {
+        name: format!("{name}.{}", buffer.name),
+        dtype: buffer.dtype,
+        shape: vec![count, buffer.columns],
+        source: Source::Shard { embeddings, shard, buffer: number, rows },
+    };
+    buffers.map(entry).collect()
+}
+
+/// All of the tables by shard: `tables.FEATURE.weight`, and the optimizer's state, `tables.FEATURE.accumulator`.
+pub(super) fn shards(model: &Model) -> Vec<Entry<'_>> {
+    let embeddings = &*model.embeddings;
+    let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
+        let rows = (shard.rows.end - shard.rows.start) as usize;
+        shard_entries(embeddings, number, &shard_name(embeddings, shard), RowSet::All, rows)
+    });
+    entries.collect()
+}
+
+/// All of the tables whole, by the same names. The state of a table that is divided by columns stays with its shards.
 pub(super) fn tables(model: &Model) -> Vec<Entry<'_>> {
-    let tables = model.embeddings.tables().iter();
-    let entries = tables.flat_map(|table| {
-        table.buffers().into_iter().map(|buffer| Entry {
-            name: table_name(table, buffer.name),
-            dtype: buffer.dtype,
-            shape: vec![table.config().rows as usize, buffer.columns],
-            source: Source::Bytes(buffer.bytes),
+    let embeddings = &*model.embeddings;
+    let entries = (0..embeddings.configs().len()).flat_map(|table| {
+        let (config, parts) = (&embeddings.configs()[table], embeddings.held_parts(table));
+        let buffers = parts.first().map_or_else(Vec::new, |(shard, _)| embeddings.buffers(*shard));
+        let undivided = parts.iter().all(|(_, shard)| shard.columns == (0..config.dim));
+        let buffers = buffers.into_iter().enumerate().filter(move |(number, _)| *number == 0 || undivided);
+        buffers.map(move |(buffer, info)| Entry {
+            name: format!("tables.{}.{}", config.feature, info.name),
+            dtype: info.dtype,
+            shape: vec![config.rows as usize, if buffer == 0 { config.dim as usize } else { info.columns }],
+            source: Source::Table { embeddings, table, buffer },
         })
     });
     entries.collect()
 }
 
-/// The rows that were touched, by table.
+/// The rows that were touched, by shard and counted from its first row.
 pub(super) fn touched_rows(model: &Model, touched: &Touched) -> Vec<Vec<u32>> {
-    (0..model.embeddings.tables().len()).map(|table| touched.rows(table)).collect()
+    let rows = |shard: &Shard| {
+        let rows = touched.rows(shard.table).into_iter().filter(|row| shard.rows.contains(&u64::from(*row)));
+        rows.map(|row| row - shard.rows.start as u32).collect()
+    };
+    model.embeddings.shards().iter().map(rows).collect()
 }
 
 /// Those rows of the tables only, and which they are: `tables.FEATURE.rows`.
 pub(super) fn table_rows<'a>(model: &'a Model, rows: &'a [Vec<u32>]) -> Vec<Entry<'a>> {
-    let tables = model.embeddings.tables().iter().zip(rows);
-    let entries = tables.flat_map(|(table, rows)| {
+    let embeddings = &*model.embeddings;
+    let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
+        let (name, rows) = (shard_name(embeddings, shard), &rows[number]);
         let numbers = Entry {
-            name: table_name(table, "rows"),
+            name: format!("{name}.rows"),
             dtype: Dtype::U32,
             shape: vec![rows.len()],
             source: Source::Bytes(bytemuck::cast_slice(rows)),
         };
-        let buffers = table.buffers().into_iter().map(|buffer| {
-            let row_bytes = buffer.columns * buffer.dtype.size();
-            Entry {
-                name: table_name(table, buffer.name),
-                dtype: buffer.dtype,
-                shape: vec![rows.len(), buffer.columns],
-                source: Source::Rows { bytes: buffer.bytes, row_bytes, rows },
-            }
-        });
-        std::iter::once(numbers).chain(buffers.collect::<Vec<_>>())
+        let buffers = shard_entries(embeddings, number, &name, RowSet::Chosen(rows), rows.len());
+        std::iter::once(numbers).chain(buffers)
     });
     entries.collect()
 }
@@ -87,39 +125,62 @@ fn copy_into(parameter: &mut Tensor, values: &[f32]) {
     tch::no_grad(|| parameter.copy_(&values));
 }
 
-/// Puts all of the tables of a file into a model.
-pub(super) fn load_tables(model: &mut Model, path: &Path) -> Result<()> {
+/// Puts all of the tables' shards of a file into a model.
+pub(super) fn load_shards(model: &mut Model, path: &Path) -> Result<()> {
+    load_buffers(model, path, |_| true)
+}
+
+/// Puts the weights of a file into a model whose tables are whole.
+pub(super) fn load_weights(model: &mut Model, path: &Path) -> Result<()> {
+    load_buffers(model, path, |buffer| buffer == 0)
+}
+
+fn load_buffers(model: &mut Model, path: &Path, chosen: impl Fn(usize) -> bool) -> Result<()> {
     let mut file = open(path)?;
-    for table in model.embeddings.tables_mut() {
-        let feature = table.config().feature.clone();
-        for buffer in table.buffers_mut() {
-            let name = format!("tables.{feature}.{}", buffer.name);
-            file.read_into(&name, buffer.dtype, buffer.bytes).map_err(|message| damaged(path, &message))?;
+    for (number, shard) in held_shards(&*model.embeddings) {
+        let name = shard_name(&*model.embeddings, &shard);
+        let buffers = model.embeddings.buffers(number).into_iter().enumerate();
+        for (buffer, info) in buffers.filter(|(number, _)| chosen(*number)) {
+            let name = format!("{name}.{}", info.name);
+            let rows = (shard.rows.end - shard.rows.start) as usize;
+            let mut reading = file
+                .begin(&name, info.dtype, rows * info.row_bytes())
+                .map_err(|message| damaged(path, &message))?;
+            let mut source = |bytes: &mut [u8]| reading.read_exact(bytes);
+            let written = model.embeddings.write(number, buffer, RowSet::All, &mut source);
+            written.map_err(|error| damaged(path, &format!("`{name}`: {error}")))?;
         }
     }
     Ok(())
+}
+
+/// All shards that this process holds, by number.
+fn held_shards(embeddings: &dyn Embeddings) -> Vec<(usize, Shard)> {
+    let shards = embeddings.shards().iter().cloned().enumerate();
+    shards.filter(|(number, _)| embeddings.holds(*number)).collect()
 }
 
 /// Puts the rows of a file into a model's tables, and adds them to `touched`.
 pub(super) fn load_table_rows(model: &mut Model, path: &Path, touched: &mut Touched) -> Result<()> {
     let wrong = |message: String| damaged(path, &message);
     let mut file = open(path)?;
-    for (number, table) in model.embeddings.tables_mut().iter_mut().enumerate() {
-        let (feature, count) = (table.config().feature.clone(), table.config().rows);
-        let rows = file.read::<u32>(&format!("tables.{feature}.rows"), Dtype::U32).map_err(wrong)?;
+    for (number, shard) in held_shards(&*model.embeddings) {
+        let name = shard_name(&*model.embeddings, &shard);
+        let count = shard.rows.end - shard.rows.start;
+        let rows = file.read::<u32>(&format!("{name}.rows"), Dtype::U32).map_err(wrong)?;
         if let Some(row) = rows.iter().find(|row| u64::from(**row) >= count) {
-            return Err(wrong(format!("`tables.{feature}.rows` has row {row} of {count}")));
+            return Err(wrong(format!("`{name}.rows` has row {row} of {count}")));
         }
-        for buffer in table.buffers_mut() {
-            let row_bytes = buffer.columns * buffer.dtype.size();
-            let mut values = vec![0; rows.len() * row_bytes];
-            let name = format!("tables.{feature}.{}", buffer.name);
-            file.read_into(&name, buffer.dtype, &mut values).map_err(wrong)?;
-            for (row, values) in rows.iter().zip(values.chunks_exact(row_bytes)) {
-                buffer.bytes[*row as usize * row_bytes..][..row_bytes].copy_from_slice(values);
-            }
+        for (buffer, info) in model.embeddings.buffers(number).into_iter().enumerate() {
+            let mut values = vec![0; rows.len() * info.row_bytes()];
+            file.read_into(&format!("{name}.{}", info.name), info.dtype, &mut values).map_err(wrong)?;
+            let mut rest = values.as_slice();
+            let mut source = |bytes: &mut [u8]| rest.read_exact(bytes);
+            let written = model.embeddings.write(number, buffer, RowSet::Chosen(&rows), &mut source);
+            written.map_err(|error| wrong(error.to_string()))?;
         }
-        touched.add(number, &rows);
+        let of_table: Vec<u32> = rows.iter().map(|row| row + shard.rows.start as u32).collect();
+        touched.add(shard.table, &of_table);
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use onefold_datasets::commit::{self, StagedDirectory};
 use safetensors::Dtype;
@@ -39,6 +40,34 @@ struct CheckpointFile {
     base: Option<String>,
     progress: Progress,
     files: BTreeMap<String, FileFigures>,
+}
+
+/// Which checkpoint of a run: `latest`, or a step, as `100` or `step-000000000100`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointChoice {
+    /// That of the last step.
+    Latest,
+    /// That of this step.
+    Step(u64),
+}
+
+impl FromStr for CheckpointChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "latest" {
+            return Ok(Self::Latest);
+        }
+        let step = step_of(text).or_else(|| text.parse().ok());
+        step.map(Self::Step).ok_or_else(|| {
+            format!("`{text}` is no checkpoint\n  hint: give `latest`, a step, or the name of a checkpoint")
+        })
+    }
+}
+
+/// The step in the name of a checkpoint.
+fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
 }
 
 /// All that a checkpoint is made of.
@@ -88,7 +117,7 @@ impl Checkpoints {
         let staged = StagedDirectory::create(&self.directory.join(&name), CHECKPOINT_FILE, true)?;
         let rows = delta.as_ref().map(|_| parameters::touched_rows(parts.model, parts.touched));
         let tables = match &rows {
-            None => parameters::tables(parts.model),
+            None => parameters::shards(parts.model),
             Some(rows) => parameters::table_rows(parts.model, rows),
         };
         let mut dense = parameters::dense(parts.model);
@@ -163,6 +192,43 @@ impl Checkpoints {
     pub(crate) fn newest(&mut self) -> Result<Option<Checkpoint>> {
         let names = self.names()?;
         let Some(name) = names.last() else { return Ok(None) };
+        let checkpoint = self.load(name, &names)?;
+        let followed = |base: &String| names.iter().filter(|name| *name > base).count() as u64;
+        self.base = Some(match &checkpoint.file.base {
+            None => (name.clone(), 0),
+            Some(base) => (base.clone(), followed(base)),
+        });
+        Ok(Some(checkpoint))
+    }
+
+    /// A chosen checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if there is none of that step, naming those that there are; or as [`newest`](Self::newest).
+    pub(crate) fn choose(&self, choice: CheckpointChoice) -> Result<Checkpoint> {
+        let names = self.names()?;
+        let missing =
+            |message: String, hint: String| Err(Error::Run { path: self.directory.clone(), message, hint });
+        let Some(newest) = names.last() else {
+            let hint = "set `[checkpoint].every_steps`, and train again".to_owned();
+            return missing("the run has no checkpoints".to_owned(), hint);
+        };
+        match choice {
+            CheckpointChoice::Latest => self.load(newest, &names),
+            CheckpointChoice::Step(step) => match names.iter().find(|name| step_of(name) == Some(step)) {
+                Some(name) => self.load(name, &names),
+                None => {
+                    let steps = names.iter().filter_map(|name| step_of(name)).map(|step| step.to_string());
+                    let hint = format!("choose one of step {}", steps.collect::<Vec<_>>().join(", "));
+                    missing(format!("the run has no checkpoint of step {step}"), hint)
+                }
+            },
+        }
+    }
+
+    /// The checkpoint `name`, one of `names`, if it is whole.
+    fn load(&self, name: &str, names: &[String]) -> Result<Checkpoint> {
         let directory = self.directory.join(name);
         let file = read_description(&directory)?;
         self.check(&directory, &file)?;
@@ -178,12 +244,7 @@ impl Checkpoints {
                 Some(directory)
             }
         };
-        let followed = |base: &String| names.iter().filter(|name| *name > base).count() as u64;
-        self.base = Some(match &file.base {
-            None => (name.clone(), 0),
-            Some(base) => (base.clone(), followed(base)),
-        });
-        Ok(Some(Checkpoint { directory, file, base }))
+        Ok(Checkpoint { directory, file, base })
     }
 
     fn check(&self, directory: &Path, file: &CheckpointFile) -> Result<()> {
@@ -224,6 +285,26 @@ impl Checkpoint {
         &self.directory
     }
 
+    /// Puts the model back, the tables' optimizer state with it, and the touched rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if the files hold another model's parameters.
+    pub(crate) fn restore_model(&self, model: &mut Model, touched: &mut Touched) -> Result<()> {
+        touched.clear();
+        let tables = self.directory.join(TABLES_FILE);
+        match &self.base {
+            None => parameters::load_shards(model, &tables)?,
+            Some(base) => {
+                parameters::load_shards(model, &base.join(TABLES_FILE))?;
+                parameters::load_table_rows(model, &tables, touched)?;
+            }
+        }
+        // Both optimizers have taken every step.
+        model.embeddings.set_steps(self.file.progress.optimizer_steps);
+        parameters::load_dense(model, &self.directory.join(DENSE_FILE))
+    }
+
     /// Puts everything back: parameters, optimizer state, touched rows. Gives the file of the metrics.
     ///
     /// # Errors
@@ -235,19 +316,8 @@ impl Checkpoint {
         optimizer: &mut DenseOptimizer,
         touched: &mut Touched,
     ) -> Result<TensorFile> {
-        touched.clear();
-        let tables = self.directory.join(TABLES_FILE);
-        match &self.base {
-            None => parameters::load_tables(model, &tables)?,
-            Some(base) => {
-                parameters::load_tables(model, &base.join(TABLES_FILE))?;
-                parameters::load_table_rows(model, &tables, touched)?;
-            }
-        }
-        // Both optimizers have taken every step.
-        model.embeddings.set_steps(self.file.progress.optimizer_steps);
+        self.restore_model(model, touched)?;
         let dense = self.directory.join(DENSE_FILE);
-        parameters::load_dense(model, &dense)?;
         let mut file = parameters::open(&dense)?;
         optimizer.restore(self.file.progress.optimizer_steps, |parameter, state, values| {
             let values = bytemuck::cast_slice_mut(values);

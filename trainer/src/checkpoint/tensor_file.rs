@@ -11,6 +11,7 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::embedding::{Embeddings, RowSet};
 use crate::tensors;
 
 /// More bytes than a header of any model has.
@@ -32,11 +33,18 @@ pub(crate) enum Source<'a> {
     Owned(Vec<u8>),
     /// A contiguous `f32` tensor on the CPU.
     Tensor(Tensor),
-    /// Chosen rows of `row_bytes` bytes each.
-    Rows {
-        bytes: &'a [u8],
-        row_bytes: usize,
-        rows: &'a [u32],
+    /// The weights (buffer 0) or other values of a whole table, put together from its shards.
+    Table {
+        embeddings: &'a dyn Embeddings,
+        table: usize,
+        buffer: usize,
+    },
+    /// Rows of a buffer of a shard, both by number.
+    Shard {
+        embeddings: &'a dyn Embeddings,
+        shard: usize,
+        buffer: usize,
+        rows: RowSet<'a>,
     },
 }
 
@@ -74,9 +82,12 @@ impl<'a> Entry<'a> {
             Source::Bytes(bytes) => out.write_all(bytes),
             Source::Owned(bytes) => out.write_all(bytes),
             Source::Tensor(tensor) => out.write_all(bytemuck::cast_slice(tensors::as_slice(tensor))),
-            Source::Rows { bytes, row_bytes, rows } => rows
-                .iter()
-                .try_for_each(|&row| out.write_all(&bytes[row as usize * row_bytes..][..*row_bytes])),
+            Source::Table { embeddings, table, buffer } => {
+                embeddings.read_table(*table, *buffer, &mut |bytes| out.write_all(bytes))
+            }
+            Source::Shard { embeddings, shard, buffer, rows } => {
+                embeddings.read(*shard, *buffer, *rows, &mut |bytes| out.write_all(bytes))
+            }
         }
     }
 }
@@ -204,20 +215,25 @@ impl TensorFile {
         self.header.get(name).ok_or_else(|| format!("it has no `{name}`"))
     }
 
-    /// Reads a tensor of this type and so many bytes into `values`.
-    pub(crate) fn read_into(&mut self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), String> {
+    /// Begins to read a tensor of this type and so many bytes.
+    pub(crate) fn begin(&mut self, name: &str, dtype: Dtype, bytes: usize) -> Result<impl Read, String> {
         let info = self.info(name)?;
         let (start, end) = info.data_offsets;
-        if info.dtype != dtype || end - start != values.len() as u64 {
-            let (found, bytes) = (info.dtype, end - start);
+        if info.dtype != dtype || end - start != bytes as u64 {
+            let (found, length) = (info.dtype, end - start);
             return Err(format!(
-                "`{name}` is {bytes} bytes of {found:?}, and should be {} of {dtype:?}",
-                values.len()
+                "`{name}` is {length} bytes of {found:?}, and should be {bytes} of {dtype:?}"
             ));
         }
-        let read =
-            self.file.seek(SeekFrom::Start(self.data + start)).and_then(|_| self.file.read_exact(values));
-        read.map_err(|error| format!("`{name}`: {error}"))
+        let place = SeekFrom::Start(self.data + start);
+        self.file.seek(place).map_err(|error| format!("`{name}`: {error}"))?;
+        Ok((&mut self.file).take(end - start))
+    }
+
+    /// Reads a tensor of this type and so many bytes into `values`.
+    pub(crate) fn read_into(&mut self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), String> {
+        let mut reading = self.begin(name, dtype, values.len())?;
+        reading.read_exact(values).map_err(|error| format!("`{name}`: {error}"))
     }
 
     /// Reads a tensor of this type, however long it is.
@@ -232,14 +248,29 @@ impl TensorFile {
 
 #[cfg(test)]
 mod tests {
+    use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
     use safetensors::SafeTensors;
 
     use super::*;
+    use crate::embedding::{LocalEmbeddings, Table};
+
+    fn table(weights: &[f32]) -> LocalEmbeddings {
+        let config = TableConfig {
+            feature: "x".into(),
+            rows: 3,
+            dim: 2,
+            pooling: Pooling::Sum,
+            ids: IdPolicy::Checked,
+            dtype: DataType::Fp32,
+        };
+        let table = Table::from_parts(&config, weights.to_vec(), Vec::new()).unwrap();
+        LocalEmbeddings::from_tables(vec![table], 1).unwrap()
+    }
 
     fn written(path: &Path) -> FileFigures {
         let weights = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
-        let bytes = bytemuck::cast_slice(&weights);
-        let rows = Source::Rows { bytes, row_bytes: 8, rows: &[2, 0] };
+        let tables = table(&weights);
+        let rows = Source::Shard { embeddings: &tables, shard: 0, buffer: 0, rows: RowSet::Chosen(&[2, 0]) };
         let entries = vec![
             Entry::floats("all", vec![3, 2], &weights),
             Entry { name: "some".into(), dtype: Dtype::F32, shape: vec![2, 2], source: rows },

@@ -1,12 +1,16 @@
 //! What is looked up for one group of features.
 
+use std::any::Any;
+
 use onefold_ikjt::{Feature, Group};
 use onefold_sharding::Pooling;
 use rayon::prelude::*;
 
-use super::Table;
+use super::table::{Table, table_rows};
+use super::vectors::Vectors;
 use crate::Result;
 use crate::kernels::attention::Sequence;
+use crate::kernels::element::Elements;
 use crate::kernels::pool::{self, Bags};
 
 /// The steps that run once per distinct row of a group rather than once per sample, of those that a batch allows: a
@@ -43,7 +47,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    fn new(feature: &Feature, inverse: Option<&[i32]>) -> Self {
+    pub(super) fn new(feature: &Feature, inverse: Option<&[i32]>) -> Self {
         let choose = |values: &[i32]| match inverse {
             None => values.to_vec(),
             Some(inverse) => inverse.iter().map(|&row| values[row as usize]).collect(),
@@ -67,29 +71,36 @@ impl Rows {
 
 /// What the lookup of one feature is about.
 #[derive(Debug)]
-pub(crate) struct FeatureLookup {
+pub struct FeatureLookup {
     /// The table, by number.
     pub(crate) table: usize,
     /// The table row of every value.
     pub(crate) table_rows: Vec<u32>,
     /// The vectors of every value, `[T, D]`, where they were looked up before what uses them.
-    gathered: Option<Gathered>,
-    weights: Option<Vec<f32>>,
+    pub(super) gathered: Option<Gathered>,
+    pub(crate) weights: Option<Vec<f32>>,
     pub(crate) rows: Rows,
 }
 
 /// Vectors in the order of a feature's values.
 #[derive(Debug)]
-struct Gathered {
+pub(super) struct Gathered {
     vectors: Vec<f32>,
     numbers: Vec<u32>,
 }
 
+impl Gathered {
+    /// The vectors of so many values.
+    pub(super) fn new(vectors: Vec<f32>, values: usize) -> Self {
+        Self { vectors, numbers: (0..values as u32).collect() }
+    }
+}
+
 impl FeatureLookup {
-    fn source<'a>(&'a self, table: &'a Table) -> (&'a [f32], &'a [u32]) {
+    fn source<'a>(&'a self, table: &'a Table) -> (Elements<'a>, &'a [u32]) {
         match &self.gathered {
             None => (table.weights(), &self.table_rows),
-            Some(gathered) => (&gathered.vectors, &gathered.numbers),
+            Some(gathered) => (Elements::Fp32(&gathered.vectors), &gathered.numbers),
         }
     }
 
@@ -112,14 +123,25 @@ impl FeatureLookup {
         Sequence { table: values, rows, offsets: &self.rows.offsets, sizes: &self.rows.sizes }
     }
 
-    /// Looks up every value's vector, for rows that share values and are computed apart.
-    fn gather(&mut self, table: &Table) {
+    /// The same, of vectors that were looked up.
+    ///
+    /// # Panics
+    ///
+    /// If they were not.
+    pub(super) fn gathered_sequence(&self) -> Sequence<'_> {
+        let gathered = self.gathered.as_ref().expect("the vectors of sequences are always sent");
+        let (table, rows) = (Elements::Fp32(&gathered.vectors), gathered.numbers.as_slice());
+        Sequence { table, rows, offsets: &self.rows.offsets, sizes: &self.rows.sizes }
+    }
+
+    /// Every value's vector, `[T, D]`.
+    pub(super) fn gather(&self, table: &Table) -> Vec<f32> {
         let dim = table.dim();
         let mut vectors = vec![0.0; self.table_rows.len() * dim];
         vectors.par_chunks_mut(dim).zip(&self.table_rows).with_min_len(256).for_each(|(vector, &row)| {
-            vector.copy_from_slice(&table.weights()[row as usize * dim..][..dim]);
+            table.weights().slice(row as usize * dim, dim).widen(vector);
         });
-        self.gathered = Some(Gathered { vectors, numbers: (0..self.table_rows.len() as u32).collect() });
+        vectors
     }
 }
 
@@ -127,7 +149,7 @@ impl FeatureLookup {
 #[derive(Debug)]
 pub struct Lookup {
     /// `[U, F, D]`, the features that pool by sum or mean, in order; empty if there are none.
-    pub(crate) pooled: Vec<f32>,
+    pub(crate) pooled: Vectors,
     /// Whether the rows of `pooled` are samples.
     pub(crate) pooled_by_sample: bool,
     pub(crate) pooled_features: Vec<FeatureLookup>,
@@ -135,6 +157,8 @@ pub struct Lookup {
     pub(crate) sequences: Vec<FeatureLookup>,
     /// Whether the rows of `sequences` are samples.
     pub(crate) sequences_by_sample: bool,
+    /// What the implementation that looked up wants to find again at the update.
+    pub(super) kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Lookup {
@@ -158,13 +182,15 @@ impl Lookup {
             let inverse = by_sample(if attends { steps.sequences } else { steps.pooling });
             let mut lookup = FeatureLookup {
                 table,
-                table_rows: tables[table].table_rows(feature)?,
+                table_rows: table_rows(tables[table].config(), feature)?,
                 gathered: None,
                 weights: feature.weights().map(|weights| weights.to_vec()),
                 rows: Rows::new(feature, inverse),
             };
             if inverse.is_some() {
-                lookup.gather(&tables[table]);
+                // Rows share values and are computed apart.
+                let vectors = lookup.gather(&tables[table]);
+                lookup.gathered = Some(Gathered::new(vectors, lookup.table_rows.len()));
             }
             Ok(lookup)
         };
@@ -180,11 +206,12 @@ impl Lookup {
         let mut pooled = vec![0.0; rows * bags.len() * dim];
         pool::pool(&bags, dim, &mut pooled);
         Ok(Self {
-            pooled,
+            pooled: pooled.into(),
             pooled_by_sample: by_sample(steps.pooling).is_some(),
             pooled_features,
             sequences,
             sequences_by_sample: by_sample(steps.sequences).is_some(),
+            kept: None,
         })
     }
 }

@@ -1,29 +1,103 @@
 //! One embedding table.
 
+use std::io;
+use std::ops::Range;
+
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
-use onefold_sharding::{IdPolicy, TableConfig};
+use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::Dtype;
 
+use super::shard::{Buffer, RowSet, Shard};
+use super::update::rule;
+use crate::config::TableOptimizerConfig;
+use crate::kernels::element::{Elements, ElementsMut, Noise, nearest_bf16, nearest_fp16};
 use crate::{Error, Result};
 
 /// The salt of hashed ids.
 const HASH_SALT: u64 = onefold_sharding::HASH_SALT;
 
-/// One embedding table: `rows × dim` weights, and what its optimizer keeps for every row.
+/// One embedding table: `rows × dim` weights, and what its optimizer keeps for every row, in single precision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     config: TableConfig,
     dim: usize,
-    pub(super) weights: Vec<f32>,
-    pub(super) state: Vec<f32>,
+    weights: Weights,
+    state: Vec<f32>,
+    /// Which table of which model it is, for the noise of its rounding.
+    seed: u64,
+    stream: u64,
+    /// The first row and column of the whole table that it has.
+    origin: (u64, u64),
+}
+
+/// Weights in memory.
+#[derive(Debug, Clone, PartialEq)]
+enum Weights {
+    Fp32(Vec<f32>),
+    Bf16(Vec<u16>),
+    Fp16(Vec<u16>),
+}
+
+impl Weights {
+    fn new(dtype: DataType, values: impl Iterator<Item = f32>) -> Self {
+        match dtype {
+            DataType::Fp32 => Self::Fp32(values.collect()),
+            DataType::Bf16 => Self::Bf16(values.map(nearest_bf16).collect()),
+            DataType::Fp16 => Self::Fp16(values.map(nearest_fp16).collect()),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::Fp32(values) => Elements::Fp32(values),
+            Self::Bf16(values) => Elements::Bf16(values),
+            Self::Fp16(values) => Elements::Fp16(values),
+        }
+    }
+
+    fn elements_mut(&mut self) -> ElementsMut<'_> {
+        match self {
+            Self::Fp32(values) => ElementsMut::Fp32(values),
+            Self::Bf16(values) => ElementsMut::Bf16(values),
+            Self::Fp16(values) => ElementsMut::Fp16(values),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Fp32(values) => bytemuck::cast_slice_mut(values),
+            Self::Bf16(values) | Self::Fp16(values) => bytemuck::cast_slice_mut(values),
+        }
+    }
+
+    /// The rectangle of a matrix of `dim` columns.
+    fn part(&self, dim: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
+        fn cut<T: Copy>(values: &[T], dim: usize, rows: Range<usize>, columns: Range<usize>) -> Vec<T> {
+            rows.flat_map(|row| &values[row * dim..][columns.clone()]).copied().collect()
+        }
+        match self {
+            Self::Fp32(values) => Self::Fp32(cut(values, dim, rows, columns)),
+            Self::Bf16(values) => Self::Bf16(cut(values, dim, rows, columns)),
+            Self::Fp16(values) => Self::Fp16(cut(values, dim, rows, columns)),
+        }
+    }
+}
+
+/// What the files call the type of a table's weights.
+pub(crate) fn stored_dtype(config: &TableConfig) -> Dtype {
+    match config.dtype {
+        DataType::Fp32 => Dtype::F32,
+        DataType::Bf16 => Dtype::BF16,
+        DataType::Fp16 => Dtype::F16,
+    }
 }
 
 impl Table {
     /// A table with weights uniform in ±1/√rows (TorchRec's default), from `seed`, and `state_width` zeros of optimizer
-    /// state for every row.
+    /// state for every row. Weights of 16 bits are the nearest ones.
     pub fn new(config: &TableConfig, seed: u64, stream: u64, state_width: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(stream);
@@ -32,17 +106,36 @@ impl Table {
         Self {
             config: config.clone(),
             dim: config.dim as usize,
-            weights: (0..size).map(|_| rng.random_range(-bound..=bound)).collect(),
+            weights: Weights::new(config.dtype, (0..size).map(|_| rng.random_range(-bound..=bound))),
             state: vec![0.0; config.rows as usize * state_width],
+            seed,
+            stream,
+            origin: (0, 0),
         }
     }
 
-    /// A table of given weights, `[rows, dim]` row-major, and optimizer state, `[rows, width]`; `None` if their sizes
-    /// differ from the configuration's.
+    /// Table `number` of a model, with initial weights from `seed` and the state that `optimizer` needs.
+    pub fn initial(config: &TableConfig, optimizer: &TableOptimizerConfig, seed: u64, number: usize) -> Self {
+        Self::new(config, seed, number as u64, rule(optimizer, 1).state_width(config.dim as usize))
+    }
+
+    /// A table of given weights, `[rows, dim]` row-major, which become the nearest ones of the table's type, and
+    /// optimizer state, `[rows, width]`; `None` if their sizes differ from the configuration's.
     pub fn from_parts(config: &TableConfig, weights: Vec<f32>, state: Vec<f32>) -> Option<Self> {
         let (rows, size) = (config.rows as usize, (config.rows * config.dim) as usize);
         let fits = weights.len() == size && state.len().is_multiple_of(rows);
-        fits.then(|| Self { config: config.clone(), dim: config.dim as usize, weights, state })
+        fits.then(|| Self {
+            config: config.clone(),
+            dim: config.dim as usize,
+            weights: match config.dtype {
+                DataType::Fp32 => Weights::Fp32(weights),
+                narrow => Weights::new(narrow, weights.into_iter()),
+            },
+            state,
+            seed: 0,
+            stream: 0,
+            origin: (0, 0),
+        })
     }
 
     /// The table's configuration.
@@ -51,8 +144,18 @@ impl Table {
     }
 
     /// The weights, `[rows, dim]` row-major.
-    pub fn weights(&self) -> &[f32] {
-        &self.weights
+    pub fn weights(&self) -> Elements<'_> {
+        self.weights.elements()
+    }
+
+    /// Weights and state, to be updated.
+    pub(super) fn values_mut(&mut self) -> (ElementsMut<'_>, &mut [f32]) {
+        (self.weights.elements_mut(), &mut self.state)
+    }
+
+    /// The noise with which step `step` is rounded, the same for a whole table and for its shards.
+    pub(super) fn noise(&self, step: u64) -> Noise {
+        Noise::new(self.seed, step, self.stream).of_shard(self.origin.0, self.origin.1)
     }
 
     /// The optimizer's state, `[rows, width]`: one accumulator a row for row-wise Adagrad.
@@ -64,79 +167,101 @@ impl Table {
         self.dim
     }
 
-    /// The table row of every id of `feature`, each computed once however many rows of the batch share it.
-    pub(super) fn table_rows(&self, feature: &Feature) -> Result<Vec<u32>> {
-        let rows = self.config.rows;
-        match self.config.ids {
-            IdPolicy::Hashed => {
-                let mut ids = feature.values().to_vec();
-                SigridHash::new(HASH_SALT, rows as i64).hash_all(&mut ids);
-                Ok(ids.into_iter().map(|id| id as u32).collect())
+    /// A shard of this table that is kept by itself: some of its rows, and some of its columns.
+    ///
+    /// State of one value per row is copied; where a row has state for every weight, the columns' own are taken.
+    pub(super) fn part(&self, shard: &Shard) -> Self {
+        let (dim, width) = (self.dim, self.state_width());
+        let columns = shard.columns.start as usize..shard.columns.end as usize;
+        let rows = shard.rows.start as usize..shard.rows.end as usize;
+        let weights = self.weights.part(dim, rows.clone(), columns.clone());
+        let state: Vec<f32> = if width > 0 && width.is_multiple_of(dim) {
+            let parts = rows.clone().flat_map(|row| self.state[row * width..][..width].chunks_exact(dim));
+            parts.flat_map(|part| &part[columns.clone()]).copied().collect()
+        } else {
+            self.state[rows.start * width..rows.end * width].to_vec()
+        };
+        // A mean is taken where all parts of a row's sum are.
+        let pooling = if self.config.pooling == Pooling::Mean { Pooling::Sum } else { self.config.pooling };
+        let config = TableConfig {
+            rows: rows.len() as u64,
+            dim: columns.len() as u64,
+            pooling,
+            ..self.config.clone()
+        };
+        let origin = (self.origin.0 + shard.rows.start, self.origin.1 + shard.columns.start);
+        Self { config, dim: columns.len(), weights, state, origin, ..*self }
+    }
+}
+
+/// The table row of every id of `feature`, each computed once however many rows of the batch share it.
+///
+/// # Errors
+///
+/// [`Error::Id`] for an id that the table has no row for.
+pub(super) fn table_rows(config: &TableConfig, feature: &Feature) -> Result<Vec<u32>> {
+    let rows = config.rows;
+    match config.ids {
+        IdPolicy::Hashed => {
+            let mut ids = feature.values().to_vec();
+            SigridHash::new(HASH_SALT, rows as i64).hash_all(&mut ids);
+            Ok(ids.into_iter().map(|id| id as u32).collect())
+        }
+        IdPolicy::Checked => {
+            // The largest as an unsigned number: negative ids are larger than all others.
+            let largest = feature.values().iter().fold(0, |largest, &id| (id as u64).max(largest));
+            if largest >= rows
+                && let Some(&id) = feature.values().iter().find(|&&id| id as u64 >= rows)
+            {
+                return Err(Error::Id { feature: feature.name().to_owned(), id, rows });
             }
-            IdPolicy::Checked => {
-                // The largest as an unsigned number: negative ids are larger than all others.
-                let largest = feature.values().iter().fold(0, |largest, &id| (id as u64).max(largest));
-                if largest >= rows
-                    && let Some(&id) = feature.values().iter().find(|&&id| id as u64 >= rows)
-                {
-                    return Err(Error::Id { feature: feature.name().to_owned(), id, rows });
-                }
-                Ok(feature.values().iter().map(|&id| id as u32).collect())
-            }
+            Ok(feature.values().iter().map(|&id| id as u32).collect())
         }
     }
 }
 
-/// One of a table's buffers as a checkpoint holds it: `[rows, columns]`, row-major.
-#[derive(Debug)]
-pub struct Buffer<'a> {
-    /// `weight`, or the name of the optimizer's state.
-    pub name: &'static str,
-    /// Type of a value.
-    pub dtype: Dtype,
-    /// Values per row.
-    pub columns: usize,
-    /// The values.
-    pub bytes: &'a [u8],
-}
-
-/// The same, to be written to.
-#[derive(Debug)]
-pub struct BufferMut<'a> {
-    /// `weight`, or the name of the optimizer's state.
-    pub name: &'static str,
-    /// Type of a value.
-    pub dtype: Dtype,
-    /// Values per row.
-    pub columns: usize,
-    /// The values.
-    pub bytes: &'a mut [u8],
-}
-
 impl Table {
     /// All that a checkpoint holds of the table, the weights first.
-    pub fn buffers(&self) -> Vec<Buffer<'_>> {
-        let buffer = |name, columns, values| Buffer {
-            name,
-            dtype: Dtype::F32,
-            columns,
-            bytes: bytemuck::cast_slice(values),
-        };
-        let width = self.state_width();
-        vec![buffer("weight", self.dim, &self.weights), buffer("accumulator", width, &self.state)]
+    pub(super) fn buffers(&self) -> Vec<Buffer> {
+        let weight = Buffer { name: "weight", dtype: stored_dtype(&self.config), columns: self.dim };
+        vec![weight, Buffer { name: "accumulator", dtype: Dtype::F32, columns: self.state_width() }]
     }
 
-    /// The same, to be written to.
-    pub fn buffers_mut(&mut self) -> Vec<BufferMut<'_>> {
-        let buffer = |name, columns, values| BufferMut {
-            name,
-            dtype: Dtype::F32,
-            columns,
-            bytes: bytemuck::cast_slice_mut(values),
+    /// Gives rows of a buffer to `sink`, all of them at once or one by one.
+    pub(super) fn read(
+        &self,
+        buffer: usize,
+        rows: RowSet<'_>,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let bytes = if buffer == 0 { self.weights().bytes() } else { bytemuck::cast_slice(&self.state) };
+        let size = self.buffers()[buffer].row_bytes();
+        match rows {
+            RowSet::All => sink(bytes),
+            RowSet::Chosen(rows) => {
+                rows.iter().try_for_each(|&row| sink(&bytes[row as usize * size..][..size]))
+            }
+        }
+    }
+
+    /// Lets `source` fill rows of a buffer, all of them at once or one by one.
+    pub(super) fn write(
+        &mut self,
+        buffer: usize,
+        rows: RowSet<'_>,
+        source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let size = self.buffers()[buffer].row_bytes();
+        let bytes = match buffer {
+            0 => self.weights.bytes_mut(),
+            _ => bytemuck::cast_slice_mut(&mut self.state),
         };
-        let width = self.state_width();
-        let weights: &mut [f32] = &mut self.weights;
-        vec![buffer("weight", self.dim, weights), buffer("accumulator", width, &mut self.state)]
+        match rows {
+            RowSet::All => source(bytes),
+            RowSet::Chosen(rows) => {
+                rows.iter().try_for_each(|&row| source(&mut bytes[row as usize * size..][..size]))
+            }
+        }
     }
 
     /// Values of optimizer state per row.

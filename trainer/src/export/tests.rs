@@ -203,7 +203,7 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let model = Model::new(&config, &schema, &tables, 1).unwrap();
     let mut run = Run::new(&config, &schema, &tables);
     run.complete(&model, 7, &run_path).unwrap();
-    let summary = export(&run_path, &out, false).unwrap();
+    let summary = export(&run_path, None, &out, false).unwrap();
     // Three tables, two and three layers, and the two layers of the attention block, weights and biases.
     assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2));
 
@@ -216,6 +216,6 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
         let expected = exported.logit(&dense, &lists);
         assert!((f64::from(*logit) - expected).abs() < 1e-5, "sample {sample}: {logit} {expected}");
     }
-    assert!(export(&run_path, &out, false).unwrap_err().to_string().contains("--overwrite"));
-    export(&run_path, &out, true).unwrap();
+    assert!(export(&run_path, None, &out, false).unwrap_err().to_string().contains("--overwrite"));
+    export(&run_path, None, &out, true).unwrap();
 }

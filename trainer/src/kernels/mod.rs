@@ -5,6 +5,7 @@
 //! fixed order, so results depend on neither the number of threads nor their timing.
 
 pub mod attention;
+pub mod element;
 mod gemm;
 pub mod interaction;
 pub mod pool;

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::element::{Bf16, Element, Elements, Fp16, Fp32, widen_row};
 use super::simd::{Lanes, WIDTH, dispatched, prefetch};
 
 /// Rows that one thread goes through at a time.
@@ -17,7 +18,7 @@ const MAX_GATHERED: usize = 1 << 16;
 #[derive(Debug, Clone, Copy)]
 pub struct Bags<'a> {
     /// The table's weights, `[rows, D]`.
-    pub table: &'a [f32],
+    pub table: Elements<'a>,
     /// The table row of every id, each computed once.
     pub rows: &'a [u32],
     /// A factor for every id.
@@ -75,6 +76,23 @@ fn pool_block_with<L: Lanes>(
     stride: usize,
     gathered: &mut Vec<f32>,
 ) {
+    match bags.table {
+        Elements::Fp32(table) => pool_block_of::<L, Fp32>(table, bags, dim, first, output, stride, gathered),
+        Elements::Bf16(table) => pool_block_of::<L, Bf16>(table, bags, dim, first, output, stride, gathered),
+        Elements::Fp16(table) => pool_block_of::<L, Fp16>(table, bags, dim, first, output, stride, gathered),
+    }
+}
+
+#[inline(always)]
+fn pool_block_of<L: Lanes, E: Element>(
+    table: &[E::Stored],
+    bags: &Bags<'_>,
+    dim: usize,
+    first: usize,
+    output: &mut [f32],
+    stride: usize,
+    gathered: &mut Vec<f32>,
+) {
     let rows = first..first + output.len().div_ceil(stride);
     let (mut start, mut end, mut total) = (usize::MAX, 0, 0);
     for row in rows.clone() {
@@ -85,10 +103,13 @@ fn pool_block_with<L: Lanes>(
     // Windows overlap: every element is looked up once, into memory where rows are slices.
     let overlaps = total >= 2 * span && span * dim <= MAX_GATHERED;
     if overlaps {
-        gathered.clear();
-        for (i, row) in bags.rows[start..end].iter().enumerate() {
-            ask_for(bags, dim, start + i + AHEAD);
-            gathered.extend_from_slice(&bags.table[*row as usize * dim..][..dim]);
+        if gathered.len() < span * dim {
+            gathered.resize(span * dim, 0.0);
+        }
+        for (i, (row, vector)) in bags.rows[start..end].iter().zip(gathered.chunks_exact_mut(dim)).enumerate()
+        {
+            ask_for(table, bags, dim, start + i + AHEAD);
+            widen_row::<L, E>(&table[*row as usize * dim..][..dim], vector);
         }
     }
     for (row, output) in rows.zip(output.chunks_mut(stride)) {
@@ -97,27 +118,27 @@ fn pool_block_with<L: Lanes>(
         let scale = bags.scale(row);
         if overlaps {
             let vectors = gathered[(span.start - start) * dim..(span.end - start) * dim].chunks_exact(dim);
-            sum_vectors::<L>(|i| vectors.clone().nth(i), weights, scale, output);
+            sum_vectors::<L, Fp32>(|i| vectors.clone().nth(i), weights, scale, output);
         } else {
-            (span.clone()).for_each(|i| ask_for(bags, dim, i + AHEAD));
+            (span.clone()).for_each(|i| ask_for(table, bags, dim, i + AHEAD));
             let ids = &bags.rows[span];
-            let vector = |i: usize| ids.get(i).map(|row| &bags.table[*row as usize * dim..][..dim]);
-            sum_vectors::<L>(vector, weights, scale, output);
+            let vector = |i: usize| ids.get(i).map(|row| &table[*row as usize * dim..][..dim]);
+            sum_vectors::<L, E>(vector, weights, scale, output);
         }
     }
 }
 
 #[inline(always)]
-fn ask_for(bags: &Bags<'_>, dim: usize, id: usize) {
+fn ask_for<T>(table: &[T], bags: &Bags<'_>, dim: usize, id: usize) {
     if let Some(row) = bags.rows.get(id) {
-        prefetch(&bags.table[*row as usize * dim..][..dim]);
+        prefetch(&table[*row as usize * dim..][..dim]);
     }
 }
 
 /// The scaled sum of vectors 0, 1, … until there is none, by as many columns at a time as registers hold.
 #[inline(always)]
-fn sum_vectors<'a, L: Lanes>(
-    vector: impl Fn(usize) -> Option<&'a [f32]>,
+fn sum_vectors<'a, L: Lanes, E: Element>(
+    vector: impl Fn(usize) -> Option<&'a [E::Stored]>,
     weights: Option<&[f32]>,
     scale: f32,
     output: &mut [f32],
@@ -126,11 +147,11 @@ fn sum_vectors<'a, L: Lanes>(
     let dim = output.len();
     let mut column = 0;
     while column + COLUMNS * WIDTH <= dim {
-        sum_columns::<L, COLUMNS>(&vector, weights, scale, column, output);
+        sum_columns::<L, E, COLUMNS>(&vector, weights, scale, column, output);
         column += COLUMNS * WIDTH;
     }
     while column + WIDTH <= dim {
-        sum_columns::<L, 1>(&vector, weights, scale, column, output);
+        sum_columns::<L, E, 1>(&vector, weights, scale, column, output);
         column += WIDTH;
     }
     let rest = &mut output[column..];
@@ -141,15 +162,15 @@ fn sum_vectors<'a, L: Lanes>(
     let mut i = 0;
     while let Some(vector) = vector(i) {
         let weight = weights.map_or(1.0, |weights| weights[i]);
-        rest.iter_mut().zip(&vector[column..]).for_each(|(sum, value)| *sum += weight * value);
+        rest.iter_mut().zip(&vector[column..]).for_each(|(sum, value)| *sum += weight * E::widen(*value));
         i += 1;
     }
     rest.iter_mut().for_each(|sum| *sum *= scale);
 }
 
 #[inline(always)]
-fn sum_columns<'a, L: Lanes, const N: usize>(
-    vector: &impl Fn(usize) -> Option<&'a [f32]>,
+fn sum_columns<'a, L: Lanes, E: Element, const N: usize>(
+    vector: &impl Fn(usize) -> Option<&'a [E::Stored]>,
     weights: Option<&[f32]>,
     scale: f32,
     column: usize,
@@ -160,10 +181,12 @@ fn sum_columns<'a, L: Lanes, const N: usize>(
     while let Some(vector) = vector(i) {
         let (chunks, _) = vector[column..][..N * WIDTH].as_chunks::<WIDTH>();
         match weights {
-            None => sums.iter_mut().zip(chunks).for_each(|(sum, chunk)| *sum = sum.add(L::load(chunk))),
+            None => sums.iter_mut().zip(chunks).for_each(|(sum, chunk)| *sum = sum.add(E::load::<L>(chunk))),
             Some(weights) => {
                 let weight = L::splat(weights[i]);
-                sums.iter_mut().zip(chunks).for_each(|(sum, chunk)| *sum = sum.fma(weight, L::load(chunk)));
+                sums.iter_mut()
+                    .zip(chunks)
+                    .for_each(|(sum, chunk)| *sum = sum.fma(weight, E::load::<L>(chunk)));
             }
         }
         i += 1;
@@ -212,6 +235,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::kernels::element::{nearest_bf16, nearest_fp16};
 
     const ROWS: usize = 9;
 
@@ -220,7 +244,7 @@ mod tests {
         fn pooling_and_its_gradient_equal_the_definition(
             dim in prop::sample::select(vec![1_usize, 4, 8, 24, 64, 130]),
             windows in prop::collection::vec((0_i32..30, 0_i32..9), 1..150),
-            sliding: bool, mean: bool, weighted: bool,
+            sliding: bool, mean: bool, weighted: bool, dtype in 0_usize..3,
         ) {
             let (mut offsets, sizes): (Vec<i32>, Vec<i32>) = windows.into_iter().unzip();
             if sliding {
@@ -230,7 +254,12 @@ mod tests {
             let rows: Vec<u32> = (0..40).map(|i| (i * 5 % ROWS) as u32).collect();
             let factors: Vec<f32> = (0..40).map(|i| (i % 3) as f32 / 2.0).collect();
             let weights = weighted.then_some(factors.as_slice());
-            let bags = Bags { table: &table, rows: &rows, weights, offsets: &offsets, sizes: &sizes, mean };
+            // Small integers are exact in all types.
+            let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
+            let (bf16, fp16) = (narrow(nearest_bf16), narrow(nearest_fp16));
+            let stored =
+                [Elements::Fp32(&table), Elements::Bf16(&bf16), Elements::Fp16(&fp16)][dtype];
+            let bags = Bags { table: stored, rows: &rows, weights, offsets: &offsets, sizes: &sizes, mean };
             // Two features, the second of which is the first one's sum.
             let features = [bags, Bags { mean: false, ..bags }];
             let mut output = vec![f32::NAN; 2 * dim * sizes.len()];

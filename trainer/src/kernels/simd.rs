@@ -1,4 +1,4 @@
-//! Eight floats at a time: AVX2 with FMA where the processor has them, plain arrays elsewhere.
+//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere.
 //!
 //! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
 //! processor and calls the copy that fits it. Sums of the two differ in their last bits, as FMA rounds once.
@@ -15,6 +15,10 @@ pub(crate) trait Lanes: Copy {
     fn splat(value: f32) -> Self;
     /// The eight floats.
     fn load(values: &[f32; WIDTH]) -> Self;
+    /// The eight floats whose upper halves these are.
+    fn load_bf16(values: &[u16; WIDTH]) -> Self;
+    /// The eight floats of these bits of 16-bit floats.
+    fn load_fp16(values: &[u16; WIDTH]) -> Self;
     /// Writes the lanes.
     fn store(self, values: &mut [f32; WIDTH]);
     /// `self + a * b`.
@@ -73,6 +77,14 @@ impl Lanes for Portable {
         Self(*values)
     }
     #[inline(always)]
+    fn load_bf16(values: &[u16; WIDTH]) -> Self {
+        Self(values.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+    #[inline(always)]
+    fn load_fp16(values: &[u16; WIDTH]) -> Self {
+        Self(values.map(super::element::widen_fp16))
+    }
+    #[inline(always)]
     fn store(self, values: &mut [f32; WIDTH]) {
         *values = self.0;
     }
@@ -111,10 +123,12 @@ mod x86 {
 
     use super::{Lanes, WIDTH};
 
-    /// Whether the processor has AVX2 and FMA; the answer is remembered.
+    /// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
     #[inline]
     pub(crate) fn has_avx2() -> bool {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
     }
 
     /// x86-64 processors since 2013.
@@ -133,6 +147,19 @@ mod x86 {
         fn load(values: &[f32; WIDTH]) -> Self {
             // SAFETY: as above; unaligned loads are allowed.
             Self(unsafe { _mm256_loadu_ps(values.as_ptr()) })
+        }
+        #[inline(always)]
+        fn load_bf16(values: &[u16; WIDTH]) -> Self {
+            // SAFETY: as above; the eight halves are 16 bytes.
+            unsafe {
+                let halves = _mm_loadu_si128(values.as_ptr().cast());
+                Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))))
+            }
+        }
+        #[inline(always)]
+        fn load_fp16(values: &[u16; WIDTH]) -> Self {
+            // SAFETY: as above; the eight halves are 16 bytes.
+            Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
         }
         #[inline(always)]
         fn store(self, values: &mut [f32; WIDTH]) {
@@ -206,13 +233,13 @@ macro_rules! dispatched {
         $vis fn $name($($arg: $type),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments, reason = "as the function around it")]
                 fn with_avx2($($arg: $type),*) $(-> $ret)? {
                     $generic::<$crate::kernels::simd::Avx2>($($arg),*)
                 }
                 if $crate::kernels::simd::has_avx2() {
-                    // SAFETY: the processor has AVX2 and FMA, which is all that the function is compiled for.
+                    // SAFETY: the processor has AVX2, FMA and F16C, which is all that the function is compiled for.
                     return unsafe { with_avx2($($arg),*) };
                 }
             }
@@ -273,9 +300,9 @@ pub(crate) fn axpy<L: Lanes>(y: &mut [f32], a: f32, x: &[f32]) {
 
 /// Asks the processor for the cache lines of `values`, which are read soon.
 #[inline(always)]
-pub(crate) fn prefetch(values: &[f32]) {
+pub(crate) fn prefetch<T>(values: &[T]) {
     #[cfg(target_arch = "x86_64")]
-    for line in values.chunks(16) {
+    for line in values.chunks(64 / size_of::<T>()) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: every x86-64 processor has the instruction, and it reads nothing that a program could see.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }

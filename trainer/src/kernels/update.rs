@@ -1,6 +1,7 @@
 //! The exact update of a table: the gradient of an id is summed over all places where it was looked up, then its
 //! row is updated once (as FBGEMM's exact optimizers do).
 
+use super::element::{Bf16, Element, ElementsMut, Fp16, Fp32, Noise};
 use super::simd::{Lanes, axpy, dispatched, dot, prefetch};
 
 /// Places per piece of a table, about, for threads to take.
@@ -105,6 +106,26 @@ impl Rule {
     }
 }
 
+/// What is done to every row of a table.
+#[derive(Debug, Clone, Copy)]
+pub struct Update {
+    /// How a row follows its gradient.
+    pub rule: Rule,
+    /// Learning rate.
+    pub rate: f32,
+    /// A row's summed gradient is scaled down to this L2 norm where it is longer, before the rule sees it.
+    pub max_norm: Option<f32>,
+    /// For rounding to types of 16 bits.
+    pub noise: Noise,
+}
+
+impl Update {
+    /// An update without a limit of the norm, and with noise that is always the same.
+    pub fn new(rule: Rule, rate: f32) -> Self {
+        Self { rule, rate, max_norm: None, noise: Noise::new(0, 0, 0) }
+    }
+}
+
 /// A part of a table's update: whole table rows, on one thread.
 #[derive(Debug)]
 pub struct Piece<'a> {
@@ -112,7 +133,7 @@ pub struct Piece<'a> {
     sources: Sources<'a>,
     first_row: usize,
     dim: usize,
-    weights: &'a mut [f32],
+    weights: ElementsMut<'a>,
     state: &'a mut [f32],
 }
 
@@ -126,9 +147,10 @@ pub fn pieces<'a>(
     places: &'a [Place],
     sources: Sources<'a>,
     dim: usize,
-    weights: &'a mut [f32],
+    weights: impl Into<ElementsMut<'a>>,
     state: &'a mut [f32],
 ) -> Vec<Piece<'a>> {
+    let weights = weights.into();
     let width = state.len() * dim / weights.len().max(1);
     let (mut places, mut weights, mut state, mut first_row) = (places, weights, state, 0);
     let mut pieces = Vec::new();
@@ -139,7 +161,7 @@ pub fn pieces<'a>(
         }
         let (own, rest) = places.split_at(end);
         let rows = row_of(own[end - 1]) + 1 - first_row;
-        let (own_weights, rest_weights) = weights.split_at_mut(rows * dim);
+        let (own_weights, rest_weights) = weights.split_at(rows * dim);
         let (own_state, rest_state) = state.split_at_mut(rows * width);
         pieces.push(Piece { places: own, sources, first_row, dim, weights: own_weights, state: own_state });
         (places, weights, state, first_row) = (rest, rest_weights, rest_state, first_row + rows);
@@ -148,33 +170,75 @@ pub fn pieces<'a>(
 }
 
 impl Piece<'_> {
-    /// Applies `rule` at `rate` to every row of the piece.
+    /// Updates every row of the piece.
     ///
     /// # Panics
     ///
     /// If the table's state is that of another rule.
-    pub fn run(&mut self, rule: &Rule, rate: f32) {
+    pub fn run(&mut self, update: &Update) {
         let rows = self.weights.len() / self.dim;
-        assert_eq!(self.state.len(), rows * rule.state_width(self.dim), "the state is of another optimizer");
-        run(self, rule, rate);
+        let width = update.rule.state_width(self.dim);
+        assert_eq!(self.state.len(), rows * width, "the state is of another optimizer");
+        let Self { places, sources, first_row, dim, weights, state } = self;
+        let work = Work { places, sources: *sources, first_row: *first_row, dim: *dim };
+        match weights {
+            ElementsMut::Fp32(weights) => run_fp32(&work, weights, state, update),
+            ElementsMut::Bf16(weights) => run_bf16(&work, weights, state, update),
+            ElementsMut::Fp16(weights) => run_fp16(&work, weights, state, update),
+        }
     }
 }
 
+/// What a piece reads.
+struct Work<'a> {
+    places: &'a [Place],
+    sources: Sources<'a>,
+    first_row: usize,
+    dim: usize,
+}
+
 dispatched! {
-    fn run(piece: &mut Piece<'_>, rule: &Rule, rate: f32) = run_with
+    fn run_fp32(work: &Work<'_>, weights: &mut [f32], state: &mut [f32], update: &Update) = run_fp32_with
+}
+dispatched! {
+    fn run_bf16(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) = run_bf16_with
+}
+dispatched! {
+    fn run_fp16(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) = run_fp16_with
 }
 
 #[inline(always)]
-fn run_with<L: Lanes>(piece: &mut Piece<'_>, rule: &Rule, rate: f32) {
-    let Piece { places, sources, first_row, dim, weights, state } = piece;
-    let (dim, width) = (*dim, rule.state_width(*dim));
-    let mut gradient = vec![0.0; dim];
+fn run_fp32_with<L: Lanes>(work: &Work<'_>, weights: &mut [f32], state: &mut [f32], update: &Update) {
+    run_of::<L, Fp32>(work, weights, state, update);
+}
+
+#[inline(always)]
+fn run_bf16_with<L: Lanes>(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) {
+    run_of::<L, Bf16>(work, weights, state, update);
+}
+
+#[inline(always)]
+fn run_fp16_with<L: Lanes>(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) {
+    run_of::<L, Fp16>(work, weights, state, update);
+}
+
+#[inline(always)]
+fn run_of<L: Lanes, E: Element>(
+    work: &Work<'_>,
+    weights: &mut [E::Stored],
+    state: &mut [f32],
+    update: &Update,
+) {
+    let Work { places, sources, first_row, dim } = *work;
+    let Update { rule, rate, max_norm, noise } = update;
+    let width = rule.state_width(dim);
+    let (mut gradient, mut buffer) = (vec![0.0; dim], vec![0.0; dim]);
     let mut start = 0;
     while let Some(place) = places.get(start) {
         let row = row_of(*place);
         let length = places[start..].iter().take_while(|other| row_of(**other) == row).count();
         if let Some(ahead) = places.get(start + length + AHEAD) {
-            let ahead = row_of(*ahead) - *first_row;
+            let ahead = row_of(*ahead) - first_row;
             prefetch(&weights[ahead * dim..][..dim]);
             prefetch(&state[ahead * width..][..width]);
         }
@@ -184,10 +248,30 @@ fn run_with<L: Lanes>(piece: &mut Piece<'_>, rule: &Rule, rate: f32) {
             let scale = sources.scales.map_or(1.0, |scales| scales[source]);
             axpy::<L>(&mut gradient, scale, &sources.values[source * sources.stride..][..dim]);
         }
-        let own = row - *first_row;
+        if let Some(max) = *max_norm {
+            shorten::<L>(&mut gradient, max);
+        }
+        let own = row - first_row;
         let (weights, state) = (&mut weights[own * dim..][..dim], &mut state[own * width..][..width]);
-        apply::<L>(rule, rate, &gradient, weights, state);
+        apply::<L>(rule, *rate, &gradient, E::widened::<L>(weights, &mut buffer), state);
+        E::store(weights, &buffer, noise.row(row));
         start += length;
+    }
+}
+
+/// Scales a gradient down to the norm `max` if it is longer.
+#[inline(always)]
+fn shorten<L: Lanes>(gradient: &mut [f32], max: f32) {
+    let square = dot::<L>(gradient, gradient);
+    // The square of a gradient that is not infinite itself may be.
+    let norm = if square.is_finite() {
+        square.sqrt()
+    } else {
+        gradient.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt() as f32
+    };
+    if norm > max {
+        let scale = max / norm;
+        gradient.iter_mut().for_each(|g| *g *= scale);
     }
 }
 
@@ -223,6 +307,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::kernels::element::{Elements, nearest_bf16, nearest_fp16};
 
     fn rules() -> impl Strategy<Value = Rule> {
         prop::sample::select(vec![
@@ -279,6 +364,7 @@ mod tests {
         fn updates_equal_the_definition(
             rule in rules(), dim in prop::sample::select(vec![1_usize, 3, 8, 20]),
             ids in prop::collection::vec((0_u32..40, 0_u32..30), 0..300), scaled: bool,
+            max_norm in prop::option::of(0.1_f32..5.0),
         ) {
             let width = rule.state_width(dim);
             let start: Vec<f32> = (0..40 * dim).map(|i| (i % 11) as f32 / 10.0 - 0.5).collect();
@@ -300,13 +386,21 @@ mod tests {
             }
             // A sum that is zero but for rounding has no direction, and Adagrad and Adam divide by its size.
             prop_assume!(gradients.iter().flatten().flatten().all(|g| *g == 0.0 || g.abs() > 1e-3));
+            if let Some(max) = max_norm {
+                for gradient in gradients.iter_mut().flatten() {
+                    let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+                    let scale = (f64::from(max) / norm).min(1.0);
+                    gradient.iter_mut().for_each(|g| *g *= scale);
+                }
+            }
             for step in 1..=3 {
                 let rule = match rule {
                     Rule::Adam { beta1, beta2, eps, .. } => Rule::Adam { beta1, beta2, eps, step },
                     rule => rule,
                 };
+                let update = Update { max_norm, ..Update::new(rule, 0.1) };
                 for mut piece in pieces(&places, sources, dim, &mut weights, &mut state) {
-                    piece.run(&rule, 0.1);
+                    piece.run(&update);
                 }
                 naive(&rule, f64::from(0.1_f32), &gradients, &mut expected, &mut expected_state);
             }
@@ -326,12 +420,82 @@ mod tests {
             let sources = Sources { values: &gradient, stride: 2, scales: None };
             let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step };
             for mut piece in pieces(&[place(0, 0)], sources, 2, &mut weights, &mut state) {
-                piece.run(&rule, 0.1);
+                piece.run(&Update::new(rule, 0.1));
             }
         }
         for (found, expected) in weights.iter().zip([0.7015863_f32, -1.7006234]) {
             assert!((found - expected).abs() < 1e-5, "{found} {expected}");
         }
+    }
+
+    proptest! {
+        /// In types of 16 bits the update is that of the stored weights in double precision, to a step of the type; and
+        /// its mean over many steps' noise is that update.
+        #[test]
+        fn updates_of_narrow_types_are_rounded_without_bias(
+            rule in rules(), dim in prop::sample::select(vec![1_usize, 8, 13]), bf16: bool, seed: u64,
+            gradient in prop::collection::vec(0.01_f32..2.0, 13),
+        ) {
+            let start: Vec<f32> = (0..dim).map(|i| 0.5 - i as f32 / 8.0).collect();
+            let narrow = if bf16 { nearest_bf16 } else { nearest_fp16 };
+            let stored: Vec<u16> = start.iter().map(|weight| narrow(*weight)).collect();
+            let widen = |stored: &[u16]| {
+                if bf16 { Elements::Bf16(stored).to_f32() } else { Elements::Fp16(stored).to_f32() }
+            };
+            let width = rule.state_width(dim);
+            let gradients = [Some(gradient[..dim].iter().map(|g| f64::from(*g)).collect::<Vec<_>>())];
+            let mut expected: Vec<f64> = widen(&stored).into_iter().map(f64::from).collect();
+            naive(&rule, f64::from(0.01_f32), &gradients, &mut expected, &mut vec![0.0; width]);
+            let sources = Sources { values: &gradient, stride: 13, scales: None };
+            let mut sums = vec![0.0; dim];
+            let draws = 400;
+            for step in 0..draws {
+                let (mut weights, mut state) = (stored.clone(), vec![0.0; width]);
+                let elements =
+                    if bf16 { ElementsMut::Bf16(&mut weights) } else { ElementsMut::Fp16(&mut weights) };
+                let update = Update { noise: Noise::new(seed, step, 0), ..Update::new(rule, 0.01) };
+                for mut piece in pieces(&[place(0, 0)], sources, dim, elements, &mut state) {
+                    piece.run(&update);
+                }
+                for ((found, expected), sum) in widen(&weights).into_iter().zip(&expected).zip(&mut sums) {
+                    let step = (expected.abs() * 2_f64.powi(if bf16 { -7 } else { -10 })).max(2_f64.powi(-24));
+                    prop_assert!((f64::from(found) - expected).abs() <= 1.001 * step + 1e-6);
+                    // In steps, which have a standard deviation of at most one half.
+                    *sum += (f64::from(found) - expected) / step;
+                }
+            }
+            for sum in sums {
+                // Six deviations of a mean of 400.
+                prop_assert!((sum / draws as f64).abs() < 6.0 * 0.5 / 20.0, "{sum}");
+            }
+        }
+    }
+
+    /// Updates far below a step of the type are lost by rounding to the nearest number, and not by this.
+    #[test]
+    fn small_updates_are_not_lost() {
+        let dim = 256;
+        let mut weights = vec![nearest_bf16(1.0); dim];
+        let gradient = vec![1.0; dim];
+        let sources = Sources { values: &gradient, stride: dim, scales: None };
+        for step in 0..1000 {
+            let update = Update { noise: Noise::new(7, step, 0), ..Update::new(Rule::Sgd, 1e-4) };
+            let elements = ElementsMut::Bf16(&mut weights);
+            pieces(&[place(0, 0)], sources, dim, elements, &mut []).iter_mut().for_each(|p| p.run(&update));
+        }
+        // A step is 0.004 below 1, a thousand updates are 0.1 together.
+        let mean = Elements::Bf16(&weights).to_f32().iter().sum::<f32>() / dim as f32;
+        assert!((mean - 0.9).abs() < 0.005, "{mean}");
+    }
+
+    #[test]
+    fn infinite_squares_do_not_hide_a_norm() {
+        let values = [3e30_f32, -4e30];
+        let sources = Sources { values: &values, stride: 2, scales: None };
+        let mut weights = vec![0.0; 2];
+        let update = Update { max_norm: Some(10.0), ..Update::new(Rule::Sgd, 1.0) };
+        pieces(&[place(0, 0)], sources, 2, &mut weights, &mut []).iter_mut().for_each(|p| p.run(&update));
+        assert!((weights[0] + 6.0).abs() < 1e-5 && (weights[1] - 8.0).abs() < 1e-5, "{weights:?}");
     }
 
     #[test]
@@ -342,7 +506,7 @@ mod tests {
         let sources = Sources { values: &values, stride: 1, scales: None };
         let mut cut = pieces(&places, sources, 1, &mut weights, &mut state);
         assert_eq!(cut.len(), 3);
-        cut.iter_mut().rev().for_each(|piece| piece.run(&Rule::Sgd, 1.0));
+        cut.iter_mut().rev().for_each(|piece| piece.run(&Update::new(Rule::Sgd, 1.0)));
         assert!(weights.iter().all(|weight| *weight == -3.0));
     }
 }

@@ -31,9 +31,9 @@ pub(super) struct Attended {
     plan: Plan,
 }
 
-fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Sequence<'a>> {
+fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a dyn Embeddings) -> Vec<Sequence<'a>> {
     let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
-    all.map(|lookup| lookup.sequence(&embeddings.tables()[lookup.table])).collect()
+    all.map(|lookup| embeddings.sequence(lookup)).collect()
 }
 
 impl SelfAttention {
@@ -44,7 +44,7 @@ impl SelfAttention {
     }
 
     /// All sequence features of a batch. An empty row gives what a mean of zero gives.
-    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &Embeddings, share: bool) -> Attended {
+    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &dyn Embeddings, share: bool) -> Attended {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(lookups, embeddings);
         let parameters = self.project.ws.detach().contiguous();
@@ -86,7 +86,7 @@ impl SelfAttention {
         &self,
         attended: &Attended,
         lookups: &[Lookup],
-        embeddings: &Embeddings,
+        embeddings: &dyn Embeddings,
     ) -> Vec<Vec<f32>> {
         let sequences = sequences(lookups, embeddings);
         let upstream = attended.means.grad().contiguous();

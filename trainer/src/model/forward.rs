@@ -14,7 +14,6 @@ use onefold_ikjt::Batch;
 use tch::Tensor;
 
 use super::attention::Attended;
-use super::expand::{expand, fold};
 use super::interact::Interacted;
 use super::{Model, Stage};
 use crate::embedding::{Lookup, LookupGradients};
@@ -63,10 +62,10 @@ impl Model {
             return self.forward(&profile.measure(Stage::Expansion, || batch.expand()));
         }
         let lookups =
-            profile.measure(Stage::Lookup, || self.embeddings.forward(batch.groups(), self.steps))?;
+            profile.measure(Stage::Lookup, || self.embeddings.lookup(batch.groups(), self.steps))?;
         let attended = self.attention.as_ref().map(|attention| {
             let share = self.steps.sequences;
-            profile.measure(Stage::Attention, || attention.forward(&lookups, &self.embeddings, share))
+            profile.measure(Stage::Attention, || attention.forward(&lookups, &*self.embeddings, share))
         });
         let size = batch.size() as i64;
         let bottom = self.bottom.as_ref().map(|bottom| {
@@ -125,14 +124,14 @@ impl Model {
             self.profile.measure(Stage::AttentionBackward, || match (&self.attention, &forward.attended) {
                 (Some(attention), Some(attended)) => {
                     weighted(&attended.rows, &attended_gradient).backward();
-                    attention.backward(attended, &forward.lookups, &self.embeddings)
+                    attention.backward(attended, &forward.lookups, &*self.embeddings)
                 }
                 _ => Vec::new(),
             });
         let mut sequences = sequences.into_iter();
         let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
-            pooled,
-            sequences: sequences.by_ref().take(lookup.sequences.len()).collect(),
+            pooled: pooled.into(),
+            sequences: sequences.by_ref().take(lookup.sequences.len()).map(Into::into).collect(),
         };
         forward.lookups.iter().zip(pooled).map(of_lookup).collect()
     }
@@ -153,8 +152,7 @@ impl Model {
                 vectors.push(Vectors { values: &lookup.pooled, vectors: vectors_each, inverse });
             }
             for sequence in &lookup.sequences {
-                let table = &self.embeddings.tables()[sequence.table];
-                let size = sequence.rows.sizes.len() * table.config().dim as usize;
+                let size = sequence.rows.sizes.len() * self.embeddings.dim();
                 let (values, rest) = attended.split_at(size);
                 attended = rest;
                 vectors.push(Vectors { values, vectors: 1, inverse: inverse(lookup.sequences_by_sample) });
@@ -167,7 +165,7 @@ impl Model {
         let dim = self.embeddings.dim();
         let expanded = |vectors: &Vectors<'_>| {
             let inverse = vectors.inverse.filter(|_| !self.steps.late_expansion)?;
-            Some(self.embeddings.install(|| expand(vectors.values, vectors.vectors * dim, inverse)))
+            Some(self.embeddings.expand(vectors.values, vectors.vectors * dim, inverse))
         };
         vectors.iter().map(expanded).collect()
     }
@@ -183,7 +181,7 @@ impl Model {
             let Some(inverse) = vectors.inverse.filter(|_| expanded.is_some()) else { return gradient };
             let size = vectors.vectors * dim;
             let rows = vectors.values.len().checked_div(size).unwrap_or(0);
-            self.embeddings.install(|| fold(&gradient, size, inverse, rows))
+            self.embeddings.fold(&gradient, size, inverse, rows)
         };
         vectors.iter().zip(expanded).zip(gradients).map(folded).collect()
     }

@@ -12,7 +12,6 @@
 
 use tch::{Tensor, nn};
 
-use super::expand::{expand_into, fold};
 use super::levels::{Joinable, Level, levels};
 use super::{Model, Stage};
 use crate::kernels::interaction::{Form, Interaction, Source};
@@ -203,16 +202,13 @@ impl Model {
 
     fn expand_rows(&self, rows: &Tensor, parent: &[i32]) -> Tensor {
         let (_, width) = shape(rows);
-        tensors::filled(&[parent.len() as i64, width as i64], |expanded| {
-            let rows = tensors::as_slice(rows);
-            self.embeddings.install(|| expand_into(rows, width, parent, expanded));
-        })
+        let expanded = self.embeddings.expand(tensors::as_slice(rows), width, parent);
+        tensors::from_f32(&expanded, &[parent.len() as i64, width as i64])
     }
 
     fn fold_rows(&self, gradient: &Tensor, parent: &[i32], rows: usize) -> Tensor {
         let (_, width) = shape(gradient);
-        let values = tensors::as_slice(gradient);
-        let folded = self.embeddings.install(|| fold(values, width, parent, rows));
+        let folded = self.embeddings.fold(tensors::as_slice(gradient), width, parent, rows);
         tensors::from_f32(&folded, &[rows as i64, width as i64])
     }
 }

@@ -2,7 +2,6 @@
 
 mod attention;
 mod cross;
-mod expand;
 mod forward;
 mod interact;
 mod levels;
@@ -23,8 +22,9 @@ use self::cross::CrossNet;
 pub use self::forward::Forward;
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
+use crate::checkpoint::Run;
 use crate::config::Interaction;
-use crate::embedding::{Embeddings, Steps};
+use crate::embedding::{Embeddings, LocalEmbeddings, ShardedEmbeddings, Steps, Table};
 use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
 
@@ -38,7 +38,7 @@ pub struct Model {
     top: Mlp,
     label: usize,
     /// The tables.
-    pub embeddings: Embeddings,
+    pub embeddings: Box<dyn Embeddings>,
     /// Which steps run once per distinct row; all, unless their gains are to be shown.
     pub steps: Steps,
     /// The time that each stage takes.
@@ -57,8 +57,25 @@ impl Model {
         tables: &[TableConfig],
         threads: usize,
     ) -> Result<Self> {
-        let embeddings = Embeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
-        Self::with_embeddings(config, schema, tables, embeddings)
+        let embeddings = LocalEmbeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
+        Self::with_embeddings(config, schema, Box::new(embeddings))
+    }
+
+    /// The same with tables that are divided as those of a run are.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn of_run(run: &Run, threads: usize) -> Result<Self> {
+        let Run { config, schema, tables, shards, .. } = run;
+        if shards.is_empty() {
+            return Self::new(config, schema, tables, threads);
+        }
+        // One after the other, as a whole table is only there until it is cut.
+        let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+        let tables = tables.iter().enumerate().map(|(i, table)| Table::initial(table, optimizer, seed, i));
+        let embeddings = ShardedEmbeddings::new(tables, shards.clone(), threads)?;
+        Self::with_embeddings(config, schema, Box::new(embeddings))
     }
 
     /// A model around given tables; the dense part has initial parameters.
@@ -69,9 +86,9 @@ impl Model {
     pub fn with_embeddings(
         config: &TrainConfig,
         schema: &Schema,
-        tables: &[TableConfig],
-        embeddings: Embeddings,
+        embeddings: Box<dyn Embeddings>,
     ) -> Result<Self> {
+        let tables = embeddings.configs();
         let label = schema.labels.iter().position(|label| *label == config.data.label).ok_or_else(|| {
             Error::Config {
                 path: "train.toml".into(),

@@ -59,7 +59,7 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::IdPolicy;
+use onefold_sharding::{DataType, IdPolicy};
 
 use super::*;
 use crate::embedding::Table;
@@ -164,14 +164,15 @@ fn model(config: &TrainConfig) -> Model {
         dim: 16,
         pooling: *pooling,
         ids: IdPolicy::Checked,
+        dtype: DataType::Fp32,
     };
     let configs: Vec<TableConfig> = features.map(table).collect();
     let tables = configs
         .iter()
         .enumerate()
         .map(|(n, config)| Table::from_parts(config, numbers(100 + n, 30 * 16), vec![0.0; 30]).unwrap());
-    let embeddings = Embeddings::from_tables(tables.collect(), 2).unwrap();
-    let model = Model::with_embeddings(config, &schema, &configs, embeddings).unwrap();
+    let embeddings = LocalEmbeddings::from_tables(tables.collect(), 2).unwrap();
+    let model = Model::with_embeddings(config, &schema, Box::new(embeddings)).unwrap();
     for (n, mut parameter) in model.named_dense_parameters().into_values().enumerate() {
         let values = tensors::from_f32(&numbers(n, parameter.numel()), &parameter.size());
         tch::no_grad(|| parameter.copy_(&values));
@@ -182,7 +183,8 @@ fn model(config: &TrainConfig) -> Model {
 #[test]
 fn a_run_of_pytorch_is_reproduced() {
     let config = TrainConfig::parse("train.toml".as_ref(), CONFIG).unwrap();
-    let forms: [(&str, fn(&Group) -> Group); 3] = [
+    type Fold = fn(&Group) -> Group;
+    let forms: [(&str, Fold); 3] = [
         ("off", Group::clone),
         ("exact", deduplicate),
         ("window", |group| fold_windows(&deduplicate(group))),

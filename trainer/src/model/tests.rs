@@ -2,11 +2,12 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::IdPolicy;
+use onefold_sharding::{DataType, IdPolicy};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
+use crate::embedding::Shard;
 use crate::optimizer::DenseOptimizer;
 
 const ROWS: i64 = 30;
@@ -69,6 +70,7 @@ fn tables() -> Vec<TableConfig> {
         dim: DIM as u64,
         pooling: *pooling,
         ids: IdPolicy::Checked,
+        dtype: DataType::Fp32,
     };
     features.map(table).collect()
 }
@@ -250,8 +252,8 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
         let mut model = Model::new(config, &schema(), &tables(), 2).unwrap();
         model.steps = steps;
         let weights = |model: &Model| -> Vec<Tensor> {
-            let tables = model.embeddings.tables().iter();
-            tables.map(|table| Tensor::from_slice(table.weights()).reshape([ROWS, DIM])).collect()
+            let weights = |table| model.embeddings.weights(table).unwrap();
+            (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
         };
         let before = weights(&model);
         let leaves: Vec<Tensor> = before.iter().map(|w| w.copy().set_requires_grad(true)).collect();
@@ -278,13 +280,31 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
     }
 }
 
+/// Every table in two shards on three ranks, by rows and by columns in turn.
+fn shards(kind: &str) -> Vec<Shard> {
+    let (rows, columns) = (ROWS as u64, DIM as u64);
+    let divide = |table: usize| {
+        let rank = move |i: usize| ((table + i) % 3) as u32;
+        // One accumulator for all columns of a row is one table's.
+        let parts = if table.is_multiple_of(2) || kind == "row_wise_adagrad" {
+            [(0..11, 0..columns), (11..rows, 0..columns)]
+        } else {
+            [(0..rows, 0..5), (0..rows, 5..columns)]
+        };
+        let shard = move |(i, (rows, columns))| Shard { table, rank: rank(i), rows, columns };
+        parts.into_iter().enumerate().map(shard)
+    };
+    (0..tables().len()).flat_map(divide).collect()
+}
+
 #[test]
 fn training_is_the_same_in_every_form() {
     for kind in ["row_wise_adagrad", "adagrad", "adam"] {
         let mut config = config(kind);
         config.optimizer.tables.learning_rate = 0.05;
-        let run = |form: usize| -> Vec<f64> {
-            let mut model = Model::new(&config, &schema(), &tables(), 2).unwrap();
+        let train = |form: usize, shards: Vec<Shard>| -> Vec<f64> {
+            let run = Run { shards, ..Run::new(&config, &schema(), &tables()) };
+            let mut model = Model::of_run(&run, 2).unwrap();
             let mut optimizer =
                 DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), 1).unwrap();
             let step = |seed: u64| {
@@ -300,12 +320,16 @@ fn training_is_the_same_in_every_form() {
             };
             (0..60).map(|i| i % 6).map(step).collect()
         };
-        let plain = run(0);
+        let plain = train(0, Vec::new());
         assert!(plain[59] < 0.9 * plain[0], "{kind}: the loss did not fall: {plain:?}");
-        for (form, (name, ..)) in forms(&batch(0)).iter().enumerate().skip(1) {
-            for (step, (a, b)) in plain.iter().zip(run(form)).enumerate() {
+        let assert_same = |name: &str, other: Vec<f64>| {
+            for (step, (a, b)) in plain.iter().zip(other).enumerate() {
                 assert!((a - b).abs() <= 1e-4 * a.abs().max(b.abs()), "{kind}, {name}, step {step}: {a} {b}");
             }
+        };
+        for (form, (name, ..)) in forms(&batch(0)).iter().enumerate().skip(1) {
+            assert_same(name, train(form, Vec::new()));
         }
+        assert_same("sharded", train(2, shards(kind)));
     }
 }

@@ -31,6 +31,7 @@ use self::run_directory::RunDirectory;
 use self::training::Training;
 use crate::checkpoint::Run;
 use crate::config::ParameterCount;
+use crate::embedding::Shard;
 use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, tasks};
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
@@ -52,6 +53,8 @@ pub struct TrainOptions {
     pub max_steps: Option<u64>,
     /// A plan to execute; all tables are on this rank without one.
     pub plan: Option<PathBuf>,
+    /// Whether the plan may be for several ranks, all of which are then in this process.
+    pub simulate_ranks: bool,
     /// What happens to a run that is there.
     pub existing: Existing,
     /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
@@ -134,7 +137,20 @@ pub struct Prepared<'a> {
     held_out: Option<Reader>,
     schema: Schema,
     tables: Vec<TableConfig>,
+    shards: Vec<Shard>,
     size: ModelSize,
+}
+
+/// The shards of the plan, if it is for several ranks.
+fn shards(options: &TrainOptions, tables: &[TableConfig]) -> Result<Vec<Shard>> {
+    let Some(path) = &options.plan else { return Ok(Vec::new()) };
+    let shards = Plan::load(path).and_then(|plan| {
+        if options.simulate_ranks && plan.topology.ranks > 1 {
+            return Shard::of_plan(&plan, tables);
+        }
+        plan.check_single_rank(tables).map(|()| Vec::new())
+    });
+    shards.map_err(|source| Error::Sharding { path: path.clone(), source })
 }
 
 impl<'a> Prepared<'a> {
@@ -171,11 +187,8 @@ impl<'a> Prepared<'a> {
                 Some(open_for_evaluation(dataset, &manifest, ReaderOptions { partitions, ..common })?)
             }
         };
-        if let Some(plan) = &options.plan {
-            let checked = Plan::load(plan).and_then(|plan| plan.check_single_rank(&tables));
-            checked.map_err(|source| Error::Sharding { path: plan.clone(), source })?;
-        }
-        Ok(Self { config, options, preprocessing, reader, held_out, schema, tables, size })
+        let shards = shards(options, &tables)?;
+        Ok(Self { config, options, preprocessing, reader, held_out, schema, tables, shards, size })
     }
 
     /// How large the model is.
@@ -198,7 +211,8 @@ impl<'a> Prepared<'a> {
     /// from, or the batch that the model diverged on.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let mut directory = RunDirectory::create(out, self.options.existing)?;
-        let mut run = Run::new(self.config, &self.schema, &self.tables);
+        let run = Run::new(self.config, &self.schema, &self.tables);
+        let mut run = Run { shards: self.shards.clone(), ..run };
         self.begin_or_check(&mut run, &directory)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =

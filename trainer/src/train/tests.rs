@@ -143,6 +143,7 @@ impl Runs {
             threads: 1,
             max_steps: None,
             plan: None,
+            simulate_ranks: false,
             existing,
             memory_limit: None,
             stop,

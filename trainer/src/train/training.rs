@@ -88,7 +88,7 @@ impl<'a> Training<'a> {
         // The reader reads while the tables are filled.
         let unfinished = progress.position.epoch < u64::from(config.train.epochs);
         let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose()?;
-        let mut model = Model::new(config, &prepared.schema, &prepared.tables, options.threads)?;
+        let mut model = Model::of_run(run, options.threads)?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
         let mut touched = Touched::new(prepared.tables.iter().map(|table| table.rows));

@@ -3,7 +3,7 @@
 use super::plan::Chain;
 use super::{QueryKey, Sequence};
 use crate::kernels::gemm::{Strided, gemm, transpose};
-use crate::kernels::simd::{Lanes, WIDTH, axpy, dispatched, dot, prefetch, sum};
+use crate::kernels::simd::{Lanes, WIDTH, axpy, dispatched, dot, sum};
 
 /// Queries whose scores are held at a time.
 const BLOCK: usize = 48;
@@ -83,9 +83,9 @@ impl Scratch {
         let vectors = any(&mut self.vectors, n * dim);
         for (i, (vector, &row)) in vectors.chunks_exact_mut(dim).zip(rows).enumerate() {
             if let Some(&ahead) = rows.get(i + 8) {
-                prefetch(sequence.vector(ahead, dim));
+                sequence.vector(ahead, dim).prefetch();
             }
-            vector.copy_from_slice(sequence.vector(row, dim));
+            sequence.vector(row, dim).widen(vector);
         }
         let projected = any(&mut self.projected, 2 * n * dim);
         for row in projected.chunks_exact_mut(2 * dim) {

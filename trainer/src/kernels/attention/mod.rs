@@ -31,6 +31,7 @@ use rayon::prelude::*;
 
 use self::chain::Scratch;
 use self::plan::{Chain, Component};
+use super::element::Elements;
 
 /// Into how many pieces the work of a batch is cut, for threads to take; fixed, so that sums are too.
 const PIECES: usize = 64;
@@ -82,7 +83,7 @@ fn gradient_scales(dim: usize, heads: usize) -> (f32, f32) {
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// The table's weights, `[rows, D]`.
-    pub table: &'a [f32],
+    pub table: Elements<'a>,
     /// The table row of every element of the timeline, `[T]`.
     pub rows: &'a [u32],
     /// Where each window starts, `[U]`.
@@ -92,8 +93,8 @@ pub struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    fn vector(&self, row: u32, dim: usize) -> &[f32] {
-        &self.table[row as usize * dim..][..dim]
+    fn vector(&self, row: u32, dim: usize) -> Elements<'_> {
+        self.table.slice(row as usize * dim, dim)
     }
 }
 

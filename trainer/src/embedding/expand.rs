@@ -5,15 +5,10 @@ use rayon::prelude::*;
 /// Rows of `size` values by sample.
 pub(super) fn expand(rows: &[f32], size: usize, inverse: &[i32]) -> Vec<f32> {
     let mut samples = vec![0.0; inverse.len() * size];
-    expand_into(rows, size, inverse, &mut samples);
-    samples
-}
-
-/// The same, into a buffer of that size.
-pub(super) fn expand_into(rows: &[f32], size: usize, inverse: &[i32], samples: &mut [f32]) {
     samples.par_chunks_mut(size.max(1)).zip(inverse).with_min_len(16).for_each(|(sample, &row)| {
         sample.copy_from_slice(&rows[row as usize * size..][..size]);
     });
+    samples
 }
 
 /// The sum of every row's samples, in their order.
