@@ -459,6 +459,7 @@ mod tests {
             rows: table.rows,
             dim: table.dim,
             pooling: Pooling::Sum,
+            target: None,
             ids: IdPolicy::Checked,
         };
         tables().into_iter().map(config).collect()

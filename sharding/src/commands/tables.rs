@@ -8,8 +8,8 @@ use onefold_datasets::console::Printer;
 use onefold_datasets::units::format_bytes;
 use onefold_datasets::{FeatureGroup, Manifest, Partition, PartitionFilter, suggest};
 use onefold_sharding::{
-    Error, Pooling, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output, resolve_tables,
-    tasks, torchrec,
+    Error, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output, resolve_tables, tasks,
+    torchrec,
 };
 use serde_json::json;
 
@@ -165,7 +165,7 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
     let attention: Vec<&str> = file
         .tables
         .iter()
-        .filter(|table| table.pooling == Pooling::Attention)
+        .filter(|table| table.pooling.is_sequence())
         .map(|table| table.name.as_str())
         .collect();
     if !attention.is_empty() {

@@ -14,7 +14,8 @@ fn optimizer(kind: TableOptimizerKind) -> TableOptimizerConfig {
 }
 
 fn config(feature: &str, pooling: Pooling) -> TableConfig {
-    TableConfig { feature: feature.into(), rows: ROWS, dim: DIM as u64, pooling, ids: IdPolicy::Checked }
+    let (feature, target, ids) = (feature.into(), None, IdPolicy::Checked);
+    TableConfig { feature, rows: ROWS, dim: DIM as u64, pooling, target, ids }
 }
 
 fn configs() -> [TableConfig; 3] {
