@@ -467,6 +467,7 @@ mod tests {
             rows: table.rows,
             dim: table.dim,
             pooling: Pooling::Sum,
+            target: None,
             ids: IdPolicy::Checked,
             dtype: table.dtype,
         };

@@ -264,7 +264,7 @@ pub(crate) fn exchange_buffer_bytes(
     } else {
         let lists = batch_size as f64 * f64::from(topology.ranks) / table.dedupe_factor;
         let ids = lists * table.pooling_factor / parts.max(1) as f64;
-        let vectors = if table.pooling == Pooling::Attention { ids } else { lists };
+        let vectors = if table.pooling.is_sequence() { ids } else { lists };
         ids * ID_BYTES + 2.0 * vectors * columns * ACTIVATION_BYTES
     };
     // A sum that saturates is over every limit.

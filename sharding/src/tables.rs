@@ -19,6 +19,9 @@ pub struct EmbeddingConfig {
     /// How the vectors of a list become one.
     #[serde(default)]
     pub pooling: Pooling,
+    /// The feature whose pooled vector tables that pool by `din` attend with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// How ids become rows.
     #[serde(default)]
     pub ids: IdPolicy,
@@ -37,6 +40,9 @@ pub struct TableOverride {
     /// How the vectors of a list become one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
+    /// The feature whose pooled vector this table attends with; only where it pools by `din`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// How ids become rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdPolicy>,
@@ -56,6 +62,32 @@ pub enum Pooling {
     Mean,
     /// A self-attention block over the list, then the mean: sequence features only.
     Attention,
+    /// Their sum, weighted by how well each fits a target feature's pooled vector (Zhou et al. 2018): sequence features
+    /// only.
+    Din,
+    /// A transformer encoder block over the list, then the mean: sequence features only.
+    Encoder,
+}
+
+impl Pooling {
+    /// Whether the vectors of a list go on one by one, to be pooled by the dense part of the model.
+    pub fn is_sequence(self) -> bool {
+        match self {
+            Self::Sum | Self::Mean => false,
+            Self::Attention | Self::Din | Self::Encoder => true,
+        }
+    }
+
+    /// The pooling as messages name it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Attention => "attention",
+            Self::Din => "din",
+            Self::Encoder => "encoder",
+        }
+    }
 }
 
 /// The salt of hashed ids.
@@ -84,6 +116,9 @@ pub struct TableConfig {
     pub dim: u64,
     /// How the vectors of a list become one.
     pub pooling: Pooling,
+    /// The feature whose pooled vector is the query of `din`, and of no other pooling.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// How ids become rows.
     pub ids: IdPolicy,
     /// Type of a weight.
@@ -97,7 +132,8 @@ pub struct TableConfig {
 /// # Errors
 ///
 /// [`Error::Config`] if an override names no sparse feature, rows or dim are zero or so large that the
-/// table's `f32` weights would not be addressable, or a feature that is no sequence pools by attention.
+/// table's `f32` weights would not be addressable, a feature that is no sequence pools as one, a table that pools by
+/// `din` has no target or one that is itself no sum or mean, or another table has a target.
 pub fn resolve_tables(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
@@ -111,7 +147,43 @@ pub fn resolve_tables(
         }
     }
     let resolve = |feature| resolve_table(embedding, overrides, feature);
-    schema.sparse_features().map(resolve).collect()
+    let tables = schema.sparse_features().map(resolve).collect::<Result<Vec<_>>>()?;
+    check_targets(&tables, overrides)?;
+    Ok(tables)
+}
+
+/// Checks that every table that pools by `din` has a target whose vector is known before it.
+fn check_targets(tables: &[TableConfig], overrides: &BTreeMap<String, TableOverride>) -> Result<()> {
+    let candidates = || {
+        let pooled = tables.iter().filter(|table| !table.pooling.is_sequence());
+        pooled.map(|table| table.feature.as_str())
+    };
+    for table in tables.iter().filter(|table| table.pooling == Pooling::Din) {
+        let feature = &table.feature;
+        let own = overrides.get(feature).is_some_and(|own| own.pooling.is_some() || own.target.is_some());
+        let wrong = |message: String, hint: String| {
+            let section = if own { format!("tables.{feature}") } else { "embedding".to_owned() };
+            Err(Error::Config { section, message, hint })
+        };
+        let Some(target) = &table.target else {
+            let message = format!("feature `{feature}` pools by din but has no target");
+            let hint = format!(
+                "name the feature that it attends with, usually the item that is offered, as `target` under `[tables.{feature}]`"
+            );
+            return wrong(message, hint);
+        };
+        let Some(found) = tables.iter().find(|other| other.feature == *target) else {
+            let message = format!("the target of `{feature}` is `{target}`, which is no sparse feature");
+            return wrong(message, suggest(target, candidates()));
+        };
+        if found.pooling.is_sequence() {
+            let message =
+                format!("the target of `{feature}` is `{target}`, which pools by {}", found.pooling.name());
+            let hint = "name a feature that pools by sum or mean: its vector is the query".to_owned();
+            return wrong(message, hint);
+        }
+    }
+    Ok(())
 }
 
 fn resolve_table(
@@ -122,11 +194,14 @@ fn resolve_table(
     let name = &feature.name;
     let none = TableOverride::default();
     let own = overrides.get(name).unwrap_or(&none);
+    let pooling = own.pooling.unwrap_or(embedding.pooling);
+    let target = own.target.as_ref().or(embedding.target.as_ref());
     let table = TableConfig {
         feature: name.clone(),
         rows: own.rows.unwrap_or(embedding.rows),
         dim: embedding.dim,
-        pooling: own.pooling.unwrap_or(embedding.pooling),
+        pooling,
+        target: target.filter(|_| pooling == Pooling::Din).cloned(),
         ids: own.ids.unwrap_or(embedding.ids),
         dtype: own.dtype.unwrap_or(embedding.dtype),
     };
@@ -138,8 +213,13 @@ fn resolve_table(
         let message = format!("table of feature `{name}`: {message}");
         return Err(Error::Config { section: section(overridden), message, hint });
     }
-    if table.pooling == Pooling::Attention && feature.kind != SparseKind::Sequence {
-        let message = format!("feature `{name}` pools by attention but is not a sequence");
+    if own.target.is_some() && pooling != Pooling::Din {
+        let message = format!("feature `{name}` pools by {} but has a target", pooling.name());
+        let hint = "only `pooling = \"din\"` has a target; set that, or leave `target` out".to_owned();
+        return Err(Error::Config { section: section(true), message, hint });
+    }
+    if pooling.is_sequence() && feature.kind != SparseKind::Sequence {
+        let message = format!("feature `{name}` pools by {} but is not a sequence", pooling.name());
         let hint = format!(
             "set `pooling = \"sum\"` or `\"mean\"` under `[tables.{name}]`, or build the dataset with `kind = \"sequence\"` for it"
         );
@@ -209,13 +289,8 @@ mod tests {
     }
 
     fn embedding() -> EmbeddingConfig {
-        EmbeddingConfig {
-            dim: 64,
-            rows: 1000,
-            pooling: Pooling::Sum,
-            ids: IdPolicy::Checked,
-            dtype: DataType::Fp32,
-        }
+        let (pooling, ids, dtype) = (Pooling::Sum, IdPolicy::Checked, DataType::Fp32);
+        EmbeddingConfig { dim: 64, rows: 1000, pooling, target: None, ids, dtype }
     }
 
     fn overrides(text: &str) -> BTreeMap<String, TableOverride> {
@@ -235,6 +310,7 @@ mod tests {
             rows,
             dim: 64,
             pooling,
+            target: None,
             ids,
             dtype: DataType::Fp32,
         };
@@ -296,6 +372,41 @@ mod tests {
         assert!(error.contains("\n  hint: set `pooling = \"sum\"`"), "{error}");
         let everywhere = EmbeddingConfig { pooling: Pooling::Attention, ..embedding() };
         assert!(refused(&everywhere, "").starts_with("`[embedding]`: feature `user_id`"));
+    }
+
+    #[test]
+    fn encoder_and_din_need_a_sequence_too() {
+        let error = refused(&embedding(), "[city]\npooling = \"encoder\"");
+        assert!(error.starts_with("`[tables.city]`: feature `city` pools by encoder but is not"), "{error}");
+        let error = refused(&embedding(), "[city]\npooling = \"din\"\ntarget = \"user_id\"");
+        assert!(error.starts_with("`[tables.city]`: feature `city` pools by din but is not"), "{error}");
+    }
+
+    #[test]
+    fn din_has_a_target_that_is_pooled() {
+        let din = |target: &str| overrides(&format!("[history]\npooling = \"din\"\n{target}"));
+        let resolve =
+            |embedding: &EmbeddingConfig, target: &str| resolve_tables(embedding, &din(target), &schema());
+        let tables = resolve(&embedding(), "target = \"city\"").unwrap();
+        assert_eq!(tables[2].target.as_deref(), Some("city"));
+        // A default is for those tables alone that have a use for it.
+        let default = EmbeddingConfig { target: Some("user_id".into()), ..embedding() };
+        let targets: Vec<_> = resolve(&default, "").unwrap().into_iter().map(|table| table.target).collect();
+        assert_eq!(targets, [None, None, Some("user_id".to_owned())]);
+        let refused = |target: &str| resolve(&embedding(), target).unwrap_err().to_string();
+        let none = refused("");
+        assert!(none.starts_with("`[tables.history]`: feature `history` pools by din but has no target"));
+        assert!(none.contains("\n  hint: name the feature that it attends with"), "{none}");
+        assert_eq!(
+            refused("target = \"citty\""),
+            "`[tables.history]`: the target of `history` is `citty`, which is no sparse feature\n  hint: did you mean \
+             `city`? Known names: `user_id`, `city`"
+        );
+        let itself = refused("target = \"history\"");
+        assert!(itself.contains("the target of `history` is `history`, which pools by din"), "{itself}");
+        let useless = resolve_tables(&embedding(), &overrides("[city]\ntarget = \"user_id\""), &schema());
+        let useless = useless.unwrap_err().to_string();
+        assert!(useless.starts_with("`[tables.city]`: feature `city` pools by sum but has a target"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! `train.toml`: data, model, tables, optimizers, and the loop around them.
 
 mod optimizer;
+mod sequences;
+mod tasks;
 mod training;
 
 use std::collections::BTreeMap;
@@ -8,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{Manifest, PartitionFilter, Schema, suggest};
-use onefold_sharding::{EmbeddingConfig, Pooling, TableConfig, TableOverride, check_ids, resolve_tables};
+use onefold_sharding::{EmbeddingConfig, TableConfig, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
 pub use self::optimizer::{DenseOptimizerConfig, DenseOptimizerKind, Schedule, ScheduleConfig, ScheduleKind};
+pub use self::tasks::TaskConfig;
 pub use self::training::{
     CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, LoopConfig, WatchedMetric,
 };
@@ -29,6 +32,9 @@ pub struct TrainConfig {
     pub format_version: u32,
     /// What is trained and evaluated on.
     pub data: DataConfig,
+    /// The labels that are predicted, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskConfig>,
     /// How long and from which seed.
     pub train: LoopConfig,
     /// The dense part of the model.
@@ -63,7 +69,7 @@ pub struct TrainConfig {
 pub struct ModelConfig {
     /// Widths of the layers after the dense features; the last is the embedding dimension.
     pub bottom_mlp: Vec<i64>,
-    /// Widths of the layers after the interaction; the last is 1.
+    /// Widths of the layers after the interaction; the last is the number of tasks.
     pub top_mlp: Vec<i64>,
     /// How vectors interact.
     pub interaction: Interaction,
@@ -76,6 +82,15 @@ pub struct ModelConfig {
     /// Heads of the self-attention block that pools `attention` tables.
     #[serde(default = "two")]
     pub attention_heads: i64,
+    /// Heads of the encoder block that pools `encoder` tables.
+    #[serde(default = "sequences::encoder_heads", skip_serializing_if = "sequences::is_encoder_heads")]
+    pub encoder_heads: i64,
+    /// Width of the encoder block's hidden layer; four times the dimension if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder_hidden: Option<i64>,
+    /// Widths of the hidden layers of the attention unit that pools `din` tables.
+    #[serde(default = "sequences::din_hidden", skip_serializing_if = "sequences::is_din_hidden")]
+    pub din_hidden: Vec<i64>,
 }
 
 fn two() -> i64 {
@@ -218,16 +233,8 @@ impl TrainConfig {
                 "all widths must be positive, and the last must be the embedding dimension",
             ));
         }
-        if !positive(&model.top_mlp) || model.top_mlp.last() != Some(&1) {
-            let message = format!("`[model].top_mlp` is {:?}", model.top_mlp);
-            return Err((message, "all widths must be positive, and the last must be 1"));
-        }
-        let heads = u64::try_from(model.attention_heads).unwrap_or(0);
-        if dim.checked_rem(heads) != Some(0) {
-            let message =
-                format!("`[model].attention_heads` is {}, `[embedding].dim` is {dim}", model.attention_heads);
-            return Err((message, "the dimension must be a multiple of the heads"));
-        }
+        tasks::check(self)?;
+        sequences::check(self)?;
         if model.interaction == Interaction::Dcn && (model.dcn_num_layers < 1 || model.dcn_low_rank_dim < 1) {
             let message = format!(
                 "`[model].dcn_num_layers` is {}, `dcn_low_rank_dim` is {}",
@@ -292,17 +299,12 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the dataset lacks the label, a segment's feature or any sparse feature; [`Error::Sharding`] for
+    /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`] for
     /// tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
     /// choose nothing.
     pub fn tables(&self, manifest: &Manifest, schema: &Schema) -> Result<Vec<TableConfig>> {
         let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
-        if !schema.labels.contains(&self.data.label) {
-            return Err(wrong(
-                format!("`[data].label` is `{}`, which is no label of the dataset", self.data.label),
-                suggest(&self.data.label, schema.labels.iter().map(String::as_str)),
-            ));
-        }
+        self.check_labels(schema)?;
         if schema.groups.is_empty() {
             return Err(wrong(
                 "the dataset has no sparse feature, so there is nothing to embed".to_owned(),
@@ -336,14 +338,10 @@ impl TrainConfig {
 
     /// Parameters of the model with these tables and this number of dense features.
     pub fn parameters(&self, tables: &[TableConfig], dense_features: usize) -> ParameterCount {
-        let mlp = |input: i64, widths: &[i64]| -> i64 {
-            let inputs = std::iter::once(&input).chain(widths);
-            inputs.zip(widths).map(|(from, to)| (from + 1) * to).sum()
-        };
         let dim = self.embedding.dim as i64;
         let (bottom, dense_vectors) = match dense_features as i64 {
             0 => (0, 0),
-            width => (mlp(width, &self.model.bottom_mlp), 1),
+            width => (mlp_parameters(width, &self.model.bottom_mlp), 1),
         };
         let vectors = tables.len() as i64 + dense_vectors;
         let crosses = match self.model.interaction {
@@ -353,9 +351,8 @@ impl TrainConfig {
             }
         };
         let width = self.model.interaction.width(vectors, dim, dense_vectors > 0);
-        let top = mlp(width, &self.model.top_mlp);
-        let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
-        let attention = if attends { mlp(dim, &[3 * dim]) + mlp(dim, &[dim]) } else { 0 };
+        let top = mlp_parameters(width, &self.model.top_mlp);
+        let blocks = self.model.block_parameters(tables, dim);
         let embedding = tables.iter().map(|table| table.rows * table.dim).sum();
         let state = |table: &TableConfig| match self.optimizer.tables.kind {
             TableOptimizerKind::RowWiseAdagrad => table.rows,
@@ -364,7 +361,7 @@ impl TrainConfig {
             TableOptimizerKind::Adam => 2 * table.rows * table.dim,
         };
         ParameterCount {
-            dense: (bottom + top + attention + crosses) as u64,
+            dense: (bottom + top + blocks + crosses) as u64,
             embedding,
             table_bytes: tables.iter().map(|table| table.rows * table.dim * table.dtype.bytes()).sum(),
             table_state: tables.iter().map(state).sum(),
@@ -373,10 +370,16 @@ impl TrainConfig {
     }
 }
 
+/// Parameters of linear layers of these widths on an input of width `input`.
+fn mlp_parameters(input: i64, widths: &[i64]) -> i64 {
+    let inputs = std::iter::once(&input).chain(widths);
+    inputs.zip(widths).map(|(from, to)| (from + 1) * to).sum()
+}
+
 /// How large a model is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParameterCount {
-    /// Parameters of the MLPs and the attention block.
+    /// Parameters of the MLPs, the cross layers and the blocks that pool sequences.
     pub dense: u64,
     /// Parameters of the tables.
     pub embedding: u64,
@@ -401,6 +404,7 @@ impl ParameterCount {
 #[cfg(test)]
 mod tests {
     use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
+    use onefold_sharding::Pooling;
 
     use super::*;
 
@@ -449,6 +453,11 @@ learning_rate = 0.1
             refused("interaction = \"dot\"", "interaction = \"dot\"\nattention_heads = 3")
                 .contains("attention_heads")
         );
+        let block = |key: &str| refused("interaction = \"dot\"", &format!("interaction = \"dot\"\n{key}"));
+        assert!(block("encoder_heads = 0").contains("`[model].encoder_heads` is 0, `[embedding].dim` is 4"));
+        assert!(block("encoder_hidden = 0").contains("`[model].encoder_hidden` is 0"));
+        assert!(block("din_hidden = []").contains("`[model].din_hidden` is []"));
+        assert!(block("din_hidden = [8, -1]").contains("`[model].din_hidden` is [8, -1]"));
         assert!(refused("interaction = \"dot\"", "interaction = \"cross\"").contains("interaction"));
         let dcn = "interaction = \"dcn\"\ndcn_low_rank_dim = 0";
         assert!(refused("interaction = \"dot\"", dcn).contains("`dcn_low_rank_dim` is 0"));
@@ -480,6 +489,47 @@ learning_rate = 0.1
     }
 
     #[test]
+    fn tasks_are_checked() {
+        const TASKS: &str =
+            "[[tasks]]\nlabel = \"click\"\n[[tasks]]\nlabel = \"like\"\nweight = 0.5\n[train]";
+        let with = |text: &str| WHOLE.replace("label = \"label\"\n", "").replace("[train]", text);
+        let parse = |text: &str| TrainConfig::parse(Path::new("train.toml"), text);
+        let two = with(TASKS).replace("[8, 1]", "[8, 2]");
+        let config = parse(&two).unwrap();
+        let task = |label: &str, weight| TaskConfig { label: label.into(), weight };
+        assert_eq!(config.all_tasks(), [task("click", 1.0), task("like", 0.5)]);
+        assert_eq!(parse(WHOLE).unwrap().all_tasks(), [task("label", 1.0)]);
+        // What a run stores is the same configuration.
+        assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap().all_tasks(), config.all_tasks());
+        let refused = |text: &str| parse(text).unwrap_err().to_string();
+        assert!(refused(&with("[train]")).contains("`[data].label` is missing"));
+        assert!(
+            refused(&with(TASKS)).contains("`[model].top_mlp` is [8, 1], but there are 2 tasks\n  hint: ")
+        );
+        assert!(refused(&two.replace("like", "click")).contains("has the label `click` twice"));
+        assert!(refused(&two.replace("0.5", "0.0")).contains("has the weight 0 for `like`"));
+        let both = two.replace("[data]", "[data]\nlabel = \"click\"");
+        assert!(refused(&both).contains("`[data].label` and `[[tasks]]` are both given"));
+        let stopping =
+            "[evaluation]\nevery_steps = 5\n[early_stopping]\npatience = 1\ntask = \"TASK\"\n[model]";
+        let watching = |task: &str| two.replace("[model]", &stopping.replace("TASK", task));
+        assert!(parse(&watching("like")).is_ok());
+        assert!(refused(&watching("share")).contains("`[early_stopping].task` is `share`"));
+        let schema = |labels: &[&str]| Schema {
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+            weight: None,
+            dense: Vec::new(),
+            groups: Vec::new(),
+        };
+        let found = config.check_labels(&schema(&["like", "view", "click"])).unwrap();
+        let columns: Vec<_> = found.iter().map(|(task, weight)| (task.column, *weight)).collect();
+        assert_eq!(columns, [(2, 1.0), (0, 0.5)]);
+        let unknown = config.check_labels(&schema(&["clicks", "like"])).unwrap_err().to_string();
+        assert!(unknown.contains("`[[tasks]]` has the label `click`, which is no label"), "{unknown}");
+        assert!(unknown.contains("did you mean `clicks`?"), "{unknown}");
+    }
+
+    #[test]
     fn parameters_are_counted() {
         let config = TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
         let table = |pooling| TableConfig {
@@ -487,6 +537,7 @@ learning_rate = 0.1
             rows: 100,
             dim: 4,
             pooling,
+            target: None,
             ids: onefold_sharding::IdPolicy::Checked,
             dtype: onefold_sharding::DataType::Fp32,
         };
@@ -509,6 +560,46 @@ learning_rate = 0.1
         // Attention 4-12 and 4-4; no dense features: top 1-8-1.
         let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);
         assert_eq!(count.dense, 60 + 20 + 16 + 9);
+        // Two norms of 2 x 4, attention as above, 4-16-4.
+        let count = config.parameters(&[table(Pooling::Encoder), table(Pooling::Mean)], 0);
+        assert_eq!(count.dense, 16 + 80 + 80 + 68 + 16 + 9);
+        // 16-5-1.
+        let mut din = config.clone();
+        din.model.din_hidden = vec![5];
+        let count = din.parameters(&[table(Pooling::Din), table(Pooling::Mean)], 0);
+        assert_eq!(count.dense, 85 + 6 + 16 + 9);
+    }
+
+    #[test]
+    fn the_configuration_of_sequences_and_tasks_parses() {
+        let text = include_str!("../configs/rm1-sequences-tasks.toml");
+        let config = TrainConfig::parse(Path::new("rm1-sequences-tasks.toml"), text).unwrap();
+        let feature = |name: String, kind| SparseFeature::new(name, kind);
+        let group = |name: &str, kind, features: std::ops::Range<u32>| FeatureGroup {
+            name: name.into(),
+            deduplicated: true,
+            features: features.map(|i| feature(format!("{name}_{i:02}"), kind)).collect(),
+        };
+        let schema = Schema {
+            labels: vec!["label".into(), "liked".into()],
+            weight: None,
+            dense: Vec::new(),
+            groups: vec![
+                group("user", SparseKind::Sparse, 0..24),
+                group("sequence", SparseKind::Sequence, 0..6),
+                group("item", SparseKind::Sparse, 0..12),
+            ],
+        };
+        assert_eq!(config.check_labels(&schema).unwrap().len(), 2);
+        let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+        let targets: Vec<_> = tables.iter().filter_map(|table| table.target.as_deref()).collect();
+        assert_eq!(targets, ["item_00", "item_00", "item_01"]);
+        // 13-512-256-64, 42 vectors and the bottom one in pairs, 64 beside them.
+        let (bottom, width) = (14 * 512 + 513 * 256 + 257 * 64, 64 + 43 * 42 / 2);
+        let top = (width + 1) * 512 + 513 * 256 + 257 * 2;
+        let din = 257 * 80 + 81 * 40 + 41;
+        let encoder = 4 * 64 + 65 * 192 + 65 * 64 + 65 * 256 + 257 * 64;
+        assert_eq!(config.parameters(&tables, 13).dense, bottom + top + din + encoder);
     }
 
     /// Parameters as the benchmark's description implies: 204,184,588 rows of 128, and 16.04 million in the dense part.

@@ -45,6 +45,11 @@ pub struct EvaluationSummary {
 }
 
 impl EvaluationSummary {
+    /// The figures of a task by its label, or those of the first one.
+    pub(crate) fn of_task(&self, task: Option<&str>) -> &Figures {
+        task.and_then(|task| self.tasks.get(task)).unwrap_or(&self.figures)
+    }
+
     /// What is the same whenever it is evaluated.
     pub(crate) fn without_times(&self) -> Self {
         Self { wall_seconds: None, samples_per_second: None, ..self.clone() }
@@ -106,7 +111,9 @@ pub fn evaluate(
 
 /// The labels that a model predicts.
 pub(crate) fn tasks(config: &TrainConfig, schema: &onefold_datasets::Schema) -> Vec<Task> {
-    Task::of(schema, &[&config.data.label])
+    let tasks = config.all_tasks();
+    let labels: Vec<&str> = tasks.iter().map(|task| task.label.as_str()).collect();
+    Task::of(schema, &labels)
 }
 
 /// Opens what is evaluated, which may be fewer samples than a batch of training has.

@@ -1,6 +1,6 @@
 //! A trained model as PyTorch and TorchRec load it.
 //!
-//! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without attention loads
+//! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without sequences loads
 //! into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower triangle and
 //! TorchRec's in that of the upper one: the columns of the first layer above are exchanged accordingly.
 
@@ -22,8 +22,8 @@ use crate::preprocess::Preprocessing;
 /// The file that says how the tensors belong together.
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
-/// The version of `export.json`.
-const FORMAT_VERSION: u32 = 1;
+/// The version of `export.json`. Version 1 had one `label` in place of `labels`.
+const FORMAT_VERSION: u32 = 2;
 /// Name of the bottom MLP's output among the vectors that interact.
 const DENSE_VECTOR: &str = "dense";
 
@@ -32,8 +32,8 @@ const DENSE_VECTOR: &str = "dense";
 #[serde(deny_unknown_fields)]
 struct Export {
     format_version: u32,
-    /// The label that the logit is of.
-    label: String,
+    /// The labels that the logits are of, in order.
+    labels: Vec<String>,
     /// In the order of the inputs of `dense_arch`.
     dense_features: Vec<String>,
     tables: Vec<ExportedTable>,
@@ -43,6 +43,9 @@ struct Export {
     /// Heads of `attention`, if a table pools by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_heads: Option<i64>,
+    /// Heads of `encoder`, if a table pools by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoder_heads: Option<i64>,
     /// Whether `preprocess/preprocess.toml` must be run on a batch first.
     preprocess: bool,
 }
@@ -60,6 +63,9 @@ struct ExportedTable {
     /// The type of its weights.
     #[serde(default)]
     dtype: DataType,
+    /// The feature whose pooled vector is the query of `din`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
     /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
     ids: IdPolicy,
     /// The tensor of its weights.
@@ -116,23 +122,26 @@ fn describe(run: &Run) -> Export {
         dim: table.dim,
         pooling: table.pooling,
         dtype: table.dtype,
+        target: table.target.clone(),
         ids: table.ids,
         tensor: tensor_of(table),
     };
-    let attends = run.tables.iter().any(|table| table.pooling == Pooling::Attention);
+    let model = &run.config.model;
+    let by = |pooling| run.tables.iter().any(|table| table.pooling == pooling);
     Export {
         format_version: FORMAT_VERSION,
-        label: run.config.data.label.clone(),
+        labels: run.config.all_tasks().into_iter().map(|task| task.label).collect(),
         dense_features: run.schema.dense.clone(),
         tables: run.tables.iter().map(table).collect(),
         vectors: vectors(run),
-        interaction: run.config.model.interaction,
-        attention_heads: attends.then_some(run.config.model.attention_heads),
+        interaction: model.interaction,
+        attention_heads: by(Pooling::Attention).then_some(model.attention_heads),
+        encoder_heads: by(Pooling::Encoder).then_some(model.encoder_heads),
         preprocess: run.config.data.preprocess.is_some(),
     }
 }
 
-/// What interacts, in the model's order: in every group the features that pool by attention come last.
+/// What interacts, in the model's order: in every group the features that the dense part pools come last.
 fn vectors(run: &Run) -> Vec<String> {
     let mut vectors: Vec<String> =
         (!run.schema.dense.is_empty()).then(|| DENSE_VECTOR.to_owned()).into_iter().collect();
@@ -140,16 +149,17 @@ fn vectors(run: &Run) -> Vec<String> {
     for group in &run.schema.groups {
         let tables: Vec<_> = tables.by_ref().take(group.features.len()).collect();
         let (last, first): (Vec<_>, Vec<_>) =
-            tables.into_iter().partition(|table| table.pooling == Pooling::Attention);
+            tables.into_iter().partition(|table| table.pooling.is_sequence());
         vectors.extend(first.into_iter().chain(last).map(|table| table.feature.clone()));
     }
     vectors
 }
 
 fn tensor_of(table: &TableConfig) -> String {
-    let kind = match table.pooling {
-        Pooling::Sum | Pooling::Mean => "embedding_bag_collection.embedding_bags",
-        Pooling::Attention => "embedding_collection.embeddings",
+    let kind = if table.pooling.is_sequence() {
+        "embedding_collection.embeddings"
+    } else {
+        "embedding_bag_collection.embedding_bags"
     };
     format!("sparse_arch.{kind}.t_{}.weight", table.feature)
 }

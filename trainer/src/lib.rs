@@ -37,7 +37,7 @@ mod train;
 pub use config::{
     CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
     EvaluationConfig, LoopConfig, ModelConfig, ParameterCount, Schedule, ScheduleConfig, ScheduleKind,
-    TrainConfig, WatchedMetric,
+    TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};

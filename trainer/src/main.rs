@@ -3,6 +3,7 @@
 mod bench_command;
 mod measure_command;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -294,10 +295,16 @@ fn describe_run(summary: &TrainSummary, out: &Path) -> String {
         figure(summary.auc),
         figure(summary.calibration)
     );
+    text.push_str(&describe_tasks(&summary.tasks));
     if let Some(eval) = &summary.eval {
         text.push_str(&describe_evaluation(eval));
     }
     text
+}
+
+/// A line for each of several tasks.
+fn describe_tasks(tasks: &BTreeMap<String, Figures>) -> String {
+    tasks.iter().map(|(task, figures)| format!("  {task}: {}\n", describe(figures))).collect()
 }
 
 fn describe_evaluation(summary: &EvaluationSummary) -> String {
@@ -310,14 +317,13 @@ fn describe_evaluation(summary: &EvaluationSummary) -> String {
         let _ = write!(text, ", {} samples/s", format_count(rate as u64));
     }
     text.push_str(")\n");
-    for (task, figures) in &summary.tasks {
-        let _ = writeln!(text, "  {task}: {}", describe(figures));
-    }
+    text.push_str(&describe_tasks(&summary.tasks));
     for (feature, segments) in &summary.segments {
         for (segment, tasks) in segments {
-            for figures in tasks.values() {
-                let samples = format_count(figures.samples);
-                let _ = writeln!(text, "  {feature} {segment}: {}  ({samples} samples)", describe(figures));
+            for (task, figures) in tasks {
+                let task = if tasks.len() > 1 { format!(" {task}") } else { String::new() };
+                let (figures, samples) = (describe(figures), format_count(figures.samples));
+                let _ = writeln!(text, "  {feature} {segment}{task}: {figures}  ({samples} samples)");
             }
         }
     }

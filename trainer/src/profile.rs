@@ -194,6 +194,7 @@ fn table(rng: &mut ChaCha8Rng, i: usize, drawn: &Drawn) -> Result<(Table, Group,
         rows: features.rows as u64,
         dim: features.columns as u64,
         pooling: Pooling::Sum,
+        target: None,
         ids: IdPolicy::Checked,
         dtype: DataType::Fp32,
     };

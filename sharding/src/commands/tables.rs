@@ -10,8 +10,8 @@ use onefold_datasets::{FeatureGroup, Manifest, Partition, PartitionFilter, Schem
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_sharding::{
-    ACCESS_BATCH, Error, IdPolicy, Pooling, Table, TableConfig, TableFile, TaskOptions, check_ids,
-    claim_output, measure_tables, resolve_tables, tasks, torchrec,
+    ACCESS_BATCH, Error, IdPolicy, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output,
+    measure_tables, resolve_tables, tasks, torchrec,
 };
 use serde_json::json;
 
@@ -254,7 +254,7 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
     let attention: Vec<&str> = file
         .tables
         .iter()
-        .filter(|table| table.pooling == Pooling::Attention)
+        .filter(|table| table.pooling.is_sequence())
         .map(|table| table.name.as_str())
         .collect();
     if !attention.is_empty() {

@@ -5,7 +5,7 @@ pub(crate) mod features;
 pub(crate) mod learned;
 
 use crate::table::{ACTIVATION_BYTES, exchange_buffer_bytes};
-use crate::{Pooling, Result, Shard, ShardingType, Table, Topology};
+use crate::{Result, Shard, ShardingType, Table, Topology};
 
 /// A shard that stands on a rank, with what its cost depends on.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ pub struct Work {
     pub lists: f64,
     /// Ids in them that the shard has rows for.
     pub ids: f64,
-    /// Vectors that come out: one a list, or one an id with attention.
+    /// Vectors that come out: one a list, or one an id where the list is pooled elsewhere.
     pub vectors: f64,
 }
 
@@ -41,7 +41,7 @@ impl ShardLoad<'_> {
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
         let lists = batch_size as f64 * ranks / self.table.dedupe_factor;
         let ids = lists * self.table.pooling_factor * self.row_share();
-        let vectors = if self.table.pooling == Pooling::Attention { ids } else { lists };
+        let vectors = if self.table.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
     }
 

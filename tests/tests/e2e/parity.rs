@@ -60,6 +60,100 @@ fn training_is_the_same_with_deduplication_off_and_exact() {
     }
 }
 
+/// Generates rm1 with a second label, and makes the model of the shipped configuration for it small: three sequences pool
+/// by target attention, three by the encoder block, and there are two tasks.
+fn small_sequences_and_tasks(samples: u32) -> Dir {
+    let dir = Dir::new();
+    dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 5 --out logs"))
+        .works();
+    // What the configuration's head says.
+    let liked =
+        "SELECT f.*, e.label, CASE WHEN e.label > 0 AND f.dense_00 > 0 THEN 1.0 ELSE 0.0 END AS liked";
+    dir.edit("logs/dataset.toml", "SELECT f.*, e.label", liked);
+    dir.edit("logs/dataset.toml", "[features]\n", "[features]\nliked = { kind = \"label\" }\n");
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer/configs/rm1-sequences-tasks.toml");
+    let text = fs_err::read_to_string(shipped).unwrap();
+    assert!(text.contains(liked));
+    dir.write("logs/train.toml", text);
+    for (key, value) in [
+        ("batch_size", "32"),
+        ("bottom_mlp", "[32, 16]"),
+        ("top_mlp", "[32, 2]"),
+        ("din_hidden", "[12, 6]"),
+        ("encoder_hidden", "24"),
+        ("dim", "16"),
+        ("rows", "2000"),
+        ("ids", "\"hashed\""),
+        ("learning_rate", "0.02"),
+    ] {
+        dir.set("logs/train.toml", key, value);
+    }
+    dir.edit("logs/train.toml", "[data]\n", "[data]\neval = \"\"\n");
+    let evaluation = "[evaluation]\nevery_steps = 30\nsegments = [\"item_00\"]\nmax_segments = 2\n";
+    let stopping = "[early_stopping]\nmetric = \"auc\"\ntask = \"liked\"\npatience = 9\n";
+    let text = dir.text("logs/train.toml");
+    dir.write("logs/train.toml", format!("{text}\n{evaluation}\n{stopping}"));
+    dir
+}
+
+#[test]
+fn target_attention_encoder_and_tasks_are_the_same_in_every_form() {
+    let dir = small_sequences_and_tasks(1_920);
+    let run = |dedupe: &str| {
+        dir.command(&format!(
+            "onefold-train run logs/train.toml --data dataset --out {dedupe} --dedupe {dedupe}"
+        ))
+        .json()
+    };
+    let off = run("off");
+    let plain = losses(&off);
+    assert_eq!(plain.len(), 60);
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&plain[40..]) < 0.98 * mean(&plain[..10]), "the loss did not fall: {plain:?}");
+    for dedupe in ["exact", "window"] {
+        let summary = run(dedupe);
+        for (step, (a, b)) in plain.iter().zip(&losses(&summary)).enumerate() {
+            let near = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
+            assert!(near, "step {}: {a} off, {b} {dedupe}", step + 1);
+        }
+        for task in ["label", "liked"] {
+            for key in ["ne", "auc", "calibration"] {
+                let figure = |summary: &Value| summary["eval"]["tasks"][task][key].as_f64().unwrap();
+                let (a, b) = (figure(&off), figure(&summary));
+                assert!((a - b).abs() <= 1e-3 * a.abs(), "{task} {key}: {a} off, {b} {dedupe}");
+            }
+        }
+    }
+    // The summed loss is that of the tasks, by their weights; the first task's figures are the model's.
+    let tasks = &off["tasks"];
+    let loss = |task: &str| tasks[task]["loss"].as_f64().unwrap();
+    assert!((off["loss"].as_f64().unwrap() - (loss("label") + 0.5 * loss("liked"))).abs() < 1e-5, "{off}");
+    assert_eq!(off["ne"], tasks["label"]["ne"]);
+    let lines = dir.text("off/metrics.jsonl");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for part in ["train", "eval"] {
+        let found: Vec<_> = lines.iter().filter_map(|line| line.get(part)).collect();
+        assert!(found.len() >= 2 && found.iter().all(|figures| figures["tasks"]["liked"]["ne"].is_f64()));
+    }
+    let segments = off["eval"]["segments"]["item_00"].as_object().unwrap();
+    assert!(segments.values().all(|tasks| tasks["liked"]["samples"] == tasks["label"]["samples"]));
+    let tags = dir
+        .files()
+        .into_iter()
+        .find(|(name, _)| name.starts_with("off") && name.to_string_lossy().contains("tfevents"));
+    let (_, events) = tags.unwrap();
+    let text = String::from_utf8_lossy(&events);
+    for tag in ["train/ne", "train/liked/ne", "train/label/auc", "eval/liked/calibration"] {
+        assert!(text.contains(tag), "{tag}");
+    }
+    let shown = dir.command("onefold-train eval off --data dataset").works();
+    assert!(shown.contains("\n  liked: loss ") && shown.contains("\n  label: loss "), "{shown}");
+    dir.command("onefold-train export off --out exported").works();
+    let export: Value = serde_json::from_str(&dir.text("exported/export.json")).unwrap();
+    assert_eq!(export["labels"], serde_json::json!(["label", "liked"]));
+}
+
 #[test]
 fn equal_runs_give_equal_bytes() {
     let dir = small_rm1(1_600);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::{Pooling, TableOverride};
+use onefold_sharding::TableOverride;
 
 /// How much there is to do for sparse features.
 #[derive(Debug, Default, Clone, Copy)]
@@ -25,7 +25,7 @@ impl Work {
             let pooling = tables.get(feature.name()).and_then(|table| table.pooling);
             let values = feature.values().len() as u64;
             match pooling {
-                Some(Pooling::Attention) => self.attended += values,
+                Some(pooling) if pooling.is_sequence() => self.attended += values,
                 _ => self.pooled += values,
             }
         }

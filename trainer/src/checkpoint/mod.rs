@@ -106,7 +106,7 @@ impl Run {
     fn identifying(&self) -> Vec<(&'static str, serde_json::Value)> {
         let value = |value: serde_json::Result<serde_json::Value>| value.unwrap_or_default();
         let config = &self.config;
-        vec![
+        let mut parts = vec![
             ("[data]", value(serde_json::to_value(&config.data))),
             ("[train].batch_size", config.train.batch_size.into()),
             ("[train].seed", config.train.seed.into()),
@@ -116,7 +116,12 @@ impl Run {
             ("[schedule]", value(serde_json::to_value(&config.schedule))),
             (PLAN, value(serde_json::to_value(&self.shards))),
             ("the dataset's schema", value(serde_json::to_value(&self.schema))),
-        ]
+        ];
+        // With one task `[data]` says it all, as it did before there could be several.
+        if !config.tasks.is_empty() {
+            parts.push(("[[tasks]]", value(serde_json::to_value(&config.tasks))));
+        }
+        parts
     }
 
     /// Refuses to continue this run, which is in `directory`, as `other`.

@@ -260,6 +260,7 @@ mod tests {
             rows: 3,
             dim: 2,
             pooling: Pooling::Sum,
+            target: None,
             ids: IdPolicy::Checked,
             dtype: DataType::Fp32,
         };

@@ -15,8 +15,9 @@ pub struct DataConfig {
     /// Partitions to evaluate on; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<String>,
-    /// The label that is predicted.
-    pub label: String,
+    /// The label that is predicted; absent if there are `[[tasks]]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
     /// A `preprocess.toml` that every batch goes through, relative to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<PathBuf>,
@@ -76,6 +77,9 @@ pub struct EarlyStoppingConfig {
     /// The figure that is watched.
     #[serde(default)]
     pub metric: WatchedMetric,
+    /// The task whose figure it is, by its label; the first one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
     /// Evaluations in a row without an improvement that end training, at least 1.
     pub patience: u32,
     /// By how much the figure must be better than the best so far to count as an improvement.

@@ -22,7 +22,7 @@ pub struct Steps {
     pub lookups: bool,
     /// Vectors are pooled once per distinct row.
     pub pooling: bool,
-    /// Attention runs once per distinct row, and windows share their scores.
+    /// Attention, DIN's keys and the encoder run once per distinct row, and windows share what does not depend on them.
     pub sequences: bool,
     /// Rows become samples inside the interaction, and not before it.
     pub late_expansion: bool,
@@ -117,7 +117,7 @@ impl FeatureLookup {
         }
     }
 
-    /// The feature as attention takes it; it has no use for weights.
+    /// The feature as the blocks that pool sequences take it; they have no use for weights.
     pub(crate) fn sequence<'a>(&'a self, table: &'a Table) -> Sequence<'a> {
         let (values, rows) = self.source(table);
         Sequence { table: values, rows, offsets: &self.rows.offsets, sizes: &self.rows.sizes }
@@ -153,7 +153,7 @@ pub struct Lookup {
     /// Whether the rows of `pooled` are samples.
     pub(crate) pooled_by_sample: bool,
     pub(crate) pooled_features: Vec<FeatureLookup>,
-    /// The features that pool by attention.
+    /// The features whose lists are pooled by the dense part of the model.
     pub(crate) sequences: Vec<FeatureLookup>,
     /// Whether the rows of `sequences` are samples.
     pub(crate) sequences_by_sample: bool,
@@ -178,7 +178,7 @@ impl Lookup {
         let by_sample = |step: bool| inverse.filter(|_| !step);
         let lookup = |(i, feature): (usize, &Feature)| {
             let table = first_table + i;
-            let attends = tables[table].config().pooling == Pooling::Attention;
+            let attends = tables[table].config().pooling.is_sequence();
             let inverse = by_sample(if attends { steps.sequences } else { steps.pooling });
             let mut lookup = FeatureLookup {
                 table,
@@ -195,9 +195,8 @@ impl Lookup {
             Ok(lookup)
         };
         let lookups = group.features().par_iter().enumerate().map(lookup).collect::<Result<Vec<_>>>()?;
-        let (sequences, pooled_features): (Vec<_>, Vec<_>) = lookups
-            .into_iter()
-            .partition(|lookup| tables[lookup.table].config().pooling == Pooling::Attention);
+        let (sequences, pooled_features): (Vec<_>, Vec<_>) =
+            lookups.into_iter().partition(|lookup| tables[lookup.table].config().pooling.is_sequence());
         let bags: Vec<Bags<'_>> =
             pooled_features.iter().map(|lookup| lookup.bags(&tables[lookup.table])).collect();
         // The tables of a group have one dimension.

@@ -15,8 +15,8 @@ fn optimizer(kind: TableOptimizerKind) -> TableOptimizerConfig {
 }
 
 fn config(feature: &str, pooling: Pooling) -> TableConfig {
-    let (ids, dtype) = (IdPolicy::Checked, DataType::Fp32);
-    TableConfig { feature: feature.into(), rows: ROWS, dim: DIM as u64, pooling, ids, dtype }
+    let (feature, target, ids, dtype) = (feature.into(), None, IdPolicy::Checked, DataType::Fp32);
+    TableConfig { feature, rows: ROWS, dim: DIM as u64, pooling, target, ids, dtype }
 }
 
 fn configs(dtype: DataType) -> [TableConfig; 3] {

@@ -15,6 +15,10 @@ use crate::{TrainConfig, tensors};
 const CONFIG: &str = r#"
 format_version = 1
 [data]
+[[tasks]]
+label = "liked"
+weight = 0.5
+[[tasks]]
 label = "clicked"
 [train]
 batch_size = 4
@@ -22,13 +26,18 @@ epochs = 1
 seed = 3
 [model]
 bottom_mlp = [6, 4]
-top_mlp = [5, 3, 1]
+top_mlp = [5, 3, 2]
 interaction = "dot"
 [embedding]
 dim = 4
 rows = 10
 [tables.history]
 pooling = "attention"
+[tables.read]
+pooling = "encoder"
+[tables.wished]
+pooling = "din"
+target = "item"
 [tables.item]
 ids = "hashed"
 pooling = "mean"
@@ -47,11 +56,19 @@ fn schema() -> Schema {
         features: features.iter().map(|(name, kind)| SparseFeature::new(*name, *kind)).collect(),
     };
     Schema {
-        labels: vec!["clicked".into()],
+        labels: vec!["clicked".into(), "liked".into()],
         weight: None,
         dense: vec!["age".into(), "price".into()],
         groups: vec![
-            group("user", &[("history", SparseKind::Sequence), ("city", SparseKind::Sparse)]),
+            group(
+                "user",
+                &[
+                    ("history", SparseKind::Sequence),
+                    ("city", SparseKind::Sparse),
+                    ("read", SparseKind::Sequence),
+                    ("wished", SparseKind::Sequence),
+                ],
+            ),
             group("item", &[("item", SparseKind::Sparse)]),
         ],
     }
@@ -64,6 +81,8 @@ fn lists() -> Lists {
     BTreeMap::from([
         ("history", vec![vec![1, 2, 3], vec![], vec![9]]),
         ("city", vec![vec![4], vec![5, 5, 0], vec![]]),
+        ("read", vec![vec![7, 7, 0, 3, 2], vec![], vec![6]]),
+        ("wished", vec![vec![3, 2], vec![8], vec![]]),
         ("item", vec![vec![-7, 1_000_000], vec![12], vec![]]),
     ])
 }
@@ -77,11 +96,11 @@ fn batch() -> Batch {
     Batch::try_new(BatchParts {
         size: 3,
         dense: DENSE.to_vec().into(),
-        labels: vec![0.0; 3].into(),
+        labels: vec![0.0; 6].into(),
         weights: None,
         timestamps: None,
         groups: vec![
-            group("user", vec![feature("history"), feature("city")]),
+            group("user", vec![feature("history"), feature("city"), feature("read"), feature("wished")]),
             group("item", vec![feature("item")]),
         ],
     })
@@ -119,8 +138,9 @@ impl Exported {
         })
     }
 
-    /// The vector of one feature's list.
-    fn vector(&mut self, feature: &str, ids: &[i64]) -> Vec<f64> {
+    /// The vector of one feature's list in a sample.
+    fn vector(&mut self, feature: &str, lists: &BTreeMap<&'static str, Vec<i64>>) -> Vec<f64> {
+        let ids = &lists[feature];
         let table = self.export.tables.iter().find(|table| table.feature == feature).unwrap().clone();
         let (weight, dim) = (self.tensor(&table.tensor), table.dim as usize);
         let rows = ids.iter().map(|id| match table.ids {
@@ -132,45 +152,82 @@ impl Exported {
             Pooling::Sum => mean(&vectors, dim, 1.0),
             Pooling::Mean => mean(&vectors, dim, vectors.len() as f64),
             Pooling::Attention => self.attend(&vectors, dim),
+            Pooling::Encoder => self.encode(&vectors, dim),
+            Pooling::Din => {
+                let query = self.vector(table.target.as_deref().unwrap(), lists);
+                self.target_attention(&query, &vectors)
+            }
         }
+    }
+
+    /// Every vector by its weight.
+    fn target_attention(&mut self, query: &[f64], vectors: &[Vec<f64>]) -> Vec<f64> {
+        let mut sum = vec![0.0; query.len()];
+        for vector in vectors {
+            let pairs = || query.iter().zip(vector);
+            let mut input = [query, vector].concat();
+            input.extend(pairs().map(|(q, k)| q - k));
+            input.extend(pairs().map(|(q, k)| q * k));
+            for layer in 0..2 {
+                let hidden = self.linear(&format!("din.{layer}"), &input);
+                input = hidden.iter().map(|value| 1.0 / (1.0 + (-value).exp())).collect();
+            }
+            let weight = self.linear("din.2", &input)[0];
+            sum.iter_mut().zip(vector).for_each(|(sum, value)| *sum += weight * value);
+        }
+        sum
+    }
+
+    /// `torch.nn.TransformerEncoderLayer` with `norm_first=True`, then the mean over the positions.
+    fn encode(&mut self, vectors: &[Vec<f64>], dim: usize) -> Vec<f64> {
+        let heads = self.export.encoder_heads.unwrap() as usize;
+        let (weight, bias) =
+            (self.tensor("encoder.self_attn.in_proj_weight"), self.tensor("encoder.self_attn.in_proj_bias"));
+        let project = |input: &[f64]| -> Vec<f64> {
+            weight.chunks_exact(dim).zip(&bias).map(|(row, bias)| dot(row, input) + bias).collect()
+        };
+        let projected: Vec<Vec<f64>> =
+            vectors.iter().map(|vector| project(&self.norm("norm1", vector))).collect();
+        let encoded: Vec<Vec<f64>> = (vectors.iter().zip(heads_of(&projected, dim, heads)))
+            .map(|(vector, attended)| {
+                let attended = self.linear("encoder.self_attn.out_proj", &attended);
+                let residual = add(vector, &attended);
+                let normed = self.norm("norm2", &residual);
+                let hidden = self.linear("encoder.linear1", &normed);
+                let hidden: Vec<f64> = hidden.into_iter().map(|value| value.max(0.0)).collect();
+                add(&residual, &self.linear("encoder.linear2", &hidden))
+            })
+            .collect();
+        mean(&encoded, dim, vectors.len() as f64)
+    }
+
+    /// `torch.nn.LayerNorm`.
+    fn norm(&mut self, name: &str, input: &[f64]) -> Vec<f64> {
+        let (weight, bias) =
+            (self.tensor(&format!("encoder.{name}.weight")), self.tensor(&format!("encoder.{name}.bias")));
+        let mean = input.iter().sum::<f64>() / input.len() as f64;
+        let variance = input.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / input.len() as f64;
+        let scaled = input.iter().map(|value| (value - mean) / (variance + 1e-5).sqrt());
+        scaled.zip(weight.iter().zip(&bias)).map(|(value, (weight, bias))| value * weight + bias).collect()
     }
 
     /// Self-attention, then the mean over the positions, then the output projection.
     fn attend(&mut self, vectors: &[Vec<f64>], dim: usize) -> Vec<f64> {
-        let size = dim / self.export.attention_heads.unwrap() as usize;
+        let heads = self.export.attention_heads.unwrap() as usize;
         let projected: Vec<Vec<f64>> = vectors.iter().map(|v| self.linear("attention.qkv", v)).collect();
-        let attended: Vec<Vec<f64>> = (projected.iter())
-            .map(|query| {
-                let head = |start: usize| {
-                    let score = |key: &Vec<f64>| {
-                        let key = &key[dim + start..][..size];
-                        (dot(&query[start..][..size], key) / (size as f64).sqrt()).exp()
-                    };
-                    let scores: Vec<f64> = projected.iter().map(score).collect();
-                    let total: f64 = scores.iter().sum();
-                    let weights = scores.into_iter().map(move |score| score / total).collect::<Vec<_>>();
-                    (0..size)
-                        .map(|i| {
-                            let values = projected.iter().zip(&weights);
-                            values.map(|(value, weight)| weight * value[2 * dim + start + i]).sum::<f64>()
-                        })
-                        .collect::<Vec<_>>()
-                };
-                (0..dim).step_by(size).flat_map(head).collect()
-            })
-            .collect();
+        let attended = heads_of(&projected, dim, heads);
         let mean = mean(&attended, dim, vectors.len() as f64);
         self.linear("attention.output", &mean)
     }
 
     /// TorchRec's `DLRM.forward` for one sample.
-    fn logit(&mut self, dense: &[f64], lists: &BTreeMap<&'static str, Vec<i64>>) -> f64 {
+    fn logits(&mut self, dense: &[f64], lists: &BTreeMap<&'static str, Vec<i64>>) -> Vec<f64> {
         let bottom = self.mlp("dense_arch.model", 2, dense.to_vec());
         let names = self.export.vectors.clone();
         let vectors: Vec<Vec<f64>> = (names.iter())
             .map(|name| match name.as_str() {
                 DENSE_VECTOR => bottom.clone(),
-                feature => self.vector(feature, &lists[feature]),
+                feature => self.vector(feature, lists),
             })
             .collect();
         let mut input = bottom.clone();
@@ -179,8 +236,35 @@ impl Exported {
             input.extend((first + 1..vectors.len()).map(|second| dot(&vectors[first], &vectors[second])));
         }
         let hidden = self.mlp("over_arch.model.0", 2, input);
-        self.linear("over_arch.model.1", &hidden)[0]
+        self.linear("over_arch.model.1", &hidden)
     }
+}
+
+/// Multi-head attention of every position, from queries, keys and values side by side.
+fn heads_of(projected: &[Vec<f64>], dim: usize, heads: usize) -> Vec<Vec<f64>> {
+    let size = dim / heads;
+    let attend = |query: &Vec<f64>| {
+        let head = |start: usize| {
+            let score = |key: &Vec<f64>| {
+                let key = &key[dim + start..][..size];
+                (dot(&query[start..][..size], key) / (size as f64).sqrt()).exp()
+            };
+            let scores: Vec<f64> = projected.iter().map(score).collect();
+            let total: f64 = scores.iter().sum();
+            let weights: Vec<f64> = scores.into_iter().map(|score| score / total).collect();
+            let value = |i: usize| {
+                let values = projected.iter().zip(&weights);
+                values.map(|(value, weight)| weight * value[2 * dim + start + i]).sum::<f64>()
+            };
+            (0..size).map(value).collect::<Vec<_>>()
+        };
+        (0..dim).step_by(size).flat_map(head).collect()
+    };
+    projected.iter().map(attend).collect()
+}
+
+fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -204,17 +288,22 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let mut run = Run::new(&config, &schema, &tables);
     run.complete(&model, 7, &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
-    // Three tables, two and three layers, and the two layers of the attention block, weights and biases.
-    assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2));
+    // Five tables, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
+    // each weights and biases.
+    assert_eq!(summary.tensors, 5 + 2 * (2 + 3 + 2 + 3 + 6));
 
     let forward = model.forward(&batch()).unwrap().logits.contiguous();
     let mut exported = Exported::open(&out);
-    assert_eq!(exported.export.vectors, ["dense", "city", "history", "item"]);
-    for (sample, logit) in tensors::as_slice(&forward.detach()).iter().enumerate() {
+    assert_eq!(exported.export.vectors, ["dense", "city", "history", "read", "wished", "item"]);
+    assert_eq!(exported.export.labels, ["liked", "clicked"]);
+    for (sample, logits) in tensors::as_slice(&forward.detach()).chunks_exact(2).enumerate() {
         let dense: Vec<f64> = DENSE[2 * sample..][..2].iter().map(|value| f64::from(*value)).collect();
         let lists = lists().into_iter().map(|(name, lists)| (name, lists[sample].clone())).collect();
-        let expected = exported.logit(&dense, &lists);
-        assert!((f64::from(*logit) - expected).abs() < 1e-5, "sample {sample}: {logit} {expected}");
+        let expected = exported.logits(&dense, &lists);
+        assert_eq!(expected.len(), 2);
+        for (logit, expected) in logits.iter().zip(expected) {
+            assert!((f64::from(*logit) - expected).abs() < 1e-5, "sample {sample}: {logit} {expected}");
+        }
     }
     assert!(export(&run_path, None, &out, false).unwrap_err().to_string().contains("--overwrite"));
     export(&run_path, None, &out, true).unwrap();

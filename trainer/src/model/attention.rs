@@ -1,5 +1,6 @@
 //! Pooling of sequences by self-attention.
 
+use onefold_sharding::Pooling;
 use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
 
@@ -7,7 +8,7 @@ use crate::embedding::{Embeddings, Lookup};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
 use crate::tensors;
 
-/// One multi-head self-attention block (Vaswani et al. 2017), shared by all sequence features: QKV projection, key
+/// One multi-head self-attention block (Vaswani et al. 2017), shared by all features that pool by it: QKV projection, key
 /// padding mask, mean over the valid positions, output projection.
 ///
 /// Only the projections of values and outputs are in the autograd graph; they run once per row. What comes before is
@@ -23,7 +24,7 @@ pub(super) struct SelfAttention {
 /// What the block gave, and what its backward needs.
 #[derive(Debug)]
 pub(super) struct Attended {
-    /// `[ΣU, D]`, the rows of all sequence features of a batch, in order.
+    /// `[ΣU, D]`, the rows of all features of a batch that pool by attention, in order.
     pub(super) rows: Tensor,
     /// `[ΣU, H, D]`, the leaf.
     means: Tensor,
@@ -33,7 +34,8 @@ pub(super) struct Attended {
 
 fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a dyn Embeddings) -> Vec<Sequence<'a>> {
     let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
-    all.map(|lookup| embeddings.sequence(lookup)).collect()
+    let own = all.filter(|lookup| embeddings.configs()[lookup.table].pooling == Pooling::Attention);
+    own.map(|lookup| embeddings.sequence(lookup)).collect()
 }
 
 impl SelfAttention {
@@ -43,7 +45,7 @@ impl SelfAttention {
         Self { dim, heads, project, output }
     }
 
-    /// All sequence features of a batch. An empty row gives what a mean of zero gives.
+    /// All features of a batch that pool by attention. An empty row gives what a mean of zero gives.
     pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &dyn Embeddings, share: bool) -> Attended {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(lookups, embeddings);

@@ -1,20 +1,21 @@
 //! A step through the model: forward, and backward through the parts that autograd does not see.
 //!
 //! ```text
-//! tables ─▶ pooled rows ────────────────────────────────┐
-//!        └▶ means of windows ═▶ attention block ═▶ rows ─┴▶ interaction ═▶ top MLP ═▶ logits
-//! dense features ═▶ bottom MLP ════════════════════════▶┘
+//! tables ─▶ pooled rows ────────────────────────────────────┐
+//!        ├▶ means of windows ═▶ attention block ═▶ rows ─────┤
+//!        └▶ elements of windows ═▶ DIN, encoder ═▶ rows ─────┴▶ interaction ═▶ top MLP ═▶ logits
+//! dense features ═▶ bottom MLP ════════════════════════════▶┘
 //! ```
 //!
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, whose output is a leaf. So `backward`
 //! goes in stages: through the top MLP to the interaction's leaf, through the interaction to its sources, through the bottom
-//! MLP and the attention block to the windows' leaf, and from there to the vectors of the tables.
+//! MLP and the blocks that pool sequences to their leaves, and from there to the vectors of the tables.
 
 use onefold_ikjt::Batch;
 use tch::Tensor;
 
-use super::attention::Attended;
 use super::interact::Interacted;
+use super::sequences::Sequences;
 use super::{Model, Stage};
 use crate::embedding::{Lookup, LookupGradients};
 use crate::kernels::interaction::Source;
@@ -23,12 +24,12 @@ use crate::{Result, tensors};
 /// What one forward pass gives.
 #[derive(Debug)]
 pub struct Forward {
-    /// `[B]`, logits.
+    /// `[B, tasks]`, logits.
     pub logits: Tensor,
     /// What was looked up, by group.
     pub lookups: Vec<Lookup>,
     bottom: Option<Tensor>,
-    attended: Option<Attended>,
+    sequences: Sequences,
     /// By source: its vectors by sample, where they were expanded before the interaction.
     expanded: Vec<Option<Vec<f32>>>,
     interacted: Interacted,
@@ -63,16 +64,15 @@ impl Model {
         }
         let lookups =
             profile.measure(Stage::Lookup, || self.embeddings.lookup(batch.groups(), self.steps))?;
-        let attended = self.attention.as_ref().map(|attention| {
-            let share = self.steps.sequences;
-            profile.measure(Stage::Attention, || attention.forward(&lookups, &*self.embeddings, share))
+        let sequences = profile.measure(Stage::Attention, || {
+            self.blocks.forward(batch, &lookups, &*self.embeddings, self.steps.sequences)
         });
         let size = batch.size() as i64;
         let bottom = self.bottom.as_ref().map(|bottom| {
             let dense = tensors::from_f32(batch.dense(), &[size, batch.dense_width() as i64]);
             profile.measure(Stage::Mlps, || bottom.forward(&dense))
         });
-        let rows = Detached::new(bottom.as_ref(), attended.as_ref());
+        let rows = Detached::new(bottom.as_ref(), &sequences);
         let vectors = self.vectors(batch, &lookups, &rows);
         let expanded = profile.measure(Stage::Expansion, || self.expanded(&vectors));
         let interacted = self.interact(&sources(&vectors, &expanded), batch.size());
@@ -80,8 +80,7 @@ impl Model {
             None => self.top.forward_after_first(&interacted.leaf),
             Some(crosses) => self.top.forward(&crosses.forward(&interacted.leaf)),
         });
-        let logits = logits.squeeze_dim(1);
-        Ok(Forward { logits, lookups, bottom, attended, expanded, interacted })
+        Ok(Forward { logits, lookups, bottom, sequences, expanded, interacted })
     }
 
     /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
@@ -94,7 +93,7 @@ impl Model {
             return self.backward(&expanded, forward, loss);
         }
         profile.measure(Stage::MlpsBackward, || loss.backward());
-        let rows = Detached::new(forward.bottom.as_ref(), forward.attended.as_ref());
+        let rows = Detached::new(forward.bottom.as_ref(), &forward.sequences);
         let vectors = self.vectors(batch, &forward.lookups, &rows);
         let gradients = self.interact_backward(&forward.interacted, &sources(&vectors, &forward.expanded));
         let gradients =
@@ -106,28 +105,22 @@ impl Model {
     fn backward_sources(&self, forward: &Forward, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
         let mut gradients = gradients.into_iter();
         let bottom_gradient = forward.bottom.as_ref().and_then(|_| gradients.next());
-        let (mut pooled, mut attended_gradient) = (Vec::new(), Vec::new());
+        let (mut pooled, mut sequence_gradients) = (Vec::new(), Vec::new());
         for lookup in &forward.lookups {
             let has_pooled = !lookup.pooled_features.is_empty();
             pooled.push(if has_pooled { gradients.next().unwrap_or_default() } else { Vec::new() });
-            gradients.by_ref().take(lookup.sequences.len()).for_each(|own| attended_gradient.extend(own));
+            sequence_gradients.extend(gradients.by_ref().take(lookup.sequences.len()));
         }
-        let weighted = |rows: &Tensor, gradient: &[f32]| {
-            (rows * tensors::from_f32(gradient, &rows.size())).sum(tch::Kind::Float)
-        };
         self.profile.measure(Stage::MlpsBackward, || {
             if let (Some(bottom), Some(gradient)) = (&forward.bottom, &bottom_gradient) {
-                weighted(bottom, gradient).backward();
+                let gradient = tensors::from_f32(gradient, &bottom.size());
+                (bottom * gradient).sum(tch::Kind::Float).backward();
             }
         });
-        let sequences =
-            self.profile.measure(Stage::AttentionBackward, || match (&self.attention, &forward.attended) {
-                (Some(attention), Some(attended)) => {
-                    weighted(&attended.rows, &attended_gradient).backward();
-                    attention.backward(attended, &forward.lookups, &*self.embeddings)
-                }
-                _ => Vec::new(),
-            });
+        let sequences = self.profile.measure(Stage::AttentionBackward, || {
+            let Forward { sequences, lookups, .. } = forward;
+            self.blocks.backward(sequences, lookups, &*self.embeddings, &sequence_gradients, &mut pooled)
+        });
         let mut sequences = sequences.into_iter();
         let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
             pooled: pooled.into(),
@@ -142,7 +135,7 @@ impl Model {
         if let Some(bottom) = &rows.bottom {
             vectors.push(Vectors { values: tensors::as_slice(bottom), vectors: 1, inverse: None });
         }
-        let mut attended = rows.attended.as_ref().map_or(&[][..], |rows| tensors::as_slice(rows));
+        let mut sequences = rows.sequences.iter();
         for (group, lookup) in batch.groups().iter().zip(lookups) {
             let inverse =
                 |by_sample: bool| group.inverse().map(|inverse| &inverse[..]).filter(|_| !by_sample);
@@ -151,11 +144,9 @@ impl Model {
                 let vectors_each = lookup.pooled_features.len();
                 vectors.push(Vectors { values: &lookup.pooled, vectors: vectors_each, inverse });
             }
-            for sequence in &lookup.sequences {
-                let size = sequence.rows.sizes.len() * self.embeddings.dim();
-                let (values, rest) = attended.split_at(size);
-                attended = rest;
-                vectors.push(Vectors { values, vectors: 1, inverse: inverse(lookup.sequences_by_sample) });
+            for (rows, by_sample) in sequences.by_ref().take(lookup.sequences.len()) {
+                let values = tensors::as_slice(rows);
+                vectors.push(Vectors { values, vectors: 1, inverse: inverse(*by_sample) });
             }
         }
         vectors
@@ -190,13 +181,13 @@ impl Model {
 /// The parts of the graph that the interaction reads, outside of it.
 struct Detached {
     bottom: Option<Tensor>,
-    attended: Option<Tensor>,
+    /// Of every sequence feature, and whether its vectors are of samples.
+    sequences: Vec<(Tensor, bool)>,
 }
 
 impl Detached {
-    fn new(bottom: Option<&Tensor>, attended: Option<&Attended>) -> Self {
-        let detached = |tensor: &Tensor| tensor.detach().contiguous();
-        Self { bottom: bottom.map(detached), attended: attended.map(|attended| detached(&attended.rows)) }
+    fn new(bottom: Option<&Tensor>, sequences: &Sequences) -> Self {
+        Self { bottom: bottom.map(|tensor| tensor.detach().contiguous()), sequences: sequences.vectors() }
     }
 }
 

@@ -2,41 +2,46 @@
 
 mod attention;
 mod cross;
+mod din;
+mod encoder;
 mod forward;
 mod interact;
 mod levels;
+mod lists;
 mod mlp;
 mod profile;
 #[cfg(test)]
 mod pytorch;
+mod sequences;
 #[cfg(test)]
 mod tests;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
-use onefold_sharding::{Pooling, TableConfig};
+use onefold_sharding::TableConfig;
 use tch::{Device, Kind, Tensor, nn};
 
-use self::attention::SelfAttention;
 use self::cross::CrossNet;
 pub use self::forward::Forward;
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
+use self::sequences::Blocks;
 use crate::checkpoint::Run;
 use crate::config::Interaction;
 use crate::embedding::{Embeddings, LocalEmbeddings, ShardedEmbeddings, Steps, Table};
-use crate::metrics::BinaryMetrics;
-use crate::{Error, Result, TrainConfig, tensors};
+use crate::metrics::Task;
+use crate::{Result, TrainConfig, tensors};
 
 /// A DLRM: the dense part's parameters, and the embedding tables.
 #[derive(Debug)]
 pub struct Model {
     variables: nn::VarStore,
     bottom: Option<Mlp>,
-    attention: Option<SelfAttention>,
+    blocks: Blocks,
     crosses: Option<CrossNet>,
     top: Mlp,
-    label: usize,
+    /// What each logit predicts, and the weight of its loss.
+    tasks: Vec<(Task, f64)>,
     /// The tables.
     pub embeddings: Box<dyn Embeddings>,
     /// Which steps run once per distinct row; all, unless their gains are to be shown.
@@ -82,23 +87,14 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the schema lacks the label.
+    /// [`Error::Config`] if the schema lacks a label.
     pub fn with_embeddings(
         config: &TrainConfig,
         schema: &Schema,
         embeddings: Box<dyn Embeddings>,
     ) -> Result<Self> {
         let tables = embeddings.configs();
-        let label = schema.labels.iter().position(|label| *label == config.data.label).ok_or_else(|| {
-            Error::Config {
-                path: "train.toml".into(),
-                message: format!(
-                    "`[data].label` is `{}`, which is no label of the dataset",
-                    config.data.label
-                ),
-                hint: "name one of the dataset's labels".to_owned(),
-            }
-        })?;
+        let tasks = config.check_labels(schema)?;
         // libtorch's initialisers draw from its global generator.
         tch::manual_seed(config.train.seed as i64);
         let variables = nn::VarStore::new(Device::Cpu);
@@ -107,9 +103,7 @@ impl Model {
         let dense = schema.dense.len() as i64;
         let bottom =
             (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
-        let attends = tables.iter().any(|table| table.pooling == Pooling::Attention);
-        let attention =
-            attends.then(|| SelfAttention::new(&(&root / "attention"), dim, config.model.attention_heads));
+        let blocks = Blocks::new(&root, &config.model, tables, dim);
         let vectors = tables.len() as i64 + i64::from(dense > 0);
         let width = config.model.interaction.width(vectors, dim, dense > 0);
         let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
@@ -118,7 +112,7 @@ impl Model {
         });
         let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
         let (steps, profile) = (Steps::default(), Profile::default());
-        Ok(Self { variables, bottom, attention, crosses, top, label, embeddings, steps, profile })
+        Ok(Self { variables, bottom, blocks, crosses, top, tasks, embeddings, steps, profile })
     }
 
     /// The parameters of the dense part, with gradients after `backward`.
@@ -131,44 +125,39 @@ impl Model {
         self.variables.variables().into_iter().collect()
     }
 
-    /// The label of every sample, `[B]`.
+    /// The label of every sample and task, `[B, tasks]`.
     pub fn labels(&self, batch: &Batch) -> Tensor {
-        let labels: Vec<f32> = self.label_values(batch).collect();
-        tensors::from_f32(&labels, &[batch.size() as i64])
+        let (all, width) = (batch.labels(), batch.label_width());
+        let of_sample = |sample| self.tasks.iter().map(move |(task, _)| all[sample * width + task.column]);
+        let labels: Vec<f32> = (0..batch.size()).flat_map(of_sample).collect();
+        tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64])
     }
 
-    /// The same as numbers.
-    pub fn label_values<'a>(&self, batch: &'a Batch) -> impl Iterator<Item = f32> + use<'a> {
-        batch.labels().iter().skip(self.label).step_by(batch.label_width().max(1)).copied()
-    }
-
-    /// Adds the predictions of a batch to `metrics`.
-    pub fn add_predictions(&self, metrics: &mut BinaryMetrics, batch: &Batch, logits: &Tensor) {
-        let logits = logits.detach().contiguous();
-        let weights = batch.weights();
-        for (i, (logit, label)) in tensors::as_slice(&logits).iter().zip(self.label_values(batch)).enumerate()
-        {
-            metrics.add(*logit, label, weights.map_or(1.0, |weights| weights[i]));
-        }
-    }
-
-    /// The mean binary cross-entropy of logits, weighted by the samples' weights where there are any.
+    /// The tasks' losses, each times its weight, summed. A task's loss is the mean binary cross-entropy of its logits over the
+    /// batch, weighted by the samples' weights where there are any.
     pub fn loss(&self, logits: &Tensor, batch: &Batch) -> Tensor {
         let labels = self.labels(batch);
-        match batch.weights() {
-            None => {
-                logits.binary_cross_entropy_with_logits::<Tensor>(&labels, None, None, tch::Reduction::Mean)
-            }
-            Some(weights) => {
-                let weights = tensors::from_f32(weights, &[batch.size() as i64]);
-                let sum = logits.binary_cross_entropy_with_logits(
-                    &labels,
-                    Some(&weights),
-                    None,
-                    tch::Reduction::Sum,
-                );
-                sum / weights.sum(Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE))
-            }
+        let weights = batch.weights().map(|weights| tensors::from_f32(weights, &[batch.size() as i64]));
+        let losses = self.tasks.iter().enumerate().map(|(column, (_, weight))| {
+            let (logits, labels) = (logits.select(1, column as i64), labels.select(1, column as i64));
+            let loss = cross_entropy(&logits, &labels, weights.as_ref());
+            // A weight of 1 leaves every bit of the gradient as it is.
+            if *weight == 1.0 { loss } else { loss * *weight }
+        });
+        losses.reduce(|a, b| a + b).expect("a model has a task")
+    }
+}
+
+/// Mean binary cross-entropy, `[]`, of logits `[B]`, weighted by `weights` `[B]` if there are any.
+fn cross_entropy(logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>) -> Tensor {
+    let reduced = |weights: Option<&Tensor>, reduction| {
+        logits.binary_cross_entropy_with_logits(labels, weights, None, reduction)
+    };
+    match weights {
+        None => reduced(None, tch::Reduction::Mean),
+        Some(weights) => {
+            let sum = weights.sum(Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE));
+            reduced(Some(weights), tch::Reduction::Sum) / sum
         }
     }
 }

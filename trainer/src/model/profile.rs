@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub enum Stage {
     /// Ids to table rows, lookup and pooling.
     Lookup,
-    /// Sequences through the attention block.
+    /// Sequences through the blocks that pool them: attention, DIN, encoder.
     Attention,
     /// Rows to samples, where that is a step of its own.
     Expansion,
@@ -27,7 +27,7 @@ pub enum Stage {
     InteractionBackward,
     /// Gradients of samples to those of rows, where that is a step of its own.
     ExpansionBackward,
-    /// The bottom MLP and the attention block backward.
+    /// The blocks that pool sequences backward.
     AttentionBackward,
     /// The dense part's optimizer.
     DenseUpdate,

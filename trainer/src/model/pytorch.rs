@@ -59,7 +59,7 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy};
+use onefold_sharding::{DataType, IdPolicy, Pooling};
 
 use super::*;
 use crate::embedding::Table;
@@ -163,6 +163,7 @@ fn model(config: &TrainConfig) -> Model {
         rows: 30,
         dim: 16,
         pooling: *pooling,
+        target: None,
         ids: IdPolicy::Checked,
         dtype: DataType::Fp32,
     };

@@ -2,7 +2,7 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy};
+use onefold_sharding::{DataType, IdPolicy, Pooling};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -26,6 +26,9 @@ bottom_mlp = [8, 16]
 top_mlp = [12, 1]
 interaction = "dot"
 attention_heads = 2
+encoder_heads = 4
+encoder_hidden = 24
+din_hidden = [7, 5]
 [embedding]
 dim = 16
 rows = 30
@@ -44,9 +47,29 @@ fn config(kind: &str) -> TrainConfig {
 /// Features and how they pool: two groups that repeat within a session, one that does not.
 const GROUPS: [(&str, &[(&str, Pooling)]); 3] = [
     ("user", &[("user_sum", Pooling::Sum), ("user_mean", Pooling::Mean)]),
-    ("timeline", &[("seen", Pooling::Attention), ("kept", Pooling::Mean), ("liked", Pooling::Attention)]),
+    (
+        "timeline",
+        &[
+            ("seen", Pooling::Attention),
+            ("wished", Pooling::Din),
+            ("kept", Pooling::Mean),
+            ("read", Pooling::Encoder),
+            ("liked", Pooling::Attention),
+            ("tried", Pooling::Din),
+            ("sought", Pooling::Encoder),
+        ],
+    ),
     ("item", &[("item", Pooling::Sum)]),
 ];
+
+/// What a feature attends with: another group's feature, or one of its own group.
+fn target(feature: &str) -> Option<&'static str> {
+    match feature {
+        "wished" => Some("item"),
+        "tried" => Some("kept"),
+        _ => None,
+    }
+}
 
 fn schema() -> Schema {
     let groups = GROUPS.iter().map(|(name, features)| FeatureGroup {
@@ -55,7 +78,7 @@ fn schema() -> Schema {
         features: features.iter().map(|(name, _)| SparseFeature::new(*name, SparseKind::Sequence)).collect(),
     });
     Schema {
-        labels: vec!["label".to_owned()],
+        labels: vec!["label".to_owned(), "like".to_owned()],
         weight: None,
         dense: vec!["x".to_owned(), "y".to_owned()],
         groups: groups.collect(),
@@ -69,6 +92,7 @@ fn tables() -> Vec<TableConfig> {
         rows: ROWS as u64,
         dim: DIM as u64,
         pooling: *pooling,
+        target: target(name).map(str::to_owned),
         ids: IdPolicy::Checked,
         dtype: DataType::Fp32,
     };
@@ -98,7 +122,7 @@ fn batch(seed: u64) -> Batch {
     let groups = GROUPS.iter().map(|(name, features)| group(name, features)).collect();
     let mut floats = |count: usize| (0..count).map(|_| rng.random_range(-1.0..1.0)).collect::<Vec<f32>>();
     let dense = floats(2 * size);
-    let labels: Vec<f32> = floats(size).into_iter().map(|x| f32::from(u8::from(x > 0.0))).collect();
+    let labels: Vec<f32> = floats(2 * size).into_iter().map(|x| f32::from(u8::from(x > 0.0))).collect();
     let parts = BatchParts {
         size,
         dense: dense.into(),
@@ -124,69 +148,134 @@ fn deduplicated(batch: &Batch, windows: bool) -> Batch {
 fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     let dense = Tensor::from_slice(batch.dense()).reshape([-1, 2]);
     let bottom = model.bottom.as_ref().unwrap().forward(&dense);
-    let named = model.named_dense_parameters();
-    let linear = |name: &str, x: &Tensor| {
-        x.matmul(&named[&format!("attention.{name}.weight")].tr()) + &named[&format!("attention.{name}.bias")]
-    };
-    let attend = |x: &Tensor| {
-        let length = x.size()[0];
-        let mean = if length == 0 {
-            Tensor::zeros([1, DIM], (Kind::Float, Device::Cpu))
-        } else {
-            let heads = linear("qkv", x).reshape([length, 3, 2, DIM / 2]);
-            let head = |i: i64| heads.select(1, i).transpose(0, 1).unsqueeze(0);
-            let attended = Tensor::scaled_dot_product_attention::<Tensor>(
-                &head(0),
-                &head(1),
-                &head(2),
-                None,
-                0.0,
-                false,
-                None,
-                false,
-            );
-            attended.squeeze_dim(0).transpose(0, 1).reshape([length, DIM]).mean_dim(
-                [0_i64].as_slice(),
-                true,
-                Kind::Float,
-            )
-        };
-        linear("output", &mean).squeeze_dim(0)
-    };
-    let mut samples = Vec::new();
-    for sample in 0..batch.size() {
-        let mut vectors = vec![bottom.get(sample as i64)];
-        let mut table = 0;
-        for (group, (_, features)) in batch.groups().iter().zip(GROUPS) {
-            let (mut pooled, mut sequences) = (Vec::new(), Vec::new());
-            for (feature, (_, pooling)) in group.features().iter().zip(features) {
-                let looked_up =
-                    weights[table].index_select(0, &Tensor::from_slice(feature.row(group.row_of(sample))));
-                table += 1;
-                let sum = looked_up.sum_dim_intlist([0_i64].as_slice(), false, Kind::Float);
-                match pooling {
-                    Pooling::Sum => pooled.push(sum),
-                    Pooling::Mean => pooled.push(sum / looked_up.size()[0].max(1) as f64),
-                    Pooling::Attention => sequences.push(attend(&looked_up)),
-                }
+    let plain = Plain(model.named_dense_parameters());
+    let samples: Vec<Tensor> = (0..batch.size())
+        .map(|sample| {
+            let vectors = vectors(&plain, weights, batch, sample, &bottom.get(sample as i64));
+            let matrix = Tensor::stack(&vectors, 0);
+            if model.crosses.is_some() {
+                return cross(&plain.0, &matrix.reshape([-1]));
             }
-            vectors.extend(pooled);
-            vectors.extend(sequences);
+            let products = matrix.matmul(&matrix.tr());
+            let mut input = vec![bottom.get(sample as i64)];
+            for row in 1..vectors.len() as i64 {
+                input.push(products.get(row).narrow(0, 0, row));
+            }
+            Tensor::cat(&input, 0)
+        })
+        .collect();
+    let logits = model.top.forward(&Tensor::stack(&samples, 0));
+    let labels = Tensor::from_slice(batch.labels()).reshape([-1, 2]);
+    let losses = model.tasks.iter().enumerate().map(|(i, (task, weight))| {
+        let column = |tensor: &Tensor, column: usize| tensor.select(1, column as i64);
+        let (logits, labels) = (column(&logits, i), column(&labels, task.column));
+        let likelihood: Tensor = &labels * logits.log_sigmoid() + (1.0 - &labels) * (-&logits).log_sigmoid();
+        -likelihood.mean(Kind::Float) * *weight
+    });
+    losses.reduce(|a, b| a + b).unwrap()
+}
+
+/// One sample's vectors, in the order in which they interact.
+fn vectors(plain: &Plain, weights: &[Tensor], batch: &Batch, sample: usize, bottom: &Tensor) -> Vec<Tensor> {
+    let features = batch.groups().iter().zip(GROUPS).flat_map(|(group, (_, features))| {
+        let ids = group.features().iter().map(|feature| feature.row(group.row_of(sample)));
+        ids.zip(features)
+    });
+    let looked_up: Vec<(&str, Pooling, Tensor)> = features
+        .zip(weights)
+        .map(|((ids, (name, pooling)), table)| {
+            (*name, *pooling, table.index_select(0, &Tensor::from_slice(ids)))
+        })
+        .collect();
+    let pooled = |vectors: &Tensor, pooling: Pooling| {
+        let sum = vectors.sum_dim_intlist([0_i64].as_slice(), false, Kind::Float);
+        if pooling == Pooling::Mean { sum / vectors.size()[0].max(1) as f64 } else { sum }
+    };
+    let of_target = |name: &str| {
+        let found = looked_up.iter().find(|(other, ..)| Some(*other) == target(name));
+        found.map(|(_, pooling, vectors)| pooled(vectors, *pooling)).unwrap()
+    };
+    let mut all = vec![bottom.shallow_clone()];
+    let mut rest = looked_up.iter();
+    for (_, features) in GROUPS {
+        let own: Vec<_> = rest.by_ref().take(features.len()).collect();
+        for sequences in [false, true] {
+            for (name, pooling, vectors) in own.iter().filter(|(_, p, _)| p.is_sequence() == sequences) {
+                all.push(match pooling {
+                    Pooling::Sum | Pooling::Mean => pooled(vectors, *pooling),
+                    Pooling::Attention => plain.attend(vectors),
+                    Pooling::Din => plain.target_attention(&of_target(name), vectors),
+                    Pooling::Encoder => plain.encode(vectors),
+                });
+            }
         }
-        let matrix = Tensor::stack(&vectors, 0);
-        if model.crosses.is_some() {
-            samples.push(cross(&named, &matrix.reshape([-1])));
-            continue;
-        }
-        let products = matrix.matmul(&matrix.tr());
-        let mut input = vec![bottom.get(sample as i64)];
-        for row in 1..vectors.len() as i64 {
-            input.push(products.get(row).narrow(0, 0, row));
-        }
-        samples.push(Tensor::cat(&input, 0));
     }
-    let logits = model.top.forward(&Tensor::stack(&samples, 0)).squeeze_dim(1);
-    model.loss(&logits, batch)
+    all
+}
+
+/// The blocks that pool one list `[L, D]` to `[D]`, from their definitions.
+struct Plain(std::collections::BTreeMap<String, Tensor>);
+
+impl Plain {
+    fn linear(&self, name: &str, x: &Tensor) -> Tensor {
+        x.matmul(&self.0[&format!("{name}.weight")].tr()) + &self.0[&format!("{name}.bias")]
+    }
+
+    /// Multi-head attention from queries, keys and values side by side, `[L, D]`.
+    fn heads(projected: &Tensor, heads: i64) -> Tensor {
+        let (length, size) = (projected.size()[0], DIM / heads);
+        let part = |i: i64, head: i64| projected.narrow(1, i * DIM + head * size, size);
+        let head = |head: i64| {
+            let scores = part(0, head).matmul(&part(1, head).tr()) / (size as f64).sqrt();
+            scores.softmax(1, Kind::Float).matmul(&part(2, head))
+        };
+        assert_eq!(projected.size(), [length, 3 * DIM]);
+        Tensor::cat(&(0..heads).map(head).collect::<Vec<_>>(), 1)
+    }
+
+    fn mean(x: &Tensor) -> Tensor {
+        x.mean_dim([0_i64].as_slice(), false, Kind::Float)
+    }
+
+    fn attend(&self, x: &Tensor) -> Tensor {
+        let mean = if x.size()[0] == 0 {
+            Tensor::zeros([DIM], (Kind::Float, Device::Cpu))
+        } else {
+            Self::mean(&Self::heads(&self.linear("attention.qkv", x), 2))
+        };
+        self.linear("attention.output", &mean.unsqueeze(0)).squeeze_dim(0)
+    }
+
+    /// Every element by its weight, which an MLP computes from all four parts of its input.
+    fn target_attention(&self, q: &Tensor, x: &Tensor) -> Tensor {
+        let mut sum = q * 0.0;
+        for i in 0..x.size()[0] {
+            let k = x.get(i);
+            let input = Tensor::cat(&[q.shallow_clone(), k.shallow_clone(), q - &k, q * &k], 0).unsqueeze(0);
+            let first = self.linear("din.0", &input).sigmoid();
+            let weight = self.linear("din.2", &self.linear("din.1", &first).sigmoid());
+            sum += weight.squeeze() * k;
+        }
+        sum
+    }
+
+    /// `torch.nn.TransformerEncoderLayer(DIM, 4, 24, dropout=0, norm_first=True)`, then the mean.
+    fn encode(&self, x: &Tensor) -> Tensor {
+        if x.size()[0] == 0 {
+            return Tensor::zeros([DIM], (Kind::Float, Device::Cpu));
+        }
+        let norm = |name: &str, x: &Tensor| {
+            let mean = x.mean_dim([1_i64].as_slice(), true, Kind::Float);
+            let variance = (x - &mean).square().mean_dim([1_i64].as_slice(), true, Kind::Float);
+            let part = |part: &str| &self.0[&format!("encoder.{name}.{part}")];
+            (x - mean) / (variance + 1e-5).sqrt() * part("weight") + part("bias")
+        };
+        let part = |part: &str| &self.0[&format!("encoder.self_attn.in_proj_{part}")];
+        let projected = norm("norm1", x).matmul(&part("weight").tr()) + part("bias");
+        let h = x + self.linear("encoder.self_attn.out_proj", &Self::heads(&projected, 4));
+        let hidden = self.linear("encoder.linear1", &norm("norm2", &h)).relu();
+        Self::mean(&(h + self.linear("encoder.linear2", &hidden)))
+    }
 }
 
 /// Two cross layers, from their definition.
@@ -244,6 +333,68 @@ fn loss_and_gradients_of_cross_layers_equal_plain_libtorch() {
     config.model.interaction = Interaction::Dcn;
     (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
     compare_with_plain_libtorch(&config);
+}
+
+#[test]
+fn loss_and_gradients_of_several_tasks_equal_plain_libtorch() {
+    let config = CONFIG.replace("KIND", "sgd").replace("[12, 1]", "[12, 2]");
+    let tasks = "[[tasks]]\nlabel = \"like\"\nweight = 0.25\n[[tasks]]\nlabel = \"label\"\n[train]";
+    let config = config.replace("label = \"label\"\n", "").replace("[train]", tasks);
+    compare_with_plain_libtorch(&TrainConfig::parse("train.toml".as_ref(), &config).unwrap());
+}
+
+#[test]
+fn weights_of_samples_weigh_every_task() {
+    let mut config = config("sgd");
+    config.data.label = None;
+    let task = |label: &str, weight| crate::TaskConfig { label: label.into(), weight };
+    (config.tasks, config.model.top_mlp) = (vec![task("label", 1.0), task("like", 0.5)], vec![2]);
+    let model = Model::new(&config, &schema(), &tables(), 1).unwrap();
+    let plain = batch(1);
+    let weights: Vec<f32> = (0..plain.size()).map(|i| (i % 4) as f32).collect();
+    let parts = BatchParts { weights: Some(weights.clone().into()), ..plain.clone().into_parts() };
+    let weighted = Batch::try_new(parts).unwrap();
+    let logits = model.forward(&weighted).unwrap().logits;
+    let found = model.loss(&logits, &weighted).double_value(&[]);
+    let (mut sums, mut total) = ([0.0, 0.0], 0.0);
+    for (sample, weight) in weights.iter().enumerate() {
+        for (task, sum) in sums.iter_mut().enumerate() {
+            let (logit, label) =
+                (logits.double_value(&[sample as i64, task as i64]), plain.labels()[2 * sample + task]);
+            let probability = 1.0 / (1.0 + (-logit).exp());
+            let likelihood = if label > 0.0 { probability } else { 1.0 - probability };
+            *sum -= f64::from(*weight) * likelihood.ln();
+        }
+        total += f64::from(*weight);
+    }
+    assert!((found - (sums[0] + 0.5 * sums[1]) / total).abs() < 1e-5, "{found} {sums:?} {total}");
+}
+
+/// Nothing to attend to in the whole batch: no vector, and a gradient of zero, not none, for every parameter.
+#[test]
+fn a_batch_may_have_no_element_of_any_sequence() {
+    let config = config("sgd");
+    let model = Model::new(&config, &schema(), &tables(), 1).unwrap();
+    let plain = batch(1);
+    let emptied = |group: &Group| {
+        let rows: Vec<Vec<i64>> = vec![Vec::new(); plain.size()];
+        let features = group.features().iter().map(|f| Feature::from_rows(f.name(), &rows).unwrap());
+        Group::try_new(group.name(), None, features.collect()).unwrap()
+    };
+    let groups = plain.groups().iter().map(emptied).collect();
+    let empty = Batch::try_new(BatchParts { groups, ..plain.clone().into_parts() }).unwrap();
+    let forward = model.forward(&empty).unwrap();
+    let loss = model.loss(&forward.logits, &empty);
+    assert!(loss.double_value(&[]).is_finite());
+    let gradients = model.backward(&empty, &forward, &loss);
+    assert!(gradients.iter().flat_map(|g| &g.sequences).all(|vectors| vectors.is_empty()));
+    for (name, parameter) in model.named_dense_parameters() {
+        let gradient = parameter.grad();
+        assert!(gradient.defined(), "{name} has no gradient");
+        let largest = gradient.abs().max().double_value(&[]);
+        let unused = name.starts_with("din") || name.starts_with("encoder");
+        assert!(largest.is_finite() && (!unused || largest == 0.0), "{name}: {largest}");
+    }
 }
 
 fn compare_with_plain_libtorch(config: &TrainConfig) {

@@ -9,17 +9,24 @@ use arrow::ipc::writer::FileWriter;
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
 
+use crate::metrics::Task;
 use crate::{Error, Result};
 
 /// Where the batch is, below the run.
 const BATCH_FILE: &str = "diverged/batch.arrow";
-/// The column of the model's outputs.
+/// The column of the model's output; with several tasks, `logit_TASK`.
 const LOGIT_COLUMN: &str = "logit";
 
 /// Writes the batch into the run, as an Arrow file (IPC) with a row per sample: labels, weight, dense and sparse features,
-/// and the logit of the first task.
-pub(super) fn save(run: &Path, batch: &Batch, schema: &Schema, logits: &[f32]) -> Result<PathBuf> {
-    let rows = rows(batch, schema, logits).map_err(std::io::Error::other)?;
+/// and the logits of all tasks.
+pub(super) fn save(
+    run: &Path,
+    batch: &Batch,
+    schema: &Schema,
+    tasks: &[Task],
+    logits: &[f32],
+) -> Result<PathBuf> {
+    let rows = rows(batch, schema, tasks, logits).map_err(std::io::Error::other)?;
     let path = run.join(BATCH_FILE);
     fs_err::create_dir_all(path.parent().unwrap_or(run))?;
     let file = fs_err::File::create(&path)?;
@@ -33,7 +40,12 @@ pub(super) fn save(run: &Path, batch: &Batch, schema: &Schema, logits: &[f32]) -
     Ok(path)
 }
 
-fn rows(batch: &Batch, schema: &Schema, logits: &[f32]) -> Result<RecordBatch, arrow::error::ArrowError> {
+fn rows(
+    batch: &Batch,
+    schema: &Schema,
+    tasks: &[Task],
+    logits: &[f32],
+) -> Result<RecordBatch, arrow::error::ArrowError> {
     let mut columns: Vec<(String, ArrayRef)> = Vec::new();
     let mut floats = |name: &str, values: Vec<f32>| {
         columns.push((name.to_owned(), Arc::new(Float32Array::from(values)) as ArrayRef));
@@ -41,8 +53,13 @@ fn rows(batch: &Batch, schema: &Schema, logits: &[f32]) -> Result<RecordBatch, a
     let column = |values: &[f32], column: usize, width: usize| -> Vec<f32> {
         values.iter().skip(column).step_by(width.max(1)).copied().collect()
     };
-    let tasks = logits.len().checked_div(batch.size()).unwrap_or(1);
-    floats(LOGIT_COLUMN, column(logits, 0, tasks));
+    for (i, task) in tasks.iter().enumerate() {
+        let name = match tasks {
+            [_] => LOGIT_COLUMN.to_owned(),
+            _ => format!("{LOGIT_COLUMN}_{}", task.name),
+        };
+        floats(&name, column(logits, i, tasks.len()));
+    }
     for (i, name) in schema.labels.iter().enumerate() {
         floats(name, column(batch.labels(), i, batch.label_width()));
     }
@@ -114,6 +131,11 @@ mod tests {
         }
     }
 
+    fn tasks(names: &[&str]) -> Vec<Task> {
+        let task = |(column, name): (usize, &&str)| Task { name: (*name).to_owned(), column };
+        names.iter().enumerate().map(task).collect()
+    }
+
     fn batch(dense: [f32; 4]) -> Batch {
         let feature = Feature::from_rows("history", &[vec![1_i64, 2], vec![]]).unwrap();
         Batch::try_new(BatchParts {
@@ -130,8 +152,14 @@ mod tests {
     #[test]
     fn the_saved_batch_has_every_sample_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let path =
-            save(folder.path(), &batch([1.0, 2.0, 3.0, f32::NAN]), &schema(), &[0.5, f32::NAN]).unwrap();
+        let path = save(
+            folder.path(),
+            &batch([1.0, 2.0, 3.0, f32::NAN]),
+            &schema(),
+            &tasks(&["clicked"]),
+            &[0.5, f32::NAN],
+        )
+        .unwrap();
         let mut reader = FileReader::try_new(fs_err::File::open(path).unwrap(), None).unwrap();
         let rows = reader.next().unwrap().unwrap();
         let names: Vec<_> = rows.schema().fields().iter().map(|field| field.name().clone()).collect();
@@ -141,6 +169,16 @@ mod tests {
         let history = rows["history"].as_list::<i32>();
         assert!(history.value(0).is_empty());
         assert_eq!(history.value(1).as_primitive::<Int64Type>().values()[..], [1, 2]);
+    }
+
+    #[test]
+    fn every_task_has_a_column_of_logits() {
+        let tasks = tasks(&["clicked", "liked"]);
+        let rows = rows(&batch([1.0; 4]), &schema(), &tasks, &[0.5, f32::NAN, 1.5, 2.5]).unwrap();
+        let logits = |name: &str| rows[name].as_primitive::<Float32Type>().values().to_vec();
+        assert_eq!(logits("logit_clicked"), [0.5, 1.5]);
+        assert!(logits("logit_liked")[0].is_nan() && logits("logit_liked")[1] == 2.5);
+        assert!(rows.column_by_name("logit").is_none());
     }
 
     #[test]

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     fn stops(metric: WatchedMetric, min_delta: f64, figures: &[f64]) -> Option<usize> {
-        let config = EarlyStoppingConfig { metric, patience: 2, min_delta };
+        let config = EarlyStoppingConfig { metric, task: None, patience: 2, min_delta };
         let mut stopping = EarlyStopping::default();
         figures.iter().position(|figure| {
             let figures = Figures {

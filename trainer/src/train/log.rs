@@ -1,6 +1,7 @@
 //! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs, and TensorBoard's event files, which have
 //! times and rates too.
 
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -35,8 +36,12 @@ pub(super) struct Line<'a> {
 /// Training since the window before.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Window {
+    /// Those of the first task.
     #[serde(flatten)]
     pub(super) figures: Figures,
+    /// Those of every task, if there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) tasks: BTreeMap<String, Figures>,
     /// Learning rate of the dense part in the last step.
     pub(super) learning_rate_dense: f64,
     /// Learning rate of the tables in the last step.
@@ -100,6 +105,17 @@ impl Log {
         self.lines.get_ref().sync_all()?;
         Ok(self.bytes)
     }
+}
+
+/// The scalars of the first task's figures, tagged `PREFIX/ne` and so on, and where there are several tasks those of each,
+/// tagged `PREFIX/TASK/ne`.
+pub(super) fn tagged_by_task(
+    prefix: &str,
+    first: &Figures,
+    tasks: &BTreeMap<String, Figures>,
+) -> Vec<(String, f64)> {
+    let of_task = |(task, figures): (&String, &Figures)| tagged(&format!("{prefix}/{task}"), figures);
+    tagged(prefix, first).into_iter().chain(tasks.iter().flat_map(of_task)).collect()
 }
 
 /// The scalars of figures, tagged `PREFIX/ne` and so on; those that cannot be computed are left out.

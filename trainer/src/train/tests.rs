@@ -17,8 +17,12 @@ use super::*;
 const CONFIG: &str = r#"
 format_version = 1
 [data]
-label = "clicked"
 eval = ""
+[[tasks]]
+label = "clicked"
+[[tasks]]
+label = "even"
+weight = 0.5
 [train]
 batch_size = 20
 epochs = 2
@@ -28,18 +32,24 @@ log_every_steps = 4
 every_steps = 6
 [early_stopping]
 patience = 3
+task = "clicked"
 [checkpoint]
 every_steps = 5
 full_every = 2
 [model]
 bottom_mlp = [4]
-top_mlp = [4, 1]
+top_mlp = [4, 2]
 interaction = "dot"
 [embedding]
 dim = 4
 rows = 50
 [tables.history]
 pooling = "attention"
+[tables.read]
+pooling = "encoder"
+[tables.wished]
+pooling = "din"
+target = "item"
 [optimizer.tables]
 kind = "row_wise_adagrad"
 learning_rate = 0.1
@@ -57,11 +67,15 @@ fn write_dataset(directory: &Path) {
     let group =
         |name: &str, deduplicated, features| FeatureGroup { name: name.into(), deduplicated, features };
     let schema = Schema {
-        labels: vec!["clicked".into()],
+        labels: vec!["clicked".into(), "even".into()],
         weight: None,
         dense: vec!["age".into()],
         groups: vec![
-            group("user", true, vec![feature("history", SparseKind::Sequence)]),
+            group(
+                "user",
+                true,
+                ["history", "read", "wished"].map(|name| feature(name, SparseKind::Sequence)).to_vec(),
+            ),
             group("item", false, vec![feature("item", SparseKind::Sparse)]),
         ],
     };
@@ -74,12 +88,16 @@ fn write_dataset(directory: &Path) {
         Arc::new(Float32Array::from_iter_values(count.clone().map(value)))
     };
     let item = |i: i64| i * 7 % 13;
-    let columns: [(&str, ArrayRef); 6] = [
+    let window = |i: i64| (i / SESSION..i / SESSION + i % SESSION).collect();
+    let columns: [(&str, ArrayRef); 9] = [
         ("session_id", Arc::new(Int64Array::from_iter_values(count.clone().map(|i| i / SESSION)))),
         ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(count.clone()))),
         ("clicked", floats(&|i| f32::from(u8::from(item(i) % 3 == 0)))),
+        ("even", floats(&|i| f32::from(u8::from(item(i) % 2 == 0)))),
         ("age", floats(&|i| (i / SESSION % 5) as f32)),
-        ("history", ids(&|i| (i / SESSION..i / SESSION + i % SESSION).collect())),
+        ("history", ids(&window)),
+        ("read", ids(&window)),
+        ("wished", ids(&|i| window(i + 1))),
         ("item", ids(&|i| vec![item(i)])),
     ];
     let mut writer = DatasetWriter::create(directory, schema, WriterOptions::new(Order::Session)).unwrap();

@@ -7,13 +7,13 @@ use onefold_datasets::Schema;
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
 use onefold_ikjt::{Batch, Batches, Reader};
 
-use super::log::{Line, Log, Window, tagged};
+use super::log::{Line, Log, Window, tagged, tagged_by_task};
 use super::state::Sums;
 use super::{Ending, Prepared, Progress, Stop, TrainSummary, diverged};
 use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints, Run, Touched};
 use crate::config::{ParameterCount, TableOptimizerConfig};
 use crate::evaluate::{Evaluation, EvaluationSummary, by_task};
-use crate::metrics::TaskMetrics;
+use crate::metrics::{BinaryMetrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
 use crate::{Error, Result, TrainConfig, tensors};
@@ -190,7 +190,7 @@ impl<'a> Training<'a> {
             };
             self.show(total, reporter);
             if let Some(config) = &self.config.early_stopping {
-                let figures = &summary.figures;
+                let figures = summary.of_task(config.task.as_deref());
                 self.progress.stopped_early = self.progress.early_stopping.should_stop(config, figures);
             }
             self.last_evaluation = Some(summary);
@@ -270,7 +270,7 @@ impl<'a> Training<'a> {
 
     fn diverged(&self, loss: f64, batch: &Batch, logits: &[f32]) -> Error {
         let cause = diverged::cause(batch, self.schema, logits);
-        match diverged::save(&self.directory, batch, self.schema, logits) {
+        match diverged::save(&self.directory, batch, self.schema, &self.evaluation.tasks, logits) {
             Ok(path) => Error::Diverged { step: self.progress.steps + 1, loss, cause, batch: path },
             Err(error) => error,
         }
@@ -296,23 +296,24 @@ impl<'a> Training<'a> {
 
     /// Logs the figures since the last time.
     fn log_window(&mut self) -> Result<()> {
-        let (dense, tables) = self.learning_rates;
+        let (dense, table_rate) = self.learning_rates;
         let Sums { before, window, .. } = &mut self.sums;
-        let figures = window.first();
+        let (figures, tasks) = (window.first(), by_task(window));
         before.merge(window);
         *window = TaskMetrics::new(&self.evaluation.tasks);
         let (step, samples) = (self.progress.steps, self.progress.samples);
         let rates = self.clock.end_window();
-        let mut scalars = tagged("train", &figures);
+        let mut scalars = tagged_by_task("train", &figures, &tasks);
         for (name, value) in [
             ("train/samples_per_second", rates.samples_per_second),
             ("train/waiting_share", rates.waiting_share),
             ("learning_rate/dense", dense),
-            ("learning_rate/tables", f64::from(tables)),
+            ("learning_rate/tables", f64::from(table_rate)),
         ] {
             scalars.push((name.to_owned(), value));
         }
-        let train = Window { figures, learning_rate_dense: dense, learning_rate_tables: f64::from(tables) };
+        let (learning_rate_dense, learning_rate_tables) = (dense, f64::from(table_rate));
+        let train = Window { figures, tasks, learning_rate_dense, learning_rate_tables };
         self.log.line(&Line { step, samples, train: Some(train), ..Line::default() })?;
         self.log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))
     }
@@ -322,11 +323,10 @@ impl<'a> Training<'a> {
             return;
         }
         self.clock.noted = Some(Instant::now());
-        let mut figures = self.sums.window.iter().filter_map(|(_, metrics)| metrics.ne());
-        let ne = figures.next().unwrap_or(f64::NAN);
         let rates = self.clock.rates.unwrap_or_else(|| self.clock.rates_since_window());
         reporter.note(&format!(
-            "loss {loss:.4}  ne {ne:.4}  {:.0} samples/s  {:.1} % waiting",
+            "loss {loss:.4}  ne {}  {:.0} samples/s  {:.1} % waiting",
+            entropies(&self.sums.window),
             rates.samples_per_second,
             100.0 * rates.waiting_share
         ));
@@ -348,7 +348,7 @@ impl<'a> Training<'a> {
         if logged {
             let eval = summary.without_times();
             self.log.line(&Line { step, samples, eval: Some(&eval), ..Line::default() })?;
-            let mut scalars = tagged("eval", &summary.figures);
+            let mut scalars = tagged_by_task("eval", &summary.figures, &summary.tasks);
             for (feature, segments) in &summary.segments {
                 for (segment, tasks) in segments {
                     for (task, figures) in tasks {
@@ -458,6 +458,16 @@ impl Clock {
         self.rates = Some(rates);
         rates
     }
+}
+
+/// The normalized entropy of every task, by name where there are several.
+fn entropies(metrics: &TaskMetrics) -> String {
+    let single = metrics.iter().count() == 1;
+    let of_task = |(name, metrics): (&str, &BinaryMetrics)| {
+        let ne = metrics.ne().unwrap_or(f64::NAN);
+        if single { format!("{ne:.4}") } else { format!("{name} {ne:.4}") }
+    };
+    metrics.iter().map(of_task).collect::<Vec<_>>().join(", ")
 }
 
 fn is_due(every: Option<u64>, steps: u64) -> bool {

@@ -62,6 +62,27 @@ fn training_configurations_that_do_not_fit() {
             "[tables.city]",
             &["`[tables.city]`", "pools by attention but is not a sequence", "`[tables.city]`"],
         ),
+        (
+            "pooling = \"attention\"",
+            "pooling = \"din\"",
+            &["`logs/train.toml`", "`[tables.history]`", "pools by din but has no target", "`target`"],
+        ),
+        (
+            "pooling = \"attention\"",
+            "pooling = \"din\"\ntarget = \"histroy\"",
+            &["`[tables.history]`", "the target of `history` is `histroy`, which is no sparse feature"],
+        ),
+        (
+            "label = \"clicked\"",
+            "[[tasks]]\nlabel = \"click\"",
+            &[config, "`[[tasks]]` has the label `click`", "did you mean `clicked`?"],
+        ),
+        (
+            "label = \"clicked\"",
+            "[[tasks]]\nlabel = \"clicked\"\n[[tasks]]\nlabel = \"age\"",
+            &[config, "`[model].top_mlp` is [8, 1], but there are 2 tasks", "the number of tasks"],
+        ),
+        ("label = \"clicked\"", "", &[config, "`[data].label` is missing", "`[[tasks]]`"]),
         ("kind = \"adagrad\"", "kind = \"lamb\"", &[config, "line", "`lamb`"]),
         (
             "learning_rate = 0.02\neps = 1e-8\n\n[optimizer.dense]",

@@ -1,0 +1,147 @@
+//! Pooling of sequences by a transformer encoder block.
+
+use tch::Tensor;
+use tch::nn::{self, Module};
+
+use super::lists::{Lists, gather, indices, mean};
+
+/// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it, and the
+/// mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
+///
+/// Parameters have the names and shapes of `torch.nn.TransformerEncoderLayer(D, heads, hidden, dropout=0, norm_first=True)`.
+/// Without positions, the first normalisation and the projections to queries, keys and values depend on an element alone and run
+/// once per element of a timeline, however many windows share it. (Positions count from a window's start, so the same
+/// element would have another vector in every window.) The rest runs once per distinct list; the second layer of
+/// the FFN, being linear, after the mean.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    dim: i64,
+    heads: i64,
+    norm: [nn::LayerNorm; 2],
+    project: (Tensor, Tensor),
+    output: nn::Linear,
+    hidden: [nn::Linear; 2],
+}
+
+impl Encoder {
+    /// A block with `heads` heads and a hidden layer of width `hidden`.
+    pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, hidden: i64) -> Self {
+        let norm = |name: &str| nn::layer_norm(path / name, vec![dim], nn::LayerNormConfig::default());
+        let linear = |path: nn::Path<'_>, from, to| nn::linear(path, from, to, nn::LinearConfig::default());
+        let attention = path / "self_attn";
+        // PyTorch's: Glorot and Bengio's for inputs of D and outputs of 3 D.
+        let bound = f64::sqrt(6.0 / (4 * dim) as f64);
+        let uniform = nn::Init::Uniform { lo: -bound, up: bound };
+        Self {
+            dim,
+            heads,
+            norm: [norm("norm1"), norm("norm2")],
+            project: (
+                attention.var("in_proj_weight", &[3 * dim, dim], uniform),
+                attention.var("in_proj_bias", &[3 * dim], nn::Init::Const(0.0)),
+            ),
+            output: linear(&attention / "out_proj", dim, dim),
+            hidden: [linear(path / "linear1", dim, hidden), linear(path / "linear2", hidden, dim)],
+        }
+    }
+
+    /// `[N, D]`, the vector of every list of `vectors` (`[T, D]`); zero for an empty one.
+    pub(super) fn forward(&self, vectors: &Tensor, lists: &Lists) -> Tensor {
+        let device = vectors.device();
+        let (lists, places) = lists.by_size();
+        let (weight, bias) = &self.project;
+        let projected = self.norm[0].forward(vectors).linear(weight, Some(bias));
+        let attended = self.output.forward(&self.attend(&projected, &lists));
+        let residual = gather(vectors, &indices(&lists.elements(), device)) + attended;
+        let hidden = self.hidden[0].forward(&self.norm[1].forward(&residual)).relu();
+        let starts = indices(&lists.starts(), device);
+        // An empty list has no position whose bias there could be a mean of.
+        let occupied: Vec<f32> = lists.sizes.iter().map(|&size| f32::from(u8::from(size > 0))).collect();
+        let occupied = Tensor::from_slice(&occupied).to_kind(vectors.kind()).to_device(device);
+        let last = &self.hidden[1];
+        let bias = occupied.unsqueeze(1)
+            * last.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias");
+        let rows = mean(&residual, &starts) + mean(&hidden, &starts).matmul(&last.ws.tr()) + bias;
+        gather(&rows, &indices(&places, device))
+    }
+
+    /// Self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`. Lists stand by
+    /// size: those of about one size are padded and go together.
+    fn attend(&self, projected: &Tensor, lists: &Lists) -> Tensor {
+        let mut parts = Vec::new();
+        let mut start = lists.sizes.iter().take_while(|&&size| size == 0).count();
+        while let Some(&smallest) = lists.sizes.get(start) {
+            let alike = lists.sizes[start..].iter().take_while(|&&size| size < 2 * smallest).count();
+            let range = start..start + alike;
+            parts.push(self.attend_padded(projected, &lists.offsets[range.clone()], &lists.sizes[range]));
+            start += alike;
+        }
+        if parts.is_empty() {
+            // No list has an element; the parameters have a gradient of zero all the same.
+            return projected.narrow(0, 0, 0).narrow(1, 0, self.dim);
+        }
+        Tensor::cat(&parts, 0)
+    }
+
+    /// The same of lists of one size or nearly; none is empty.
+    fn attend_padded(&self, projected: &Tensor, offsets: &[i64], sizes: &[i64]) -> Tensor {
+        let (device, count) = (projected.device(), sizes.len() as i64);
+        let length = sizes.iter().copied().max().unwrap_or(0);
+        let (mut elements, mut valid, mut mask) = (Vec::new(), Vec::new(), Vec::new());
+        for (&offset, &size) in offsets.iter().zip(sizes) {
+            for position in 0..length {
+                if position < size {
+                    valid.push(elements.len() as i64);
+                }
+                // Any element will do beyond the end: nobody attends to it.
+                elements.push(offset + position.min(size - 1));
+                mask.push(if position < size { 0.0 } else { f32::NEG_INFINITY });
+            }
+        }
+        let padded = valid.len() < elements.len();
+        let mask = Tensor::from_slice(&mask).reshape([count, 1, 1, length]).to_kind(projected.kind());
+        let mask = padded.then(|| mask.to_device(device));
+        let head = self.dim / self.heads;
+        let parts =
+            gather(projected, &indices(&elements, device)).reshape([count, length, 3, self.heads, head]);
+        let part = |i: i64| parts.select(2, i).transpose(1, 2);
+        let attended =
+            Tensor::scaled_dot_product_attention(&part(0), &part(1), &part(2), mask, 0.0, false, None, false);
+        let attended = attended.transpose(1, 2).reshape([-1, self.dim]);
+        if padded { gather(&attended, &indices(&valid, device)) } else { attended }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, nn};
+
+    use super::super::lists::check_gradients;
+    use super::*;
+
+    #[test]
+    fn gradients_equal_finite_differences() {
+        let mut variables = nn::VarStore::new(Device::Cpu);
+        tch::manual_seed(4);
+        let block = Encoder::new(&variables.root(), 4, 2, 5);
+        variables.double();
+        // Of several sizes, so that some are padded; overlapping, and one empty.
+        let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
+        check_gradients(&variables, &[[6, 4]], |inputs| block.forward(&inputs[0], &lists));
+    }
+
+    #[test]
+    fn a_list_does_not_depend_on_those_beside_it() {
+        let variables = nn::VarStore::new(Device::Cpu);
+        let block = Encoder::new(&variables.root(), 8, 2, 16);
+        let vectors = Tensor::randn([40, 8], (tch::Kind::Float, Device::Cpu));
+        let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 40, 1] };
+        let together = block.forward(&vectors, &lists);
+        for list in 0..5 {
+            let alone = Lists { offsets: vec![lists.offsets[list]], sizes: vec![lists.sizes[list]] };
+            let difference = (block.forward(&vectors, &alone).get(0) - together.get(list as i64)).abs().max();
+            assert!(difference.double_value(&[]) < 1e-5, "list {list}: {difference}");
+        }
+        assert_eq!(together.get(2).abs().max().double_value(&[]), 0.0);
+    }
+}

@@ -1,0 +1,149 @@
+//! Lists of vectors as libtorch's operators take them, on any device.
+
+use tch::{Device, Tensor};
+
+/// Modes of libtorch's `embedding_bag`.
+const SUM: i64 = 0;
+const MEAN: i64 = 1;
+
+/// Lists over a timeline `[T, D]`: list `i` is `sizes[i]` elements from `offsets[i]` on. Lists may overlap, and be empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Lists {
+    /// `[N]`.
+    pub(super) offsets: Vec<i64>,
+    /// `[N]`.
+    pub(super) sizes: Vec<i64>,
+}
+
+impl Lists {
+    /// Adds lists that lie `shift` elements further on.
+    pub(super) fn extend(&mut self, lists: impl IntoIterator<Item = (i32, i32)>, shift: usize) {
+        for (offset, size) in lists {
+            self.offsets.push(i64::from(offset) + shift as i64);
+            self.sizes.push(i64::from(size));
+        }
+    }
+
+    /// The element of every position of every list, `[P]`: list after list.
+    pub(super) fn elements(&self) -> Vec<i64> {
+        self.offsets.iter().zip(&self.sizes).flat_map(|(&offset, &size)| offset..offset + size).collect()
+    }
+
+    /// Where the positions of every list begin, `[N]`.
+    pub(super) fn starts(&self) -> Vec<i64> {
+        let start = |next: &mut i64, size: &i64| {
+            let start = *next;
+            *next += size;
+            Some(start)
+        };
+        self.sizes.iter().scan(0, start).collect()
+    }
+
+    /// The same lists where each has elements of its own, which are [`elements`](Self::elements) of the timeline.
+    pub(super) fn apart(&self) -> Self {
+        Self { offsets: self.starts(), sizes: self.sizes.clone() }
+    }
+
+    /// The same lists, short ones first, and where each stands now, `[N]`.
+    pub(super) fn by_size(&self) -> (Self, Vec<i64>) {
+        let mut order: Vec<usize> = (0..self.sizes.len()).collect();
+        order.sort_by_key(|&list| self.sizes[list]);
+        let mut places = vec![0; order.len()];
+        for (place, &list) in order.iter().enumerate() {
+            places[list] = place as i64;
+        }
+        let sorted = |values: &[i64]| order.iter().map(|&list| values[list]).collect();
+        (Self { offsets: sorted(&self.offsets), sizes: sorted(&self.sizes) }, places)
+    }
+}
+
+/// A tensor of indices.
+pub(super) fn indices(values: &[i64], device: Device) -> Tensor {
+    Tensor::from_slice(values).to_device(device)
+}
+
+/// Rows of `values` by index, of which one may stand several times. Its gradient is summed in the order of the indices, on several
+/// threads (that of `index_select` is not).
+pub(super) fn gather(values: &Tensor, indices: &Tensor) -> Tensor {
+    Tensor::embedding(values, indices, -1, false, false)
+}
+
+/// The mean of every list's positions, `[N, D]` from `[P, D]`; zero for an empty list. `starts` are those of [`Lists::starts`].
+pub(super) fn mean(positions: &Tensor, starts: &Tensor) -> Tensor {
+    let all = Tensor::arange(positions.size()[0], (tch::Kind::Int64, positions.device()));
+    Tensor::embedding_bag::<Tensor>(positions, &all, starts, false, MEAN, false, None, false).0
+}
+
+/// The weighted sum of every list's elements, `[N, D]` from `[T, D]`; zero for an empty list. `weights` and `elements` are `[P]`.
+pub(super) fn weighted_sum(vectors: &Tensor, elements: &Tensor, starts: &Tensor, weights: &Tensor) -> Tensor {
+    Tensor::embedding_bag(vectors, elements, starts, false, SUM, false, Some(weights), false).0
+}
+
+/// Compares the gradients that autograd finds of a weighted sum of `forward`'s result with central differences, in double
+/// precision: of inputs of these shapes, and of all `variables`.
+#[cfg(test)]
+pub(super) fn check_gradients(
+    variables: &tch::nn::VarStore,
+    shapes: &[[i64; 2]],
+    forward: impl Fn(&[Tensor]) -> Tensor,
+) {
+    let options = (tch::Kind::Double, Device::Cpu);
+    let inputs: Vec<_> =
+        shapes.iter().map(|shape| Tensor::randn(shape, options).set_requires_grad(true)).collect();
+    let weights = Tensor::randn(forward(&inputs).size(), options);
+    let value = || (forward(&inputs) * &weights).sum(tch::Kind::Double);
+    value().backward();
+    let named = variables.variables();
+    let parameters = named.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    let step = 1e-5;
+    for (name, tensor) in inputs.iter().map(|input| ("an input", input)).chain(parameters) {
+        // Shares its storage with `tensor`.
+        let values = tensor.detach().reshape([-1]);
+        let gradient = tensor.grad().reshape([-1]);
+        for i in 0..values.size()[0] {
+            let at = |shift: f64| {
+                let _ = values.get(i).g_add_scalar_(shift);
+                let value = tch::no_grad(|| value().double_value(&[]));
+                let _ = values.get(i).g_add_scalar_(-shift);
+                value
+            };
+            let difference = (at(step) - at(-step)) / (2.0 * step);
+            let found = gradient.double_value(&[i]);
+            assert!(
+                (found - difference).abs() < 1e-7 + 1e-6 * difference.abs(),
+                "{name} {i}: {found} {difference}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_may_overlap_and_be_empty() {
+        let mut lists = Lists::default();
+        lists.extend([(0, 3), (1, 3), (4, 0)], 10);
+        lists.extend([(0, 1)], 0);
+        assert_eq!(lists.elements(), [10, 11, 12, 11, 12, 13, 0]);
+        assert_eq!(lists.starts(), [0, 3, 6, 6]);
+        assert_eq!(lists.apart().elements(), [0, 1, 2, 3, 4, 5, 6]);
+        let (sorted, places) = lists.by_size();
+        assert_eq!((sorted.sizes, places), (vec![0, 1, 3, 3], vec![2, 3, 0, 1]));
+        assert_eq!(sorted.offsets, [14, 0, 10, 11]);
+    }
+
+    #[test]
+    fn sums_and_means_by_list() {
+        let lists = Lists { offsets: vec![0, 1, 0], sizes: vec![2, 2, 0] };
+        let vectors = Tensor::from_slice(&[1.0_f32, 10.0, 100.0]).reshape([3, 1]);
+        let (elements, starts) =
+            (indices(&lists.elements(), Device::Cpu), indices(&lists.starts(), Device::Cpu));
+        let numbers = |tensor: Tensor| Vec::<f32>::try_from(tensor.reshape([-1])).unwrap();
+        let positions = gather(&vectors, &elements);
+        assert_eq!(numbers(mean(&positions, &starts)), [5.5, 55.0, 0.0]);
+        let weights = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]);
+        assert_eq!(numbers(weighted_sum(&vectors, &elements, &starts, &weights)), [21.0, 430.0, 0.0]);
+    }
+}
