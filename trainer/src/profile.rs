@@ -60,7 +60,8 @@ const ENOUGH_MS: f64 = 400.0;
 /// Measures sets of tables: 1 to 15, rows and pooling factors from the [pool] of the planner's tasks, columns from
 /// 4 to 128, ids by Zipf's law with an exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to
 /// [`samples`](ProfileOptions::samples). A sample's time is the median of five steps, or of three that take long, after two
-/// that warm up; a step is lookup and pooling, then backward and update.
+/// that warm up; a step is lookup and pooling, then backward and update. What its threads waited for a processor that other
+/// processes had is taken off.
 ///
 /// # Errors
 ///
@@ -156,11 +157,11 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], threads: usize) -> Result<Comput
     }
     let mut embeddings = LocalEmbeddings::from_tables(tables, threads)?;
     for _ in 0..WARM_UP {
-        step_ms(&mut embeddings, &groups)?;
+        step_ms(&mut embeddings, &groups, threads)?;
     }
     let mut times = Vec::with_capacity(TIMED);
     while times.len() < TIMED && (times.len() < LEAST_TIMED || times.iter().sum::<f64>() < ENOUGH_MS) {
-        times.push(step_ms(&mut embeddings, &groups)?);
+        times.push(step_ms(&mut embeddings, &groups, threads)?);
     }
     times.sort_by(f64::total_cmp);
     let middle = times.len() / 2;
@@ -170,20 +171,52 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], threads: usize) -> Result<Comput
 }
 
 /// The time of one step: lookup and pooling, then backward and update.
-fn step_ms(embeddings: &mut LocalEmbeddings, groups: &[Group]) -> Result<f64> {
+fn step_ms(embeddings: &mut LocalEmbeddings, groups: &[Group], threads: usize) -> Result<f64> {
     let optimizer = TableOptimizerConfig::new(TableOptimizerKind::RowWiseAdagrad, 0.01);
-    let started = Instant::now();
+    let forward = Clock::start(threads);
     let lookups = embeddings.lookup(groups, Steps::default())?;
-    let forward = started.elapsed();
+    let forward_ms = forward.ms();
     // The gradient comes from the dense model, which is not measured.
     let gradient = |lookup: &Lookup| LookupGradients {
         pooled: vec![0.001; lookup.pooled.len()].into(),
         sequences: Vec::new(),
     };
     let gradients: Vec<_> = lookups.iter().map(gradient).collect();
-    let started = Instant::now();
+    let update = Clock::start(threads);
     embeddings.update(&lookups, &gradients, &optimizer);
-    Ok((forward + started.elapsed()).as_secs_f64() * 1e3)
+    Ok(forward_ms + update.ms())
+}
+
+/// The time since a moment, less what other processes took of it: on a machine that does something else too, threads wait
+/// for a processor, and the kernel counts how long.
+struct Clock {
+    waited_ns: u64,
+    started: Instant,
+    threads: usize,
+}
+
+impl Clock {
+    fn start(threads: usize) -> Self {
+        Self { waited_ns: waited_ns(), started: Instant::now(), threads }
+    }
+
+    /// Work is shared by all threads, so each one's waiting delays the end by its part.
+    fn ms(&self) -> f64 {
+        let ms = self.started.elapsed().as_secs_f64() * 1e3;
+        let waited = waited_ns().saturating_sub(self.waited_ns) as f64 / 1e6 / self.threads as f64;
+        (ms - waited).max(ms / 8.0)
+    }
+}
+
+/// How long this process's threads have waited for a processor so far; 0 where the kernel does not tell.
+fn waited_ns() -> u64 {
+    let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return 0 };
+    // Time on a processor, time waiting for one, and how often.
+    let waited = |thread: fs_err::DirEntry| {
+        let counts = fs_err::read_to_string(thread.path().join("schedstat")).ok()?;
+        counts.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    threads.flatten().filter_map(waited).sum()
 }
 
 /// A table, a group with its feature's lists, and the features as they came out of the draw.

@@ -101,9 +101,10 @@ pub struct Fit {
 /// A network over a set of items: each is encoded alone, the codes are summed, and a head predicts from the sum.
 ///
 /// Items' times span five orders of magnitude, which is hard for a network and easy for a product: an item's code is
-/// multiplied by its **work**, a weighted sum of what its time grows with in proportion. The network then learns how dear
-/// the work is, a number of one order of magnitude, and a step of twice as many samples costs about twice as much even where
-/// none was measured. Without weights the work is 1, and this is NeuroShard's network.
+/// multiplied by its **work**, a weighted sum of what its time grows with in proportion, and the head predicts what is to be
+/// added to the sum of the work. The network then learns how dear the work is, a number of one order of magnitude, and a
+/// step of twice as many samples costs about twice as much even where none was measured. Without weights the work is 1 and
+/// nothing is added to it: NeuroShard's network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetModel {
@@ -148,14 +149,21 @@ impl SetModel {
     pub(crate) fn predict_ms(&self, items: &[Vec<f64>]) -> f64 {
         let mut outputs = Vec::new();
         let mut sum = vec![0.0f32; self.head.layers.first().map_or(0, |layer| layer.inputs)];
+        let mut work = 0.0;
         for item in items {
+            work += self.added_work(item);
             self.encode(item, &mut outputs);
             let code = outputs.last().map_or(&[][..], Vec::as_slice);
             sum.iter_mut().zip(code).for_each(|(sum, code)| *sum += code);
         }
         self.head.forward(&sum, &mut outputs);
         let output = outputs.last().and_then(|output| output.first()).copied().unwrap_or_default();
-        (f64::from(output) * self.scale_ms).max(0.0)
+        ((f64::from(output) + work) * self.scale_ms).max(0.0)
+    }
+
+    /// What an item adds to its set's time besides what the head says.
+    pub(crate) fn added_work(&self, features: &[f64]) -> f64 {
+        if self.work.is_empty() { 0.0 } else { f64::from(self.work(features)) }
     }
 
     /// Features outside of what was measured, with a hundredth of the range to spare.
@@ -289,8 +297,8 @@ impl ModelFile {
 /// A learned model as searches ask it.
 ///
 /// The head's first layer is linear, so it is applied to every shard's code, and not to their sum: a contribution is
-/// `W1·code(shard)`, a rank costs `w2·relu(Σ contributions + b1) + b2`. That is the same function, and makes a candidate
-/// in a search cost some dozens of additions.
+/// `W1·code(shard)` and, as its last number, the shard's work; a rank costs `w2·relu(Σ contributions + b1) + b2 + Σ work`.
+/// That is the same function, and makes a candidate in a search cost some dozens of additions.
 #[derive(Debug, Clone)]
 pub struct LearnedCost {
     id: String,
@@ -363,7 +371,7 @@ impl CostModel for LearnedCost {
     }
 
     fn width(&self) -> usize {
-        self.bias.len()
+        self.bias.len() + 1
     }
 
     fn contribution(
@@ -375,9 +383,13 @@ impl CostModel for LearnedCost {
     ) -> Result<()> {
         let features = ShardFeatures::of(load, topology, batch_size);
         features.validate().map_err(|error| error.of_table(&load.table.name))?;
+        let features = self.file.features.encode(&features);
         let mut outputs = Vec::new();
-        self.file.compute.encode(&self.file.features.encode(&features), &mut outputs);
+        self.file.compute.encode(&features, &mut outputs);
         out.fill(0.0);
+        if let Some(last) = out.last_mut() {
+            *last = self.file.compute.added_work(&features);
+        }
         let (Some(code), Some(first)) = (outputs.last(), self.file.compute.head.layers.first()) else {
             return Ok(());
         };
@@ -391,15 +403,17 @@ impl CostModel for LearnedCost {
         // Four lanes, so that additions need not wait for each other; the head's width is a multiple of that.
         const LANES: usize = 4;
         let mut lanes = [0.0; LANES];
-        let blocks = sum.chunks_exact(LANES).zip(added.chunks_exact(LANES));
+        let hidden = self.bias.len().min(sum.len()).min(added.len());
+        let blocks = sum[..hidden].chunks_exact(LANES).zip(added[..hidden].chunks_exact(LANES));
         let weights = self.bias.chunks_exact(LANES).zip(self.output.chunks_exact(LANES));
         for ((sum, added), (bias, weight)) in blocks.zip(weights) {
             for k in 0..LANES {
-                let hidden = sum[k] + added[k] + bias[k];
-                lanes[k] += if hidden > 0.0 { hidden * weight[k] } else { 0.0 };
+                let unit = sum[k] + added[k] + bias[k];
+                lanes[k] += if unit > 0.0 { unit * weight[k] } else { 0.0 };
             }
         }
-        let output = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + self.output_bias;
+        let work = sum.last().zip(added.last()).map_or(0.0, |(sum, added)| sum + added);
+        let output = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + self.output_bias + work;
         (output * self.file.compute.scale_ms).max(0.0)
     }
 
