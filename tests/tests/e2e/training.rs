@@ -463,12 +463,14 @@ fn narrow_tables_train_resume_and_export() {
     // 26 features, of 500 rows of 16: of all but two in 2 bytes a weight now; of one even before.
     let (before, after) = (number(&wide, "parameter_bytes"), number(&whole, "parameter_bytes"));
     assert_eq!(before - after, 24.0 * 500.0 * 16.0 * 2.0);
-    // Rounding noise is far below what training gains. The samples are learned by heart in the second epoch, so the figures
-    // are those of predictions that were made before each step.
-    for key in ["loss", "ne"] {
-        let (a, b) = (number(&wide, key), number(&whole, key));
-        assert!((a - b).abs() < 0.02 * a, "{key}: {a} {b}");
-    }
+    // Rounding noise is far below what training gains. In the second epoch samples are learned by heart, and a loss near
+    // zero says nothing, so it is the first one's.
+    let first_epoch = |run: &Value| -> f64 {
+        let losses = run["losses"].as_array().unwrap()[..64].iter();
+        losses.map(|loss| loss.as_f64().unwrap()).sum::<f64>() / 64.0
+    };
+    let (a, b) = (first_epoch(&wide), first_epoch(&whole));
+    assert!((a - b).abs() < 0.01 * a, "{a} {b}");
     let eval = dir.command("onefold-train eval whole --data dataset --threads 2").json();
     assert_eq!(eval["loss"], whole["eval"]["loss"]);
     dir.command("onefold-train export whole --out exported").works();
