@@ -83,7 +83,7 @@ pub struct ExportSummary {
 /// `out` is taken.
 pub fn export(run: &Path, out: &Path, overwrite: bool) -> Result<ExportSummary> {
     let description = Run::load(run)?;
-    let model = description.load_model(run, 1)?;
+    let model = description.load_model(run, 1, None)?;
     let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
     if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
         steps.store(staged.path())?;

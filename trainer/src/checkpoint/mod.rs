@@ -11,6 +11,7 @@ use onefold_datasets::{FeatureGroup, Schema, commit};
 use onefold_sharding::TableConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::device::Accelerator;
 use crate::model::Model;
 use crate::{Error, Result, TrainConfig};
 
@@ -146,13 +147,18 @@ impl Run {
         Ok(run)
     }
 
-    /// Reads the run's model.
+    /// Reads the run's model, to be used on the CPU or on `device`.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if training is not complete, or the parameters are missing, damaged, or of other shapes than the
     /// configuration's.
-    pub fn load_model(&self, directory: &Path, threads: usize) -> Result<Model> {
+    pub fn load_model(
+        &self,
+        directory: &Path,
+        threads: usize,
+        device: Option<&Accelerator>,
+    ) -> Result<Model> {
         if !self.completed {
             return Err(Error::Run {
                 path: directory.to_owned(),
@@ -162,7 +168,7 @@ impl Run {
         }
         let path = directory.join(MODEL_FILE);
         fs_err::metadata(&path)?;
-        let mut model = Model::new(&self.config, &self.schema, &self.tables, threads)?;
+        let mut model = Model::at(&self.config, &self.schema, &self.tables, threads, device)?;
         parameters::load_dense(&mut model, &path)?;
         parameters::load_tables(&mut model, &path)?;
         Ok(model)

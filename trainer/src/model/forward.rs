@@ -14,6 +14,7 @@ use onefold_ikjt::Batch;
 use tch::Tensor;
 
 use super::attention::Attended;
+use super::on_device::Passed;
 use super::{Model, Stage};
 use crate::embedding::{Lookup, LookupGradients};
 use crate::kernels::interaction::{Form, Interaction, Source};
@@ -32,6 +33,22 @@ pub struct Forward {
     expanded: Vec<Option<Vec<f32>>>,
     /// `[B, width]`, the leaf that holds the interaction's result.
     interacted: Tensor,
+    /// What is left on a device, instead of all of the above.
+    on_device: Option<Passed>,
+}
+
+impl Forward {
+    pub(super) fn on_device(logits: Tensor, lookup: Lookup, passed: Passed) -> Self {
+        Self {
+            logits,
+            lookups: vec![lookup],
+            bottom: None,
+            attended: None,
+            expanded: Vec::new(),
+            interacted: Tensor::new(),
+            on_device: Some(passed),
+        }
+    }
 }
 
 /// Vectors on their way into the interaction.
@@ -53,6 +70,9 @@ impl Model {
         let profile = &self.profile;
         if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
             return self.forward(&profile.measure(Stage::Expansion, || batch.expand()));
+        }
+        if let Some(device) = self.embeddings.on_device() {
+            return self.forward_on_device(device, batch);
         }
         let lookups =
             profile.measure(Stage::Lookup, || self.embeddings.lookup(batch.groups(), self.steps))?;
@@ -80,14 +100,21 @@ impl Model {
             Some(crosses) => self.top.forward(&crosses.forward(&interacted)),
         });
         let logits = logits.squeeze_dim(1);
-        Ok(Forward { logits, lookups, bottom, attended, expanded, interacted })
+        Ok(Forward { logits, lookups, bottom, attended, expanded, interacted, on_device: None })
     }
 
     /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
     /// parameters', those of the tables' vectors are returned for [`Embeddings::update`](crate::embedding::Embeddings::update).
     /// `batch` is the one that `forward` was given.
-    pub fn backward(&self, batch: &Batch, forward: &Forward, loss: &Tensor) -> Vec<LookupGradients> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the model is on a device, and that fails.
+    pub fn backward(&self, batch: &Batch, forward: &Forward, loss: &Tensor) -> Result<Vec<LookupGradients>> {
         let profile = &self.profile;
+        if let (Some(device), Some(passed)) = (self.embeddings.on_device(), &forward.on_device) {
+            return self.backward_on_device(device, forward, passed, loss);
+        }
         if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
             let expanded = profile.measure(Stage::Expansion, || batch.expand());
             return self.backward(&expanded, forward, loss);
@@ -103,7 +130,7 @@ impl Model {
         });
         let gradients =
             profile.measure(Stage::ExpansionBackward, || self.folded(&vectors, &forward.expanded, gradients));
-        self.backward_sources(forward, gradients)
+        Ok(self.backward_sources(forward, gradients))
     }
 
     /// From the gradients of the interaction's sources to those of the tables' vectors.

@@ -4,9 +4,12 @@ mod attention;
 mod cross;
 mod forward;
 mod mlp;
+mod on_device;
 mod profile;
 #[cfg(test)]
 mod tests;
+
+use std::cell::OnceCell;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
@@ -18,8 +21,8 @@ use self::cross::CrossNet;
 pub use self::forward::Forward;
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
-use crate::config::Interaction;
-use crate::embedding::{Embeddings, LocalEmbeddings, Steps};
+use crate::config::{Interaction, TableOptimizerConfig};
+use crate::embedding::{Embeddings, LocalEmbeddings, LookupGradients, Steps};
 use crate::metrics::BinaryMetrics;
 use crate::{Error, Result, TrainConfig, tensors};
 
@@ -32,9 +35,11 @@ pub struct Model {
     crosses: Option<CrossNet>,
     top: Mlp,
     label: usize,
+    /// On a device: which of all products of a sample's vectors are the interaction's.
+    triangle: OnceCell<Tensor>,
     /// The tables.
     pub embeddings: Box<dyn Embeddings>,
-    /// Which steps run once per distinct row; all, unless their gains are to be shown.
+    /// Which steps run once per distinct row; all, unless their gains are to be shown, and always all on a device.
     pub steps: Steps,
     /// The time that each stage takes.
     pub profile: Profile,
@@ -96,7 +101,8 @@ impl Model {
         });
         let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
         let (steps, profile) = (Steps::default(), Profile::default());
-        Ok(Self { variables, bottom, attention, crosses, top, label, embeddings, steps, profile })
+        let triangle = OnceCell::new();
+        Ok(Self { variables, bottom, attention, crosses, top, label, triangle, embeddings, steps, profile })
     }
 
     /// The parameters of the dense part, with gradients after `backward`.
@@ -109,10 +115,15 @@ impl Model {
         self.variables.variables().into_iter().collect()
     }
 
+    /// Where the model is.
+    pub fn device(&self) -> Device {
+        self.variables.device()
+    }
+
     /// The label of every sample, `[B]`.
     pub fn labels(&self, batch: &Batch) -> Tensor {
         let labels: Vec<f32> = self.label_values(batch).collect();
-        tensors::from_f32(&labels, &[batch.size() as i64])
+        tensors::from_f32(&labels, &[batch.size() as i64]).to_device(self.device())
     }
 
     /// The same as numbers.
@@ -122,12 +133,30 @@ impl Model {
 
     /// Adds the predictions of a batch to `metrics`.
     pub fn add_predictions(&self, metrics: &mut BinaryMetrics, batch: &Batch, logits: &Tensor) {
-        let logits = logits.detach().contiguous();
+        let logits = logits.detach().to_device(Device::Cpu).contiguous();
         let weights = batch.weights();
         for (i, (logit, label)) in tensors::as_slice(&logits).iter().zip(self.label_values(batch)).enumerate()
         {
             metrics.add(*logit, label, weights.map_or(1.0, |weights| weights[i]));
         }
+    }
+
+    /// Updates the tables with what [`backward`](Self::backward) gave for `forward`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] if the model is on a device, and that fails.
+    pub fn update(
+        &mut self,
+        forward: &Forward,
+        gradients: &[LookupGradients],
+        optimizer: &TableOptimizerConfig,
+    ) -> Result<()> {
+        if let Some(device) = self.embeddings.on_device_mut() {
+            return device.apply(&forward.lookups, gradients, optimizer);
+        }
+        self.embeddings.update(&forward.lookups, gradients, optimizer);
+        Ok(())
     }
 
     /// The mean binary cross-entropy of logits, weighted by the samples' weights where there are any.
@@ -138,7 +167,7 @@ impl Model {
                 logits.binary_cross_entropy_with_logits::<Tensor>(&labels, None, None, tch::Reduction::Mean)
             }
             Some(weights) => {
-                let weights = tensors::from_f32(weights, &[batch.size() as i64]);
+                let weights = tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device());
                 let sum = logits.binary_cross_entropy_with_logits(
                     &labels,
                     Some(&weights),

@@ -7,7 +7,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
+use crate::embedding::RowSet;
 use crate::optimizer::DenseOptimizer;
+
+mod on_device;
 
 const ROWS: i64 = 30;
 const DIM: i64 = 16;
@@ -257,12 +260,12 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
         let forward = model.forward(&batch).unwrap();
         let loss = model.loss(&forward.logits, &batch);
         assert_near(name, &loss, &expected);
-        let gradients = model.backward(&batch, &forward, &loss);
+        let gradients = model.backward(&batch, &forward, &loss).unwrap();
         for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
             assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
         }
         // With SGD at a rate of 1, what a table loses is its gradient.
-        model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
+        model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
         for ((table, (before, after)), leaf) in
             tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
         {
@@ -285,10 +288,10 @@ fn training_is_the_same_in_every_form() {
                 model.steps = steps;
                 let forward = model.forward(&batch).unwrap();
                 let loss = model.loss(&forward.logits, &batch);
-                let gradients = model.backward(&batch, &forward, &loss);
+                let gradients = model.backward(&batch, &forward, &loss).unwrap();
                 let norm = optimizer.gradient_norm();
                 optimizer.step(config.optimizer.dense.learning_rate, norm);
-                model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
+                model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
                 loss.double_value(&[])
             };
             (0..60).map(|i| i % 6).map(step).collect()
