@@ -26,7 +26,7 @@ demo: build ## MovieLens-100K from ratings to a trained model; figures in target
 
 .PHONY: test
 test: build ## Run all tests
-	@$(WITH_LIBTORCH) $(CARGO) test --locked --release --workspace
+	@$(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC && $(CARGO) test --locked --release --workspace
 
 .PHONY: test-torchrec
 test-torchrec: build ## Load and train exported plans with PyPI's TorchRec (installs 2.3 GB the first time)

@@ -8,7 +8,7 @@ use onefold_datasets::console::{Printer, available_threads};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_trainer::bench::{BenchOptions, BenchReport, Workload, bench};
 
-use crate::DedupeArgument;
+use crate::{DedupeArgument, DeviceOption};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
@@ -24,6 +24,8 @@ pub(crate) struct BenchArguments {
     /// Also switch the steps of the last `--dedupe` on one after the other
     #[arg(long)]
     ablation: bool,
+    #[command(flatten)]
+    device: DeviceOption,
     /// Threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -36,7 +38,7 @@ pub(crate) struct BenchArguments {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum WorkloadArgument {
+pub(crate) enum WorkloadArgument {
     /// Long user lists and six sequences of 100
     Rm1,
     /// Many user and item lists of 10
@@ -45,16 +47,23 @@ enum WorkloadArgument {
     Rm3,
 }
 
+impl WorkloadArgument {
+    pub(crate) fn workload(self) -> Workload {
+        match self {
+            Self::Rm1 => Workload::Rm1,
+            Self::Rm2 => Workload::Rm2,
+            Self::Rm3 => Workload::Rm3,
+        }
+    }
+}
+
 pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Result<()> {
     let options = BenchOptions {
-        workload: match arguments.workload {
-            WorkloadArgument::Rm1 => Workload::Rm1,
-            WorkloadArgument::Rm2 => Workload::Rm2,
-            WorkloadArgument::Rm3 => Workload::Rm3,
-        },
+        workload: arguments.workload.workload(),
         dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
         ablation: arguments.ablation,
         threads: arguments.threads.map_or_else(available_threads, usize::from),
+        device: arguments.device.open()?,
         batches: usize::from(arguments.batches),
         rounds: usize::from(arguments.rounds),
     };
@@ -84,8 +93,11 @@ fn describe(report: &BenchReport) -> String {
         report.peak_rss_bytes.map_or_else(String::new, |b| format!(", peak memory {}", format_bytes(b)));
     let _ = writeln!(
         text,
-        "{} steps each, batches of {}, {} threads{memory}",
-        report.rounds, report.batch_size, report.threads
+        "{} steps each, batches of {}, {} threads{}{memory}",
+        report.rounds,
+        report.batch_size,
+        report.threads,
+        report.device.as_ref().map_or_else(String::new, |device| format!(", {device}")),
     );
     text
 }

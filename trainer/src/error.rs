@@ -92,6 +92,17 @@ pub enum Error {
         limit: u64,
     },
 
+    /// A device that cannot be used, or that failed.
+    #[error("device `{device}`: {message}\n  hint: {hint}")]
+    Device {
+        /// The device, as `cuda:0`.
+        device: String,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
     /// libtorch refused an operation.
     #[error("libtorch: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Torch(#[from] tch::TchError),

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::checkpoint::{CheckpointChoice, Run};
 use crate::config::EvaluationConfig;
+use crate::device::Accelerator;
 use crate::metrics::{Figures, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
@@ -65,6 +66,8 @@ pub struct EvaluateOptions {
     pub threads: usize,
     /// A checkpoint of the run in place of its model.
     pub checkpoint: Option<CheckpointChoice>,
+    /// The GPU that computes, if it is not the processor.
+    pub device: Option<Accelerator>,
     /// Partitions; those that the run's configuration names for evaluation if `None`, and all if it names none.
     pub partitions: Option<PartitionFilter>,
 }
@@ -101,7 +104,8 @@ pub fn evaluate(
     };
     let reader = open_for_evaluation(dataset, &manifest, reader)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
-    let (model, steps) = description.load_model(run, options.checkpoint, options.threads)?;
+    let device = options.device.as_ref();
+    let (model, steps) = description.load_model(run, options.checkpoint, options.threads, device)?;
     let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
     // Nobody stops it.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
@@ -166,7 +170,8 @@ impl Evaluation<'_> {
                 // Preprocessing has dropped all samples.
                 continue;
             }
-            let logits = tch::no_grad(|| model.forward(&batch))?.logits.contiguous();
+            let logits =
+                tch::no_grad(|| model.forward(&batch))?.logits.to_device(tch::Device::Cpu).contiguous();
             let logits = tensors::as_slice(&logits);
             all.add(&batch, logits);
             segments.iter_mut().for_each(|segment| segment.add(&batch, logits));

@@ -99,7 +99,7 @@ pub fn export(
     overwrite: bool,
 ) -> Result<ExportSummary> {
     let description = Run::load(run)?;
-    let (model, steps) = description.load_model(run, checkpoint, 1)?;
+    let (model, steps) = description.load_model(run, checkpoint, 1, None)?;
     let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
     if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
         steps.store(staged.path())?;

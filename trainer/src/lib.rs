@@ -12,6 +12,8 @@
 //! gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are the loops;
 //! [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures steps.
 //!
+//! [`device`] is a GPU: there the tables' kernels are CUDA's, and the dense part libtorch's operations.
+//!
 //! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
 //!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
@@ -19,6 +21,7 @@
 pub mod bench;
 pub mod checkpoint;
 mod config;
+pub mod device;
 pub mod embedding;
 mod error;
 mod evaluate;

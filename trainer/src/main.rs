@@ -1,6 +1,7 @@
 //! `onefold-train`: trains and evaluates DLRMs.
 
 mod bench_command;
+mod check_command;
 mod measure_command;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use onefold_datasets::console::{self, OutputOptions, Printer, available_threads}
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_trainer::checkpoint::CheckpointChoice;
+use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
@@ -56,6 +58,13 @@ enum Command {
     ///
     /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
     Bench(bench_command::BenchArguments),
+    /// Check a GPU against the CPU: every kernel, then the losses of training steps
+    ///
+    /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset its
+    /// reference model also takes the same steps on both. The exit status is 1 where a difference is too large.
+    ///
+    /// Example: onefold-train check-device --device cuda:0 --workload rm1 --data rm1-session
+    CheckDevice(check_command::CheckArguments),
     /// Measure what tables cost on this machine, for `onefold-shard pretrain`
     ///
     /// Looks up and updates random sets of tables with the kernels that train, and writes `costs.parquet`. Several ranks are
@@ -142,12 +151,26 @@ struct SharedArguments {
     /// Whether batches are deduplicated; the losses are the same
     #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
     dedupe: DedupeArgument,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t = DeviceArgument::Cpu)]
-    device: DeviceArgument,
+    #[command(flatten)]
+    device: DeviceOption,
     /// Threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+}
+
+/// Where a model computes.
+#[derive(Debug, clap::Args)]
+struct DeviceOption {
+    /// Where to compute: `cpu`, or a GPU as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
+    /// ONEFOLD_LIBTORCH_CUDA=FOLDER)
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+}
+
+impl DeviceOption {
+    fn open(&self) -> onefold_trainer::Result<Option<Accelerator>> {
+        Accelerator::open(self.device)
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -182,9 +205,7 @@ impl SharedArguments {
     }
 
     fn threads(&self) -> usize {
-        match self.device {
-            DeviceArgument::Cpu => self.threads.map_or_else(available_threads, usize::from),
-        }
+        self.threads.map_or_else(available_threads, usize::from)
     }
 }
 
@@ -210,6 +231,7 @@ fn main() -> ExitCode {
             Ok(printer.summary(&text, &summary)?)
         }
         Command::Bench(arguments) => bench_command::run(arguments, &printer),
+        Command::CheckDevice(arguments) => check_command::run(arguments, &printer),
         Command::Profile(arguments) => measure_command::profile_tables(arguments, &printer),
         Command::MeasurePlans(arguments) => measure_command::measure(arguments, &printer),
     })
@@ -230,6 +252,7 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
         simulate_ranks: arguments.simulate_ranks,
         existing,
         memory_limit: arguments.memory_limit,
+        device: arguments.shared.device.open()?,
         stop: Stop::on_signals()?,
     };
     let prepared = Prepared::new(&config, &arguments.data, &options)?;
@@ -243,6 +266,7 @@ fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
         checkpoint: arguments.checkpoint,
+        device: arguments.shared.device.open()?,
         partitions: arguments.partitions.clone(),
     };
     let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;

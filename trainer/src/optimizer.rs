@@ -1,9 +1,12 @@
 //! Optimizers of the dense part, fused: one pass over a parameter, its gradient and its state per step.
 //!
-//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation.
+//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation. Parameters on a GPU, of
+//! which a DLRM has few, are updated by libtorch's operations.
+
+use std::borrow::Cow;
 
 use rayon::prelude::*;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
 use crate::{Result, tensors};
@@ -26,13 +29,15 @@ pub struct DenseOptimizer {
 struct Parameter {
     name: String,
     tensor: Tensor,
-    /// Where its state begins.
+    /// Where its state begins, if that is in memory.
     start: usize,
     length: usize,
+    /// Its state, if that is on a device.
+    on_device: Vec<Tensor>,
 }
 
 impl DenseOptimizer {
-    /// An optimizer of `parameters`, contiguous `f32` tensors on the CPU, with state of zero.
+    /// An optimizer of `parameters`, contiguous `f32` tensors, with state of zero where they are.
     ///
     /// # Errors
     ///
@@ -42,13 +47,17 @@ impl DenseOptimizer {
         parameters: impl IntoIterator<Item = (String, Tensor)>,
         threads: usize,
     ) -> Result<Self> {
-        let mut total = 0;
-        let parameters = parameters.into_iter().map(|(name, tensor)| {
-            let (start, length) = (total, tensor.numel());
-            total += length;
-            Parameter { name, tensor, start, length }
-        });
-        let parameters = parameters.collect();
+        let in_memory = |tensor: &Tensor| tensor.device() == Device::Cpu;
+        Self::with_state(config, parameters, threads, in_memory)
+    }
+
+    /// The same; the state of parameters that `in_memory` does not want there is tensors.
+    fn with_state(
+        config: &DenseOptimizerConfig,
+        parameters: impl IntoIterator<Item = (String, Tensor)>,
+        threads: usize,
+        in_memory: impl Fn(&Tensor) -> bool,
+    ) -> Result<Self> {
         // PyTorch's names.
         let names: &[&'static str] = match config.kind {
             DenseOptimizerKind::Adagrad => &["sum"],
@@ -56,6 +65,18 @@ impl DenseOptimizer {
             DenseOptimizerKind::Sgd => &[],
             DenseOptimizerKind::Adam | DenseOptimizerKind::AdamW => &["exp_avg", "exp_avg_sq"],
         };
+        let mut total = 0;
+        let parameters = parameters.into_iter().map(|(name, tensor)| {
+            let (start, length) = (total, tensor.numel());
+            let mut on_device = Vec::new();
+            if in_memory(&tensor) {
+                total += length;
+            } else {
+                on_device = names.iter().map(|_| tensor.detach().zeros_like()).collect();
+            }
+            Parameter { name, tensor, start, length, on_device }
+        });
+        let parameters = parameters.collect();
         let state = names.iter().map(|name| (*name, vec![0.0; total])).collect();
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -72,12 +93,17 @@ impl DenseOptimizer {
 
     /// The state for a checkpoint: the name of a parameter, the name of its state, and the values, in the parameter's
     /// order.
-    pub fn state(&self) -> impl Iterator<Item = (&str, &'static str, &[f32])> {
-        self.parameters.iter().flat_map(|parameter| {
-            let range = parameter.start..parameter.start + parameter.length;
-            self.state
-                .iter()
-                .map(move |(name, values)| (parameter.name.as_str(), *name, &values[range.clone()]))
+    pub fn state(&self) -> impl Iterator<Item = (&str, &'static str, Cow<'_, [f32]>)> {
+        let of_parameter = |parameter: &'_ Parameter, i: usize| match parameter.on_device.get(i) {
+            Some(values) => {
+                let values = values.to_device(Device::Cpu).contiguous();
+                Cow::Owned(tensors::as_slice(&values).to_vec())
+            }
+            None => Cow::Borrowed(&self.state[i].1[parameter.start..parameter.start + parameter.length]),
+        };
+        self.parameters.iter().flat_map(move |parameter| {
+            let states = self.state.iter().enumerate();
+            states.map(move |(i, (name, _))| (parameter.name.as_str(), *name, of_parameter(parameter, i)))
         })
     }
 
@@ -92,10 +118,19 @@ impl DenseOptimizer {
         mut fill: impl FnMut(&str, &'static str, &mut [f32]) -> Result<()>,
     ) -> Result<()> {
         self.steps = steps;
-        for parameter in &self.parameters {
-            for (name, values) in &mut self.state {
-                let range = parameter.start..parameter.start + parameter.length;
-                fill(&parameter.name, name, &mut values[range])?;
+        for parameter in &mut self.parameters {
+            for (i, (name, values)) in self.state.iter_mut().enumerate() {
+                match parameter.on_device.get_mut(i) {
+                    Some(values) => {
+                        let mut host = vec![0.0; parameter.length];
+                        fill(&parameter.name, name, &mut host)?;
+                        values.copy_(&tensors::from_f32(&host, &values.size()));
+                    }
+                    None => {
+                        let range = parameter.start..parameter.start + parameter.length;
+                        fill(&parameter.name, name, &mut values[range])?;
+                    }
+                }
             }
         }
         Ok(())
@@ -111,7 +146,14 @@ impl DenseOptimizer {
             let gradient = gradient.contiguous();
             tensors::as_slice(&gradient).chunks(CHUNK).map(sum_of_squares).sum()
         };
-        self.parameters.iter().map(squares).sum::<f64>().sqrt()
+        let (in_memory, on_device): (Vec<_>, Vec<_>) =
+            self.parameters.iter().partition(|parameter| parameter.tensor.device() == Device::Cpu);
+        let gradients = on_device.iter().map(|parameter| parameter.tensor.grad()).filter(Tensor::defined);
+        let sums: Vec<Tensor> = gradients.map(|gradient| gradient.square().sum(Kind::Double)).collect();
+        // One number comes back from the device.
+        let on_device =
+            if sums.is_empty() { 0.0 } else { Tensor::stack(&sums, 0).sum(Kind::Double).double_value(&[]) };
+        (in_memory.into_iter().map(squares).sum::<f64>() + on_device).sqrt()
     }
 
     /// One step at `learning_rate` with the gradients that `backward` left and whose norm is `norm`; they are zero
@@ -126,6 +168,13 @@ impl DenseOptimizer {
         for parameter in parameters {
             let mut gradient = parameter.tensor.grad();
             if !gradient.defined() {
+                continue;
+            }
+            if !parameter.on_device.is_empty() || parameter.tensor.device() != Device::Cpu {
+                tch::no_grad(|| {
+                    update.apply_on_device(&mut parameter.tensor, &gradient, &mut parameter.on_device);
+                    let _ = gradient.zero_();
+                });
                 continue;
             }
             let range = parameter.start..parameter.start + parameter.length;
@@ -198,6 +247,35 @@ impl Update {
         Self { algorithm, scale, penalty: if decoupled { 0.0 } else { config.weight_decay as f32 } }
     }
 
+    /// Updates one parameter by libtorch's operations, as [`apply`](Self::apply).
+    fn apply_on_device(self, weights: &mut Tensor, gradient: &Tensor, state: &mut [Tensor]) {
+        let number = f64::from;
+        let mut gradient = gradient * number(self.scale);
+        if self.penalty != 0.0 {
+            gradient += &*weights * number(self.penalty);
+        }
+        match (self.algorithm, state) {
+            (Algorithm::Sgd { rate }, _) => *weights -= gradient * number(rate),
+            (Algorithm::Momentum { rate, momentum }, [buffer, ..]) => {
+                *buffer *= number(momentum);
+                *buffer += gradient;
+                *weights -= &*buffer * number(rate);
+            }
+            (Algorithm::Adagrad { rate, eps }, [sums, ..]) => {
+                *sums += gradient.square();
+                *weights -= gradient * number(rate) / (sums.sqrt() + number(eps));
+            }
+            (Algorithm::Adam { keep, rate, new, beta2, correction, eps }, [means, squares]) => {
+                *means += (&gradient - &*means) * number(new[0]);
+                *squares *= number(beta2);
+                *squares += gradient.square() * number(new[1]);
+                *weights *= number(keep);
+                *weights -= &*means * number(rate) / (squares.sqrt() / number(correction) + number(eps));
+            }
+            (algorithm, state) => unreachable!("{algorithm:?} with {} tensors of state", state.len()),
+        }
+    }
+
     /// Updates one parameter; slices of state that the algorithm does not have are empty.
     fn apply(self, weights: &mut [f32], gradient: &[f32], [first, second]: [&mut [f32]; 2]) {
         let Self { algorithm, scale, penalty } = self;
@@ -251,10 +329,10 @@ mod tests {
     }
 
     /// The parameters after three steps with the loss `(p * p).sum() + p[0] * p[1]`.
-    fn three_steps(config: &DenseOptimizerConfig, threads: usize) -> Vec<f32> {
+    fn three_steps(config: &DenseOptimizerConfig, in_memory: bool) -> Vec<f32> {
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0, 0.5]).set_requires_grad(true);
         let parameters = [("p".to_owned(), parameter.shallow_clone())];
-        let mut optimizer = DenseOptimizer::new(config, parameters, threads).unwrap();
+        let mut optimizer = DenseOptimizer::with_state(config, parameters, 1, |_| in_memory).unwrap();
         for _ in 0..3 {
             let loss = (&parameter * &parameter).sum(tch::Kind::Float) + parameter.get(0) * parameter.get(1);
             loss.backward();
@@ -299,8 +377,10 @@ mod tests {
             ),
         ];
         for (config, expected) in cases {
-            for (found, expected) in three_steps(&config, 1).iter().zip(expected) {
-                assert!((found - expected).abs() < 2e-6, "{config:?}: {found} {expected}");
+            for in_memory in [true, false] {
+                for (found, expected) in three_steps(&config, in_memory).iter().zip(expected) {
+                    assert!((found - expected).abs() < 2e-6, "{config:?}: {found} {expected}");
+                }
             }
         }
     }
@@ -340,6 +420,11 @@ mod tests {
 
     #[test]
     fn what_is_restored_goes_on_as_before() {
+        restored_goes_on_as_before(true);
+        restored_goes_on_as_before(false);
+    }
+
+    fn restored_goes_on_as_before(in_memory: bool) {
         let config = config(DenseOptimizerKind::Adam);
         let step = |parameter: &Tensor, optimizer: &mut DenseOptimizer| {
             (parameter * parameter).sum(tch::Kind::Float).backward();
@@ -347,10 +432,11 @@ mod tests {
         };
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0]).set_requires_grad(true);
         let named = |tensor: &Tensor| [("p".to_owned(), tensor.shallow_clone())];
-        let mut optimizer = DenseOptimizer::new(&config, named(&parameter), 1).unwrap();
+        let new = |tensor| DenseOptimizer::with_state(&config, named(tensor), 1, |_| in_memory).unwrap();
+        let mut optimizer = new(&parameter);
         step(&parameter, &mut optimizer);
         let copy = parameter.detach().copy().set_requires_grad(true);
-        let mut resumed = DenseOptimizer::new(&config, named(&copy), 1).unwrap();
+        let mut resumed = new(&copy);
         let state: Vec<_> = optimizer.state().map(|(_, name, values)| (name, values.to_vec())).collect();
         let mut state = state.into_iter();
         let fill = |_: &str, name: &'static str, values: &mut [f32]| {

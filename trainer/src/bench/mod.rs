@@ -6,6 +6,7 @@
 //! slows the machine slows all of them.
 
 mod bound;
+mod compare;
 mod reference;
 
 use std::path::Path;
@@ -17,7 +18,9 @@ use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, deduplicate
 use serde::Serialize;
 
 use self::bound::Work;
+pub use self::compare::{CompareOptions, Comparison, compare};
 pub use self::reference::Workload;
+use crate::device::Accelerator;
 use crate::embedding::Steps;
 use crate::model::{Model, Stage};
 use crate::optimizer::DenseOptimizer;
@@ -34,6 +37,8 @@ pub struct BenchOptions {
     pub ablation: bool,
     /// Threads of libtorch and of the tables.
     pub threads: usize,
+    /// The GPU that is measured, if it is not the processor.
+    pub device: Option<Accelerator>,
     /// Batches of 2,048 samples that are read beforehand.
     pub batches: usize,
     /// Steps of each variant that are measured, after two that are not.
@@ -49,6 +54,9 @@ pub struct BenchReport {
     pub batch_size: usize,
     /// Threads.
     pub threads: usize,
+    /// The GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Steps of each variant.
     pub rounds: usize,
     /// Every variant, in the order of measuring.
@@ -62,7 +70,8 @@ pub struct BenchReport {
 pub struct VariantReport {
     /// `off`, `exact`, `window`, or what is switched on of an ablation.
     pub name: String,
-    /// Median time of a step.
+    /// Median time of a step. On the CPU the search for duplicates is part of it; beside a GPU the reader's threads have done it
+    /// before.
     pub step_ms: f64,
     /// The fastest tenth's limit and the slowest tenth's.
     pub step_ms_p10_p90: [f64; 2],
@@ -72,7 +81,7 @@ pub struct VariantReport {
     pub speedup: Option<f64>,
     /// The speedup that Amdahl's law allows: `off`'s stages, each divided by how much less there is to do.
     pub bound: Option<f64>,
-    /// Mean milliseconds of a step by stage.
+    /// Mean milliseconds of a step by stage; of a GPU, which computes while the host goes on, only what the host does by itself.
     pub stages_ms: Vec<(String, f64)>,
     /// Mean loss over the measured steps.
     pub loss: f64,
@@ -106,10 +115,11 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
     let tables = config.tables(&manifest, &manifest.schema)?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
-    let mut model = Model::new(&config, &manifest.schema, &tables, options.threads)?;
+    let device = options.device.as_ref();
+    let mut model = Model::at(&config, &manifest.schema, &tables, options.threads, device)?;
     let mut optimizer =
         DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), options.threads)?;
-    let variants = variants(options);
+    let variants = variants(options)?;
     let mut measured: Vec<Measured> = variants.iter().map(|_| Measured::default()).collect();
     let warm_up = 2;
     let rounds = options.rounds + warm_up;
@@ -152,12 +162,26 @@ fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<
     Ok(batches)
 }
 
-fn variants(options: &BenchOptions) -> Vec<Variant> {
-    let name = |dedupe: Dedupe| match dedupe {
+fn name(dedupe: Dedupe) -> &'static str {
+    match dedupe {
         Dedupe::Off => "off",
         Dedupe::Exact => "exact",
         Dedupe::Window => "window",
-    };
+    }
+}
+
+fn variants(options: &BenchOptions) -> Result<Vec<Variant>> {
+    if options.ablation
+        && let Some(device) = &options.device
+    {
+        return Err(Error::Device {
+            device: device.describe(),
+            message:
+                "on a device all steps run once per distinct row, so they cannot be switched on one by one"
+                    .to_owned(),
+            hint: "leave out `--ablation`, or measure it with `--device cpu`".to_owned(),
+        });
+    }
     let whole = |&dedupe: &Dedupe| Variant { name: name(dedupe).to_owned(), dedupe, steps: Steps::default() };
     let mut variants: Vec<Variant> = options.dedupe.iter().map(whole).collect();
     if let Some(&dedupe) = options.dedupe.last().filter(|_| options.ablation) {
@@ -183,7 +207,7 @@ fn variants(options: &BenchOptions) -> Vec<Variant> {
         steps.interactions = true;
         add("+ shared interactions", steps);
     }
-    variants
+    Ok(variants)
 }
 
 /// The batch as the reader would give it.
@@ -206,21 +230,31 @@ fn step(
     measured: &mut Measured,
 ) -> Result<()> {
     model.steps = variant.steps;
-    let started = Instant::now();
+    let mut started = Instant::now();
     let batch = deduplicated(batch, schema, variant.dedupe)?;
     let searched = started.elapsed();
+    let accelerator = model.embeddings.on_device().map(|device| device.tables().accelerator().clone());
+    if accelerator.is_some() {
+        started = Instant::now();
+    }
     let forward = model.forward(&batch)?;
     let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch));
-    let gradients = model.backward(&batch, &forward, &loss);
+    let gradients = model.backward(&batch, &forward, &loss)?;
     model.profile.measure(Stage::DenseUpdate, || {
         let norm = optimizer.gradient_norm();
         optimizer.step(config.optimizer.dense.learning_rate, norm);
     });
     let updating = Instant::now();
-    model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
-    let updated = updating.elapsed();
+    model.update(&forward, &gradients, &config.optimizer.tables)?;
+    let mut updated = Some(updating.elapsed());
     let products = forward.products();
     drop((forward, gradients));
+    let mut stages = model.profile.take();
+    if let Some(accelerator) = accelerator {
+        accelerator.synchronize()?;
+        // What was measured is the time to enqueue.
+        (stages, updated) = (Vec::new(), None);
+    }
     measured.times.push(started.elapsed());
     measured.loss += loss.double_value(&[]);
     if !loss.double_value(&[]).is_finite() {
@@ -230,10 +264,10 @@ fn step(
         );
     }
     measured.work.add(&batch, &config.tables, products);
-    let stages = model.profile.take();
     let named = stages.into_iter().map(|(stage, time)| (stage_name(stage), time));
     let whole = [("deduplicate".to_owned(), searched)].into_iter().chain(named);
-    for (name, time) in whole.chain([(stage_name(Stage::TableUpdate), updated)]) {
+    let update = updated.map(|updated| (stage_name(Stage::TableUpdate), updated));
+    for (name, time) in whole.chain(update) {
         match measured.stages.iter_mut().find(|(other, _)| *other == name) {
             Some((_, total)) => *total += time,
             None => measured.stages.push((name, time)),
@@ -268,7 +302,10 @@ fn report(
             step_ms_p10_p90: [quantile(measured, 0.1), quantile(measured, 0.9)],
             samples_per_second: 1e3 * config.train.batch_size as f64 / step_ms,
             speedup: off.map(|off| quantile(off, 0.5) / step_ms),
-            bound: off.map(|off| off.work.bound(&measured.work, &off.stages)),
+            // The bound is of stages, which are not measured on a GPU.
+            bound: off
+                .filter(|_| options.device.is_none())
+                .map(|off| off.work.bound(&measured.work, &off.stages)),
             stages_ms: measured
                 .stages
                 .iter()
@@ -281,6 +318,7 @@ fn report(
         workload: options.workload,
         batch_size: config.train.batch_size,
         threads: options.threads,
+        device: options.device.as_ref().map(Accelerator::describe),
         rounds: options.rounds,
         variants: variants.iter().zip(measured).map(report).collect(),
         peak_rss_bytes: peak_rss_bytes(),

@@ -11,6 +11,7 @@ use onefold_datasets::{FeatureGroup, Schema, commit};
 use onefold_sharding::TableConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::device::Accelerator;
 use crate::embedding::Shard;
 use crate::model::Model;
 use crate::{Error, Result, TrainConfig};
@@ -165,7 +166,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Reads the run's model, or that of one of its checkpoints, and the steps that it was trained for.
+    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU or on `device`, and the steps that it
+    /// was trained for.
     ///
     /// # Errors
     ///
@@ -176,10 +178,11 @@ impl Run {
         directory: &Path,
         checkpoint: Option<CheckpointChoice>,
         threads: usize,
+        device: Option<&Accelerator>,
     ) -> Result<(Model, u64)> {
         if let Some(choice) = checkpoint {
             let checkpoint = Checkpoints::new(directory, self.identity(), 1, 1).choose(choice)?;
-            let mut model = Model::of_run(self, threads)?;
+            let mut model = Model::of_run(self, threads, device)?;
             let rows = self.tables.iter().map(|table| table.rows);
             checkpoint.restore_model(&mut model, &mut Touched::new(rows))?;
             return Ok((model, checkpoint.progress().steps));
@@ -194,7 +197,7 @@ impl Run {
         }
         let path = directory.join(MODEL_FILE);
         fs_err::metadata(&path)?;
-        let mut model = Model::new(&self.config, &self.schema, &self.tables, threads)?;
+        let mut model = Model::at(&self.config, &self.schema, &self.tables, threads, device)?;
         parameters::load_dense(&mut model, &path)?;
         parameters::load_weights(&mut model, &path)?;
         Ok((model, self.steps))

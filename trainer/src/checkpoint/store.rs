@@ -5,6 +5,7 @@
 //! checkpoint that has them all (Check-N-Run's differential checkpoints, Eisenman et al. 2022). `checkpoint.json` names
 //! the files with their checksums, and is the last one written.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -122,7 +123,11 @@ impl Checkpoints {
         };
         let mut dense = parameters::dense(parts.model);
         dense.extend(parts.optimizer.state().map(|(parameter, state, values)| {
-            Entry::floats(state_name(parameter, state), vec![values.len()], values)
+            let (name, shape) = (state_name(parameter, state), vec![values.len()]);
+            match values {
+                Cow::Borrowed(values) => Entry::floats(name, shape, values),
+                Cow::Owned(values) => Entry::owned(name, Dtype::F32, shape, &values),
+            }
         }));
         let mut files = BTreeMap::new();
         for (file, entries) in [(DENSE_FILE, dense), (TABLES_FILE, tables), (STATE_FILE, parts.state)] {

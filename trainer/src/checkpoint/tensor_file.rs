@@ -31,7 +31,7 @@ pub(crate) struct Entry<'a> {
 pub(crate) enum Source<'a> {
     Bytes(&'a [u8]),
     Owned(Vec<u8>),
-    /// A contiguous `f32` tensor on the CPU.
+    /// A contiguous `f32` tensor.
     Tensor(Tensor),
     /// The weights (buffer 0) or other values of a whole table, put together from its shards.
     Table {
@@ -81,7 +81,10 @@ impl<'a> Entry<'a> {
         match &self.source {
             Source::Bytes(bytes) => out.write_all(bytes),
             Source::Owned(bytes) => out.write_all(bytes),
-            Source::Tensor(tensor) => out.write_all(bytemuck::cast_slice(tensors::as_slice(tensor))),
+            Source::Tensor(tensor) => {
+                let tensor = tensor.to_device(tch::Device::Cpu);
+                out.write_all(bytemuck::cast_slice(tensors::as_slice(&tensor)))
+            }
             Source::Table { embeddings, table, buffer } => {
                 embeddings.read_table(*table, *buffer, &mut |bytes| out.write_all(bytes))
             }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! What is looked up is described by table rows, offsets and sizes, and what is found are [`Vectors`], in memory or on a
-//! device. There are two implementations: [`LocalEmbeddings`], all tables whole in this process, which copies nothing; and
+//! device. There are three implementations: [`LocalEmbeddings`], all tables whole in this process, which copies nothing;
+//! [`DeviceEmbeddings`], the same in a GPU's memory; and
 //! [`ShardedEmbeddings`], a plan's shards on the ranks that it names, all of them in this process. Between processes the same
 //! requests and answers would go through collectives.
 //!
@@ -19,6 +20,7 @@
 //! timeline where rows are windows that overlap. Results do not depend on the number of threads: rows are
 //! written by one thread each, and a table row's gradient is summed in the order of the batch, by one thread.
 
+mod device;
 mod expand;
 mod local;
 mod lookup;
@@ -33,6 +35,7 @@ use std::io;
 use onefold_ikjt::Group;
 use onefold_sharding::{DataType, TableConfig};
 
+pub use self::device::DeviceEmbeddings;
 pub use self::local::LocalEmbeddings;
 pub use self::lookup::{FeatureLookup, Lookup, Steps};
 pub use self::shard::{Buffer, RowSet, Shard};
@@ -112,6 +115,16 @@ pub trait Embeddings: std::fmt::Debug + Send {
     ///
     /// If the gradients are not those of `lookups`, or the tables' state is that of another optimizer.
     fn update(&mut self, lookups: &[Lookup], gradients: &[LookupGradients], optimizer: &TableOptimizerConfig);
+
+    /// These tables, if they are on a device: the model takes another way there.
+    fn on_device(&self) -> Option<&DeviceEmbeddings> {
+        None
+    }
+
+    /// The same, to be updated.
+    fn on_device_mut(&mut self) -> Option<&mut DeviceEmbeddings> {
+        None
+    }
 
     /// All that a checkpoint holds of a shard, by its number, the weights first.
     fn buffers(&self, shard: usize) -> Vec<Buffer>;

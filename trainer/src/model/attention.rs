@@ -15,10 +15,10 @@ use crate::tensors;
 /// [`kernels::attention`](crate::kernels::attention), whose output is a leaf.
 #[derive(Debug)]
 pub(super) struct SelfAttention {
-    dim: i64,
-    heads: i64,
-    project: nn::Linear,
-    output: nn::Linear,
+    pub(super) dim: i64,
+    pub(super) heads: i64,
+    pub(super) project: nn::Linear,
+    pub(super) output: nn::Linear,
 }
 
 /// What the block gave, and what its backward needs.

@@ -15,6 +15,7 @@ use onefold_ikjt::Batch;
 use tch::Tensor;
 
 use super::interact::Interacted;
+use super::on_device::Passed;
 use super::sequences::Sequences;
 use super::{Model, Stage};
 use crate::embedding::{Lookup, LookupGradients};
@@ -33,10 +34,25 @@ pub struct Forward {
     /// By source: its vectors by sample, where they were expanded before the interaction.
     expanded: Vec<Option<Vec<f32>>>,
     interacted: Interacted,
+    /// What is left on a device, instead of all of the above.
+    on_device: Option<Passed>,
 }
 
 impl Forward {
-    /// Products of pairs of vectors (and values that stand beside them) that were computed; 0 if there are cross layers.
+    pub(super) fn on_device(logits: Tensor, lookup: Lookup, passed: Passed) -> Self {
+        Self {
+            logits,
+            lookups: vec![lookup],
+            bottom: None,
+            sequences: Sequences::none(),
+            expanded: Vec::new(),
+            interacted: Interacted::none(),
+            on_device: Some(passed),
+        }
+    }
+
+    /// Products of pairs of vectors (and values that stand beside them) that were computed; 0 if there are cross layers, and
+    /// on a device.
     pub fn products(&self) -> u64 {
         self.interacted.products()
     }
@@ -62,6 +78,9 @@ impl Model {
         if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
             return self.forward(&profile.measure(Stage::Expansion, || batch.expand()));
         }
+        if let Some(device) = self.embeddings.on_device() {
+            return self.forward_on_device(device, batch);
+        }
         let lookups =
             profile.measure(Stage::Lookup, || self.embeddings.lookup(batch.groups(), self.steps))?;
         let sequences = profile.measure(Stage::Attention, || {
@@ -80,14 +99,21 @@ impl Model {
             None => self.top.forward_after_first(&interacted.leaf),
             Some(crosses) => self.top.forward(&crosses.forward(&interacted.leaf)),
         });
-        Ok(Forward { logits, lookups, bottom, sequences, expanded, interacted })
+        Ok(Forward { logits, lookups, bottom, sequences, expanded, interacted, on_device: None })
     }
 
     /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
     /// parameters', those of the tables' vectors are returned for [`Embeddings::update`](crate::embedding::Embeddings::update).
     /// `batch` is the one that `forward` was given.
-    pub fn backward(&self, batch: &Batch, forward: &Forward, loss: &Tensor) -> Vec<LookupGradients> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the model is on a device, and that fails.
+    pub fn backward(&self, batch: &Batch, forward: &Forward, loss: &Tensor) -> Result<Vec<LookupGradients>> {
         let profile = &self.profile;
+        if let (Some(device), Some(passed)) = (self.embeddings.on_device(), &forward.on_device) {
+            return self.backward_on_device(device, forward, passed, loss);
+        }
         if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
             let expanded = profile.measure(Stage::Expansion, || batch.expand());
             return self.backward(&expanded, forward, loss);
@@ -98,7 +124,7 @@ impl Model {
         let gradients = self.interact_backward(&forward.interacted, &sources(&vectors, &forward.expanded));
         let gradients =
             profile.measure(Stage::ExpansionBackward, || self.folded(&vectors, &forward.expanded, gradients));
-        self.backward_sources(forward, gradients)
+        Ok(self.backward_sources(forward, gradients))
     }
 
     /// From the gradients of the interaction's sources to those of the tables' vectors.

@@ -38,6 +38,11 @@ struct Part {
 }
 
 impl Interacted {
+    /// Nothing.
+    pub(super) fn none() -> Self {
+        Self { leaf: Tensor::new(), parts: Vec::new() }
+    }
+
     /// Products of pairs of vectors and kept values that were computed, each counted once however many samples share it.
     pub(super) fn products(&self) -> u64 {
         self.parts.iter().map(|part| part.products.numel() as u64).sum()

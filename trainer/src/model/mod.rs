@@ -9,12 +9,15 @@ mod interact;
 mod levels;
 mod lists;
 mod mlp;
+mod on_device;
 mod profile;
 #[cfg(test)]
 mod pytorch;
 mod sequences;
 #[cfg(test)]
 mod tests;
+
+use std::cell::OnceCell;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
@@ -27,8 +30,9 @@ use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
 use crate::checkpoint::Run;
-use crate::config::Interaction;
-use crate::embedding::{Embeddings, LocalEmbeddings, ShardedEmbeddings, Steps, Table};
+use crate::config::{Interaction, TableOptimizerConfig};
+use crate::device::{Accelerator, failed};
+use crate::embedding::{Embeddings, LocalEmbeddings, LookupGradients, ShardedEmbeddings, Steps, Table};
 use crate::metrics::Task;
 use crate::{Result, TrainConfig, tensors};
 
@@ -42,9 +46,11 @@ pub struct Model {
     top: Mlp,
     /// What each logit predicts, and the weight of its loss.
     tasks: Vec<(Task, f64)>,
+    /// On a device: which of all products of a sample's vectors are the interaction's.
+    triangle: OnceCell<Tensor>,
     /// The tables.
     pub embeddings: Box<dyn Embeddings>,
-    /// Which steps run once per distinct row; all, unless their gains are to be shown.
+    /// Which steps run once per distinct row; all, unless their gains are to be shown, and always all on a device.
     pub steps: Steps,
     /// The time that each stage takes.
     pub profile: Profile,
@@ -71,10 +77,18 @@ impl Model {
     /// # Errors
     ///
     /// As [`new`](Self::new).
-    pub fn of_run(run: &Run, threads: usize) -> Result<Self> {
+    pub fn of_run(run: &Run, threads: usize, device: Option<&Accelerator>) -> Result<Self> {
         let Run { config, schema, tables, shards, .. } = run;
         if shards.is_empty() {
-            return Self::new(config, schema, tables, threads);
+            return Self::at(config, schema, tables, threads, device);
+        }
+        if let Some(device) = device {
+            let message = "the run divides its tables into the shards of simulated ranks";
+            return Err(failed(
+                device.torch(),
+                message,
+                "use `--device cpu`, or train without `--simulate-ranks`",
+            ));
         }
         // One after the other, as a whole table is only there until it is cut.
         let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
@@ -112,7 +126,8 @@ impl Model {
         });
         let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
         let (steps, profile) = (Steps::default(), Profile::default());
-        Ok(Self { variables, bottom, blocks, crosses, top, tasks, embeddings, steps, profile })
+        let triangle = OnceCell::new();
+        Ok(Self { variables, bottom, blocks, crosses, top, tasks, triangle, embeddings, steps, profile })
     }
 
     /// The parameters of the dense part, with gradients after `backward`.
@@ -125,19 +140,44 @@ impl Model {
         self.variables.variables().into_iter().collect()
     }
 
+    /// Where the model is.
+    pub fn device(&self) -> Device {
+        self.variables.device()
+    }
+
     /// The label of every sample and task, `[B, tasks]`.
     pub fn labels(&self, batch: &Batch) -> Tensor {
         let (all, width) = (batch.labels(), batch.label_width());
         let of_sample = |sample| self.tasks.iter().map(move |(task, _)| all[sample * width + task.column]);
         let labels: Vec<f32> = (0..batch.size()).flat_map(of_sample).collect();
-        tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64])
+        tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
+    }
+
+    /// Updates the tables with what [`backward`](Self::backward) gave for `forward`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the model is on a device, and that fails.
+    pub fn update(
+        &mut self,
+        forward: &Forward,
+        gradients: &[LookupGradients],
+        optimizer: &TableOptimizerConfig,
+    ) -> Result<()> {
+        if let Some(device) = self.embeddings.on_device_mut() {
+            return device.apply(&forward.lookups, gradients, optimizer);
+        }
+        self.embeddings.update(&forward.lookups, gradients, optimizer);
+        Ok(())
     }
 
     /// The tasks' losses, each times its weight, summed. A task's loss is the mean binary cross-entropy of its logits over the
     /// batch, weighted by the samples' weights where there are any.
     pub fn loss(&self, logits: &Tensor, batch: &Batch) -> Tensor {
         let labels = self.labels(batch);
-        let weights = batch.weights().map(|weights| tensors::from_f32(weights, &[batch.size() as i64]));
+        let weights = batch
+            .weights()
+            .map(|weights| tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device()));
         let losses = self.tasks.iter().enumerate().map(|(column, (_, weight))| {
             let (logits, labels) = (logits.select(1, column as i64), labels.select(1, column as i64));
             let loss = cross_entropy(&logits, &labels, weights.as_ref());

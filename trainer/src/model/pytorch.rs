@@ -198,7 +198,7 @@ fn a_run_of_pytorch_is_reproduced() {
             let batch = folded(&batch(step as i64 % 5), fold);
             let forward = model.forward(&batch).unwrap();
             let loss = model.loss(&forward.logits, &batch);
-            let gradients = model.backward(&batch, &forward, &loss);
+            let gradients = model.backward(&batch, &forward, &loss).unwrap();
             let norm = optimizer.gradient_norm();
             optimizer.step(dense.learning_rate, norm);
             model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);

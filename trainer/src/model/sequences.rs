@@ -127,6 +127,11 @@ impl Blocks {
         }
     }
 
+    /// The block that pools by self-attention.
+    pub(super) fn attention(&self) -> Option<&SelfAttention> {
+        self.attention.as_ref()
+    }
+
     /// The vectors of all sequence features of a batch. Where `share` is false, overlapping lists are computed one by
     /// one.
     pub(super) fn forward(
@@ -243,6 +248,11 @@ fn place(pooling: Pooling) -> usize {
 }
 
 impl Sequences {
+    /// No features.
+    pub(super) fn none() -> Self {
+        Self { features: Vec::new(), attended: None, encoded: None, targeted: None }
+    }
+
     /// The blocks' results, `[N, D]`.
     fn results(&self) -> impl Iterator<Item = (Pooling, &Tensor)> {
         let attended = self.attended.iter().map(|attended| (Pooling::Attention, &attended.rows));

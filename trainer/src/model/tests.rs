@@ -7,8 +7,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::embedding::Shard;
+use crate::embedding::{RowSet, Shard};
 use crate::optimizer::DenseOptimizer;
+
+mod on_device;
 
 const ROWS: i64 = 30;
 const DIM: i64 = 16;
@@ -151,7 +153,8 @@ fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     let plain = Plain(model.named_dense_parameters());
     let samples: Vec<Tensor> = (0..batch.size())
         .map(|sample| {
-            let vectors = vectors(&plain, weights, batch, sample, &bottom.get(sample as i64));
+            let tables = model.embeddings.configs();
+            let vectors = vectors(&plain, (tables, weights), batch, sample, &bottom.get(sample as i64));
             let matrix = Tensor::stack(&vectors, 0);
             if model.crosses.is_some() {
                 return cross(&plain.0, &matrix.reshape([-1]));
@@ -176,15 +179,22 @@ fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
 }
 
 /// One sample's vectors, in the order in which they interact.
-fn vectors(plain: &Plain, weights: &[Tensor], batch: &Batch, sample: usize, bottom: &Tensor) -> Vec<Tensor> {
-    let features = batch.groups().iter().zip(GROUPS).flat_map(|(group, (_, features))| {
-        let ids = group.features().iter().map(|feature| feature.row(group.row_of(sample)));
-        ids.zip(features)
-    });
-    let looked_up: Vec<(&str, Pooling, Tensor)> = features
-        .zip(weights)
-        .map(|((ids, (name, pooling)), table)| {
-            (*name, *pooling, table.index_select(0, &Tensor::from_slice(ids)))
+fn vectors(
+    plain: &Plain,
+    (tables, weights): (&[TableConfig], &[Tensor]),
+    batch: &Batch,
+    sample: usize,
+    bottom: &Tensor,
+) -> Vec<Tensor> {
+    let ids = batch
+        .groups()
+        .iter()
+        .flat_map(|group| group.features().iter().map(move |feature| feature.row(group.row_of(sample))));
+    let looked_up: Vec<(&str, Pooling, Tensor)> = ids
+        .zip(tables.iter().zip(weights))
+        .map(|(ids, (table, weights))| {
+            let vectors = weights.index_select(0, &Tensor::from_slice(ids));
+            (table.feature.as_str(), table.pooling, vectors)
         })
         .collect();
     let pooled = |vectors: &Tensor, pooling: Pooling| {
@@ -386,7 +396,7 @@ fn a_batch_may_have_no_element_of_any_sequence() {
     let forward = model.forward(&empty).unwrap();
     let loss = model.loss(&forward.logits, &empty);
     assert!(loss.double_value(&[]).is_finite());
-    let gradients = model.backward(&empty, &forward, &loss);
+    let gradients = model.backward(&empty, &forward, &loss).unwrap();
     assert!(gradients.iter().flat_map(|g| &g.sequences).all(|vectors| vectors.is_empty()));
     for (name, parameter) in model.named_dense_parameters() {
         let gradient = parameter.grad();
@@ -417,12 +427,12 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
         let forward = model.forward(&batch).unwrap();
         let loss = model.loss(&forward.logits, &batch);
         assert_near(name, &loss, &expected);
-        let gradients = model.backward(&batch, &forward, &loss);
+        let gradients = model.backward(&batch, &forward, &loss).unwrap();
         for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
             assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
         }
         // With SGD at a rate of 1, what a table loses is its gradient.
-        model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
+        model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
         for ((table, (before, after)), leaf) in
             tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
         {
@@ -455,7 +465,7 @@ fn training_is_the_same_in_every_form() {
         config.optimizer.tables.learning_rate = 0.05;
         let train = |form: usize, shards: Vec<Shard>| -> Vec<f64> {
             let run = Run { shards, ..Run::new(&config, &schema(), &tables()) };
-            let mut model = Model::of_run(&run, 2).unwrap();
+            let mut model = Model::of_run(&run, 2, None).unwrap();
             let mut optimizer =
                 DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), 1).unwrap();
             let step = |seed: u64| {
@@ -463,10 +473,10 @@ fn training_is_the_same_in_every_form() {
                 model.steps = steps;
                 let forward = model.forward(&batch).unwrap();
                 let loss = model.loss(&forward.logits, &batch);
-                let gradients = model.backward(&batch, &forward, &loss);
+                let gradients = model.backward(&batch, &forward, &loss).unwrap();
                 let norm = optimizer.gradient_norm();
                 optimizer.step(config.optimizer.dense.learning_rate, norm);
-                model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
+                model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
                 loss.double_value(&[])
             };
             (0..60).map(|i| i % 6).map(step).collect()

@@ -31,6 +31,7 @@ use self::run_directory::RunDirectory;
 use self::training::Training;
 use crate::checkpoint::Run;
 use crate::config::ParameterCount;
+use crate::device::Accelerator;
 use crate::embedding::Shard;
 use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, tasks};
 use crate::memory::ModelSize;
@@ -59,6 +60,8 @@ pub struct TrainOptions {
     pub existing: Existing,
     /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
     pub memory_limit: Option<u64>,
+    /// The GPU that trains, if it is not the processor.
+    pub device: Option<Accelerator>,
     /// Raised to end training with a checkpoint.
     pub stop: Stop,
 }

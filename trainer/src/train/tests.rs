@@ -140,13 +140,15 @@ impl Reporter for StopAt {
 struct Runs {
     folder: tempfile::TempDir,
     config: TrainConfig,
+    device: Option<Accelerator>,
 }
 
 impl Runs {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_dataset(&folder.path().join("dataset"));
-        Self { folder, config: TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap() }
+        let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
+        Self { folder, config, device: None }
     }
 
     fn train(
@@ -157,6 +159,7 @@ impl Runs {
         reporter: &dyn Reporter,
     ) -> Result<TrainSummary> {
         let options = TrainOptions {
+            device: self.device.clone(),
             dedupe: Dedupe::Exact,
             threads: 1,
             max_steps: None,
@@ -238,4 +241,37 @@ fn batches_that_preprocessing_empties_are_no_steps() {
     assert_eq!(runs.train("run", Existing::Refuse, stop, &reporter).unwrap().ended, Ending::Stopped);
     runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
     assert_eq!(runs.read("run", "model.safetensors"), runs.read("whole", "model.safetensors"));
+}
+
+#[test]
+fn a_run_moves_between_devices() {
+    let mut runs = Runs::new();
+    let whole = runs.train("cpu", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    runs.device = Some(crate::device::host::emulated());
+    let device = runs.train("device", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    // The second half of a run that began on the device, its tables a base and rows that changed since.
+    let stop = Stop::new();
+    let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };
+    let first = runs.train("moved", Existing::Refuse, stop, &reporter).unwrap();
+    assert_eq!(first.ended, Ending::Stopped);
+    assert!((6..13).contains(&first.steps), "{}", first.steps);
+    runs.device = None;
+    let moved = runs.train("moved", Existing::Resume, Stop::new(), &Silent).unwrap();
+    let losses = |summary: &TrainSummary| summary.losses.clone().unwrap();
+    assert_eq!(losses(&whole).len(), 14);
+    for other in [&device, &moved] {
+        assert_eq!(other.steps, 14);
+        for (a, b) in losses(&whole).iter().zip(losses(other)) {
+            assert!((a - b).abs() <= 1e-4 * a.abs(), "{a} {b}");
+        }
+    }
+    // Stopped and resumed on the device, it is the same to the last bit.
+    runs.device = Some(crate::device::host::emulated());
+    let stop = Stop::new();
+    let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };
+    runs.train("resumed", Existing::Refuse, stop, &reporter).unwrap();
+    runs.train("resumed", Existing::Resume, Stop::new(), &Silent).unwrap();
+    for file in ["metrics.jsonl", "model.safetensors"] {
+        assert!(runs.read("resumed", file) == runs.read("device", file), "{file}");
+    }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use onefold_datasets::Schema;
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
-use onefold_ikjt::{Batch, Batches, Reader};
+use onefold_ikjt::{Batch, Batches, Position, Reader};
 
 use super::log::{Line, Log, Window, tagged, tagged_by_task};
 use super::state::Sums;
@@ -38,6 +38,8 @@ pub(super) struct Training<'a> {
     progress: Progress,
     /// The batches at the first position, read ahead.
     ahead: Option<Batches>,
+    /// The batch that follows the one that is computed, where it is copied ahead.
+    upcoming: Option<(Batch, Position)>,
     sums: Sums,
     log: Log,
     checkpoints: Checkpoints,
@@ -88,7 +90,7 @@ impl<'a> Training<'a> {
         // The reader reads while the tables are filled.
         let unfinished = progress.position.epoch < u64::from(config.train.epochs);
         let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose()?;
-        let mut model = Model::of_run(run, options.threads)?;
+        let mut model = Model::of_run(run, options.threads, options.device.as_ref())?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
         let mut touched = Touched::new(prepared.tables.iter().map(|table| table.rows));
@@ -112,6 +114,7 @@ impl<'a> Training<'a> {
             touched,
             progress,
             ahead,
+            upcoming: None,
             sums,
             checkpoints,
             checkpointed,
@@ -208,9 +211,7 @@ impl<'a> Training<'a> {
     /// Takes a step with the next batch; whether there was one.
     fn next_step(&mut self, batches: &mut Batches, reporter: &dyn Reporter) -> Result<bool> {
         let (started, waited) = (Instant::now(), batches.waited());
-        let Some(batch) = batches.next() else { return Ok(false) };
-        let batch = batch?;
-        let position = Batches::position(batches);
+        let Some((batch, position)) = self.next_batch(batches)? else { return Ok(false) };
         if batch.size() == 0 {
             // Preprocessing has dropped all samples: there is nothing to learn, and a mean would be no number.
             self.progress.position = position;
@@ -230,17 +231,37 @@ impl<'a> Training<'a> {
         Ok(true)
     }
 
+    /// The next batch and the position after it. On a device, the one that follows is fetched too, to be copied meanwhile.
+    fn next_batch(&mut self, batches: &mut Batches) -> Result<Option<(Batch, Position)>> {
+        let mut fetch = || -> Result<_> {
+            let batch = batches.next().transpose()?;
+            Ok(batch.map(|batch| (batch, Batches::position(batches))))
+        };
+        let next = match self.upcoming.take() {
+            Some(next) => Some(next),
+            None => fetch()?,
+        };
+        if self.model.embeddings.on_device().is_some() && next.is_some() {
+            self.upcoming = fetch()?;
+        }
+        Ok(next)
+    }
+
     /// One step: forward, loss, backward, updates.
     fn step(&mut self, batch: &Batch) -> Result<f64> {
         let forward = self.model.forward(batch)?;
         let loss = self.model.loss(&forward.logits, batch);
         let value = loss.double_value(&[]);
-        let logits = forward.logits.detach().contiguous();
+        let logits = forward.logits.detach().to_device(tch::Device::Cpu).contiguous();
         let logits = tensors::as_slice(&logits);
         if !value.is_finite() {
             return Err(self.diverged(value, batch, logits));
         }
-        let gradients = self.model.backward(batch, &forward, &loss);
+        let gradients = self.model.backward(batch, &forward, &loss)?;
+        if let Some((next, _)) = self.upcoming.as_ref() {
+            // The device computes, so this costs nothing.
+            self.model.stage_ahead(next)?;
+        }
         let norm = self.optimizer.gradient_norm();
         if !norm.is_finite() {
             return Err(self.diverged(value, batch, logits));
@@ -250,7 +271,7 @@ impl<'a> Training<'a> {
         self.optimizer.step(dense, norm);
         let optimizer =
             TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
-        self.model.embeddings.update(&forward.lookups, &gradients, &optimizer);
+        self.model.update(&forward, &gradients, &optimizer)?;
         if self.config.checkpoint.full_every > 1 {
             self.touched.add_lookups(&forward.lookups);
         }
@@ -386,6 +407,7 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let started = Instant::now();
+        self.model.collect_touched(&mut self.touched);
         self.progress.metrics_bytes = self.log.sync()?;
         let full = self.checkpoints.write(CheckpointParts {
             model: &self.model,

@@ -1,0 +1,99 @@
+//! The same training steps on the CPU and on a device.
+
+use std::path::Path;
+
+use onefold_datasets::Manifest;
+use onefold_datasets::console::Reporter;
+use onefold_ikjt::Dedupe;
+use serde::Serialize;
+
+use super::{BenchOptions, Workload, deduplicated, name, read};
+use crate::Result;
+use crate::device::Accelerator;
+use crate::model::Model;
+use crate::optimizer::DenseOptimizer;
+
+/// What is compared.
+#[derive(Debug, Clone)]
+pub struct CompareOptions {
+    /// Whose reference model.
+    pub workload: Workload,
+    /// Threads of libtorch and of the tables.
+    pub threads: usize,
+    /// Steps, each with another batch.
+    pub steps: usize,
+    /// The device.
+    pub device: Accelerator,
+}
+
+/// The losses of the same steps.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// `off`, `exact` or `window`, on both.
+    pub dedupe: &'static str,
+    /// The largest difference of two losses ÷ the loss on the CPU.
+    pub relative_error: f64,
+    /// Losses on the CPU.
+    pub cpu: Vec<f64>,
+    /// Losses on the device.
+    pub device: Vec<f64>,
+}
+
+/// Trains the workload's reference model on the first batches of `dataset`, on the CPU and on the device, in every form.
+///
+/// # Errors
+///
+/// As [`bench`](super::bench()), and [`Error::Device`](crate::Error::Device) if the device fails.
+pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
+    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let config = options.workload.config(&manifest.schema, dataset)?;
+    let tables = config.tables(&manifest, &manifest.schema)?;
+    let batches = read(
+        dataset,
+        &config,
+        &BenchOptions {
+            workload: options.workload,
+            dedupe: Vec::new(),
+            ablation: false,
+            threads: options.threads,
+            device: None,
+            batches: options.steps,
+            rounds: 0,
+        },
+    )?;
+    tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
+    let forms = [Dedupe::Off, Dedupe::Exact, Dedupe::Window];
+    reporter.begin("comparing", Some((2 * forms.len() * options.steps) as u64), "steps");
+    let losses = |dedupe: Dedupe, device: Option<&Accelerator>| -> Result<Vec<f64>> {
+        let mut model = Model::at(&config, &manifest.schema, &tables, options.threads, device)?;
+        let parameters = model.named_dense_parameters();
+        let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
+        let mut next = deduplicated(&batches[0], &manifest.schema, dedupe)?;
+        let mut losses = Vec::with_capacity(batches.len());
+        for following in batches.iter().skip(1).map(Some).chain([None]) {
+            let forward = model.forward(&next)?;
+            let loss = model.loss(&forward.logits, &next);
+            let gradients = model.backward(&next, &forward, &loss)?;
+            if let Some(following) = following {
+                next = deduplicated(following, &manifest.schema, dedupe)?;
+                model.stage_ahead(&next)?;
+            }
+            let norm = optimizer.gradient_norm();
+            optimizer.step(config.optimizer.dense.learning_rate, norm);
+            model.update(&forward, &gradients, &config.optimizer.tables)?;
+            losses.push(loss.double_value(&[]));
+            reporter.advance(1);
+        }
+        Ok(losses)
+    };
+    let compared = forms.iter().map(|&dedupe| {
+        let (cpu, device) = (losses(dedupe, None)?, losses(dedupe, Some(&options.device))?);
+        let errors = cpu.iter().zip(&device).map(|(cpu, device)| (cpu - device).abs() / cpu.abs());
+        // A loss that is no number is an infinite difference.
+        let errors = errors.map(|error| if error.is_nan() { f64::INFINITY } else { error });
+        Ok(Comparison { dedupe: name(dedupe), relative_error: errors.fold(0.0, f64::max), cpu, device })
+    });
+    let compared = compared.collect();
+    reporter.end();
+    compared
+}

@@ -1,0 +1,102 @@
+//! `onefold-train check-device`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use onefold_datasets::console::{Printer, available_threads};
+use onefold_trainer::bench::{CompareOptions, Comparison, compare};
+use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
+use serde::Serialize;
+
+use crate::bench_command::WorkloadArgument;
+
+/// Kernels are right within this, relative to the largest value: sums are of 32-bit numbers.
+const KERNEL_BOUND: f64 = 1e-4;
+/// Losses are.
+const LOSS_BOUND: f64 = 1e-3;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArguments {
+    /// The GPU
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cuda(0))]
+    device: DeviceName,
+    /// Random numbers that every kernel is checked with
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
+    seeds: u16,
+    /// Whose reference model takes steps on both
+    #[arg(long, value_enum, requires = "data")]
+    workload: Option<WorkloadArgument>,
+    /// Directory of a dataset of that workload
+    #[arg(long, value_name = "DATASET", requires = "workload")]
+    data: Option<PathBuf>,
+    /// Steps of each form of deduplication
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    steps: u16,
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    kernels: Vec<KernelCheck>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    losses: Vec<Comparison>,
+}
+
+pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Result<()> {
+    let Some(accelerator) = Accelerator::open(arguments.device)? else {
+        bail!("`--device cpu` is what others are checked against\n  hint: name a GPU, as `cuda:0`");
+    };
+    let mut kernels: Vec<KernelCheck> = Vec::new();
+    for seed in 0..u64::from(arguments.seeds) {
+        for check in check_kernels(&accelerator, seed)? {
+            match kernels.iter_mut().find(|worst| worst.kernel == check.kernel) {
+                Some(worst) => worst.relative_error = worst.relative_error.max(check.relative_error),
+                None => kernels.push(check),
+            }
+        }
+    }
+    let mut losses = Vec::new();
+    if let (Some(workload), Some(data)) = (arguments.workload, &arguments.data) {
+        let options = CompareOptions {
+            workload: workload.workload(),
+            threads: arguments.threads.map_or_else(available_threads, usize::from),
+            steps: usize::from(arguments.steps),
+            device: accelerator.clone(),
+        };
+        losses = compare(data, &options, printer)?;
+    }
+    let report = Report { device: accelerator.describe(), kernels, losses };
+    printer.summary(&describe(&report), &report)?;
+    let wrong = report.kernels.iter().any(|check| check.relative_error > KERNEL_BOUND)
+        || report.losses.iter().any(|comparison| comparison.relative_error > LOSS_BOUND);
+    if wrong {
+        bail!(
+            "{} differs from the CPU\n  hint: what is above {KERNEL_BOUND} (kernels) or {LOSS_BOUND} (losses) is wrong; please report it",
+            arguments.device
+        );
+    }
+    Ok(())
+}
+
+fn describe(report: &Report) -> String {
+    let mut text = format!("{}\n", report.device);
+    for check in &report.kernels {
+        let _ = writeln!(text, "{:<28} relative error {:.1e}", check.kernel, check.relative_error);
+    }
+    for comparison in &report.losses {
+        let _ = writeln!(
+            text,
+            "losses, {:<20} relative error {:.1e} over {} steps, the last {:.5} and {:.5}",
+            comparison.dedupe,
+            comparison.relative_error,
+            comparison.cpu.len(),
+            comparison.cpu.last().copied().unwrap_or(f64::NAN),
+            comparison.device.last().copied().unwrap_or(f64::NAN),
+        );
+    }
+    text
+}

@@ -1,0 +1,310 @@
+//! Whether a device's kernels compute what they should: each one on random numbers, against its definition in double
+//! precision.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use super::{Accelerator, Bags, Jagged, Sums};
+use crate::Result;
+use crate::kernels::update::Rule;
+use onefold_ikjt::hash::sigrid_hash;
+
+/// What was found of one kernel.
+#[derive(Debug, Clone, Serialize)]
+pub struct KernelCheck {
+    /// The kernel.
+    pub kernel: String,
+    /// The largest difference from the definition ÷ the largest value.
+    pub relative_error: f64,
+}
+
+/// Sizes of the random numbers.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    rows: i64,
+    elements: i64,
+    table_rows: i64,
+    dim: i64,
+}
+
+/// Runs every kernel on random numbers from `seed`.
+///
+/// # Errors
+///
+/// [`Error::Device`](crate::Error::Device) if one cannot be run.
+pub fn check_kernels(accelerator: &Accelerator, seed: u64) -> Result<Vec<KernelCheck>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let sizes = Sizes {
+        rows: rng.random_range(1..200),
+        elements: rng.random_range(1..600),
+        table_rows: rng.random_range(1..80),
+        dim: *[1, 3, 8, 64, 130].get(rng.random_range(0..5)).unwrap_or(&1),
+    };
+    let mut checks = vec![check_table_rows(accelerator, &mut rng)?];
+    checks.extend(check_pool(accelerator, &mut rng, sizes)?);
+    checks.extend(check_expand(accelerator, &mut rng, sizes)?);
+    checks.extend(check_pad(accelerator, &mut rng, sizes)?);
+    for (name, rule) in [
+        ("update, SGD", Rule::Sgd),
+        ("update, Adagrad", Rule::Adagrad { eps: 1e-8 }),
+        ("update, row-wise Adagrad", Rule::RowWiseAdagrad { eps: 1e-8 }),
+        ("update, Adam", Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step: 3 }),
+    ] {
+        checks.push(check_update(accelerator, &mut rng, sizes, name, rule)?);
+    }
+    Ok(checks)
+}
+
+fn floats(rng: &mut ChaCha8Rng, count: i64) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+fn ints(rng: &mut ChaCha8Rng, count: i64, bound: i64) -> Vec<i32> {
+    (0..count).map(|_| rng.random_range(0..bound as i32)).collect()
+}
+
+fn compare(kernel: &str, found: &Tensor, expected: &[f64]) -> KernelCheck {
+    let found =
+        Vec::<f64>::try_from(found.to_kind(Kind::Double).to_device(tch::Device::Cpu).contiguous().view(-1));
+    let found = found.unwrap_or_default();
+    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs())).max(1e-30);
+    // A number that is none is an infinite difference.
+    let differences = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs());
+    let worst = differences.map(|d| if d.is_nan() { f64::INFINITY } else { d }).fold(0.0, f64::max);
+    let relative_error = if found.len() == expected.len() { worst / largest } else { f64::INFINITY };
+    KernelCheck { kernel: kernel.to_owned(), relative_error }
+}
+
+/// Tensors on the device.
+struct To<'a>(&'a Accelerator);
+
+impl To<'_> {
+    fn floats(&self, values: &[f32]) -> Tensor {
+        Tensor::from_slice(values).to_device(self.0.torch())
+    }
+
+    fn matrix(&self, values: &[f32], width: i64) -> Tensor {
+        self.floats(values).view([-1, width])
+    }
+
+    fn ints(&self, values: &[i32]) -> Tensor {
+        Tensor::from_slice(values).to_device(self.0.torch())
+    }
+
+    fn longs(&self, values: &[i64]) -> Tensor {
+        Tensor::from_slice(values).to_device(self.0.torch())
+    }
+}
+
+fn check_table_rows(accelerator: &Accelerator, rng: &mut ChaCha8Rng) -> Result<KernelCheck> {
+    // Three features of 40 ids: hashed to many rows, as they are, hashed to one row. The second has no ids in a fourth.
+    let tables =
+        [[0, 1_000_000_007, 1], [1_000_000_007, 500, 0], [1_000_000_507, 17, 1], [1_000_000_524, 1, 1]];
+    let starts = [0, 40, 80, 80];
+    let ids: Vec<i64> = (0..120)
+        .map(|i| if (40..80).contains(&i) { rng.random_range(0..500) } else { rng.random() })
+        .collect();
+    let expected = ids.iter().enumerate().map(|(i, &id)| {
+        let [first, rows, hashed] = tables[if i < 80 { i / 40 } else { 3 }];
+        (first + if hashed == 1 { sigrid_hash(id, 0, rows) } else { id }) as f64
+    });
+    let to = To(accelerator);
+    let found =
+        accelerator.table_rows(&to.longs(&ids), &to.longs(&starts), &to.longs(tables.as_flattened()))?;
+    Ok(compare("table_rows", &found, &expected.collect::<Vec<_>>()))
+}
+
+/// Random rows that overlap.
+struct Rows {
+    offsets: Vec<i32>,
+    sizes: Vec<i32>,
+}
+
+impl Rows {
+    fn new(rng: &mut ChaCha8Rng, sizes: Sizes) -> Self {
+        let mut row = || {
+            let offset = rng.random_range(0..sizes.elements) as i32;
+            (offset, rng.random_range(0..=(sizes.elements as i32 - offset).min(20)))
+        };
+        let (offsets, sizes) = (0..sizes.rows).map(|_| row()).unzip();
+        Self { offsets, sizes }
+    }
+
+    fn jagged(&self, to: &To<'_>) -> Jagged {
+        let mut order: Vec<i32> =
+            (0..self.sizes.len() as i32).filter(|&r| self.sizes[r as usize] > 0).collect();
+        order.sort_by_key(|&row| self.offsets[row as usize]);
+        let ends = order.iter().map(|&row| self.offsets[row as usize] + self.sizes[row as usize]);
+        let largest = |reach: &mut i32, end: i32| {
+            *reach = end.max(*reach);
+            Some(*reach)
+        };
+        let reach: Vec<i32> = ends.scan(0, largest).collect();
+        Jagged {
+            rows: self.sizes.len() as i64,
+            offsets: to.ints(&self.offsets),
+            sizes: to.ints(&self.sizes),
+            order: to.ints(&order),
+            reach: to.ints(&reach),
+            longest: i64::from(self.sizes.iter().copied().max().unwrap_or(0).max(1)),
+        }
+    }
+
+    fn spans(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        self.offsets.iter().zip(&self.sizes).map(|(&offset, &size)| offset as usize..(offset + size) as usize)
+    }
+}
+
+fn check_pool(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {
+    let (to, dim) = (To(accelerator), sizes.dim as usize);
+    let rows = Rows::new(rng, sizes);
+    let weights = floats(rng, sizes.table_rows * sizes.dim);
+    let table_rows = ints(rng, sizes.elements, sizes.table_rows);
+    let (scales, factors) = (floats(rng, sizes.rows), floats(rng, sizes.elements));
+    let weighted = rng.random_bool(0.5);
+    let gradient = floats(rng, sizes.rows * sizes.dim);
+    let (mut pooled, mut unpooled) = (vec![0.0; gradient.len()], vec![0.0; sizes.elements as usize * dim]);
+    for (bag, span) in rows.spans().enumerate() {
+        for element in span {
+            let factor = f64::from(scales[bag]) * if weighted { f64::from(factors[element]) } else { 1.0 };
+            for d in 0..dim {
+                pooled[bag * dim + d] += factor * f64::from(weights[table_rows[element] as usize * dim + d]);
+                unpooled[element * dim + d] += factor * f64::from(gradient[bag * dim + d]);
+            }
+        }
+    }
+    let bags = Bags {
+        jagged: rows.jagged(&to),
+        scales: to.floats(&scales),
+        factors: weighted.then(|| to.floats(&factors)),
+    };
+    let found = accelerator.pool(&to.matrix(&weights, sizes.dim), &to.ints(&table_rows), &bags)?;
+    let back = accelerator.unpool(&to.matrix(&gradient, sizes.dim), &bags, sizes.elements)?;
+    Ok([compare("pool", &found, &pooled), compare("unpool", &back, &unpooled)])
+}
+
+fn check_expand(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {
+    let (to, width, samples) = (To(accelerator), sizes.dim as usize, sizes.elements as usize);
+    let values = floats(rng, sizes.rows * sizes.dim);
+    let index = ints(rng, sizes.elements, sizes.rows);
+    // Columns 2.. of a wider matrix.
+    let output = Tensor::full([sizes.elements, sizes.dim + 3], 9.0, (Kind::Float, accelerator.torch()));
+    let columns = output.narrow(1, 2, sizes.dim);
+    accelerator.expand(&to.matrix(&values, sizes.dim), Some(&to.ints(&index)), &columns)?;
+    let mut expected = vec![9.0; samples * (width + 3)];
+    let mut folded = vec![0.0; values.len()];
+    let gradient = floats(rng, sizes.elements * (sizes.dim + 3));
+    let mut order: Vec<i32> = (0..samples as i32).collect();
+    order.sort_by_key(|&sample| index[sample as usize]);
+    let ends = (0..sizes.rows as i32).map(|row| order.partition_point(|&s| index[s as usize] <= row) as i32);
+    for (sample, &row) in index.iter().enumerate() {
+        for d in 0..width {
+            expected[sample * (width + 3) + 2 + d] = f64::from(values[row as usize * width + d]);
+            folded[row as usize * width + d] += f64::from(gradient[sample * (width + 3) + 2 + d]);
+        }
+    }
+    let sums = Sums { order: to.ints(&order), ends: to.ints(&ends.collect::<Vec<_>>()) };
+    let back = accelerator.empty(&[sizes.rows, sizes.dim], Kind::Float)?;
+    let gradient = to.matrix(&gradient, sizes.dim + 3);
+    accelerator.fold(&gradient.narrow(1, 2, sizes.dim), Some(&sums), &back)?;
+    Ok([compare("expand", &output, &expected), compare("fold", &back, &folded)])
+}
+
+fn check_pad(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {
+    let (to, width) = (To(accelerator), sizes.dim as usize);
+    let rows = Rows::new(rng, sizes);
+    let jagged = rows.jagged(&to);
+    let longest = jagged.longest as usize;
+    let values = floats(rng, sizes.elements * sizes.dim);
+    let gradient = floats(rng, sizes.rows * jagged.longest * sizes.dim);
+    let (mut padded, mut unpadded) = (vec![0.0; gradient.len()], vec![0.0; values.len()]);
+    for (row, span) in rows.spans().enumerate() {
+        for (position, element) in span.enumerate() {
+            for d in 0..width {
+                let place = (row * longest + position) * width + d;
+                padded[place] = f64::from(values[element * width + d]);
+                unpadded[element * width + d] += f64::from(gradient[place]);
+            }
+        }
+    }
+    let found = accelerator.pad(&to.matrix(&values, sizes.dim), &jagged)?;
+    let gradient = to.floats(&gradient).view([sizes.rows, jagged.longest, sizes.dim]);
+    let back = accelerator.unpad(&gradient, &jagged, sizes.elements)?;
+    Ok([compare("pad", &found, &padded), compare("unpad", &back, &unpadded)])
+}
+
+fn check_update(
+    accelerator: &Accelerator,
+    rng: &mut ChaCha8Rng,
+    sizes: Sizes,
+    name: &str,
+    rule: Rule,
+) -> Result<KernelCheck> {
+    let (to, dim) = (To(accelerator), sizes.dim as usize);
+    let width = rule.state_width(dim);
+    // Half of the places are one row's, more than one thread sums.
+    let place = |row: i32| if row % 2 == 0 { 0 } else { row };
+    let rows: Vec<i32> = ints(rng, sizes.elements, sizes.table_rows).into_iter().map(place).collect();
+    let gradients = floats(rng, sizes.elements * sizes.dim);
+    let weights = floats(rng, sizes.table_rows * sizes.dim);
+    let state: Vec<f32> =
+        floats(rng, sizes.table_rows * width as i64).into_iter().map(|value| value.abs() + 0.1).collect();
+    let pooled = sizes.elements / 3;
+    let (device_weights, device_state) =
+        (to.matrix(&weights, sizes.dim), to.floats(&state).view([sizes.table_rows, width as i64]));
+    let marks = Tensor::zeros([sizes.table_rows], (Kind::Uint8, accelerator.torch()));
+    let split = to.matrix(&gradients, sizes.dim);
+    let parts = [split.narrow(0, 0, pooled), split.narrow(0, pooled, sizes.elements - pooled)];
+    let places = Accelerator::places(&to.ints(&rows));
+    let (parts, rate) = ([&parts[0], &parts[1]], 0.1);
+    accelerator.update(&places, parts, (&rule, rate), &device_weights, &device_state, Some(&marks))?;
+
+    let mut expected: Vec<f64> = weights.iter().chain(&state).map(|value| f64::from(*value)).collect();
+    let (weights, state) = expected.split_at_mut(weights.len());
+    let mut marked = vec![0.0; sizes.table_rows as usize];
+    for row in 0..sizes.table_rows as usize {
+        let own = rows.iter().enumerate().filter(|(_, other)| **other as usize == row);
+        let mut sum = vec![0.0; dim];
+        for (element, _) in own {
+            let values = &gradients[element * dim..][..dim];
+            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
+            marked[row] = 1.0;
+        }
+        if marked[row] == 1.0 {
+            let (weights, state) = (&mut weights[row * dim..][..dim], &mut state[row * width..][..width]);
+            apply(&rule, f64::from(rate), &sum, weights, state);
+        }
+    }
+    expected.extend(marked);
+    let found = [device_weights, device_state, marks.to_kind(Kind::Float)].map(|tensor| tensor.view(-1));
+    Ok(compare(name, &Tensor::cat(&found, 0), &expected))
+}
+
+/// A rule from its definition.
+fn apply(rule: &Rule, rate: f64, gradient: &[f64], weights: &mut [f64], state: &mut [f64]) {
+    let dim = gradient.len();
+    if let Rule::RowWiseAdagrad { .. } = rule {
+        state[0] += gradient.iter().map(|g| g * g).sum::<f64>() / dim as f64;
+    }
+    for (d, g) in gradient.iter().enumerate() {
+        weights[d] -= rate
+            * match *rule {
+                Rule::Sgd => *g,
+                Rule::RowWiseAdagrad { eps } => g / (state[0].sqrt() + f64::from(eps)),
+                Rule::Adagrad { eps } => {
+                    state[d] += g * g;
+                    g / (state[d].sqrt() + f64::from(eps))
+                }
+                Rule::Adam { beta1, beta2, eps, step } => {
+                    let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
+                    state[d] = beta1 * state[d] + (1.0 - beta1) * g;
+                    state[dim + d] = beta2 * state[dim + d] + (1.0 - beta2) * g * g;
+                    let first = state[d] / (1.0 - beta1.powf(step as f64));
+                    let second = state[dim + d] / (1.0 - beta2.powf(step as f64));
+                    first / (second.sqrt() + f64::from(eps))
+                }
+            };
+    }
+}

@@ -1,0 +1,59 @@
+// The kernels as C++ on the processor, for tests: threads run one after the other, forwards or backwards, so that what one
+// would need of another shows.
+
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+struct Index {
+    unsigned x;
+};
+static thread_local Index blockIdx, blockDim, threadIdx;
+
+#define __device__ inline
+#define KERNEL static void
+#include "kernels.cu"
+
+template <class... A, size_t... I>
+static void call(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<A *>(arguments[I])...);
+}
+
+// Every argument is at `arguments[i]`, as for `cuLaunchKernel`.
+template <class... A>
+static void run(void (*kernel)(A...), i64 blocks, unsigned size, void **arguments, bool backwards) {
+    blockDim.x = size;
+    for (i64 block = 0; block < blocks; block++) {
+        blockIdx.x = static_cast<unsigned>(backwards ? blocks - 1 - block : block);
+        for (unsigned thread = 0; thread < size; thread++) {
+            threadIdx.x = backwards ? size - 1 - thread : thread;
+            call(kernel, arguments, std::index_sequence_for<A...>{});
+        }
+    }
+}
+
+// Whether there is a kernel of this name, taking so many arguments (a negative number is any); it has run then.
+extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void **arguments, int count, int backwards) {
+#define TRY(kernel)                                                     \
+    if (!strcmp(name, #kernel)) {                                       \
+        if (count >= 0 && arity(kernel) != count) return 0;             \
+        run(kernel, blocks, size, arguments, backwards != 0);           \
+        return 1;                                                       \
+    }
+    auto arity = [](auto *kernel) {
+        return [&]<class... A>(void (*)(A...)) { return static_cast<int>(sizeof...(A)); }(kernel);
+    };
+    TRY(table_rows)
+    TRY(pool)
+    TRY(unpool)
+    TRY(expand)
+    TRY(fold)
+    TRY(pad)
+    TRY(unpad)
+    TRY(sum_chunks)
+    TRY(sum_rows)
+    TRY(accumulate_rows)
+    TRY(update)
+    return 0;
+}

@@ -1,0 +1,171 @@
+//! The kernels on the processor, for tests: `kernels.cu` compiled as C++, with what it needs of CUDA in `host.cpp`.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use libloading::{Library, Symbol};
+use tch::{Device, Kind, Tensor};
+
+use super::{Accelerator, Argument, Driver, KERNELS, Slot};
+use crate::Result;
+
+type Launch = unsafe extern "C" fn(*const c_char, i64, c_uint, *mut *mut c_void, c_int, c_int) -> c_int;
+
+const BLOCK: u32 = 64;
+
+/// A device that is the processor.
+pub(crate) fn emulated() -> Accelerator {
+    Accelerator { driver: Arc::new(Host { backwards: AtomicBool::new(false) }) }
+}
+
+#[derive(Debug)]
+struct Host {
+    /// Every other kernel runs from its last thread to its first: no thread may need another's result.
+    backwards: AtomicBool,
+}
+
+/// The compiled kernels.
+fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("host.cpp"))
+}
+
+/// Loads a driver for CUDA that runs on the processor, under the driver's name: whoever opens `libcuda.so` afterwards gets it.
+pub(super) fn load_fake_driver() {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("fake_driver.cpp"));
+}
+
+fn compile(main: &str) -> Library {
+    let folder = tempfile::tempdir().unwrap();
+    let [shim, library] = [main, "library.so"].map(|name| folder.path().join(name));
+    let sources = [
+        ("kernels.cu", KERNELS),
+        ("host.cpp", include_str!("host.cpp")),
+        ("fake_driver.cpp", include_str!("fake_driver.cpp")),
+    ];
+    sources.iter().for_each(|(name, text)| fs_err::write(folder.path().join(name), text).unwrap());
+    let soname = if main == "fake_driver.cpp" { "libcuda.so" } else { main };
+    let soname = format!("-Wl,-soname,{soname}");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let flags = ["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"];
+    let output =
+        Command::new(compiler).args(flags).arg(soname).arg(&shim).arg("-o").arg(&library).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // SAFETY: it was compiled just now from sources that initialise nothing.
+    unsafe { Library::new(library) }.unwrap()
+}
+
+/// The types of a kernel's parameters, from its source.
+fn parameters(kernel: &str) -> Vec<&'static str> {
+    let head = format!("KERNEL {kernel}(");
+    let start = KERNELS.find(&head).unwrap_or_else(|| panic!("there is no kernel `{kernel}`")) + head.len();
+    let end = start + KERNELS[start..].find(')').unwrap();
+    let kind = |parameter: &'static str| {
+        let parameter = parameter.trim();
+        if parameter.contains('*') { "pointer" } else { parameter.split_whitespace().next().unwrap() }
+    };
+    KERNELS[start..end].split(',').map(kind).collect()
+}
+
+impl Driver for Host {
+    fn torch(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn describe(&self) -> String {
+        "the processor in a GPU's place".to_owned()
+    }
+
+    unsafe fn launch(&self, kernel: &'static str, threads: i64, arguments: &[Argument<'_>]) -> Result<()> {
+        let kind = |argument: &Argument<'_>| match argument {
+            Argument::Pointer(_) => "pointer",
+            Argument::Int(_) => "int",
+            Argument::Long(_) => "i64",
+            Argument::Float(_) => "float",
+        };
+        let kinds: Vec<_> = arguments.iter().map(kind).collect();
+        assert_eq!(kinds, parameters(kernel), "the arguments of `{kernel}`");
+        let values: Vec<[u8; 8]> = arguments.iter().map(Argument::bytes).collect();
+        let mut pointers: Vec<*mut c_void> =
+            values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect();
+        let name = CString::new(kernel).unwrap();
+        let backwards = c_int::from(self.backwards.fetch_xor(true, Ordering::Relaxed));
+        let blocks = threads.unsigned_abs().div_ceil(u64::from(BLOCK)) as i64;
+        // SAFETY: `host.cpp` has this function, and finds the kernel by its name. Its arguments are of the kernel's types, as was
+        // asserted above; what they point to is the caller's promise.
+        let known = unsafe {
+            let launch: Symbol<'_, Launch> = library().get(b"onefold_launch").unwrap();
+            launch(name.as_ptr(), blocks, BLOCK, pointers.as_mut_ptr(), pointers.len() as c_int, backwards)
+        };
+        assert_eq!(known, 1, "`host.cpp` does not know `{kernel}`");
+        Ok(())
+    }
+
+    fn slot(&self, words: usize) -> Result<Box<dyn Slot>> {
+        let device = Tensor::full([8 * words as i64], 0xff, (Kind::Uint8, Device::Cpu));
+        Ok(Box::new(HostSlot {
+            host: vec![u64::MAX; words],
+            device,
+            copied: None,
+            arrived: true,
+            released: true,
+        }))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        Ok((1 << 30, 1 << 31))
+    }
+}
+
+/// Two pieces of memory, and a look at the order of calls: what is copied is there from `arrive` on, and not before.
+#[derive(Debug)]
+struct HostSlot {
+    host: Vec<u64>,
+    device: Tensor,
+    copied: Option<usize>,
+    arrived: bool,
+    released: bool,
+}
+
+impl Slot for HostSlot {
+    fn capacity(&self) -> usize {
+        self.host.len()
+    }
+
+    fn host(&mut self) -> Result<&mut [u64]> {
+        assert!(self.copied.is_none() || self.arrived, "a copy is under way");
+        Ok(&mut self.host)
+    }
+
+    fn copy(&mut self, words: usize) -> Result<()> {
+        assert!(self.released, "the last batch is still in use");
+        (self.copied, self.arrived, self.released) = (Some(words), false, false);
+        // Until the copy arrives there is something else.
+        let _ = self.device.fill_(0xff);
+        Ok(())
+    }
+
+    fn arrive(&mut self) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.host[..self.copied.expect("nothing was copied")]);
+        self.device.narrow(0, 0, bytes.len() as i64).copy_(&Tensor::from_slice(bytes));
+        self.arrived = true;
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<()> {
+        // A batch that was staged and never computed is given back without having arrived.
+        (self.arrived, self.released) = (true, true);
+        Ok(())
+    }
+
+    fn device(&self) -> &Tensor {
+        &self.device
+    }
+}

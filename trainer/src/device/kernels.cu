@@ -1,0 +1,230 @@
+// The kernels of the tables on a GPU: lookup and pooling, the exact update, row index select (expansion) and its
+// backward (fold), and the same between the elements of overlapping windows and padded rows.
+//
+// NVRTC compiles this file when a GPU is opened. Tests compile it as C++ behind `host.cpp`, which runs threads one after
+// the other: so there is neither shared memory nor a barrier here. One thread has one value of the result, neighbours have
+// neighbouring columns, and every sum has a fixed order: a step gives the same bits whenever it is run.
+//
+// Arrays are row-major. `dim` is the tables' D. Table rows are rows of one array with all tables, one after the other.
+
+#ifndef KERNEL
+#define KERNEL extern "C" __global__ void
+#endif
+
+typedef long long i64;
+typedef unsigned long long u64;
+
+#define THREAD ((i64)blockIdx.x * blockDim.x + threadIdx.x)
+
+// Places that one thread sums before another goes on with the same table row.
+#define CHUNK 32
+
+// SigridHash with salt 0, before its modulus: Thomas Wang's mix, combined as in CityHash's Hash128to64
+// (`ikjt/src/hash.rs`).
+static __device__ u64 sigrid_mix(u64 k) {
+    const u64 K = 0x9ddfea08eb382d69ULL;
+    k = ~k + (k << 21);
+    k ^= k >> 24;
+    k = k + (k << 3) + (k << 8);
+    k ^= k >> 14;
+    k = k + (k << 2) + (k << 4);
+    k ^= k >> 28;
+    k = k + (k << 31);
+    u64 a = k * K;
+    a ^= a >> 47;
+    u64 b = a * K;
+    b ^= b >> 47;
+    return b * K;
+}
+
+// The table row of every id, `[count]`. Feature f has the ids from `starts[f]` on, and `tables[3 f ..]` are the first row of
+// its table, the table's rows, and whether ids are hashed; ids that are not have been checked.
+KERNEL table_rows(const i64 *ids, i64 count, const i64 *starts, const i64 *tables, int features, int *rows) {
+    i64 i = THREAD;
+    if (i >= count) return;
+    int feature = 0, end = features;
+    while (end - feature > 1) {
+        int middle = (feature + end) / 2;
+        if (starts[middle] <= i) feature = middle; else end = middle;
+    }
+    const i64 *table = tables + 3 * feature;
+    i64 row = ids[i];
+    if (table[2]) {
+        row = (i64)sigrid_mix((u64)row) % table[1];
+        if (row < 0) row += table[1];
+    }
+    rows[i] = (int)(table[0] + row);
+}
+
+// `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of the elements `offsets[b] .. offsets[b] + sizes[b]`,
+// each times its factor where there are any.
+KERNEL pool(const float *weights, int dim, const int *rows, const float *factors, const int *offsets, const int *sizes,
+            const float *scales, i64 bags, float *output) {
+    i64 i = THREAD;
+    if (i >= bags * dim) return;
+    i64 bag = i / dim, column = i % dim;
+    i64 first = offsets[bag], end = first + sizes[bag];
+    float sum = 0.0f;
+    for (i64 element = first; element < end; element++) {
+        float weight = weights[(i64)rows[element] * dim + column];
+        sum += factors ? factors[element] * weight : weight;
+    }
+    output[i] = scales[bag] * sum;
+}
+
+// The first of the rows in `order` that may hold `element`: `reach[k]` is the largest end of the rows up to the k-th.
+static __device__ i64 first_covering(const int *reach, i64 rows, i64 element) {
+    i64 first = 0, end = rows;
+    while (first < end) {
+        i64 middle = (first + end) / 2;
+        if (reach[middle] > element) end = middle; else first = middle + 1;
+    }
+    return first;
+}
+
+// `[count, dim]`: the gradient of every element, summed over the bags that hold it, in `order`: that of their offsets.
+KERNEL unpool(const float *gradient, int dim, const float *factors, const int *offsets, const int *sizes,
+              const float *scales, const int *order, const int *reach, i64 bags, i64 count, float *output) {
+    i64 i = THREAD;
+    if (i >= count * dim) return;
+    i64 element = i / dim, column = i % dim;
+    float sum = 0.0f;
+    for (i64 k = first_covering(reach, bags, element); k < bags; k++) {
+        i64 bag = order[k];
+        if (offsets[bag] > element) break;
+        if (element < (i64)offsets[bag] + sizes[bag]) sum += scales[bag] * gradient[bag * dim + column];
+    }
+    output[i] = factors ? factors[element] * sum : sum;
+}
+
+// Row index select: row r of the result, at `stride` floats from the one before, is row `index[r]` of `values`.
+KERNEL expand(const float *values, const int *index, i64 count, i64 width, float *output, i64 stride) {
+    i64 i = THREAD;
+    if (i >= count * width) return;
+    i64 row = i / width, column = i % width;
+    i64 source = index ? index[row] : row;
+    output[row * stride + column] = values[source * width + column];
+}
+
+// Its backward, `[rows, width]`: the sum of the rows `order[ends[r - 1] .. ends[r]]` of `values`, which are `stride` apart;
+// row r itself without an order.
+KERNEL fold(const float *values, i64 stride, const int *order, const int *ends, i64 rows, i64 width, float *output) {
+    i64 i = THREAD;
+    if (i >= rows * width) return;
+    i64 row = i / width, column = i % width;
+    if (!order) {
+        output[i] = values[row * stride + column];
+        return;
+    }
+    float sum = 0.0f;
+    for (i64 k = row ? ends[row - 1] : 0; k < ends[row]; k++) sum += values[order[k] * stride + column];
+    output[i] = sum;
+}
+
+// Jagged rows side by side, `[rows, longest, width]`, with zeros behind their ends.
+KERNEL pad(const float *values, i64 width, const int *offsets, const int *sizes, i64 rows, i64 longest, float *output) {
+    i64 i = THREAD;
+    if (i >= rows * longest * width) return;
+    i64 column = i % width, position = i / width % longest, row = i / width / longest;
+    output[i] = position < sizes[row] ? values[(offsets[row] + position) * width + column] : 0.0f;
+}
+
+// Its backward, `[count, width]`: rows that overlap meet in their elements.
+KERNEL unpad(const float *gradient, i64 width, const int *offsets, const int *sizes, const int *order, const int *reach,
+             i64 ordered, i64 longest, i64 count, float *output) {
+    i64 i = THREAD;
+    if (i >= count * width) return;
+    i64 element = i / width, column = i % width;
+    float sum = 0.0f;
+    for (i64 k = first_covering(reach, ordered, element); k < ordered; k++) {
+        i64 row = order[k];
+        if (offsets[row] > element) break;
+        i64 position = element - offsets[row];
+        if (position < sizes[row]) sum += gradient[(row * longest + position) * width + column];
+    }
+    output[i] = sum;
+}
+
+// A place is where an id was looked up; places are sorted by table row, `keys[i]`, and `order[i]` is the element's number.
+static __device__ bool is_first(const int *keys, i64 place) {
+    return place == 0 || keys[place] != keys[place - 1];
+}
+
+// The gradients of the places of one table row within each chunk are summed into `sums[place]` of the first of them.
+// Those of the first `pooled` elements are in `first`, the others in `second`.
+KERNEL sum_chunks(const int *keys, const i64 *order, i64 count, const float *first, i64 pooled, const float *second,
+                  int dim, float *sums) {
+    i64 i = THREAD;
+    i64 chunk = i / dim, column = i % dim;
+    i64 place = chunk * CHUNK;
+    if (place >= count) return;
+    i64 end = place + CHUNK < count ? place + CHUNK : count;
+    while (place < end) {
+        i64 begin = place;
+        int key = keys[begin];
+        float sum = 0.0f;
+        for (; place < end && keys[place] == key; place++) {
+            i64 element = order[place];
+            sum += element < pooled ? first[element * dim + column] : second[(element - pooled) * dim + column];
+        }
+        sums[begin * dim + column] = sum;
+    }
+}
+
+// The sums of a table row's chunks, in that of its first place.
+KERNEL sum_rows(const int *keys, i64 count, int dim, float *sums) {
+    i64 i = THREAD;
+    if (i >= count * dim) return;
+    i64 place = i / dim, column = i % dim;
+    if (!is_first(keys, place)) return;
+    float sum = sums[i];
+    for (i64 next = (place / CHUNK + 1) * CHUNK; next < count && keys[next] == keys[place]; next += CHUNK)
+        sum += sums[next * dim + column];
+    sums[i] = sum;
+}
+
+// Row-wise Adagrad's accumulator, one a table row: it grows by the mean of the squared gradient. `steps[place]` is what the
+// row's gradient is taken times.
+KERNEL accumulate_rows(const int *keys, i64 count, int dim, const float *sums, float rate, float eps, float *state,
+                       float *steps) {
+    i64 place = THREAD;
+    if (place >= count || !is_first(keys, place)) return;
+    float squares = 0.0f;
+    for (int column = 0; column < dim; column++) {
+        float g = sums[place * dim + column];
+        squares += g * g;
+    }
+    float accumulated = state[keys[place]] + squares / dim;
+    state[keys[place]] = accumulated;
+    steps[place] = rate / (sqrtf(accumulated) + eps);
+}
+
+// Every table row's update, once (`kernels/update.rs` has the rules): `rule` 0 is SGD, 1 Adagrad, 2 row-wise Adagrad, 3 Adam,
+// with one minus the powers of its decays. Where `marks` is given, rows that were updated are marked with a one.
+KERNEL update(const int *keys, i64 count, int dim, const float *sums, int rule, float rate, float eps, float beta1,
+              float beta2, float unbias1, float unbias2, const float *steps, float *weights, float *state,
+              unsigned char *marks) {
+    i64 i = THREAD;
+    if (i >= count * dim) return;
+    i64 place = i / dim, column = i % dim;
+    if (!is_first(keys, place)) return;
+    i64 row = keys[place], at = row * dim + column;
+    float g = sums[i];
+    if (marks && column == 0) marks[row] = 1;
+    if (rule == 0) {
+        weights[at] -= rate * g;
+    } else if (rule == 1) {
+        float sum = state[at] + g * g;
+        state[at] = sum;
+        weights[at] -= rate * g / (sqrtf(sum) + eps);
+    } else if (rule == 2) {
+        weights[at] -= steps[place] * g;
+    } else {
+        i64 mean = 2 * row * dim + column, square = mean + dim;
+        float m = beta1 * state[mean] + (1.0f - beta1) * g;
+        float v = beta2 * state[square] + (1.0f - beta2) * g * g;
+        state[mean] = m;
+        state[square] = v;
+        weights[at] -= rate * (m / unbias1) / (sqrtf(v / unbias2) + eps);
+    }
+}

@@ -1,0 +1,364 @@
+//! The kernels of `kernels.cu`, each with what it assumes of its arguments.
+//!
+//! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were made: rows and
+//! inverse indices by `Batch::try_new`, ids when they were staged.
+
+use tch::{Kind, Tensor};
+
+use super::{Accelerator, Argument};
+use crate::Result;
+use crate::kernels::update::Rule;
+
+/// Rows of values that may overlap: row r has the elements `offsets[r] .. offsets[r] + sizes[r]`.
+#[derive(Debug)]
+pub(crate) struct Jagged {
+    /// Rows.
+    pub(crate) rows: i64,
+    /// `[rows]`.
+    pub(crate) offsets: Tensor,
+    /// `[rows]`.
+    pub(crate) sizes: Tensor,
+    /// The rows that have elements, by their offsets.
+    pub(crate) order: Tensor,
+    /// The largest end of the rows up to each of `order`.
+    pub(crate) reach: Tensor,
+    /// Elements of the longest row.
+    pub(crate) longest: i64,
+}
+
+/// Rows that are pooled.
+#[derive(Debug)]
+pub(crate) struct Bags {
+    /// What is pooled.
+    pub(crate) jagged: Jagged,
+    /// `[rows]`: what each sum is taken times.
+    pub(crate) scales: Tensor,
+    /// `[elements]`: a factor for every element.
+    pub(crate) factors: Option<Tensor>,
+}
+
+/// The samples of every row, for sums over them.
+#[derive(Debug)]
+pub(crate) struct Sums {
+    /// `[B]`, samples by row.
+    pub(crate) order: Tensor,
+    /// `[U]`, where each row's samples end.
+    pub(crate) ends: Tensor,
+}
+
+/// Places of a batch, sorted by table row.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// `[count]`, table rows.
+    keys: Tensor,
+    /// `[count]`, elements.
+    order: Tensor,
+    count: i64,
+}
+
+fn check(tensor: &Tensor, kind: Kind, length: i64, what: &str) {
+    assert!(
+        tensor.kind() == kind && tensor.is_contiguous(),
+        "{what}: a contiguous tensor of {kind:?} is needed"
+    );
+    assert!(tensor.numel() as i64 >= length, "{what}: {} of {length} values", tensor.numel());
+}
+
+impl Jagged {
+    fn check(&self) {
+        check(&self.offsets, Kind::Int, self.rows, "offsets");
+        check(&self.sizes, Kind::Int, self.rows, "sizes");
+        check(&self.reach, Kind::Int, self.order.numel() as i64, "reach");
+        check(&self.order, Kind::Int, 0, "order");
+    }
+}
+
+impl Accelerator {
+    fn launch(&self, kernel: &'static str, threads: i64, arguments: &[Argument<'_>]) -> Result<()> {
+        let here = |tensor: &Tensor| tensor.device() == self.torch();
+        let mut tensors = arguments.iter().filter_map(|argument| match argument {
+            Argument::Pointer(tensor) => *tensor,
+            _ => None,
+        });
+        assert!(tensors.all(here), "`{kernel}`: a tensor is elsewhere");
+        if threads == 0 {
+            return Ok(());
+        }
+        // SAFETY: the methods below are the only callers; each has asserted the types and sizes of its tensors, and passes
+        // its arguments in the order of its kernel's parameters (the tests' driver compares them with the source). What
+        // index tensors hold was checked where they were made, as the module says.
+        unsafe { self.driver.launch(kernel, threads, arguments) }
+    }
+
+    /// The table row of every id: `starts` are the features' first ids, `tables` three numbers each (see the kernel).
+    pub(super) fn table_rows(&self, ids: &Tensor, starts: &Tensor, tables: &Tensor) -> Result<Tensor> {
+        let (count, features) = (ids.numel() as i64, starts.numel() as i64);
+        check(ids, Kind::Int64, count, "ids");
+        check(starts, Kind::Int64, features, "starts");
+        check(tables, Kind::Int64, 3 * features, "tables");
+        let rows = self.empty(&[count], Kind::Int)?;
+        let arguments = [
+            Argument::Pointer(Some(ids)),
+            Argument::Long(count),
+            Argument::Pointer(Some(starts)),
+            Argument::Pointer(Some(tables)),
+            Argument::Int(features as i32),
+            Argument::Pointer(Some(&rows)),
+        ];
+        self.launch("table_rows", count, &arguments)?;
+        Ok(rows)
+    }
+
+    /// `[bags, D]` from weights `[R, D]`.
+    pub(super) fn pool(&self, weights: &Tensor, rows: &Tensor, bags: &Bags) -> Result<Tensor> {
+        let (dim, count) = (weights.size()[1], bags.jagged.rows);
+        check(weights, Kind::Float, 0, "weights");
+        check(rows, Kind::Int, 0, "rows");
+        bags.check();
+        let output = self.empty(&[count, dim], Kind::Float)?;
+        let arguments = [
+            Argument::Pointer(Some(weights)),
+            Argument::Int(dim as i32),
+            Argument::Pointer(Some(rows)),
+            Argument::Pointer(bags.factors.as_ref()),
+            Argument::Pointer(Some(&bags.jagged.offsets)),
+            Argument::Pointer(Some(&bags.jagged.sizes)),
+            Argument::Pointer(Some(&bags.scales)),
+            Argument::Long(count),
+            Argument::Pointer(Some(&output)),
+        ];
+        self.launch("pool", count * dim, &arguments)?;
+        Ok(output)
+    }
+
+    /// The gradient of each of `elements` elements, `[elements, D]`, from that of the bags, `[bags, D]`.
+    pub(super) fn unpool(&self, gradient: &Tensor, bags: &Bags, elements: i64) -> Result<Tensor> {
+        let dim = gradient.size()[1];
+        check(gradient, Kind::Float, bags.jagged.rows * dim, "gradient");
+        bags.check();
+        if let Some(factors) = &bags.factors {
+            check(factors, Kind::Float, elements, "factors");
+        }
+        let output = self.empty(&[elements, dim], Kind::Float)?;
+        let arguments = [
+            Argument::Pointer(Some(gradient)),
+            Argument::Int(dim as i32),
+            Argument::Pointer(bags.factors.as_ref()),
+            Argument::Pointer(Some(&bags.jagged.offsets)),
+            Argument::Pointer(Some(&bags.jagged.sizes)),
+            Argument::Pointer(Some(&bags.scales)),
+            Argument::Pointer(Some(&bags.jagged.order)),
+            Argument::Pointer(Some(&bags.jagged.reach)),
+            Argument::Long(bags.jagged.order.numel() as i64),
+            Argument::Long(elements),
+            Argument::Pointer(Some(&output)),
+        ];
+        self.launch("unpool", elements * dim, &arguments)?;
+        Ok(output)
+    }
+
+    /// Row `index[r]` of `values`, `[U, width]`, becomes row r of `output`, a matrix or columns of one; row r itself without an
+    /// index.
+    pub(crate) fn expand(&self, values: &Tensor, index: Option<&Tensor>, output: &Tensor) -> Result<()> {
+        let (count, width) = (output.size()[0], output.size()[1]);
+        check(values, Kind::Float, if index.is_none() { count * width } else { 0 }, "values");
+        assert!(values.numel() == 0 || values.size()[1] == width, "rows have another width");
+        if let Some(index) = index {
+            check(index, Kind::Int, count, "index");
+        }
+        let stride = columns_stride(output);
+        let arguments = [
+            Argument::Pointer(Some(values)),
+            Argument::Pointer(index),
+            Argument::Long(count),
+            Argument::Long(width),
+            Argument::Pointer(Some(output)),
+            Argument::Long(stride),
+        ];
+        self.launch("expand", count * width, &arguments)
+    }
+
+    /// The backward of [`expand`](Self::expand): writes `[U, width]` to `output` from `values`, a matrix or columns of one.
+    pub(crate) fn fold(&self, values: &Tensor, sums: Option<&Sums>, output: &Tensor) -> Result<()> {
+        let (rows, width) = (output.size()[0], output.size()[1]);
+        check(output, Kind::Float, rows * width, "sums");
+        assert!(values.size()[1] == width, "rows have another width");
+        match sums {
+            None => assert!(values.size()[0] == rows, "samples are no rows"),
+            Some(sums) => {
+                check(&sums.order, Kind::Int, values.size()[0], "order");
+                check(&sums.ends, Kind::Int, rows, "ends");
+            }
+        }
+        let arguments = [
+            Argument::Pointer(Some(values)),
+            Argument::Long(columns_stride(values)),
+            Argument::Pointer(sums.map(|sums| &sums.order)),
+            Argument::Pointer(sums.map(|sums| &sums.ends)),
+            Argument::Long(rows),
+            Argument::Long(width),
+            Argument::Pointer(Some(output)),
+        ];
+        self.launch("fold", rows * width, &arguments)
+    }
+
+    /// The rows of `values`, `[elements, width]`, side by side: `[rows, longest, width]`.
+    pub(crate) fn pad(&self, values: &Tensor, rows: &Jagged) -> Result<Tensor> {
+        let (width, longest) = (values.size()[1], rows.longest);
+        check(values, Kind::Float, 0, "values");
+        rows.check();
+        let output = self.empty(&[rows.rows, longest, width], Kind::Float)?;
+        let arguments = [
+            Argument::Pointer(Some(values)),
+            Argument::Long(width),
+            Argument::Pointer(Some(&rows.offsets)),
+            Argument::Pointer(Some(&rows.sizes)),
+            Argument::Long(rows.rows),
+            Argument::Long(longest),
+            Argument::Pointer(Some(&output)),
+        ];
+        self.launch("pad", rows.rows * longest * width, &arguments)?;
+        Ok(output)
+    }
+
+    /// The backward of [`pad`](Self::pad): `[elements, width]` from `[rows, longest, width]`.
+    pub(crate) fn unpad(&self, gradient: &Tensor, rows: &Jagged, elements: i64) -> Result<Tensor> {
+        let (width, longest) = (gradient.size()[2], rows.longest);
+        check(gradient, Kind::Float, rows.rows * longest * width, "gradient");
+        rows.check();
+        let output = self.empty(&[elements, width], Kind::Float)?;
+        let arguments = [
+            Argument::Pointer(Some(gradient)),
+            Argument::Long(width),
+            Argument::Pointer(Some(&rows.offsets)),
+            Argument::Pointer(Some(&rows.sizes)),
+            Argument::Pointer(Some(&rows.order)),
+            Argument::Pointer(Some(&rows.reach)),
+            Argument::Long(rows.order.numel() as i64),
+            Argument::Long(longest),
+            Argument::Long(elements),
+            Argument::Pointer(Some(&output)),
+        ];
+        self.launch("unpad", elements * width, &arguments)?;
+        Ok(output)
+    }
+
+    /// Elements by the table rows that they were looked up from, `[elements]`.
+    pub(super) fn places(rows: &Tensor) -> Places {
+        let (keys, order) = rows.sort_stable(true, 0, false);
+        Places { count: rows.numel() as i64, keys, order }
+    }
+
+    /// Applies `rule` once to every table row among the places. The gradients of elements are those of `pooled` first, then those
+    /// of `others`, `[_, D]` both. Marks, where there are any, are a byte for each row.
+    pub(super) fn update(
+        &self,
+        places: &Places,
+        [pooled, others]: [&Tensor; 2],
+        (rule, rate): (&Rule, f32),
+        weights: &Tensor,
+        state: &Tensor,
+        marks: Option<&Tensor>,
+    ) -> Result<()> {
+        let (count, dim, rows) = (places.count, weights.size()[1], weights.size()[0]);
+        check(&places.keys, Kind::Int, count, "keys");
+        check(&places.order, Kind::Int64, count, "order");
+        check(pooled, Kind::Float, 0, "gradients");
+        let pooled_elements = pooled.size()[0];
+        check(others, Kind::Float, (count - pooled_elements) * dim, "gradients");
+        check(weights, Kind::Float, 0, "weights");
+        check(state, Kind::Float, rows * rule.state_width(dim as usize) as i64, "state");
+        if let Some(marks) = marks {
+            check(marks, Kind::Uint8, rows, "marks");
+        }
+        let sums = self.empty(&[count, dim], Kind::Float)?;
+        let (keys, order) = (Argument::Pointer(Some(&places.keys)), Argument::Pointer(Some(&places.order)));
+        let (length, width) = (Argument::Long(count), Argument::Int(dim as i32));
+        let arguments = [
+            keys,
+            order,
+            length,
+            Argument::Pointer(Some(pooled)),
+            Argument::Long(pooled_elements),
+            Argument::Pointer(Some(others)),
+            width,
+            Argument::Pointer(Some(&sums)),
+        ];
+        self.launch("sum_chunks", (count as u64).div_ceil(CHUNK) as i64 * dim, &arguments)?;
+        let sums_argument = Argument::Pointer(Some(&sums));
+        self.launch("sum_rows", count * dim, &[keys, length, width, sums_argument])?;
+        let numbers = Numbers::of(rule);
+        let state = Argument::Pointer(Some(state));
+        let mut steps = None;
+        if let Rule::RowWiseAdagrad { eps } = *rule {
+            let steps = steps.insert(self.empty(&[count], Kind::Float)?);
+            let (rate, eps) = (Argument::Float(rate), Argument::Float(eps));
+            let steps = Argument::Pointer(Some(steps));
+            let arguments = [keys, length, width, sums_argument, rate, eps, state, steps];
+            self.launch("accumulate_rows", count, &arguments)?;
+        }
+        let arguments = [
+            keys,
+            length,
+            width,
+            sums_argument,
+            Argument::Int(numbers.rule),
+            Argument::Float(rate),
+            Argument::Float(numbers.eps),
+            Argument::Float(numbers.betas[0]),
+            Argument::Float(numbers.betas[1]),
+            Argument::Float(numbers.unbias[0]),
+            Argument::Float(numbers.unbias[1]),
+            Argument::Pointer(steps.as_ref()),
+            Argument::Pointer(Some(weights)),
+            state,
+            Argument::Pointer(marks),
+        ];
+        self.launch("update", count * dim, &arguments)
+    }
+}
+
+/// `CHUNK` of `kernels.cu`.
+const CHUNK: u64 = 32;
+
+impl Bags {
+    fn check(&self) {
+        self.jagged.check();
+        check(&self.scales, Kind::Float, self.jagged.rows, "scales");
+        if let Some(factors) = &self.factors {
+            check(factors, Kind::Float, 0, "factors");
+        }
+    }
+}
+
+/// Floats from one row of a matrix, or of columns of one, to the next.
+fn columns_stride(matrix: &Tensor) -> i64 {
+    let strides = matrix.stride();
+    assert!(matrix.kind() == Kind::Float && matrix.dim() == 2, "a matrix of floats is needed");
+    assert!(strides[1] == 1 || matrix.size()[1] <= 1, "columns must stand together");
+    strides[0]
+}
+
+/// A rule as the kernel takes it.
+struct Numbers {
+    rule: i32,
+    eps: f32,
+    betas: [f32; 2],
+    unbias: [f32; 2],
+}
+
+impl Numbers {
+    fn of(rule: &Rule) -> Self {
+        let plain = |rule, eps| Self { rule, eps, betas: [0.0; 2], unbias: [1.0; 2] };
+        match *rule {
+            Rule::Sgd => plain(0, 0.0),
+            Rule::Adagrad { eps } => plain(1, eps),
+            Rule::RowWiseAdagrad { eps } => plain(2, eps),
+            Rule::Adam { beta1, beta2, eps, step } => {
+                let exponent = i32::try_from(step).unwrap_or(i32::MAX);
+                let unbias = [beta1, beta2].map(|beta| 1.0 - beta.powi(exponent));
+                Self { rule: 3, eps, betas: [beta1, beta2], unbias }
+            }
+        }
+    }
+}

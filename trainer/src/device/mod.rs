@@ -1,0 +1,261 @@
+//! Training on a GPU: the tables and their optimizer's state are in its memory, our kernels and libtorch run on one stream.
+//!
+//! ```text
+//!            stage (host)                 copy stream              libtorch's stream
+//! Batch ─▶ pinned host memory ═════════▶ device memory ─▶ table_rows ─▶ pool ─▶ … ─▶ sum, update
+//! ```
+//!
+//! [`Accelerator`] is an opened GPU: where libtorch allocates, and a [`Driver`], which launches the kernels of `kernels.cu` and
+//! copies batches. [`cuda`] is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
+//! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). [`kernels`] is what may be launched, with its
+//! arguments checked. [`stage`] puts a batch where it can be copied while the one before it is computed; [`tables`] looks up
+//! and updates. The dense part on a device is [`crate::model`]'s.
+//!
+//! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
+
+mod check;
+mod cuda;
+#[cfg(test)]
+pub(crate) mod host;
+mod kernels;
+mod libtorch;
+mod stage;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::c_void;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use tch::{Device, Kind, Tensor};
+
+pub use self::check::{KernelCheck, check_kernels};
+pub(crate) use self::kernels::{Bags, Jagged, Sums};
+pub(crate) use self::stage::Staged;
+pub(crate) use self::tables::{DeviceTables, LookedUp};
+use crate::{Error, Result};
+
+/// The source of the kernels.
+const KERNELS: &str = include_str!("kernels.cu");
+
+/// A device as a person names it: `cpu`, or `cuda:0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceName {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// A GPU, by its number among those that CUDA shows.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = match text.split_once(':') {
+            None if text == "cpu" => return Ok(Self::Cpu),
+            None if text == "cuda" => Some(0),
+            Some(("cuda", number)) => number.parse().ok(),
+            _ => None,
+        };
+        number.map(Self::Cuda).ok_or_else(|| format!("`{text}` is no device: `cpu`, or a GPU as `cuda:0`"))
+    }
+}
+
+impl std::fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Debug, Clone, Copy)]
+enum Argument<'a> {
+    /// The elements of a tensor on the device; a null pointer without one.
+    Pointer(Option<&'a Tensor>),
+    /// `int`.
+    Int(i32),
+    /// `i64`.
+    Long(i64),
+    /// `float`.
+    Float(f32),
+}
+
+impl Argument<'_> {
+    /// The value in as many of the first bytes as its type has.
+    fn bytes(&self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        match *self {
+            Self::Pointer(tensor) => {
+                let pointer = tensor.map_or(std::ptr::null_mut::<c_void>(), Tensor::data_ptr);
+                bytes = (pointer as u64).to_ne_bytes();
+            }
+            Self::Int(value) => bytes[..4].copy_from_slice(&value.to_ne_bytes()),
+            Self::Long(value) => bytes = value.to_ne_bytes(),
+            Self::Float(value) => bytes[..4].copy_from_slice(&value.to_ne_bytes()),
+        }
+        bytes
+    }
+}
+
+/// What launches kernels and copies batches.
+trait Driver: std::fmt::Debug + Send + Sync {
+    /// Where libtorch has the tensors that kernels work on.
+    fn torch(&self) -> Device;
+
+    /// The device's name and memory, for people.
+    fn describe(&self) -> String;
+
+    /// Enqueues a kernel on libtorch's stream, in `threads` threads or more.
+    ///
+    /// # Safety
+    ///
+    /// The arguments are of the kernel's types, in its order, and no thread may reach outside the tensors.
+    unsafe fn launch(&self, kernel: &'static str, threads: i64, arguments: &[Argument<'_>]) -> Result<()>;
+
+    /// New memory for batches of up to `words` eight bytes.
+    fn slot(&self, words: usize) -> Result<Box<dyn Slot>>;
+
+    /// Waits until everything that was enqueued is done.
+    fn synchronize(&self) -> Result<()>;
+
+    /// Free bytes of the device's memory, and all of them.
+    fn memory(&self) -> Result<(u64, u64)>;
+}
+
+/// Memory that a batch passes through, on the host and on the device. Its copies are ordered with what is computed by
+/// events: the host waits until the last copy has left, a copy waits until the device needs the last batch no longer, and
+/// computing waits for the copy.
+trait Slot: std::fmt::Debug + Send {
+    /// Words that it has room for.
+    fn capacity(&self) -> usize;
+
+    /// The host's memory, once the last copy has left it.
+    fn host(&mut self) -> Result<&mut [u64]>;
+
+    /// Begins to copy the first `words` to the device.
+    fn copy(&mut self, words: usize) -> Result<()>;
+
+    /// Makes what is enqueued on libtorch's stream from now on wait for the copy.
+    fn arrive(&mut self) -> Result<()>;
+
+    /// Says that nothing will be enqueued that reads this batch: the next copy waits for what is.
+    fn release(&mut self) -> Result<()>;
+
+    /// The device's memory, bytes.
+    fn device(&self) -> &Tensor;
+}
+
+/// An opened GPU.
+#[derive(Debug, Clone)]
+pub struct Accelerator {
+    driver: Arc<dyn Driver>,
+}
+
+impl Accelerator {
+    /// Opens the device of this name: loads CUDA and libtorch's part of it, and compiles the kernels. `None` for the
+    /// processor. To be called before anything else of libtorch: it looks for its CUDA part once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`], with what is missing.
+    pub fn open(name: DeviceName) -> Result<Option<Self>> {
+        match name {
+            DeviceName::Cpu => Ok(None),
+            DeviceName::Cuda(number) => Ok(Some(Self { driver: Arc::new(cuda::Cuda::open(number)?) })),
+        }
+    }
+
+    /// The device's name and memory, for people.
+    pub fn describe(&self) -> String {
+        self.driver.describe()
+    }
+
+    /// Where libtorch has this device's tensors.
+    pub fn torch(&self) -> Device {
+        self.driver.torch()
+    }
+
+    /// Waits until everything that was enqueued is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] for what has failed meanwhile.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize()
+    }
+
+    /// Refuses a model that does not fit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] with what is needed and what is free.
+    pub(crate) fn check_memory(&self, needed: u64) -> Result<()> {
+        use onefold_datasets::units::format_bytes;
+        let (free, total) = self.driver.memory()?;
+        if needed <= free {
+            return Ok(());
+        }
+        let (needed, free, total) = (format_bytes(needed), format_bytes(free), format_bytes(total));
+        Err(failed(
+            self.torch(),
+            format!("the model takes {needed}, and {free} of {total} are free"),
+            "end what else uses the GPU, or give the tables fewer rows or a smaller `dim`",
+        ))
+    }
+
+    /// A new tensor, whose elements are whatever was there.
+    pub(crate) fn empty(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
+        Tensor::f_empty(shape, (kind, self.torch())).map_err(|error| self.refused(shape, kind, &error))
+    }
+
+    /// A new tensor of zeros.
+    fn zeros(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
+        Tensor::f_zeros(shape, (kind, self.torch())).map_err(|error| self.refused(shape, kind, &error))
+    }
+
+    fn refused(&self, shape: &[i64], kind: Kind, error: &tch::TchError) -> Error {
+        let bytes = shape.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
+        let bytes = onefold_datasets::units::format_bytes(bytes);
+        let error = error.to_string();
+        let reason = error.lines().next().unwrap_or_default();
+        failed(
+            self.torch(),
+            format!("{bytes} for {shape:?} values cannot be had: {reason}"),
+            "end what else uses the GPU, or lower `[train].batch_size` or the tables' rows",
+        )
+    }
+}
+
+/// What a device could not do.
+pub(crate) fn failed(device: Device, message: impl Into<String>, hint: impl Into<String>) -> Error {
+    let device = match device {
+        Device::Cuda(number) => format!("cuda:{number}"),
+        other => format!("{other:?}").to_lowercase(),
+    };
+    Error::Device { device, message: message.into(), hint: hint.into() }
+}
+
+/// Runs `work`, whose operations of libtorch panic where they fail: a full device is an error that a person can act on.
+pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
+        if !text.contains("CUDA") {
+            std::panic::resume_unwind(panic);
+        }
+        let message = text.find("CUDA").map_or(text, |at| &text[at..]);
+        let message = message.split(['\n', '"']).next().unwrap_or_default();
+        let message = message.split("\\n").next().unwrap_or_default();
+        let hint = if message.contains("out of memory") {
+            "lower `[train].batch_size`, use `--dedupe window`, or end what else uses the GPU"
+        } else {
+            "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it"
+        };
+        Err(failed(device, message, hint))
+    })
+}

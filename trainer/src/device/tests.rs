@@ -1,0 +1,284 @@
+//! The kernels and the driver, as far as they go without a GPU.
+
+use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
+use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use proptest::prelude::*;
+
+use super::host::emulated;
+use super::*;
+use crate::kernels::update::Rule;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn every_kernel_equals_its_definition(seed: u64) {
+        for check in check_kernels(&emulated(), seed).unwrap() {
+            let exact = matches!(check.kernel.as_str(), "table_rows" | "expand" | "pad");
+            let bound = if exact { 0.0 } else { 1e-5 };
+            prop_assert!(check.relative_error <= bound, "{:?}", check);
+        }
+    }
+
+    #[test]
+    fn updates_do_not_depend_on_the_order_of_threads(seed: u64) {
+        // The emulated device turns the order of threads round from kernel to kernel.
+        let accelerator = emulated();
+        let run = || {
+            tch::manual_seed(seed as i64);
+            let weights = Tensor::randn([50, 8], (Kind::Float, Device::Cpu));
+            let state = Tensor::zeros([50, 1], (Kind::Float, Device::Cpu));
+            let rows = Tensor::randint(50, [1000], (Kind::Int, Device::Cpu));
+            let gradients = Tensor::randn([1000, 8], (Kind::Float, Device::Cpu));
+            let places = Accelerator::places(&rows);
+            let none = Tensor::zeros([0, 8], (Kind::Float, Device::Cpu));
+            let rule = Rule::RowWiseAdagrad { eps: 1e-8 };
+            accelerator.update(&places, [&none, &gradients], (&rule, 0.1), &weights, &state, None).unwrap();
+            accelerator.driver.synchronize().unwrap();
+            Vec::<f32>::try_from(weights.view(-1)).unwrap()
+        };
+        let first = run();
+        // Once more, to have another parity.
+        accelerator.expand(&Tensor::zeros([1, 1], (Kind::Float, Device::Cpu)), None, &Tensor::zeros([1, 1], (Kind::Float, Device::Cpu))).unwrap();
+        prop_assert_eq!(first, run());
+    }
+}
+
+#[test]
+fn names_of_devices_are_parsed() {
+    let parse = |text: &str| text.parse::<DeviceName>();
+    assert_eq!((parse("cpu"), parse("cuda")), (Ok(DeviceName::Cpu), Ok(DeviceName::Cuda(0))));
+    assert_eq!(parse("cuda:3").unwrap().to_string(), "cuda:3");
+    for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", ""] {
+        assert!(parse(wrong).unwrap_err().contains("`cpu`, or a GPU as `cuda:0`"));
+    }
+}
+
+/// NVRTC needs no GPU. `make test` fetches it; without it this test says so and passes.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+fn nvrtc_compiles_every_kernel() {
+    libtorch::load_nvrtc(None);
+    for architecture in ["sm_80", "sm_90", "sm_100"] {
+        match cuda::compile(architecture) {
+            Ok(image) => {
+                // An ELF file that has every kernel's code.
+                assert!(image.starts_with(b"\x7fELF"), "{architecture}");
+                let has = |name: &str| {
+                    let section = format!(".text.{name}\0");
+                    image.windows(section.len()).any(|window| window == section.as_bytes())
+                };
+                assert_eq!(cuda::kernel_names().count(), 11);
+                for kernel in cuda::kernel_names() {
+                    assert!(has(kernel), "{architecture}: no `{kernel}`");
+                }
+            }
+            Err(message) if message.contains("cannot be loaded") => {
+                assert!(std::env::var_os("ONEFOLD_NVRTC").is_none(), "ONEFOLD_NVRTC is set, but {message}");
+                eprintln!("SKIPPED: {message}; `ONEFOLD_NVRTC=$(trainer/nvrtc.sh)` fetches it");
+                return;
+            }
+            Err(message) => panic!("{architecture}: {message}"),
+        }
+    }
+}
+
+#[test]
+fn a_missing_gpu_is_an_error_that_says_so() {
+    if !fs_err::exists("/dev/nvidia0").unwrap_or(false) {
+        let error = Accelerator::open(DeviceName::Cuda(0)).unwrap_err().to_string();
+        assert!(error.starts_with("device `cuda:0`: ") && error.contains("\n  hint: "), "{error}");
+    }
+    assert!(Accelerator::open(DeviceName::Cpu).unwrap().is_none());
+    let error = emulated().check_memory(1 << 40).unwrap_err().to_string();
+    assert!(error.contains("the model takes 1.0 TiB, and 1.0 GiB of 2.0 GiB are free"), "{error}");
+}
+
+#[test]
+fn a_full_device_is_an_error() {
+    let full = || -> Result<()> {
+        panic!("Torch(\"CUDA out of memory. Tried to allocate 2.00 GiB\\nException raised\")")
+    };
+    let error = guarded(Device::Cuda(1), full).unwrap_err().to_string();
+    assert!(
+        error.starts_with("device `cuda:1`: CUDA out of memory. Tried to allocate 2.00 GiB\n  hint: lower"),
+        "{error}"
+    );
+}
+
+#[test]
+#[should_panic(expected = "a bug")]
+fn other_panics_stay_panics() {
+    let _ = guarded(Device::Cpu, || -> Result<()> { panic!("a bug") });
+}
+
+const ROWS: u64 = 12;
+const DIM: usize = 4;
+
+fn configs() -> [TableConfig; 4] {
+    let config = |feature: &str, pooling, ids| TableConfig {
+        feature: feature.into(),
+        rows: ROWS,
+        dim: DIM as u64,
+        pooling,
+        target: None,
+        ids,
+        dtype: DataType::Fp32,
+    };
+    [
+        config("a", Pooling::Sum, IdPolicy::Checked),
+        config("b", Pooling::Attention, IdPolicy::Hashed),
+        config("c", Pooling::Mean, IdPolicy::Hashed),
+        config("d", Pooling::Sum, IdPolicy::Checked),
+    ]
+}
+
+fn tables_of(configs: &[TableConfig], state_width: usize) -> Result<DeviceTables> {
+    let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
+    DeviceTables::new(&emulated(), configs, state_width, threads)
+}
+
+fn batch_of(groups: Vec<Group>) -> Batch {
+    let size = groups[0].samples();
+    let labels = vec![0.0; size].into();
+    let parts =
+        BatchParts { size, dense: vec![0.5; size].into(), labels, weights: None, timestamps: None, groups };
+    Batch::try_new(parts).unwrap()
+}
+
+/// Two groups of seven samples, in which lists repeat and slide.
+fn groups() -> impl Strategy<Value = Vec<Group>> {
+    let lists = || {
+        let random = prop::collection::vec(prop::collection::vec(0_i64..12, 0..6), 7);
+        let sliding = (0_i64..4, 1_i64..6).prop_map(|(start, length)| {
+            (0..7).map(|i| (start + i / 2..start + i / 2 + length).map(|id| id % 12).collect()).collect()
+        });
+        prop_oneof![random, sliding]
+    };
+    type Lists = Vec<Vec<i64>>;
+    (lists(), lists(), lists(), lists()).prop_map(|(a, b, c, d): (Lists, Lists, Lists, Lists)| {
+        let feature = |name: &str, rows: &[Vec<i64>]| Feature::from_rows(name, rows).unwrap();
+        let first = Group::try_new("first", None, vec![feature("a", &a), feature("b", &b), feature("c", &c)]);
+        let second = Group::try_new("second", None, vec![feature("d", &d)]);
+        vec![first.unwrap(), second.unwrap()]
+    })
+}
+
+/// What a table row of `config` is for `id`.
+fn row_of(config: &TableConfig, id: i64) -> usize {
+    match config.ids {
+        IdPolicy::Checked => id as usize,
+        IdPolicy::Hashed => onefold_ikjt::hash::sigrid_hash(id, 0, config.rows as i64) as usize,
+    }
+}
+
+proptest! {
+    #[test]
+    fn tables_give_and_take_what_samples_ask_for(groups in groups(), form in 0..3) {
+        let configs = configs();
+        let folded = |group: &Group| match form {
+            0 => group.clone(),
+            1 => deduplicate(group),
+            _ => fold_windows(&deduplicate(group)),
+        };
+        let (plain, batch) = (batch_of(groups.clone()), batch_of(groups.iter().map(folded).collect()));
+        let mut tables = tables_of(&configs, 0).unwrap();
+        let weights: Vec<Vec<f32>> = (0..4).map(|t| (0..48).map(|i| ((i * 7 + t) % 13) as f32 - 6.0).collect()).collect();
+        for (table, weights) in weights.iter().enumerate() {
+            tables.table(table)[0].copy_(&Tensor::from_slice(weights).view([-1, DIM as i64]));
+        }
+        tables.stage_ahead(&batch).unwrap();
+        let staged = tables.staged(&batch).unwrap();
+        let looked_up = tables.look_up(&staged).unwrap();
+        let pooled = Vec::<f32>::try_from(looked_up.pooled.as_ref().unwrap().view(-1)).unwrap();
+        let elements = Vec::<f32>::try_from(looked_up.sequences.as_ref().unwrap().view(-1)).unwrap();
+        let jagged = staged.sequences.as_ref().unwrap();
+        let sequence_rows = Vec::<i32>::try_from(&jagged.offsets).unwrap().into_iter().zip(Vec::<i32>::try_from(&jagged.sizes).unwrap()).collect::<Vec<_>>();
+
+        // The gradient of a sample's vector of feature f is 1 + f everywhere; of each element likewise.
+        let mut gradient = vec![0.0_f32; pooled.len()];
+        let mut element_gradient = vec![0.0_f32; elements.len()];
+        let mut expected = weights.clone();
+        let mut first_bag = 0;
+        let mut table = 0;
+        for (group, plain) in batch.groups().iter().zip(plain.groups()) {
+            let pooled_features = if group.features().len() == 3 { 2 } else { 1 };
+            let mut slot = 0;
+            for (f, feature) in plain.features().iter().enumerate() {
+                let config = &configs[table + f];
+                for sample in 0..plain.samples() {
+                    let ids = feature.row(sample);
+                    let row = group.row_of(sample);
+                    let vector = |id: i64| &weights[table + f][row_of(config, id) * DIM..][..DIM];
+                    let scale = if config.pooling == Pooling::Mean { 1.0 / ids.len().max(1) as f32 } else { 1.0 };
+                    for &id in ids {
+                        for d in 0..DIM {
+                            expected[table + f][row_of(config, id) * DIM + d] -= 0.1 * scale * (1 + f) as f32;
+                        }
+                    }
+                    if config.pooling == Pooling::Attention {
+                        let (offset, size) = sequence_rows[row];
+                        prop_assert_eq!(size as usize, ids.len());
+                        for (i, &id) in ids.iter().enumerate() {
+                            let place = (offset as usize + i) * DIM;
+                            prop_assert_eq!(&elements[place..place + DIM], vector(id));
+                            element_gradient[place..place + DIM].iter_mut().for_each(|g| *g += (1 + f) as f32);
+                        }
+                        continue;
+                    }
+                    let place = (first_bag + row * pooled_features + slot) * DIM;
+                    for d in 0..DIM {
+                        let sum: f32 = ids.iter().map(|&id| vector(id)[d]).sum();
+                        prop_assert!((pooled[place + d] - scale * sum).abs() < 1e-4);
+                        gradient[place + d] += (1 + f) as f32;
+                    }
+                }
+                if config.pooling != Pooling::Attention {
+                    slot += 1;
+                }
+            }
+            first_bag += group.rows() * pooled_features;
+            table += plain.features().len();
+        }
+        let shape = |values: &[f32]| Tensor::from_slice(values).view([-1, DIM as i64]);
+        let gradients = [shape(&gradient), shape(&element_gradient)];
+        tables.update(&staged, &looked_up, [Some(&gradients[0]), Some(&gradients[1])], (&Rule::Sgd, 0.1), true).unwrap();
+        let touched = tables.take_touched();
+        for (table, (expected, before)) in expected.iter().zip(&weights).enumerate() {
+            let found = Vec::<f32>::try_from(tables.table(table)[0].contiguous().view(-1)).unwrap();
+            for (found, expected) in found.iter().zip(expected) {
+                prop_assert!((found - expected).abs() < 1e-4, "table {}: {} {}", table, found, expected);
+            }
+            let changed = (0..ROWS as usize).filter(|row| found[row * DIM..][..DIM] != before[row * DIM..][..DIM]);
+            prop_assert_eq!(&touched[table], &changed.map(|row| row as u32).collect::<Vec<_>>());
+        }
+        prop_assert!(tables.take_touched().iter().all(Vec::is_empty));
+    }
+}
+
+#[test]
+fn slots_are_used_in_turns_and_wrong_ids_are_refused() {
+    let configs = configs();
+    let tables = tables_of(&configs, 1).unwrap();
+    let batch = |ids: i64| {
+        let feature = |name: &str| Feature::from_rows(name, &vec![vec![ids, 3]; 5]).unwrap();
+        let first = Group::try_new("first", None, vec![feature("a"), feature("b"), feature("c")]).unwrap();
+        batch_of(vec![first, Group::try_new("second", None, vec![feature("d")]).unwrap()])
+    };
+    let batches = [batch(0), batch(1), batch(2), batch(4)];
+    tables.stage_ahead(&batches[0]).unwrap();
+    for (i, current) in batches.iter().enumerate() {
+        let staged = tables.staged(current).unwrap();
+        // As training does it: the next batch is copied while this one is computed.
+        if let Some(next) = batches.get(i + 1) {
+            tables.stage_ahead(next).unwrap();
+        }
+        let rows = Vec::<i64>::try_from(&staged.ids).unwrap();
+        assert_eq!(rows[..2], [[0, 3], [1, 3], [2, 3], [4, 3]][i]);
+        tables.look_up(&staged).unwrap();
+    }
+    let error = tables.staged(&batch(12)).unwrap_err().to_string();
+    assert!(error.contains("feature `a`: id 12 is outside the table's rows 0..12"), "{error}");
+    let mixed = [configs[0].clone(), TableConfig { dim: 8, ..configs[1].clone() }];
+    let error = tables_of(&mixed, 1).unwrap_err().to_string();
+    assert!(error.contains("`b` has dimension 8, other tables 4"), "{error}");
+}

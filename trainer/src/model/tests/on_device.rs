@@ -1,0 +1,172 @@
+//! The model on a device, with the kernels on the processor: against plain libtorch, and against the model on the CPU.
+
+use super::*;
+use crate::device::host::emulated;
+
+/// The tables with poolings that a device has.
+fn tables() -> Vec<TableConfig> {
+    let on_device = |table: TableConfig| match table.pooling {
+        Pooling::Din => TableConfig { pooling: Pooling::Attention, target: None, ..table },
+        Pooling::Encoder => TableConfig { pooling: Pooling::Mean, ..table },
+        _ => table,
+    };
+    super::tables().into_iter().map(on_device).collect()
+}
+
+fn on_device(config: &TrainConfig) -> Model {
+    Model::on_device(config, &schema(), &tables(), 2, &emulated()).unwrap()
+}
+
+/// Batches that are off, exact and window.
+fn forms_of(plain: &Batch) -> [(&'static str, Batch); 3] {
+    [("off", plain.clone()), ("exact", deduplicated(plain, false)), ("window", deduplicated(plain, true))]
+}
+
+fn dcn() -> TrainConfig {
+    let mut config = config("sgd");
+    config.model.interaction = Interaction::Dcn;
+    (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
+    config
+}
+
+#[test]
+fn loss_and_gradients_equal_plain_libtorch() {
+    for config in [config("sgd"), dcn()] {
+        let plain = batch(1);
+        for (name, batch) in forms_of(&plain) {
+            let mut model = on_device(&config);
+            let weights = |model: &Model| -> Vec<Tensor> {
+                let weights = |table| model.embeddings.weights(table).unwrap();
+                (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
+            };
+            let before = weights(&model);
+            let leaves: Vec<Tensor> = before.iter().map(|w| w.copy().set_requires_grad(true)).collect();
+            let expected = plain_loss(&model, &leaves, &plain);
+            expected.backward();
+            let named = model.named_dense_parameters();
+            let expected_gradients: Vec<Tensor> = named.values().map(|p| p.grad().copy()).collect();
+            named.values().for_each(|p| drop(p.grad().zero_()));
+
+            let forward = model.forward(&batch).unwrap();
+            let loss = model.loss(&forward.logits, &batch);
+            assert_near(name, &loss, &expected);
+            let gradients = model.backward(&batch, &forward, &loss).unwrap();
+            for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
+                assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
+            }
+            model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+            for ((table, (before, after)), leaf) in
+                tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
+            {
+                assert_near(&format!("{name}, {}", table.feature), &(before - after), &leaf.grad());
+            }
+        }
+    }
+}
+
+/// Losses of `steps` steps, and everything that a checkpoint would have of the tables.
+fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (Vec<f64>, Vec<Vec<u8>>) {
+    let batches: Vec<Batch> =
+        (0..steps).map(|i| forms_of(&batch(i % 6)).into_iter().nth(form).unwrap().1).collect();
+    let parameters = model.named_dense_parameters();
+    let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, 1).unwrap();
+    let mut losses = Vec::new();
+    for (i, batch) in batches.iter().enumerate() {
+        let forward = model.forward(batch).unwrap();
+        let loss = model.loss(&forward.logits, batch);
+        let gradients = model.backward(batch, &forward, &loss).unwrap();
+        if let Some(next) = batches.get(i + 1) {
+            model.stage_ahead(next).unwrap();
+        }
+        let norm = optimizer.gradient_norm();
+        optimizer.step(config.optimizer.dense.learning_rate, norm);
+        model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+        losses.push(loss.double_value(&[]));
+    }
+    (losses, stored(model))
+}
+
+/// Everything that a checkpoint has of the tables.
+fn stored(model: &Model) -> Vec<Vec<u8>> {
+    let embeddings = &model.embeddings;
+    let mut all = Vec::new();
+    for shard in 0..embeddings.shards().len() {
+        for buffer in 0..embeddings.buffers(shard).len() {
+            let mut bytes = Vec::new();
+            let mut sink = |piece: &[u8]| {
+                bytes.extend_from_slice(piece);
+                Ok(())
+            };
+            embeddings.read(shard, buffer, RowSet::All, &mut sink).unwrap();
+            all.push(bytes);
+        }
+    }
+    all
+}
+
+#[test]
+fn training_equals_the_cpus_and_itself() {
+    for kind in ["row_wise_adagrad", "adagrad", "adam", "sgd"] {
+        let mut config = config(kind);
+        config.optimizer.tables.learning_rate = 0.05;
+        for (form, (name, _)) in forms_of(&batch(0)).iter().enumerate() {
+            let mut cpu = Model::new(&config, &schema(), &tables(), 2).unwrap();
+            let (expected, _) = train(&config, &mut cpu, form, 40);
+            let (losses, state) = train(&config, &mut on_device(&config), form, 40);
+            for (step, (a, b)) in expected.iter().zip(&losses).enumerate() {
+                let close = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
+                assert!(close, "{kind}, {name}, step {step}: {a} {b}");
+            }
+            // Once more: threads run in another order, and not a bit is different.
+            let (again, same) = train(&config, &mut on_device(&config), form, 40);
+            assert!(losses == again && state == same, "{kind}, {name}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_tables_are_read_and_written() {
+    let config = config("adagrad");
+    let (mut device, mut cpu) = (on_device(&config), Model::new(&config, &schema(), &tables(), 1).unwrap());
+    assert!(stored(&device) == stored(&cpu), "a device's tables begin as the CPU's");
+    train(&config, &mut device, 1, 3);
+    // All of some tables and a few rows of the others, as checkpoints do it.
+    let chosen = [3, 0, 29];
+    for shard in 0..tables().len() {
+        for buffer in 0..2 {
+            let rows = if shard % 2 == 0 { RowSet::All } else { RowSet::Chosen(&chosen) };
+            let mut bytes = Vec::new();
+            let mut sink = |piece: &[u8]| {
+                bytes.extend_from_slice(piece);
+                Ok(())
+            };
+            device.embeddings.read(shard, buffer, rows, &mut sink).unwrap();
+            let mut rest = bytes.as_slice();
+            let mut source = |piece: &mut [u8]| std::io::Read::read_exact(&mut rest, piece);
+            cpu.embeddings.write(shard, buffer, rows, &mut source).unwrap();
+            let mut copy = Vec::new();
+            let mut sink = |piece: &[u8]| {
+                copy.extend_from_slice(piece);
+                Ok(())
+            };
+            cpu.embeddings.read(shard, buffer, rows, &mut sink).unwrap();
+            assert_eq!(copy, bytes, "table {shard}, buffer {buffer}");
+            let mut rest = bytes.as_slice();
+            let mut source = |piece: &mut [u8]| std::io::Read::read_exact(&mut rest, piece);
+            let before = stored(&device);
+            device.embeddings.write(shard, buffer, rows, &mut source).unwrap();
+            assert!(stored(&device) == before);
+        }
+    }
+}
+
+#[test]
+fn evaluation_needs_no_backward() {
+    let config = config("sgd");
+    let (device, cpu) = (on_device(&config), Model::new(&config, &schema(), &tables(), 1).unwrap());
+    for (name, batch) in forms_of(&batch(3)) {
+        let logits =
+            [&device, &cpu].map(|model| tch::no_grad(|| model.forward(&batch)).unwrap().logits.detach());
+        assert_near(name, &logits[0], &logits[1]);
+    }
+}
