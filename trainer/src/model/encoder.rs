@@ -49,8 +49,7 @@ impl Encoder {
     pub(super) fn forward(&self, vectors: &Tensor, lists: &Lists) -> Tensor {
         let device = vectors.device();
         let (lists, places) = lists.by_size();
-        let (weight, bias) = &self.project;
-        let projected = self.norm[0].forward(vectors).linear(weight, Some(bias));
+        let projected = self.norm[0].forward(vectors).linear(&self.project.0, Some(self.bias()));
         let attended = self.output.forward(&self.attend(&projected, &lists));
         let residual = gather(vectors, &indices(&lists.elements(), device)) + attended;
         let hidden = self.hidden[0].forward(&self.norm[1].forward(&residual)).relu();
@@ -63,6 +62,13 @@ impl Encoder {
             * last.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias");
         let rows = mean(&residual, &starts) + mean(&hidden, &starts).matmul(&last.ws.tr()) + bias;
         gather(&rows, &indices(&places, device))
+    }
+
+    /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no influence, and
+    /// no gradient: not even rounding's, which an optimizer that divides by the gradient's size would follow.
+    fn bias(&self) -> Tensor {
+        let part = |i: i64| self.project.1.narrow(0, i * self.dim, self.dim);
+        Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)
     }
 
     /// Self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`. Lists stand by
