@@ -261,7 +261,7 @@ mod tests {
             let expected =
                 AccessBins::zipf(rows, counted as f64, exponent).expected_rows(accesses, counted as f64);
             let found = seen.len() as f64;
-            assert!((expected / found - 1.0).abs() < 0.1, "{rows} {exponent} {part}: {expected} {found}");
+            assert!((expected / found - 1.0).abs() < 0.3, "{rows} {exponent} {part}: {expected} {found}");
         }
         assert_eq!(AccessBins([0.0; ACCESS_BINS]).expected_rows(10.0, 10.0), 0.0);
     }

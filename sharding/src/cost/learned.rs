@@ -512,7 +512,7 @@ mod tests {
             compute: (0..200).map(sample).collect(),
             exchanges: vec![],
         };
-        let options = PretrainOptions { epochs: 80, ..PretrainOptions::default() };
+        let options = PretrainOptions { epochs: 300, ..PretrainOptions::default() };
         let file = pretrain(&costs, &options, &onefold_datasets::console::Silent).unwrap();
         LearnedCost::new(file, &Topology::h100(2, 1 << 30).unwrap(), true).unwrap()
     }
@@ -563,7 +563,7 @@ mod tests {
             let report = &file.reports[0];
             assert!(report.test.mse < report.linear.mse, "{report:?}");
             assert!(report.test.kendall_tau > report.linear.kendall_tau, "{report:?}");
-            assert!(report.test_samples >= 100 && !report.ablations.is_empty(), "{report:?}");
+            assert!(report.test_samples >= 40 && report.repeated.is_some(), "{report:?}");
             let topology = Topology::h100(2, 1 << 30).unwrap();
             let refused = LearnedCost::new(file.clone(), &topology, false).unwrap_err().to_string();
             assert!(refused.contains(&file.machine), "{refused}");

@@ -71,7 +71,7 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     dir.command(&format!("{TABLES} --dedupe-factor user_a=9 --out given.json")).works();
     assert_eq!(factor(table(&json_of(&dir, "given.json"), "user_00")), 9.0);
 
-    dir.command("onefold-shard topology --ranks 4 --memory 1MiB --out topology.json").works();
+    dir.command("onefold-shard topology --ranks 4 --memory 2MiB --out topology.json").works();
     let planned = dir.command(&format!("{PLAN} --out plan.json")).json();
     assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v1")));
     let valid =
