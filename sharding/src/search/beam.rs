@@ -61,7 +61,11 @@ impl Search for Beam {
 impl Beam {
     fn search(self, problem: &Problem<'_>) -> Result<Placement> {
         let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
-        let memory = by_memory(problem, &whole).map_err(|fault| no_room(problem, fault))?;
+        let memory = by_memory(problem, &whole).or_else(|fault| {
+            // Where memory is tight, a baseline may cut tables as no packing did.
+            let found = if self == Self::Full { baselines(problem) } else { Vec::new() };
+            found.into_iter().reduce(better).ok_or_else(|| no_room(problem, fault))
+        })?;
         let start = first_state(problem);
         let step = grid_step(problem);
         // Where the greedy search finds no room, the cuts that a packing by memory needed are where to begin.
@@ -272,6 +276,28 @@ mod tests {
             },
         );
         (tables, topology)
+    }
+
+    /// Two ranks of 2 MiB, in which halves of the last table fit and nothing else does.
+    #[test]
+    fn what_a_baseline_has_room_for_is_planned() {
+        let small = (0..6).map(|i| Table::new(format!("table_{i}"), 1, 4));
+        let large = Table {
+            pooling: Pooling::Attention,
+            pooling_factor: 45.339_589_184_101_655,
+            ..Table::new("table_6", 1, 128)
+        };
+        let tables: Vec<Table> =
+            small.map(|table| Table { pooling_factor: 0.0, ..table }).chain([large]).collect();
+        let topology = Topology { ranks_per_node: 2, ..Topology::h100(2, 2 << 20).unwrap() };
+        for search in searches(3) {
+            let fits = search.plan(&tables, &topology, &AnalyticCost, 64).is_ok();
+            assert!(
+                !fits || Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).is_ok(),
+                "{}",
+                search.id()
+            );
+        }
     }
 
     /// The cost of the cheapest placement of whole tables, by trying all.

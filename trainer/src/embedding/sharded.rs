@@ -173,7 +173,7 @@ impl ShardedEmbeddings {
         for (number, feature) in group.features().iter().enumerate() {
             let table = first_table + number;
             let config = &self.configs[table];
-            let attends = config.pooling == Pooling::Attention;
+            let attends = config.pooling.is_sequence();
             let step = if attends { steps.sequences } else { steps.pooling };
             let whole = FeatureLookup {
                 table,
@@ -203,7 +203,7 @@ impl ShardedEmbeddings {
     }
 
     fn attends(&self, feature: &FeatureLookup) -> bool {
-        self.configs[feature.table].pooling == Pooling::Attention
+        self.configs[feature.table].pooling.is_sequence()
     }
 
     fn lookup_group(&self, group: &Group, first_table: usize, steps: Steps) -> Result<Lookup> {

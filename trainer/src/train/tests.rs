@@ -11,6 +11,7 @@ use onefold_datasets::{
     DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
 };
 use onefold_ikjt::Dedupe;
+use onefold_sharding::Pooling;
 
 use super::*;
 
@@ -246,6 +247,10 @@ fn batches_that_preprocessing_empties_are_no_steps() {
 #[test]
 fn a_run_moves_between_devices() {
     let mut runs = Runs::new();
+    // The blocks that a device does not have yet.
+    for table in runs.config.tables.values_mut() {
+        (table.pooling, table.target) = (Some(Pooling::Attention), None);
+    }
     let whole = runs.train("cpu", Existing::Refuse, Stop::new(), &Silent).unwrap();
     runs.device = Some(crate::device::host::emulated());
     let device = runs.train("device", Existing::Refuse, Stop::new(), &Silent).unwrap();
