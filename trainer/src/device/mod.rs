@@ -5,10 +5,10 @@
 //! Batch ─▶ pinned host memory ═════════▶ device memory ─▶ table_rows ─▶ pool ─▶ … ─▶ sum, update
 //! ```
 //!
-//! [`Accelerator`] is an opened GPU: where libtorch allocates, and a [`Driver`], which launches the kernels of `kernels.cu` and
-//! copies batches. [`cuda`] is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
-//! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). [`kernels`] is what may be launched, with its
-//! arguments checked. [`stage`] puts a batch where it can be copied while the one before it is computed; [`tables`] looks up
+//! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of `kernels.cu` and
+//! copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
+//! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its
+//! arguments checked. `stage` puts a batch where it can be copied while the one before it is computed; `tables` looks up
 //! and updates. The dense part on a device is [`crate::model`]'s.
 //!
 //! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.

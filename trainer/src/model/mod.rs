@@ -61,7 +61,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] as [`TrainConfig::tables`] found them, [`Error::Io`] if threads cannot be started.
+    /// [`Error::Config`](crate::Error::Config) as [`TrainConfig::tables`] found them, [`Error::Io`](crate::Error::Io) if threads cannot be started.
     pub fn new(
         config: &TrainConfig,
         schema: &Schema,
@@ -101,7 +101,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the schema lacks a label.
+    /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
     pub fn with_embeddings(
         config: &TrainConfig,
         schema: &Schema,
