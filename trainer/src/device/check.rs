@@ -274,37 +274,10 @@ fn check_update(
         }
         if marked[row] == 1.0 {
             let (weights, state) = (&mut weights[row * dim..][..dim], &mut state[row * width..][..width]);
-            apply(&rule, f64::from(rate), &sum, weights, state);
+            rule.apply_exactly(f64::from(rate), &sum, weights, state);
         }
     }
     expected.extend(marked);
     let found = [device_weights, device_state, marks.to_kind(Kind::Float)].map(|tensor| tensor.view(-1));
     Ok(compare(name, &Tensor::cat(&found, 0), &expected))
-}
-
-/// A rule from its definition.
-fn apply(rule: &Rule, rate: f64, gradient: &[f64], weights: &mut [f64], state: &mut [f64]) {
-    let dim = gradient.len();
-    if let Rule::RowWiseAdagrad { .. } = rule {
-        state[0] += gradient.iter().map(|g| g * g).sum::<f64>() / dim as f64;
-    }
-    for (d, g) in gradient.iter().enumerate() {
-        weights[d] -= rate
-            * match *rule {
-                Rule::Sgd => *g,
-                Rule::RowWiseAdagrad { eps } => g / (state[0].sqrt() + f64::from(eps)),
-                Rule::Adagrad { eps } => {
-                    state[d] += g * g;
-                    g / (state[d].sqrt() + f64::from(eps))
-                }
-                Rule::Adam { beta1, beta2, eps, step } => {
-                    let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
-                    state[d] = beta1 * state[d] + (1.0 - beta1) * g;
-                    state[dim + d] = beta2 * state[dim + d] + (1.0 - beta2) * g * g;
-                    let first = state[d] / (1.0 - beta1.powf(step as f64));
-                    let second = state[dim + d] / (1.0 - beta2.powf(step as f64));
-                    first / (second.sqrt() + f64::from(eps))
-                }
-            };
-    }
 }

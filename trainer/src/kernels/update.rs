@@ -104,6 +104,34 @@ impl Rule {
             Self::Adam { .. } => 2 * dim,
         }
     }
+
+    /// The definition, of one row and in double precision: what kernels are checked against. `state` holds
+    /// [`state_width`](Self::state_width) values.
+    pub(crate) fn apply_exactly(&self, rate: f64, gradient: &[f64], weights: &mut [f64], state: &mut [f64]) {
+        let dim = gradient.len();
+        if let Rule::RowWiseAdagrad { .. } = self {
+            state[0] += gradient.iter().map(|g| g * g).sum::<f64>() / dim as f64;
+        }
+        for (d, g) in gradient.iter().enumerate() {
+            weights[d] -= rate
+                * match *self {
+                    Rule::Sgd => *g,
+                    Rule::RowWiseAdagrad { eps } => g / (state[0].sqrt() + f64::from(eps)),
+                    Rule::Adagrad { eps } => {
+                        state[d] += g * g;
+                        g / (state[d].sqrt() + f64::from(eps))
+                    }
+                    Rule::Adam { beta1, beta2, eps, step } => {
+                        let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
+                        state[d] = beta1 * state[d] + (1.0 - beta1) * g;
+                        state[dim + d] = beta2 * state[dim + d] + (1.0 - beta2) * g * g;
+                        let first = state[d] / (1.0 - beta1.powf(step as f64));
+                        let second = state[dim + d] / (1.0 - beta2.powf(step as f64));
+                        first / (second.sqrt() + f64::from(eps))
+                    }
+                };
+        }
+    }
 }
 
 /// What is done to every row of a table.
@@ -325,28 +353,7 @@ mod tests {
         for (row, gradient) in gradients.iter().enumerate() {
             let Some(gradient) = gradient else { continue };
             let (weights, state) = (&mut weights[row * dim..][..dim], &mut state[row * width..][..width]);
-            if let Rule::RowWiseAdagrad { .. } = rule {
-                state[0] += gradient.iter().map(|g| g * g).sum::<f64>() / dim as f64;
-            }
-            for (d, g) in gradient.iter().enumerate() {
-                weights[d] -= rate
-                    * match *rule {
-                        Rule::Sgd => *g,
-                        Rule::RowWiseAdagrad { eps } => g / (state[0].sqrt() + f64::from(eps)),
-                        Rule::Adagrad { eps } => {
-                            state[d] += g * g;
-                            g / (state[d].sqrt() + f64::from(eps))
-                        }
-                        Rule::Adam { beta1, beta2, eps, step } => {
-                            let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
-                            state[d] = beta1 * state[d] + (1.0 - beta1) * g;
-                            state[dim + d] = beta2 * state[dim + d] + (1.0 - beta2) * g * g;
-                            let first = state[d] / (1.0 - beta1.powi(step as i32));
-                            let second = state[dim + d] / (1.0 - beta2.powi(step as i32));
-                            first / (second.sqrt() + f64::from(eps))
-                        }
-                    };
-            }
+            rule.apply_exactly(rate, gradient, weights, state);
         }
     }
 
