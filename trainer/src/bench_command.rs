@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::generate::Workload;
 use onefold_datasets::units::{format_bytes, format_count};
-use onefold_trainer::bench::{BenchOptions, BenchReport, Workload, bench};
+use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
 
 use crate::{DedupeArgument, DeviceOption};
 
@@ -14,7 +14,7 @@ use crate::{DedupeArgument, DeviceOption};
 pub(crate) struct BenchArguments {
     /// Whose reference model is trained
     #[arg(long, value_enum)]
-    workload: WorkloadArgument,
+    workload: Workload,
     /// Directory of a dataset of that workload
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
@@ -37,29 +37,9 @@ pub(crate) struct BenchArguments {
     rounds: u16,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum WorkloadArgument {
-    /// Long user lists and six sequences of 100
-    Rm1,
-    /// Many user and item lists of 10
-    Rm2,
-    /// Short lists
-    Rm3,
-}
-
-impl WorkloadArgument {
-    pub(crate) fn workload(self) -> Workload {
-        match self {
-            Self::Rm1 => Workload::Rm1,
-            Self::Rm2 => Workload::Rm2,
-            Self::Rm3 => Workload::Rm3,
-        }
-    }
-}
-
 pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Result<()> {
     let options = BenchOptions {
-        workload: arguments.workload.workload(),
+        workload: arguments.workload,
         dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
         ablation: arguments.ablation,
         threads: arguments.threads.map_or_else(available_threads, usize::from),

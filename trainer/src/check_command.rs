@@ -5,11 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::generate::Workload;
 use onefold_trainer::bench::{CompareOptions, Comparison, compare};
 use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
 use serde::Serialize;
-
-use crate::bench_command::WorkloadArgument;
 
 /// Kernels are right within this, relative to the largest value: sums are of 32-bit numbers.
 const KERNEL_BOUND: f64 = 1e-4;
@@ -26,7 +25,7 @@ pub(crate) struct CheckArguments {
     seeds: u16,
     /// Whose reference model takes steps on both
     #[arg(long, value_enum, requires = "data")]
-    workload: Option<WorkloadArgument>,
+    workload: Option<Workload>,
     /// Directory of a dataset of that workload
     #[arg(long, value_name = "DATASET", requires = "workload")]
     data: Option<PathBuf>,
@@ -62,7 +61,7 @@ pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Resu
     let mut losses = Vec::new();
     if let (Some(workload), Some(data)) = (arguments.workload, &arguments.data) {
         let options = CompareOptions {
-            workload: workload.workload(),
+            workload,
             threads: arguments.threads.map_or_else(available_threads, usize::from),
             steps: usize::from(arguments.steps),
             device: accelerator.clone(),

@@ -4,6 +4,27 @@ use std::fmt::Write;
 
 use super::workload::{Change, GroupSpec, TABLE_DIM, TABLE_ROWS, Workload, dense_names};
 
+impl Workload {
+    /// The text of `train.toml`: the workload's reference model.
+    pub fn train_config(self) -> String {
+        train_config(self, &self.groups())
+    }
+
+    /// How many pooled features, sequences and dense features its samples have.
+    pub fn features(self) -> [usize; 3] {
+        let groups = self.groups();
+        let count = |sequences: bool| {
+            let of_kind = groups.iter().filter(|group| is_sequence(group) == sequences);
+            of_kind.map(|group| group.features.len()).sum()
+        };
+        [count(false), count(true), dense_names().len()]
+    }
+}
+
+fn is_sequence(group: &GroupSpec) -> bool {
+    matches!(group.change, Change::Slide { .. })
+}
+
 /// The text of `dataset.toml`: how to build a dataset from the logs.
 pub(super) fn dataset_config(workload: Workload, groups: &[GroupSpec]) -> String {
     let mut text =
@@ -13,7 +34,7 @@ pub(super) fn dataset_config(workload: Workload, groups: &[GroupSpec]) -> String
         text += &entry(&name, "dense", None);
     }
     for group in groups {
-        let kind = if matches!(group.change, Change::Slide { .. }) { "sequence" } else { "sparse" };
+        let kind = if is_sequence(group) { "sequence" } else { "sparse" };
         for name in &group.features {
             text += &entry(name, kind, group.name.as_deref());
         }
@@ -25,7 +46,7 @@ pub(super) fn dataset_config(workload: Workload, groups: &[GroupSpec]) -> String
 pub(super) fn train_config(workload: Workload, groups: &[GroupSpec]) -> String {
     let mut text = format!("# The reference model of the synthetic workload {}.\n", workload.name());
     text += TRAIN_HEAD;
-    let sequences = || groups.iter().filter(|group| matches!(group.change, Change::Slide { .. }));
+    let sequences = || groups.iter().filter(|group| is_sequence(group));
     if sequences().next().is_some() {
         text += "attention_heads = 2 # of the one self-attention block that all sequences share\n";
     }
@@ -128,6 +149,9 @@ mod tests {
             assert_eq!(tables, if *workload == Workload::Rm1 { 6 } else { 0 });
             assert_eq!(parsed["model"].get("attention_heads").is_some(), *workload == Workload::Rm1);
             assert!(columns().all(|name| train.matches(name.as_str()).count() <= 1));
+            assert_eq!(train, workload.train_config());
+            let [pooled, sequences, dense] = workload.features();
+            assert_eq!((sequences, pooled + sequences, dense), (tables, columns().count(), 13));
         }
     }
 

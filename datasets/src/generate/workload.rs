@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 /// A workload of DESIGN's table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
 pub enum Workload {
     /// 24 pooled user features, 6 sequences of 100, 12 item features; 16.5 samples per session
     Rm1,

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use onefold_datasets::Manifest;
 use onefold_datasets::console::Reporter;
+use onefold_datasets::generate::Workload;
 use onefold_ikjt::Dedupe;
 use serde::Serialize;
 
-use super::{BenchOptions, Workload, deduplicated, name, read};
+use super::{BenchOptions, deduplicated, name, read, reference_model};
 use crate::Result;
 use crate::device::Accelerator;
 use crate::model::Model;
@@ -46,7 +47,7 @@ pub struct Comparison {
 /// As [`bench`](super::bench()), and [`Error::Device`](crate::Error::Device) if the device fails.
 pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
     let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
-    let config = options.workload.config(&manifest.schema, dataset)?;
+    let config = reference_model(options.workload, &manifest.schema, dataset)?;
     let tables = config.tables(&manifest, &manifest.schema)?;
     let batches = read(
         dataset,

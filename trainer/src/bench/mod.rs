@@ -13,13 +13,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use onefold_datasets::console::{Reporter, peak_rss_bytes};
+use onefold_datasets::generate::Workload;
 use onefold_datasets::{Manifest, Schema};
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, deduplicate, fold_windows};
+use rayon::prelude::*;
 use serde::Serialize;
 
 use self::bound::Work;
 pub use self::compare::{CompareOptions, Comparison, compare};
-pub use self::reference::Workload;
+use self::reference::reference_model;
 use crate::device::Accelerator;
 use crate::embedding::Steps;
 use crate::model::{Model, Stage};
@@ -111,7 +113,7 @@ struct Measured {
 /// [`Error::Config`] if the dataset is not one of the workload or has too few samples; [`Error::Read`] for damaged data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
-    let config = options.workload.config(&manifest.schema, dataset)?;
+    let config = reference_model(options.workload, &manifest.schema, dataset)?;
     let tables = config.tables(&manifest, &manifest.schema)?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
@@ -210,14 +212,14 @@ fn variants(options: &BenchOptions) -> Result<Vec<Variant>> {
     Ok(variants)
 }
 
-/// The batch as the reader would give it.
+/// The batch as the reader would give it; groups are looked through by the threads that this is called in.
 fn deduplicated(batch: &Batch, schema: &Schema, dedupe: Dedupe) -> Result<Batch> {
-    let groups = batch.groups().iter().zip(&schema.groups).map(|(group, declared)| match dedupe {
+    let groups = batch.groups().par_iter().zip(&schema.groups).map(|(group, declared)| match dedupe {
         Dedupe::Exact if declared.deduplicated => deduplicate(group),
         Dedupe::Window if declared.deduplicated => fold_windows(&deduplicate(group)),
         _ => group.clone(),
     });
-    Ok(Batch::try_new(BatchParts { groups: groups.collect(), ..batch.clone().into_parts() })?)
+    Ok(Batch::try_new(BatchParts { groups: groups.collect::<Vec<_>>(), ..batch.clone().into_parts() })?)
 }
 
 fn step(
@@ -231,7 +233,7 @@ fn step(
 ) -> Result<()> {
     model.steps = variant.steps;
     let mut started = Instant::now();
-    let batch = deduplicated(batch, schema, variant.dedupe)?;
+    let batch = model.embeddings.install(|| deduplicated(batch, schema, variant.dedupe))?;
     let searched = started.elapsed();
     let accelerator = model.embeddings.on_device().map(|device| device.tables().accelerator().clone());
     if accelerator.is_some() {
