@@ -5,13 +5,13 @@
 #
 # TARGET/release holds onefold-data, onefold-ingest and onefold-train; OUT is where the evidence goes, as JSON; DEVICE is cuda:0
 # unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs with. SAMPLES (60000),
-# STEPS (50) and ROUNDS (30) make it longer or shorter: it takes a few minutes, most of them on the CPU.
+# STEPS (50), ROUNDS (30) and SETS (500) make it longer or shorter: it takes a few minutes, most of them on the CPU.
 set -euo pipefail
 
 say() { printf '== %s\n' "$*" >&2; }
 [ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 1; }
 bin=$(cd "$1" && pwd); mkdir -p "$2"; out=$(cd "$2" && pwd); device=${3:-cuda:0}
-samples=${SAMPLES:-60000} steps=${STEPS:-50} rounds=${ROUNDS:-30}
+samples=${SAMPLES:-60000} steps=${STEPS:-50} rounds=${ROUNDS:-30} sets=${SETS:-500}
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 
 # All parts of libtorch must be of one installation.
@@ -32,6 +32,8 @@ measure() {
 }
 
 measure check-kernels "$bin/onefold-train" check-device --device "$device" --seeds 200
+# What `onefold-shard pretrain` makes a cost model of this GPU from.
+measure profile "$bin/onefold-train" profile --device "$device" --sets "$sets" --out "$out/costs.parquet" --overwrite
 for workload in rm1 rm2 rm3; do
     say "$workload: $samples samples"
     "$bin/onefold-data" generate --workload "$workload" --samples "$samples" --seed 1 --out "$work/$workload" >/dev/null

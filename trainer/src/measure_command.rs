@@ -9,10 +9,10 @@ use onefold_datasets::console::{Printer, available_threads};
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
 use onefold_trainer::profile::plans::{Agreement, MeasuredPlan, PlanSet, agreement, measure_plans};
-use onefold_trainer::profile::{KERNEL_VERSION, ProfileOptions, machine, profile};
+use onefold_trainer::profile::{Machine, ProfileOptions, profile};
 use serde_json::json;
 
-use crate::DeviceArgument;
+use crate::DeviceOption;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
@@ -28,9 +28,8 @@ pub(crate) struct ProfileArguments {
     /// Another seed gives other sets
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t = DeviceArgument::Cpu)]
-    device: DeviceArgument,
+    #[command(flatten)]
+    device: DeviceOption,
     /// Threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -46,9 +45,7 @@ pub(crate) struct ProfileArguments {
 }
 
 pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()> {
-    let threads = match arguments.device {
-        DeviceArgument::Cpu => arguments.threads.map_or_else(available_threads, usize::from),
-    };
+    let machine = opened(&arguments.device, arguments.threads)?;
     let before = match arguments.append && arguments.out.exists() {
         true => Some(Costs::load(&arguments.out)?),
         false => {
@@ -57,7 +54,7 @@ pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) ->
         }
     };
     if let Some(before) = &before {
-        let (machine, kernels) = (machine(threads), KERNEL_VERSION);
+        let (machine, kernels) = (machine.name(), machine.kernel_version());
         anyhow::ensure!(
             before.machine == machine && before.kernel_version == kernels,
             "`{}` was measured on {}, kernels {}, and this is {machine}, kernels {kernels}\n  hint: write another file",
@@ -71,11 +68,10 @@ pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) ->
         first_set: before.as_ref().map_or(0, |before| before.compute.len()),
         samples: arguments.samples as usize,
         memory_bytes: arguments.memory,
-        threads,
         seed: arguments.seed,
     };
     let started = Instant::now();
-    let mut costs = profile(&options, printer)?;
+    let mut costs = profile(&options, &machine, printer)?;
     if let Some(before) = before {
         costs.compute.splice(0..0, before.compute);
         costs.exchanges = before.exchanges;
@@ -100,6 +96,11 @@ pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) ->
     Ok(printer.summary(&text, &json)?)
 }
 
+fn opened(device: &DeviceOption, threads: Option<u16>) -> Result<Machine> {
+    let threads = threads.map_or_else(available_threads, usize::from);
+    Ok(Machine { threads, device: device.open()? })
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct MeasurePlansArguments {
     /// Plans for the tables of `--tables`
@@ -120,6 +121,8 @@ pub(crate) struct MeasurePlansArguments {
     /// Seed of the ids
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    device: DeviceOption,
     /// Threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -135,18 +138,18 @@ pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> R
         // The command line asks for one or the other.
         _ => anyhow::bail!("give plans and `--tables`, or `--tasks` and `--plans`"),
     };
-    let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    let measured = measure_plans(&sets, threads, arguments.seed, printer)?;
+    let machine = opened(&arguments.device, arguments.threads)?;
+    let measured = measure_plans(&sets, &machine, arguments.seed, printer)?;
     let found = agreement(&measured);
     let single = arguments.tables.is_some();
-    let mut text = format!("Measured on {}, kernels {KERNEL_VERSION}\n", machine(threads));
+    let mut text = format!("Measured on {}, kernels {}\n", machine.name(), machine.kernel_version());
     if single {
         measured.iter().for_each(|plan| describe_ranks(&mut text, plan));
     }
     describe_agreement(&mut text, &found, &measured);
     let json = json!({
-        "machine": machine(threads),
-        "kernel_version": KERNEL_VERSION,
+        "machine": machine.name(),
+        "kernel_version": machine.kernel_version(),
         "agreement": found,
         "plans": measured,
         "wall_seconds": started.elapsed().as_secs_f64(),

@@ -53,6 +53,30 @@ impl DeviceEmbeddings {
         seed: u64,
         threads: usize,
     ) -> Result<Self> {
+        let embeddings = Self::of_zeros(accelerator, configs, optimizer, threads)?;
+        for (i, config) in configs.iter().enumerate() {
+            // One table at a time is in this machine's memory.
+            let table = Table::new(config, seed, i as u64, 0);
+            let [mut weights, _] = embeddings.tables.table(i);
+            guarded(accelerator.torch(), || {
+                weights.copy_(&tensors::from_f32(&table.weights().to_f32(), &weights.size()));
+                Ok(())
+            })?;
+        }
+        Ok(embeddings)
+    }
+
+    /// Tables whose weights are all zero.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub(crate) fn of_zeros(
+        accelerator: &Accelerator,
+        configs: &[TableConfig],
+        optimizer: &TableOptimizerConfig,
+        threads: usize,
+    ) -> Result<Self> {
         if optimizer.max_row_grad_norm.is_some() {
             let message = "`[optimizer.tables].max_row_grad_norm` is for the CPU only".to_owned();
             return Err(failed(accelerator.torch(), message, "leave it out, or train with `--device cpu`"));
@@ -64,15 +88,6 @@ impl DeviceEmbeddings {
         accelerator.check_memory(4 * values + rows * (4 * state_width as u64 + 1))?;
         let threads = Arc::new(thread_pool(threads)?);
         let tables = DeviceTables::new(accelerator, configs, state_width, Arc::clone(&threads))?;
-        for (i, config) in configs.iter().enumerate() {
-            // One table at a time is in this machine's memory.
-            let table = Table::new(config, seed, i as u64, 0);
-            let [mut weights, _] = tables.table(i);
-            guarded(accelerator.torch(), || {
-                weights.copy_(&tensors::from_f32(&table.weights().to_f32(), &weights.size()));
-                Ok(())
-            })?;
-        }
         Ok(Self {
             shards: configs.iter().enumerate().map(|(i, config)| Shard::whole(i, config, 0)).collect(),
             tables,

@@ -14,7 +14,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use super::{Drawn, measure};
+use super::{Drawn, Machine, measure};
 use crate::{Error, Result};
 
 /// Plans for the same tables.
@@ -147,7 +147,7 @@ impl MeasuredPlan {
     }
 }
 
-/// Measures every rank of every plan on this machine, one after the other, with `threads` threads: the rank's shards are
+/// Measures every rank of every plan on `machine`, one after the other: the rank's shards are
 /// filled, ids are drawn by the tables' pooling factors, dedupe factors and the Zipf law nearest to their accesses, and
 /// steps are timed as by [`profile`](fn@super::profile). The exchange between ranks is not measured. Lists that pool by
 /// attention are summed here.
@@ -160,7 +160,7 @@ impl MeasuredPlan {
 /// plan does not fit its tables.
 pub fn measure_plans(
     sets: &[PlanSet],
-    threads: usize,
+    machine: &Machine,
     seed: u64,
     reporter: &dyn Reporter,
 ) -> Result<Vec<MeasuredPlan>> {
@@ -171,13 +171,15 @@ pub fn measure_plans(
         for (name, plan) in &set.plans {
             let wrong = |source| Error::Sharding { path: PathBuf::from(name), source };
             let loads = plan.loads(&set.tables.tables).map_err(wrong)?;
-            check_memory(&set.name, name, plan)?;
+            if machine.device.is_none() {
+                check_memory(&set.name, name, plan)?;
+            }
             let mut found = Vec::with_capacity(loads.len());
             for (prediction, shards) in plan.ranks.iter().zip(&loads) {
                 found.push(MeasuredRank {
                     rank: prediction.rank,
                     predicted_ms: prediction.compute_ms,
-                    measured_ms: rank_ms(shards, plan, threads, seed)?,
+                    measured_ms: rank_ms(shards, plan, machine, seed)?,
                     communication_ms: prediction.communication_ms,
                 });
                 reporter.advance(1);
@@ -195,12 +197,12 @@ pub fn measure_plans(
     Ok(measured)
 }
 
-fn rank_ms(shards: &[ShardLoad<'_>], plan: &Plan, threads: usize, seed: u64) -> Result<f64> {
+fn rank_ms(shards: &[ShardLoad<'_>], plan: &Plan, machine: &Machine, seed: u64) -> Result<f64> {
     if shards.is_empty() {
         return Ok(0.0);
     }
     let drawn: Vec<Drawn> = shards.iter().map(|load| drawn(load, plan)).collect();
-    Ok(measure(&mut ChaCha8Rng::seed_from_u64(seed), &drawn, threads)?.ms)
+    Ok(measure(&mut ChaCha8Rng::seed_from_u64(seed), &drawn, machine)?.ms)
 }
 
 /// A shard's work, and the law by which its ids are drawn: the whole table's.
@@ -420,7 +422,7 @@ mod tests {
             tables: file,
             plans: vec![("whole".into(), whole), ("spread".into(), spread)],
         };
-        let found = measure_plans(&[set], 1, 1, &Silent).unwrap();
+        let found = measure_plans(&[set], &Machine { threads: 1, device: None }, 1, &Silent).unwrap();
         assert_eq!((found[0].ranks.len(), found[1].ranks.len()), (1, 5));
         assert!(found[1].measured_ms() < found[0].measured_ms(), "{found:?}");
         let idle = found[1].ranks.iter().filter(|rank| rank.measured_ms == 0.0).count();

@@ -1,0 +1,267 @@
+//! What is measured: this machine's processor, or a GPU of it, with one rank's tables.
+
+use std::time::Instant;
+
+use onefold_ikjt::{Batch, BatchParts, Group};
+use onefold_sharding::ShardFeatures;
+use rand_chacha::ChaCha8Rng;
+use tch::{Kind, Tensor};
+
+use super::Drawn;
+use super::draw::{Filled, fill};
+use crate::Result;
+use crate::config::{TableOptimizerConfig, TableOptimizerKind};
+use crate::device::Accelerator;
+use crate::embedding::{
+    DeviceEmbeddings, Embeddings as _, LocalEmbeddings, Lookup, LookupGradients, Steps, Table, Vectors,
+};
+
+/// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
+const CPU_KERNELS: &str = "cpu-2";
+/// The GPU's.
+const GPU_KERNELS: &str = "gpu-1";
+
+/// Where sets of tables are measured.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Threads of lookups and updates; beside a GPU, of what puts batches together.
+    pub threads: usize,
+    /// The GPU, if it is not the processor that is measured.
+    pub device: Option<Accelerator>,
+}
+
+impl Machine {
+    /// The hardware's name, as a topology names it: `AMD EPYC, 2 threads`, or a GPU's.
+    pub fn name(&self) -> String {
+        if let Some(device) = &self.device {
+            return device.describe();
+        }
+        let known = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let model = model.map_or("unknown processor", |(_, name)| name.trim());
+        let threads = self.threads;
+        format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+    }
+
+    /// The kernels that are measured.
+    pub fn kernel_version(&self) -> &'static str {
+        if self.device.is_some() { GPU_KERNELS } else { CPU_KERNELS }
+    }
+
+    /// Fills a rank's shards and draws a batch of ids for them; the features come back as they were drawn.
+    pub(super) fn rank(&self, rng: &mut ChaCha8Rng, set: &[Drawn]) -> Result<(Rank, Vec<ShardFeatures>)> {
+        let fill = |(i, drawn)| fill(rng, i, drawn);
+        let filled = set.iter().enumerate().map(fill).collect::<Result<Vec<_>>>()?;
+        let features = filled.iter().map(|filled| filled.features).collect();
+        let rank = match &self.device {
+            None => Rank::on_processor(filled, self.threads),
+            Some(device) => Rank::on_device(&filled, device, self.threads),
+        };
+        Ok((rank?, features))
+    }
+}
+
+/// The optimizer that is measured.
+fn optimizer() -> TableOptimizerConfig {
+    TableOptimizerConfig::new(TableOptimizerKind::RowWiseAdagrad, 0.01)
+}
+
+/// The value of all gradients: they come from the dense model, which is not measured.
+const GRADIENT: f32 = 0.001;
+
+/// A rank's tables, and the batch that its steps look up.
+pub(super) enum Rank {
+    Processor { embeddings: LocalEmbeddings, groups: Vec<Group>, threads: usize },
+    Device { accelerator: Accelerator, parts: Vec<Part> },
+}
+
+/// A device's tables of one dimension: it has an array for each.
+pub(super) struct Part {
+    embeddings: DeviceEmbeddings,
+    batch: Batch,
+}
+
+impl Rank {
+    fn on_processor(filled: Vec<Filled>, threads: usize) -> Result<Self> {
+        let mut tables = Vec::with_capacity(filled.len());
+        let mut groups = Vec::with_capacity(filled.len());
+        for Filled { config, group, .. } in filled {
+            // Pages that were never written would be read from one and the same.
+            let weights = vec![0.01; (config.rows * config.dim) as usize];
+            let accumulators = vec![0.0; config.rows as usize];
+            let table = Table::from_parts(&config, weights, accumulators);
+            // The sizes are the configuration's own.
+            tables.push(table.unwrap_or_else(|| Table::new(&config, 0, 0, 1)));
+            groups.push(group);
+        }
+        Ok(Self::Processor { embeddings: LocalEmbeddings::from_tables(tables, threads)?, groups, threads })
+    }
+
+    fn on_device(filled: &[Filled], accelerator: &Accelerator, threads: usize) -> Result<Self> {
+        let mut dims: Vec<u64> = filled.iter().map(|filled| filled.config.dim).collect();
+        dims.sort_unstable();
+        dims.dedup();
+        let part = |dim: &u64| {
+            let of_dim = filled.iter().filter(|filled| filled.config.dim == *dim);
+            let (configs, groups): (Vec<_>, Vec<_>) =
+                of_dim.map(|filled| (filled.config.clone(), filled.group.clone())).unzip();
+            let embeddings = DeviceEmbeddings::of_zeros(accelerator, &configs, &optimizer(), threads)?;
+            // What is looked up are rows; how many samples share them is not seen here.
+            let size = groups.iter().map(Group::samples).max().unwrap_or(0);
+            let parts = BatchParts {
+                size,
+                dense: Vec::new().into(),
+                labels: Vec::new().into(),
+                weights: None,
+                timestamps: None,
+                groups: groups.into_iter().map(|group| spread(group, size)).collect::<Result<_>>()?,
+            };
+            Ok(Part { embeddings, batch: Batch::try_new(parts)? })
+        };
+        Ok(Self::Device {
+            accelerator: accelerator.clone(),
+            parts: dims.iter().map(part).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The milliseconds of one step: lookup and pooling, then backward and update.
+    pub(super) fn step_ms(&mut self) -> Result<f64> {
+        match self {
+            Self::Processor { embeddings, groups, threads } => {
+                processor_step_ms(embeddings, groups, *threads)
+            }
+            Self::Device { accelerator, parts } => device_step_ms(accelerator, parts),
+        }
+    }
+}
+
+/// The group with as many samples as the others of a batch have; its rows stay what they are.
+fn spread(group: Group, samples: usize) -> Result<Group> {
+    let rows = group.rows();
+    if rows == samples {
+        return Ok(group);
+    }
+    let inverse: Vec<i32> = (0..samples).map(|sample| (sample % rows.max(1)) as i32).collect();
+    let name = group.name().to_owned();
+    Ok(Group::try_new(name, Some(inverse.into()), group.features().to_vec())?)
+}
+
+fn processor_step_ms(embeddings: &mut LocalEmbeddings, groups: &[Group], threads: usize) -> Result<f64> {
+    let forward = Clock::start(threads);
+    let lookups = embeddings.lookup(groups, Steps::default())?;
+    let forward_ms = forward.ms();
+    let gradient = |lookup: &Lookup| LookupGradients {
+        pooled: vec![GRADIENT; lookup.pooled.len()].into(),
+        sequences: Vec::new(),
+    };
+    let gradients: Vec<_> = lookups.iter().map(gradient).collect();
+    let update = Clock::start(threads);
+    embeddings.update(&lookups, &gradients, &optimizer());
+    Ok(forward_ms + update.ms())
+}
+
+/// The batch's copy is made before, as training does it beside the step before.
+fn device_step_ms(accelerator: &Accelerator, parts: &mut [Part]) -> Result<f64> {
+    for part in &*parts {
+        part.embeddings.tables().stage_ahead(&part.batch)?;
+    }
+    accelerator.synchronize()?;
+    let started = Instant::now();
+    let lookups =
+        parts.iter().map(|part| part.embeddings.look_up(&part.batch)).collect::<Result<Vec<Lookup>>>()?;
+    accelerator.synchronize()?;
+    let forward = started.elapsed();
+    let gradient = |lookup: &Lookup| {
+        let pooled = match &lookup.pooled {
+            Vectors::Tensor(pooled) => Tensor::full_like(pooled, f64::from(GRADIENT)),
+            Vectors::Host(_) => accelerator.empty(&[0], Kind::Float)?,
+        };
+        Ok(LookupGradients { pooled: Vectors::Tensor(pooled), sequences: Vec::new() })
+    };
+    let gradients = lookups.iter().map(gradient).collect::<Result<Vec<_>>>()?;
+    accelerator.synchronize()?;
+    let started = Instant::now();
+    for ((part, lookup), gradient) in parts.iter_mut().zip(lookups).zip(gradients) {
+        part.embeddings.apply(&[lookup], &[gradient], &optimizer())?;
+    }
+    accelerator.synchronize()?;
+    Ok(1e3 * (forward + started.elapsed()).as_secs_f64())
+}
+
+/// The time since a moment, less what other processes took of it: on a machine that does something else too, threads wait
+/// for a processor, and the kernel counts how long.
+struct Clock {
+    waited_ns: u64,
+    started: Instant,
+    threads: usize,
+}
+
+impl Clock {
+    fn start(threads: usize) -> Self {
+        Self { waited_ns: waited_ns(), started: Instant::now(), threads }
+    }
+
+    /// Work is shared by all threads, so each one's waiting delays the end by its part.
+    fn ms(&self) -> f64 {
+        let ms = self.started.elapsed().as_secs_f64() * 1e3;
+        let waited = waited_ns().saturating_sub(self.waited_ns) as f64 / 1e6 / self.threads as f64;
+        (ms - waited).max(ms / 8.0)
+    }
+}
+
+/// How long this process's threads have waited for a processor so far; 0 where the kernel does not tell.
+fn waited_ns() -> u64 {
+    let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return 0 };
+    // Time on a processor, time waiting for one, and how often.
+    let waited = |thread: fs_err::DirEntry| {
+        let counts = fs_err::read_to_string(thread.path().join("schedstat")).ok()?;
+        counts.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    threads.flatten().filter_map(waited).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::console::Silent;
+    use rand::SeedableRng;
+
+    use super::super::{ProfileOptions, draw, profile};
+    use super::*;
+    use crate::device::host::emulated;
+
+    /// The same sets, whatever measures them, in steps that change the tables of every dimension.
+    #[test]
+    fn a_device_is_measured_on_the_same_sets() {
+        let options = ProfileOptions { sets: 3, first_set: 0, samples: 32, memory_bytes: 1 << 20, seed: 3 };
+        let [processor, device] = [None, Some(emulated())].map(|device| Machine { threads: 1, device });
+        let costs = [&processor, &device].map(|machine| profile(&options, machine, &Silent).unwrap());
+        assert_eq!(costs[1].compute.len(), 3);
+        for (processor, device) in costs[0].compute.iter().zip(&costs[1].compute) {
+            assert_eq!(processor.shards, device.shards);
+            assert!(device.ms > 0.0);
+        }
+        assert_eq!([costs[0].kernel_version.as_str(), &costs[1].kernel_version], [CPU_KERNELS, GPU_KERNELS]);
+        assert_ne!(costs[0].machine, costs[1].machine);
+    }
+
+    #[test]
+    fn a_step_on_a_device_updates_what_it_looks_up() {
+        let set = draw::tests::set(&[(100, 8, 3.0), (50, 4, 2.0), (70, 8, 1.0)], 16.0);
+        let machine = Machine { threads: 1, device: Some(emulated()) };
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let (mut rank, _) = machine.rank(&mut rng, &set).unwrap();
+        assert!(rank.step_ms().unwrap() > 0.0);
+        let Rank::Device { parts, .. } = &mut rank else { panic!("it is on a device") };
+        assert_eq!(parts.len(), 2);
+        for part in parts {
+            for (group, touched) in
+                part.batch.groups().to_vec().iter().zip(part.embeddings.tables_mut().take_touched())
+            {
+                let mut ids: Vec<u32> = group.features()[0].values().iter().map(|id| *id as u32).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                assert_eq!(touched, ids);
+            }
+        }
+    }
+}
