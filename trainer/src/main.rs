@@ -22,7 +22,7 @@ use onefold_trainer::{
     TrainOptions, TrainSummary, evaluate, export,
 };
 
-onefold_datasets::use_jemalloc!();
+onefold_datasets::use_jemalloc!(onefold_datasets::allocator::KEEPING);
 
 /// Train DLRMs that compute every distinct row once
 #[derive(Debug, Parser)]
@@ -181,12 +181,6 @@ enum DedupeArgument {
     Exact,
     /// The same, and what sliding windows share once
     Window,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DeviceArgument {
-    /// The processor
-    Cpu,
 }
 
 impl DedupeArgument {
