@@ -98,14 +98,14 @@ pub trait Embeddings: std::fmt::Debug + Send {
     /// A sequence feature's vectors as the attention kernel reads them, on the CPU.
     fn sequence<'a>(&'a self, feature: &'a FeatureLookup) -> Sequence<'a>;
 
-    /// Rows of `width` values by sample.
-    fn expand(&self, rows: &[f32], width: usize, inverse: &[i32]) -> Vec<f32> {
-        self.threads().install(|| expand::expand(rows, width, inverse))
+    /// Writes rows of `width` values, `[U, width]`, by sample, `[B, width]`.
+    fn expand(&self, rows: &[f32], width: usize, inverse: &[i32], samples: &mut [f32]) {
+        self.threads().install(|| expand::expand(rows, width, inverse, samples));
     }
 
-    /// The sum of the samples of each of so many rows, in their order: the gradient of [`expand`](Self::expand).
-    fn fold(&self, samples: &[f32], width: usize, inverse: &[i32], rows: usize) -> Vec<f32> {
-        self.threads().install(|| expand::fold(samples, width, inverse, rows))
+    /// Adds the samples of each row to it, in their order: the gradient of [`expand`](Self::expand), into rows of zeros.
+    fn fold(&self, samples: &[f32], width: usize, inverse: &[i32], rows: &mut [f32]) {
+        self.threads().install(|| expand::fold(samples, width, inverse, rows));
     }
 
     /// Updates every table: the gradient of an id is summed over all places where it was looked up, then its row is updated

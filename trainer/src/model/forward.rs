@@ -182,7 +182,10 @@ impl Model {
         let dim = self.embeddings.dim();
         let expanded = |vectors: &Vectors<'_>| {
             let inverse = vectors.inverse.filter(|_| !self.steps.late_expansion)?;
-            Some(self.embeddings.expand(vectors.values, vectors.vectors * dim, inverse))
+            let size = vectors.vectors * dim;
+            let mut samples = vec![0.0; inverse.len() * size];
+            self.embeddings.expand(vectors.values, size, inverse, &mut samples);
+            Some(samples)
         };
         vectors.iter().map(expanded).collect()
     }
@@ -197,8 +200,9 @@ impl Model {
         let folded = |((vectors, expanded), gradient): ((&Vectors<'_>, &Option<Vec<f32>>), Vec<f32>)| {
             let Some(inverse) = vectors.inverse.filter(|_| expanded.is_some()) else { return gradient };
             let size = vectors.vectors * dim;
-            let rows = vectors.values.len().checked_div(size).unwrap_or(0);
-            self.embeddings.fold(&gradient, size, inverse, rows)
+            let mut rows = vec![0.0; vectors.values.len()];
+            self.embeddings.fold(&gradient, size, inverse, &mut rows);
+            rows
         };
         vectors.iter().zip(expanded).zip(gradients).map(folded).collect()
     }

@@ -10,6 +10,7 @@
 //! Going back, the gradient of the sums is summed over the rows of each parent in the same way. Cross layers
 //! take all vectors side by side and have one level.
 
+use rayon::prelude::*;
 use tch::{Tensor, nn};
 
 use super::levels::{Joinable, Level, levels};
@@ -80,10 +81,12 @@ impl Model {
             self.profile.measure(Stage::FirstLayer, || {
                 let columns = self.columns(&level, sources);
                 let part = self.gather_columns(&weights, &columns);
-                if !parts.is_empty() {
+                if parts.is_empty() {
+                    sums = sums.addmm(&products, &part.tr());
+                } else {
                     sums = self.expand_rows(&sums, &level.parent);
+                    let _ = sums.addmm_(&products, &part.tr());
                 }
-                sums = sums.addmm(&products, &part.tr());
                 parts.push(Part { level, products, columns, weights: part });
             });
         }
@@ -182,13 +185,15 @@ impl Model {
         if columns.len() == width && columns.iter().enumerate().all(|(place, column)| place == *column) {
             return matrix.shallow_clone();
         }
-        let values = tensors::as_slice(matrix);
+        let (values, chosen) = (tensors::as_slice(matrix), columns.len().max(1));
         tensors::filled(&[height as i64, columns.len() as i64], |gathered| {
-            for (row, gathered) in
-                values.chunks_exact(width).zip(gathered.chunks_exact_mut(columns.len().max(1)))
-            {
-                gathered.iter_mut().zip(columns).for_each(|(value, &column)| *value = row[column]);
-            }
+            self.embeddings.install(|| {
+                gathered.par_chunks_exact_mut(chosen).zip(values.par_chunks_exact(width)).for_each(
+                    |(gathered, row)| {
+                        gathered.iter_mut().zip(columns).for_each(|(value, &column)| *value = row[column]);
+                    },
+                );
+            });
         })
     }
 
@@ -196,25 +201,30 @@ impl Model {
     fn scatter_columns(&self, values: &Tensor, columns: &[usize], matrix: &mut Tensor) {
         let (_, width) = shape(matrix);
         let values = values.contiguous();
-        let values = tensors::as_slice(&values);
+        let (values, chosen) = (tensors::as_slice(&values), columns.len().max(1));
         tensors::with_mut_slice(matrix, |matrix| {
-            for (row, values) in matrix.chunks_exact_mut(width).zip(values.chunks_exact(columns.len().max(1)))
-            {
-                values.iter().zip(columns).for_each(|(value, &column)| row[column] = *value);
-            }
+            self.embeddings.install(|| {
+                matrix.par_chunks_exact_mut(width).zip(values.par_chunks_exact(chosen)).for_each(
+                    |(row, values)| {
+                        values.iter().zip(columns).for_each(|(value, &column)| row[column] = *value);
+                    },
+                );
+            });
         });
     }
 
     fn expand_rows(&self, rows: &Tensor, parent: &[i32]) -> Tensor {
         let (_, width) = shape(rows);
-        let expanded = self.embeddings.expand(tensors::as_slice(rows), width, parent);
-        tensors::from_f32(&expanded, &[parent.len() as i64, width as i64])
+        tensors::filled(&[parent.len() as i64, width as i64], |expanded| {
+            self.embeddings.expand(tensors::as_slice(rows), width, parent, expanded);
+        })
     }
 
     fn fold_rows(&self, gradient: &Tensor, parent: &[i32], rows: usize) -> Tensor {
         let (_, width) = shape(gradient);
-        let folded = self.embeddings.fold(tensors::as_slice(gradient), width, parent, rows);
-        tensors::from_f32(&folded, &[rows as i64, width as i64])
+        tensors::filled(&[rows as i64, width as i64], |folded| {
+            self.embeddings.fold(tensors::as_slice(gradient), width, parent, folded);
+        })
     }
 }
 
