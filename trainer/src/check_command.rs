@@ -84,12 +84,12 @@ pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Resu
 fn describe(report: &Report) -> String {
     let mut text = format!("{}\n", report.device);
     for check in &report.kernels {
-        let _ = writeln!(text, "{:<28} relative error {:.1e}", check.kernel, check.relative_error);
+        let _ = writeln!(text, "{:<40} relative error {:.1e}", check.kernel, check.relative_error);
     }
     for comparison in &report.losses {
         let _ = writeln!(
             text,
-            "losses, {:<20} relative error {:.1e} over {} steps, the last {:.5} and {:.5}",
+            "losses, {:<32} relative error {:.1e} over {} steps, the last {:.5} and {:.5}",
             comparison.dedupe,
             comparison.relative_error,
             comparison.cpu.len(),

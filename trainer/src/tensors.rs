@@ -30,6 +30,23 @@ pub(crate) fn as_slice(tensor: &Tensor) -> &[f32] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), length) }
 }
 
+/// The bytes of a contiguous tensor on the CPU, whatever its kind.
+///
+/// # Panics
+///
+/// If the tensor is elsewhere, or not contiguous.
+pub(crate) fn as_bytes(tensor: &Tensor) -> &[u8] {
+    assert!(tensor.defined() && tensor.device() == Device::Cpu, "a tensor on the CPU is needed");
+    assert!(tensor.is_contiguous(), "a contiguous tensor is needed");
+    let length = tensor.numel() * tensor.kind().elt_size_in_bytes();
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: as in `as_slice`; a contiguous tensor of `numel` elements has so many bytes from `data_ptr` on, and bytes have
+    // neither an alignment nor values that they may not have.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), length) }
+}
+
 /// Changes the elements of a contiguous `f32` tensor on the CPU in place. `change` must not look at the tensor, nor at
 /// one that shares its storage, by another handle.
 ///
@@ -67,6 +84,13 @@ mod tests {
         assert_eq!(tensor.double_value(&[1, 0]), 3.0);
         assert_eq!(as_slice(&tensor), [1.0, 2.0, 3.0, 4.0]);
         assert!(as_slice(&filled(&[0, 3], |_| ())).is_empty());
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_kind() {
+        let tensor = Tensor::from_slice(&[1.0_f32, -2.0, 0.5]).to_kind(Kind::BFloat16);
+        assert_eq!(as_bytes(&tensor), [0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3f]);
+        assert!(as_bytes(&tensor.narrow(0, 3, 0)).is_empty());
     }
 
     #[test]

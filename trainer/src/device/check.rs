@@ -6,10 +6,14 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
+use super::weights::Weights;
 use super::{Accelerator, Bags, Jagged, Sums};
 use crate::Result;
 use crate::kernels::update::Rule;
 use onefold_ikjt::hash::sigrid_hash;
+use onefold_sharding::DataType;
+
+mod update;
 
 /// What was found of one kernel.
 #[derive(Debug, Clone, Serialize)]
@@ -25,6 +29,7 @@ pub struct KernelCheck {
 struct Sizes {
     rows: i64,
     elements: i64,
+    /// Of each of three tables.
     table_rows: i64,
     dim: i64,
 }
@@ -43,17 +48,21 @@ pub fn check_kernels(accelerator: &Accelerator, seed: u64) -> Result<Vec<KernelC
         dim: *[1, 3, 8, 64, 130].get(rng.random_range(0..5)).unwrap_or(&1),
     };
     let mut checks = vec![check_table_rows(accelerator, &mut rng)?];
+    checks.push(check_gather(accelerator, &mut rng, sizes)?);
     checks.extend(check_pool(accelerator, &mut rng, sizes)?);
     checks.extend(check_expand(accelerator, &mut rng, sizes)?);
     checks.extend(check_pad(accelerator, &mut rng, sizes)?);
     for (name, rule) in [
-        ("update, SGD", Rule::Sgd),
-        ("update, Adagrad", Rule::Adagrad { eps: 1e-8 }),
-        ("update, row-wise Adagrad", Rule::RowWiseAdagrad { eps: 1e-8 }),
-        ("update, Adam", Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step: 3 }),
+        ("SGD", Rule::Sgd),
+        ("Adagrad", Rule::Adagrad { eps: 1e-8 }),
+        ("row-wise Adagrad", Rule::RowWiseAdagrad { eps: 1e-8 }),
+        ("Adam", Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step: 3 }),
     ] {
-        checks.push(check_update(accelerator, &mut rng, sizes, name, rule)?);
+        checks.extend(update::check(accelerator, &mut rng, sizes, (name, rule, None))?);
+        let longest = rng.random_range(0.1..3.0);
+        checks.extend(update::check(accelerator, &mut rng, sizes, (name, rule, Some(longest)))?);
     }
+    checks.push(update::check_rounding(accelerator, &mut rng, sizes)?);
     Ok(checks)
 }
 
@@ -116,6 +125,42 @@ fn check_table_rows(accelerator: &Accelerator, rng: &mut ChaCha8Rng) -> Result<K
     Ok(compare("table_rows", &found, &expected.collect::<Vec<_>>()))
 }
 
+/// A table of each type, on the device.
+struct Tables {
+    weights: Weights,
+    /// The same as libtorch reads them, `[rows, D]`, in the order in which the device numbers rows.
+    values: Vec<f32>,
+}
+
+impl Tables {
+    const TYPES: [DataType; 3] = [DataType::Bf16, DataType::Fp32, DataType::Fp16];
+
+    fn new(to: &To<'_>, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<Self> {
+        let weights = Weights::zeros(to.0, &Self::TYPES.map(|dtype| (sizes.table_rows, dtype)), sizes.dim)?;
+        for table in 0..3 {
+            // It takes the nearest number of the type.
+            weights.table(table).copy_(&to.matrix(&floats(rng, sizes.table_rows * sizes.dim), sizes.dim));
+        }
+        Ok(Self { values: Self::values(&weights), weights })
+    }
+
+    fn values(weights: &Weights) -> Vec<f32> {
+        let mut tables = [0, 1, 2];
+        tables.sort_by_key(|&table| weights.rows_of(table).start);
+        let values = tables.map(|table| weights.table(table).to_kind(Kind::Float).view(-1));
+        Vec::try_from(Tensor::cat(&values, 0).to_device(tch::Device::Cpu)).unwrap_or_default()
+    }
+}
+
+fn check_gather(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<KernelCheck> {
+    let (to, dim) = (To(accelerator), sizes.dim as usize);
+    let tables = Tables::new(&to, rng, sizes)?;
+    let rows = ints(rng, sizes.elements, tables.weights.rows());
+    let found = accelerator.gather(&tables.weights, &to.ints(&rows))?;
+    let vectors = rows.iter().flat_map(|&row| &tables.values[row as usize * dim..][..dim]);
+    Ok(compare("gather", &found, &vectors.map(|value| f64::from(*value)).collect::<Vec<_>>()))
+}
+
 /// Random rows that overlap.
 struct Rows {
     offsets: Vec<i32>,
@@ -160,8 +205,8 @@ impl Rows {
 fn check_pool(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {
     let (to, dim) = (To(accelerator), sizes.dim as usize);
     let rows = Rows::new(rng, sizes);
-    let weights = floats(rng, sizes.table_rows * sizes.dim);
-    let table_rows = ints(rng, sizes.elements, sizes.table_rows);
+    let Tables { weights, values } = Tables::new(&to, rng, sizes)?;
+    let table_rows = ints(rng, sizes.elements, weights.rows());
     let (scales, factors) = (floats(rng, sizes.rows), floats(rng, sizes.elements));
     let weighted = rng.random_bool(0.5);
     let gradient = floats(rng, sizes.rows * sizes.dim);
@@ -170,7 +215,7 @@ fn check_pool(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> 
         for element in span {
             let factor = f64::from(scales[bag]) * if weighted { f64::from(factors[element]) } else { 1.0 };
             for d in 0..dim {
-                pooled[bag * dim + d] += factor * f64::from(weights[table_rows[element] as usize * dim + d]);
+                pooled[bag * dim + d] += factor * f64::from(values[table_rows[element] as usize * dim + d]);
                 unpooled[element * dim + d] += factor * f64::from(gradient[bag * dim + d]);
             }
         }
@@ -180,7 +225,7 @@ fn check_pool(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> 
         scales: to.floats(&scales),
         factors: weighted.then(|| to.floats(&factors)),
     };
-    let found = accelerator.pool(&to.matrix(&weights, sizes.dim), &to.ints(&table_rows), &bags)?;
+    let found = accelerator.pool(&weights, &to.ints(&table_rows), &bags)?;
     let back = accelerator.unpool(&to.matrix(&gradient, sizes.dim), &bags, sizes.elements)?;
     Ok([compare("pool", &found, &pooled), compare("unpool", &back, &unpooled)])
 }
@@ -233,51 +278,4 @@ fn check_pad(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> R
     let gradient = to.floats(&gradient).view([sizes.rows, jagged.longest, sizes.dim]);
     let back = accelerator.unpad(&gradient, &jagged, sizes.elements)?;
     Ok([compare("pad", &found, &padded), compare("unpad", &back, &unpadded)])
-}
-
-fn check_update(
-    accelerator: &Accelerator,
-    rng: &mut ChaCha8Rng,
-    sizes: Sizes,
-    name: &str,
-    rule: Rule,
-) -> Result<KernelCheck> {
-    let (to, dim) = (To(accelerator), sizes.dim as usize);
-    let width = rule.state_width(dim);
-    // Half of the places are one row's, more than one thread sums.
-    let place = |row: i32| if row % 2 == 0 { 0 } else { row };
-    let rows: Vec<i32> = ints(rng, sizes.elements, sizes.table_rows).into_iter().map(place).collect();
-    let gradients = floats(rng, sizes.elements * sizes.dim);
-    let weights = floats(rng, sizes.table_rows * sizes.dim);
-    let state: Vec<f32> =
-        floats(rng, sizes.table_rows * width as i64).into_iter().map(|value| value.abs() + 0.1).collect();
-    let pooled = sizes.elements / 3;
-    let (device_weights, device_state) =
-        (to.matrix(&weights, sizes.dim), to.floats(&state).view([sizes.table_rows, width as i64]));
-    let marks = Tensor::zeros([sizes.table_rows], (Kind::Uint8, accelerator.torch()));
-    let split = to.matrix(&gradients, sizes.dim);
-    let parts = [split.narrow(0, 0, pooled), split.narrow(0, pooled, sizes.elements - pooled)];
-    let places = Accelerator::places(&to.ints(&rows));
-    let (parts, rate) = ([&parts[0], &parts[1]], 0.1);
-    accelerator.update(&places, parts, (&rule, rate), &device_weights, &device_state, Some(&marks))?;
-
-    let mut expected: Vec<f64> = weights.iter().chain(&state).map(|value| f64::from(*value)).collect();
-    let (weights, state) = expected.split_at_mut(weights.len());
-    let mut marked = vec![0.0; sizes.table_rows as usize];
-    for row in 0..sizes.table_rows as usize {
-        let own = rows.iter().enumerate().filter(|(_, other)| **other as usize == row);
-        let mut sum = vec![0.0; dim];
-        for (element, _) in own {
-            let values = &gradients[element * dim..][..dim];
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
-            marked[row] = 1.0;
-        }
-        if marked[row] == 1.0 {
-            let (weights, state) = (&mut weights[row * dim..][..dim], &mut state[row * width..][..width]);
-            rule.apply_exactly(f64::from(rate), &sum, weights, state);
-        }
-    }
-    expected.extend(marked);
-    let found = [device_weights, device_state, marks.to_kind(Kind::Float)].map(|tensor| tensor.view(-1));
-    Ok(compare(name, &Tensor::cat(&found, 0), &expected))
 }

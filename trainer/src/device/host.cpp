@@ -11,6 +11,18 @@ struct Index {
 };
 static thread_local Index blockIdx, blockDim, threadIdx;
 
+static inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float __uint_as_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 #define __device__ inline
 #define KERNEL static void
 #include "kernels.cu"
@@ -45,6 +57,7 @@ extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void 
         return [&]<class... A>(void (*)(A...)) { return static_cast<int>(sizeof...(A)); }(kernel);
     };
     TRY(table_rows)
+    TRY(gather)
     TRY(pool)
     TRY(unpool)
     TRY(expand)
@@ -53,6 +66,7 @@ extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void 
     TRY(unpad)
     TRY(sum_chunks)
     TRY(sum_rows)
+    TRY(clip_rows)
     TRY(accumulate_rows)
     TRY(update)
     return 0;

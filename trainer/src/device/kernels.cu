@@ -1,11 +1,14 @@
 // The kernels of the tables on a GPU: lookup and pooling, the exact update, row index select (expansion) and its
 // backward (fold), and the same between the elements of overlapping windows and padded rows.
 //
+// Weights are stored in three arrays by type, and table rows are numbered through all of them: those before `bf16_row` are
+// 32-bit floats, those before `fp16_row` the upper halves of such, and the rest IEEE 754's 16-bit floats.
+//
 // NVRTC compiles this file when a GPU is opened. Tests compile it as C++ behind `host.cpp`, which runs threads one after
 // the other: so there is neither shared memory nor a barrier here. One thread has one value of the result, neighbours have
 // neighbouring columns, and every sum has a fixed order: a step gives the same bits whenever it is run.
 //
-// Arrays are row-major. `dim` is the tables' D. Table rows are rows of one array with all tables, one after the other.
+// Arrays are row-major. `dim` is the tables' D. The rows of a table stand together, and have one type.
 
 #ifndef KERNEL
 #define KERNEL extern "C" __global__ void
@@ -13,6 +16,7 @@
 
 typedef long long i64;
 typedef unsigned long long u64;
+typedef unsigned short u16;
 
 #define THREAD ((i64)blockIdx.x * blockDim.x + threadIdx.x)
 
@@ -56,17 +60,41 @@ KERNEL table_rows(const i64 *ids, i64 count, const i64 *starts, const i64 *table
     rows[i] = (int)(table[0] + row);
 }
 
+static __device__ float widen_fp16(u16 stored) {
+    unsigned sign = (stored & 0x8000u) << 16, magnitude = stored & 0x7fffu;
+    // Subnormal numbers are multiples of 2^-24, the others are floats but for where their bits stand.
+    if (magnitude < 0x400) return __uint_as_float(__float_as_uint(magnitude * 5.9604644775390625e-8f) | sign);
+    unsigned special = magnitude >= 0x7c00 ? 0x7f800000u : 0;
+    return __uint_as_float(((magnitude << 13) + (112u << 23)) | special | sign);
+}
+
+// A weight as a 32-bit float.
+static __device__ float load_weight(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row,
+                                    int dim, i64 row, i64 column) {
+    if (row < bf16_row) return fp32[row * dim + column];
+    if (row < fp16_row) return __uint_as_float((unsigned)bf16[(row - bf16_row) * dim + column] << 16);
+    return widen_fp16(fp16[(row - fp16_row) * dim + column]);
+}
+
+// `[count, dim]`: the weights of `rows`.
+KERNEL gather(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
+              i64 count, float *output) {
+    i64 i = THREAD;
+    if (i >= count * dim) return;
+    output[i] = load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, rows[i / dim], i % dim);
+}
+
 // `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of the elements `offsets[b] .. offsets[b] + sizes[b]`,
 // each times its factor where there are any.
-KERNEL pool(const float *weights, int dim, const int *rows, const float *factors, const int *offsets, const int *sizes,
-            const float *scales, i64 bags, float *output) {
+KERNEL pool(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
+            const float *factors, const int *offsets, const int *sizes, const float *scales, i64 bags, float *output) {
     i64 i = THREAD;
     if (i >= bags * dim) return;
     i64 bag = i / dim, column = i % dim;
     i64 first = offsets[bag], end = first + sizes[bag];
     float sum = 0.0f;
     for (i64 element = first; element < end; element++) {
-        float weight = weights[(i64)rows[element] * dim + column];
+        float weight = load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, rows[element], column);
         sum += factors ? factors[element] * weight : weight;
     }
     output[i] = scales[bag] * sum;
@@ -183,6 +211,24 @@ KERNEL sum_rows(const int *keys, i64 count, int dim, float *sums) {
     sums[i] = sum;
 }
 
+// Scales the gradient of a table row down to the L2 norm `most` if it is longer.
+KERNEL clip_rows(const int *keys, i64 count, int dim, float most, float *sums) {
+    i64 place = THREAD;
+    if (place >= count || !is_first(keys, place)) return;
+    float *own = sums + place * dim, squares = 0.0f;
+    for (int column = 0; column < dim; column++) squares += own[column] * own[column];
+    float norm = sqrtf(squares);
+    // The square of a gradient that is not infinite itself may be.
+    if (!(squares <= 3.402823466e38f)) {
+        double wide = 0.0;
+        for (int column = 0; column < dim; column++) wide += (double)own[column] * own[column];
+        norm = (float)sqrt(wide);
+    }
+    if (!(norm > most)) return;
+    float scale = most / norm;
+    for (int column = 0; column < dim; column++) own[column] *= scale;
+}
+
 // Row-wise Adagrad's accumulator, one a table row: it grows by the mean of the squared gradient. `steps[place]` is what the
 // row's gradient is taken times.
 KERNEL accumulate_rows(const int *keys, i64 count, int dim, const float *sums, float rate, float eps, float *state,
@@ -199,32 +245,89 @@ KERNEL accumulate_rows(const int *keys, i64 count, int dim, const float *sums, f
     steps[place] = rate / (sqrtf(accumulated) + eps);
 }
 
-// Every table row's update, once (`kernels/update.rs` has the rules): `rule` 0 is SGD, 1 Adagrad, 2 row-wise Adagrad, 3 Adam,
-// with one minus the powers of its decays. Where `marks` is given, rows that were updated are marked with a one.
+// The finalizer of SplitMix64, one step on (`kernels/element.rs`, as all of the rounding).
+static __device__ u64 mixed(u64 bits) {
+    bits += 0x9e3779b97f4a7c15ULL;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebULL;
+    return bits ^ (bits >> 31);
+}
+
+// 32 random bits for a weight: `noise` is the step's, and row t of `tables` is a table's first row and its number.
+static __device__ unsigned random_bits(u64 noise, const i64 *tables, int count, i64 row, i64 column) {
+    int table = 0, end = count;
+    while (end - table > 1) {
+        int middle = (table + end) / 2;
+        if (tables[2 * middle] <= row) table = middle; else end = middle;
+    }
+    u64 key = mixed(noise ^ (u64)tables[2 * table + 1]);
+    unsigned bits = (unsigned)(mixed(key ^ (u64)(row - tables[2 * table])) >> 32) + (unsigned)column * 0x9e3779b9u;
+    bits = (bits ^ (bits >> 16)) * 0x7feb352du;
+    bits = (bits ^ (bits >> 15)) * 0x846ca68bu;
+    return bits ^ (bits >> 16);
+}
+
+// Rounds up with a probability of the part that is cut off: `noise` has 16 bits.
+static __device__ u16 narrow_bf16(float value, unsigned noise) {
+    unsigned sign = __float_as_uint(value) & 0x80000000u, magnitude = __float_as_uint(value) & 0x7fffffffu;
+    unsigned kept = magnitude + noise < 0x7f7fffffu ? magnitude + noise : 0x7f7fffffu;
+    // A quiet bit keeps what is no number from becoming infinite.
+    if (magnitude >= 0x7f800000u) kept = magnitude > 0x7f800000u ? magnitude | 0x400000u : magnitude;
+    return (u16)((sign | kept) >> 16);
+}
+
+// The same, `noise` having 13 bits. Below the least normal number, 2^-14, that is added, so that steps are of one size.
+static __device__ u16 narrow_fp16(float value, unsigned noise) {
+    unsigned sign = (__float_as_uint(value) >> 16) & 0x8000u, magnitude = __float_as_uint(value) & 0x7fffffffu;
+    unsigned shifted = magnitude, base = 112u << 23;
+    if (magnitude < 113u << 23) {
+        shifted = __float_as_uint(__uint_as_float(magnitude) + __uint_as_float(113u << 23));
+        base = 113u << 23;
+    }
+    unsigned kept = (shifted + noise - base) >> 13;
+    if (kept > 0x7bff) kept = 0x7bff;
+    if (magnitude >= 0x7f800000u) kept = magnitude > 0x7f800000u ? 0x7e00 : 0x7c00;
+    return (u16)(sign | kept);
+}
+
+// What a table row's update takes from a weight (`kernels/update.rs` has the rules): `rule` 0 is SGD, 1 Adagrad, 2 row-wise
+// Adagrad, whose `step` is known, 3 Adam, with one minus the powers of its decays.
+static __device__ float change(int rule, float rate, float eps, float beta1, float beta2, float unbias1, float unbias2,
+                               float step, float g, float *state, int dim, i64 row, i64 column) {
+    if (rule == 0) return rate * g;
+    if (rule == 1) {
+        float sum = state[row * dim + column] + g * g;
+        state[row * dim + column] = sum;
+        return rate * g / (sqrtf(sum) + eps);
+    }
+    if (rule == 2) return step * g;
+    i64 mean = 2 * row * dim + column, square = mean + dim;
+    float m = beta1 * state[mean] + (1.0f - beta1) * g;
+    float v = beta2 * state[square] + (1.0f - beta2) * g * g;
+    state[mean] = m;
+    state[square] = v;
+    return rate * (m / unbias1) / (sqrtf(v / unbias2) + eps);
+}
+
+// Every table row's update, once. Where `marks` is given, rows that were updated are marked with a one.
 KERNEL update(const int *keys, i64 count, int dim, const float *sums, int rule, float rate, float eps, float beta1,
-              float beta2, float unbias1, float unbias2, const float *steps, float *weights, float *state,
+              float beta2, float unbias1, float unbias2, const float *steps, float *fp32, u16 *bf16, u16 *fp16,
+              int bf16_row, int fp16_row, const i64 *tables, int table_count, i64 noise, float *state,
               unsigned char *marks) {
     i64 i = THREAD;
     if (i >= count * dim) return;
     i64 place = i / dim, column = i % dim;
     if (!is_first(keys, place)) return;
-    i64 row = keys[place], at = row * dim + column;
-    float g = sums[i];
+    i64 row = keys[place];
     if (marks && column == 0) marks[row] = 1;
-    if (rule == 0) {
-        weights[at] -= rate * g;
-    } else if (rule == 1) {
-        float sum = state[at] + g * g;
-        state[at] = sum;
-        weights[at] -= rate * g / (sqrtf(sum) + eps);
-    } else if (rule == 2) {
-        weights[at] -= steps[place] * g;
-    } else {
-        i64 mean = 2 * row * dim + column, square = mean + dim;
-        float m = beta1 * state[mean] + (1.0f - beta1) * g;
-        float v = beta2 * state[square] + (1.0f - beta2) * g * g;
-        state[mean] = m;
-        state[square] = v;
-        weights[at] -= rate * (m / unbias1) / (sqrtf(v / unbias2) + eps);
+    float step = steps ? steps[place] : 0.0f;
+    float weight = load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, row, column) -
+                   change(rule, rate, eps, beta1, beta2, unbias1, unbias2, step, sums[i], state, dim, row, column);
+    if (row < bf16_row) {
+        fp32[row * dim + column] = weight;
+        return;
     }
+    unsigned bits = random_bits((u64)noise, tables, table_count, row, column);
+    if (row < fp16_row) bf16[(row - bf16_row) * dim + column] = narrow_bf16(weight, bits >> 16);
+    else fp16[(row - fp16_row) * dim + column] = narrow_fp16(weight, bits >> 19);
 }

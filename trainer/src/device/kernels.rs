@@ -1,13 +1,13 @@
-//! The kernels of `kernels.cu`, each with what it assumes of its arguments.
+//! The kernels of `kernels.cu` but for the update's, each with what it assumes of its arguments.
 //!
 //! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were made: rows and
 //! inverse indices by `Batch::try_new`, ids when they were staged.
 
 use tch::{Kind, Tensor};
 
+use super::weights::Weights;
 use super::{Accelerator, Argument};
 use crate::Result;
-use crate::kernels::update::Rule;
 
 /// Rows of values that may overlap: row r has the elements `offsets[r] .. offsets[r] + sizes[r]`.
 #[derive(Debug)]
@@ -46,17 +46,7 @@ pub(crate) struct Sums {
     pub(crate) ends: Tensor,
 }
 
-/// Places of a batch, sorted by table row.
-#[derive(Debug)]
-pub(crate) struct Places {
-    /// `[count]`, table rows.
-    keys: Tensor,
-    /// `[count]`, elements.
-    order: Tensor,
-    count: i64,
-}
-
-fn check(tensor: &Tensor, kind: Kind, length: i64, what: &str) {
+pub(super) fn check(tensor: &Tensor, kind: Kind, length: i64, what: &str) {
     assert!(
         tensor.kind() == kind && tensor.is_contiguous(),
         "{what}: a contiguous tensor of {kind:?} is needed"
@@ -74,7 +64,12 @@ impl Jagged {
 }
 
 impl Accelerator {
-    fn launch(&self, kernel: &'static str, threads: i64, arguments: &[Argument<'_>]) -> Result<()> {
+    pub(super) fn launch(
+        &self,
+        kernel: &'static str,
+        threads: i64,
+        arguments: &[Argument<'_>],
+    ) -> Result<()> {
         let here = |tensor: &Tensor| tensor.device() == self.torch();
         let mut tensors = arguments.iter().filter_map(|argument| match argument {
             Argument::Pointer(tensor) => *tensor,
@@ -84,7 +79,7 @@ impl Accelerator {
         if threads == 0 {
             return Ok(());
         }
-        // SAFETY: the methods below are the only callers; each has asserted the types and sizes of its tensors, and passes
+        // SAFETY: the methods below and those of `update.rs` are the only callers; each has asserted the types and sizes of its tensors, and passes
         // its arguments in the order of its kernel's parameters (the tests' driver compares them with the source). What
         // index tensors hold was checked where they were made, as the module says.
         unsafe { self.driver.launch(kernel, threads, arguments) }
@@ -109,15 +104,28 @@ impl Accelerator {
         Ok(rows)
     }
 
-    /// `[bags, D]` from weights `[R, D]`.
-    pub(super) fn pool(&self, weights: &Tensor, rows: &Tensor, bags: &Bags) -> Result<Tensor> {
-        let (dim, count) = (weights.size()[1], bags.jagged.rows);
-        check(weights, Kind::Float, 0, "weights");
+    /// The weights of table rows as floats, `[rows, D]`.
+    pub(super) fn gather(&self, weights: &Weights, rows: &Tensor) -> Result<Tensor> {
+        let (dim, count) = (weights.dim(), rows.numel() as i64);
+        check(rows, Kind::Int, count, "rows");
+        let output = self.empty(&[count, dim], Kind::Float)?;
+        let own = [
+            Argument::Int(dim as i32),
+            Argument::Pointer(Some(rows)),
+            Argument::Long(count),
+            Argument::Pointer(Some(&output)),
+        ];
+        self.launch("gather", count * dim, &[&weights.arguments()[..], &own].concat())?;
+        Ok(output)
+    }
+
+    /// `[bags, D]`.
+    pub(super) fn pool(&self, weights: &Weights, rows: &Tensor, bags: &Bags) -> Result<Tensor> {
+        let (dim, count) = (weights.dim(), bags.jagged.rows);
         check(rows, Kind::Int, 0, "rows");
         bags.check();
         let output = self.empty(&[count, dim], Kind::Float)?;
-        let arguments = [
-            Argument::Pointer(Some(weights)),
+        let own = [
             Argument::Int(dim as i32),
             Argument::Pointer(Some(rows)),
             Argument::Pointer(bags.factors.as_ref()),
@@ -127,7 +135,7 @@ impl Accelerator {
             Argument::Long(count),
             Argument::Pointer(Some(&output)),
         ];
-        self.launch("pool", count * dim, &arguments)?;
+        self.launch("pool", count * dim, &[&weights.arguments()[..], &own].concat())?;
         Ok(output)
     }
 
@@ -242,84 +250,7 @@ impl Accelerator {
         self.launch("unpad", elements * width, &arguments)?;
         Ok(output)
     }
-
-    /// Elements by the table rows that they were looked up from, `[elements]`.
-    pub(super) fn places(rows: &Tensor) -> Places {
-        let (keys, order) = rows.sort_stable(true, 0, false);
-        Places { count: rows.numel() as i64, keys, order }
-    }
-
-    /// Applies `rule` once to every table row among the places. The gradients of elements are those of `pooled` first, then those
-    /// of `others`, `[_, D]` both. Marks, where there are any, are a byte for each row.
-    pub(super) fn update(
-        &self,
-        places: &Places,
-        [pooled, others]: [&Tensor; 2],
-        (rule, rate): (&Rule, f32),
-        weights: &Tensor,
-        state: &Tensor,
-        marks: Option<&Tensor>,
-    ) -> Result<()> {
-        let (count, dim, rows) = (places.count, weights.size()[1], weights.size()[0]);
-        check(&places.keys, Kind::Int, count, "keys");
-        check(&places.order, Kind::Int64, count, "order");
-        check(pooled, Kind::Float, 0, "gradients");
-        let pooled_elements = pooled.size()[0];
-        check(others, Kind::Float, (count - pooled_elements) * dim, "gradients");
-        check(weights, Kind::Float, 0, "weights");
-        check(state, Kind::Float, rows * rule.state_width(dim as usize) as i64, "state");
-        if let Some(marks) = marks {
-            check(marks, Kind::Uint8, rows, "marks");
-        }
-        let sums = self.empty(&[count, dim], Kind::Float)?;
-        let (keys, order) = (Argument::Pointer(Some(&places.keys)), Argument::Pointer(Some(&places.order)));
-        let (length, width) = (Argument::Long(count), Argument::Int(dim as i32));
-        let arguments = [
-            keys,
-            order,
-            length,
-            Argument::Pointer(Some(pooled)),
-            Argument::Long(pooled_elements),
-            Argument::Pointer(Some(others)),
-            width,
-            Argument::Pointer(Some(&sums)),
-        ];
-        self.launch("sum_chunks", (count as u64).div_ceil(CHUNK) as i64 * dim, &arguments)?;
-        let sums_argument = Argument::Pointer(Some(&sums));
-        self.launch("sum_rows", count * dim, &[keys, length, width, sums_argument])?;
-        let numbers = Numbers::of(rule);
-        let state = Argument::Pointer(Some(state));
-        let mut steps = None;
-        if let Rule::RowWiseAdagrad { eps } = *rule {
-            let steps = steps.insert(self.empty(&[count], Kind::Float)?);
-            let (rate, eps) = (Argument::Float(rate), Argument::Float(eps));
-            let steps = Argument::Pointer(Some(steps));
-            let arguments = [keys, length, width, sums_argument, rate, eps, state, steps];
-            self.launch("accumulate_rows", count, &arguments)?;
-        }
-        let arguments = [
-            keys,
-            length,
-            width,
-            sums_argument,
-            Argument::Int(numbers.rule),
-            Argument::Float(rate),
-            Argument::Float(numbers.eps),
-            Argument::Float(numbers.betas[0]),
-            Argument::Float(numbers.betas[1]),
-            Argument::Float(numbers.unbias[0]),
-            Argument::Float(numbers.unbias[1]),
-            Argument::Pointer(steps.as_ref()),
-            Argument::Pointer(Some(weights)),
-            state,
-            Argument::Pointer(marks),
-        ];
-        self.launch("update", count * dim, &arguments)
-    }
 }
-
-/// `CHUNK` of `kernels.cu`.
-const CHUNK: u64 = 32;
 
 impl Bags {
     fn check(&self) {
@@ -337,28 +268,4 @@ fn columns_stride(matrix: &Tensor) -> i64 {
     assert!(matrix.kind() == Kind::Float && matrix.dim() == 2, "a matrix of floats is needed");
     assert!(strides[1] == 1 || matrix.size()[1] <= 1, "columns must stand together");
     strides[0]
-}
-
-/// A rule as the kernel takes it.
-struct Numbers {
-    rule: i32,
-    eps: f32,
-    betas: [f32; 2],
-    unbias: [f32; 2],
-}
-
-impl Numbers {
-    fn of(rule: &Rule) -> Self {
-        let plain = |rule, eps| Self { rule, eps, betas: [0.0; 2], unbias: [1.0; 2] };
-        match *rule {
-            Rule::Sgd => plain(0, 0.0),
-            Rule::Adagrad { eps } => plain(1, eps),
-            Rule::RowWiseAdagrad { eps } => plain(2, eps),
-            Rule::Adam { beta1, beta2, eps, step } => {
-                let exponent = i32::try_from(step).unwrap_or(i32::MAX);
-                let unbias = [beta1, beta2].map(|beta| 1.0 - beta.powi(exponent));
-                Self { rule: 3, eps, betas: [beta1, beta2], unbias }
-            }
-        }
-    }
 }

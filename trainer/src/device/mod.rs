@@ -8,8 +8,9 @@
 //! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of `kernels.cu` and
 //! copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
 //! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its
-//! arguments checked. `stage` puts a batch where it can be copied while the one before it is computed; `tables` looks up
-//! and updates. The dense part on a device is [`crate::model`]'s.
+//! arguments checked, `update` those of the exact update, and `weights` the arrays that the tables are in. `stage` puts a batch
+//! where it can be copied while the one before it is computed; `tables` looks up and updates. The dense part on a device is
+//! [`crate::model`]'s.
 //!
 //! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
 
@@ -23,6 +24,8 @@ mod stage;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod update;
+mod weights;
 
 use std::ffi::c_void;
 use std::str::FromStr;
@@ -34,6 +37,7 @@ pub use self::check::{KernelCheck, check_kernels};
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::stage::Staged;
 pub(crate) use self::tables::{DeviceTables, LookedUp};
+pub(crate) use self::update::Update;
 use crate::{Error, Result};
 
 /// The source of the kernels.

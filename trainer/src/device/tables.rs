@@ -1,16 +1,17 @@
-//! All tables of a model in a device's memory, one array of their rows after each other.
+//! All tables of a model in a device's memory.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::{DataType, Pooling, TableConfig};
+use onefold_sharding::{Pooling, TableConfig};
 use tch::{Kind, Tensor};
 
 use super::stage::Stage;
+use super::update::Update;
+use super::weights::Weights;
 use super::{Accelerator, Staged, failed};
 use crate::Result;
-use crate::kernels::update::Rule;
 
 /// Batches that are staged ahead of the one that is computed.
 const AHEAD: usize = 2;
@@ -20,9 +21,8 @@ const AHEAD: usize = 2;
 pub(crate) struct DeviceTables {
     accelerator: Accelerator,
     configs: Vec<TableConfig>,
-    /// `[R, D]`, R being the rows of all tables.
-    weights: Tensor,
-    /// `[R, state width]`.
+    weights: Weights,
+    /// `[R, state width]`, R being the rows of all tables.
     state: Tensor,
     /// A byte for every row: whether it was updated since that was last asked.
     marks: Tensor,
@@ -49,8 +49,8 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, the tables differ in their dimension, or
-    /// one pools in another way.
+    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, the tables differ in their dimension or have 2^31
+    /// rows, or one pools in another way.
     pub(crate) fn new(
         accelerator: &Accelerator,
         configs: &[TableConfig],
@@ -72,29 +72,16 @@ impl DeviceTables {
             let hint = "pool by `sum`, `mean` or `attention` under `[tables]`, or train with `--device cpu`";
             return Err(failed(device, message, hint));
         }
-        if let Some(other) = configs.iter().find(|config| config.dtype != DataType::Fp32) {
-            let message =
-                format!("`{}` is stored as {:?}, which is for the CPU only", other.feature, other.dtype);
-            return Err(failed(device, message, "set `dtype = \"fp32\"`, or train with `--device cpu`"));
-        }
-        let mut first_rows = Vec::with_capacity(configs.len());
-        let mut rows = 0_i64;
-        for config in configs {
-            first_rows.push(rows);
-            rows += config.rows as i64;
-        }
-        if i32::try_from(rows).is_err() {
-            let message = format!("the tables have {rows} rows, more than 2^31");
-            return Err(failed(device, message, "give the tables fewer rows, or train with `--device cpu`"));
-        }
+        let sizes: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
+        let weights = Weights::zeros(accelerator, &sizes, dim as i64)?;
         Ok(Self {
-            weights: accelerator.zeros(&[rows, dim as i64], Kind::Float)?,
-            state: accelerator.zeros(&[rows, state_width as i64], Kind::Float)?,
-            marks: accelerator.zeros(&[rows], Kind::Uint8)?,
+            state: accelerator.zeros(&[weights.rows(), state_width as i64], Kind::Float)?,
+            marks: accelerator.zeros(&[weights.rows()], Kind::Uint8)?,
+            first_rows: (0..configs.len()).map(|table| weights.rows_of(table).start).collect(),
+            weights,
             stage: Stage::new(accelerator, threads),
             accelerator: accelerator.clone(),
             configs: configs.to_vec(),
-            first_rows,
             ahead: RefCell::new(Vec::new()),
         })
     }
@@ -109,10 +96,10 @@ impl DeviceTables {
         &self.configs
     }
 
-    /// A table's weights, `[rows, D]`, and state, `[rows, width]`, which share the memory of all tables.
+    /// A table's weights, `[rows, D]` of its type, and state, `[rows, width]`, which share the memory of all tables.
     pub(crate) fn table(&self, table: usize) -> [Tensor; 2] {
-        let (first, rows) = (self.first_rows[table], self.configs[table].rows as i64);
-        [&self.weights, &self.state].map(|tensor| tensor.narrow(0, first, rows))
+        let rows = self.weights.rows_of(table);
+        [self.weights.table(table), self.state.narrow(0, rows.start, rows.end - rows.start)]
     }
 
     /// The rows of each table that were updated since the last call, ascending.
@@ -169,12 +156,9 @@ impl DeviceTables {
     pub(crate) fn look_up(&self, batch: &Staged) -> Result<LookedUp> {
         let rows = self.accelerator.table_rows(&batch.ids, &batch.starts, &batch.tables)?;
         let pooled = batch.bags.as_ref().map(|bags| self.accelerator.pool(&self.weights, &rows, bags));
-        let sequences = batch.sequences.as_ref().map(|_| -> Result<Tensor> {
+        let sequences = batch.sequences.as_ref().map(|_| {
             let count = rows.numel() as i64 - batch.pooled_elements;
-            let index = rows.narrow(0, batch.pooled_elements, count);
-            let output = self.accelerator.empty(&[count, self.weights.size()[1]], Kind::Float)?;
-            self.accelerator.expand(&self.weights, Some(&index), &output)?;
-            Ok(output)
+            self.accelerator.gather(&self.weights, &rows.narrow(0, batch.pooled_elements, count))
         });
         Ok(LookedUp { pooled: pooled.transpose()?, sequences: sequences.transpose()?, rows })
     }
@@ -190,10 +174,10 @@ impl DeviceTables {
         batch: &Staged,
         looked_up: &LookedUp,
         [pooled, sequences]: [Option<&Tensor>; 2],
-        (rule, rate): (&Rule, f32),
+        update: &Update,
         marked: bool,
     ) -> Result<()> {
-        let (accelerator, dim) = (&self.accelerator, self.weights.size()[1]);
+        let (accelerator, dim) = (&self.accelerator, self.weights.dim());
         let none = accelerator.empty(&[0, dim], Kind::Float)?;
         let unpooled = match (&batch.bags, pooled) {
             (Some(bags), Some(gradient)) => accelerator.unpool(gradient, bags, batch.pooled_elements)?,
@@ -202,6 +186,6 @@ impl DeviceTables {
         let places = Accelerator::places(&looked_up.rows);
         let gradients = [&unpooled, sequences.unwrap_or(&none)];
         let marks = marked.then_some(&self.marks);
-        accelerator.update(&places, gradients, (rule, rate), &self.weights, &self.state, marks)
+        accelerator.update(&places, gradients, update, &self.weights, &self.state, marks)
     }
 }

@@ -5,16 +5,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_ikjt::{Batch, BatchParts, Group};
 use onefold_sharding::TableConfig;
+use safetensors::Dtype;
 use tch::{Device, Kind, Tensor};
 
 use super::lookup::{FeatureLookup, Lookup, Steps};
 use super::shard::{Buffer, RowSet, Shard};
-use super::table::Table;
+use super::table::{Table, stored_dtype};
 use super::update::rule;
 use super::{Embeddings, LookupGradients, Vectors, thread_pool};
 use crate::config::TableOptimizerConfig;
-use crate::device::{Accelerator, DeviceTables, LookedUp, Staged, failed, guarded};
+use crate::device::{Accelerator, DeviceTables, LookedUp, Staged, Update, guarded};
 use crate::kernels::attention::Sequence;
+use crate::kernels::element::step_key;
 use crate::{Result, tensors};
 
 /// Bytes of a table that pass through this machine's memory at a time.
@@ -29,6 +31,8 @@ pub struct DeviceEmbeddings {
     shards: Vec<Shard>,
     state_width: usize,
     threads: Arc<rayon::ThreadPool>,
+    /// Of the noise that weights of 16 bits are rounded with.
+    seed: u64,
     steps: u64,
 }
 
@@ -53,13 +57,14 @@ impl DeviceEmbeddings {
         seed: u64,
         threads: usize,
     ) -> Result<Self> {
-        let embeddings = Self::of_zeros(accelerator, configs, optimizer, threads)?;
+        let mut embeddings = Self::of_zeros(accelerator, configs, optimizer, threads)?;
+        embeddings.seed = seed;
         for (i, config) in configs.iter().enumerate() {
             // One table at a time is in this machine's memory.
             let table = Table::new(config, seed, i as u64, 0);
             let [mut weights, _] = embeddings.tables.table(i);
             guarded(accelerator.torch(), || {
-                weights.copy_(&tensors::from_f32(&table.weights().to_f32(), &weights.size()));
+                weights.copy_(&of_bytes(table.weights().bytes(), config.rows as i64, &weights));
                 Ok(())
             })?;
         }
@@ -77,15 +82,12 @@ impl DeviceEmbeddings {
         optimizer: &TableOptimizerConfig,
         threads: usize,
     ) -> Result<Self> {
-        if optimizer.max_row_grad_norm.is_some() {
-            let message = "`[optimizer.tables].max_row_grad_norm` is for the CPU only".to_owned();
-            return Err(failed(accelerator.torch(), message, "leave it out, or train with `--device cpu`"));
-        }
         let dim = configs.first().map_or(1, |config| config.dim as usize);
         let state_width = rule(optimizer, 1).state_width(dim);
-        let values = configs.iter().map(|config| config.rows * config.dim.max(1)).sum::<u64>();
+        let weights = |config: &TableConfig| config.rows * config.dim.max(1) * config.dtype.bytes();
         let rows = configs.iter().map(|config| config.rows).sum::<u64>();
-        accelerator.check_memory(4 * values + rows * (4 * state_width as u64 + 1))?;
+        let weights = configs.iter().map(weights).sum::<u64>();
+        accelerator.check_memory(weights + rows * (4 * state_width as u64 + 1))?;
         let threads = Arc::new(thread_pool(threads)?);
         let tables = DeviceTables::new(accelerator, configs, state_width, Arc::clone(&threads))?;
         Ok(Self {
@@ -93,6 +95,7 @@ impl DeviceEmbeddings {
             tables,
             state_width,
             threads,
+            seed: 0,
             steps: 0,
         })
     }
@@ -148,15 +151,19 @@ impl DeviceEmbeddings {
         optimizer: &TableOptimizerConfig,
     ) -> Result<()> {
         self.steps += 1;
-        let rule = rule(optimizer, self.steps);
-        let rate = optimizer.learning_rate;
+        let update = Update {
+            rule: rule(optimizer, self.steps),
+            rate: optimizer.learning_rate,
+            max_norm: optimizer.max_row_grad_norm,
+            noise: step_key(self.seed, self.steps),
+        };
         for (lookup, gradients) in lookups.iter().zip(gradients) {
             let kept = self.kept(lookup).lock().unwrap_or_else(PoisonError::into_inner);
             let sequences = gradients.sequences.first().and_then(tensor);
             let gradients = [tensor(&gradients.pooled), sequences];
             let (staged, looked_up) = (&kept.staged, &kept.looked_up);
             let torch = self.tables.accelerator().torch();
-            guarded(torch, || self.tables.update(staged, looked_up, gradients, (&rule, rate), true))?;
+            guarded(torch, || self.tables.update(staged, looked_up, gradients, &update, true))?;
         }
         Ok(())
     }
@@ -240,11 +247,10 @@ impl Embeddings for DeviceEmbeddings {
     }
 
     fn buffers(&self, shard: usize) -> Vec<Buffer> {
-        use safetensors::Dtype::F32;
-        let dim = self.configs()[self.shards[shard].table].dim as usize;
+        let config = &self.configs()[self.shards[shard].table];
         vec![
-            Buffer { name: "weight", dtype: F32, columns: dim },
-            Buffer { name: "accumulator", dtype: F32, columns: self.state_width },
+            Buffer { name: "weight", dtype: stored_dtype(config), columns: config.dim as usize },
+            Buffer { name: "accumulator", dtype: Dtype::F32, columns: self.state_width },
         ]
     }
 
@@ -258,7 +264,7 @@ impl Embeddings for DeviceEmbeddings {
         let values = self.buffer(shard, buffer);
         pieces(&values, rows, |piece| {
             let piece = piece.of(&values).to_device(Device::Cpu).contiguous();
-            sink(bytemuck::cast_slice(tensors::as_slice(&piece)))
+            sink(tensors::as_bytes(&piece))
         })
     }
 
@@ -272,9 +278,9 @@ impl Embeddings for DeviceEmbeddings {
         let mut values = self.buffer(shard, buffer);
         let target = values.shallow_clone();
         pieces(&target, rows, |piece| {
-            let mut host = vec![0.0_f32; (piece.rows() * target.size()[1]) as usize];
-            source(bytemuck::cast_slice_mut(&mut host))?;
-            let host = tensors::from_f32(&host, &[piece.rows(), target.size()[1]]).to_device(values.device());
+            let mut host = vec![0; piece.rows() as usize * row_bytes(&target)];
+            source(&mut host)?;
+            let host = of_bytes(&host, piece.rows(), &target).to_device(values.device());
             match piece {
                 Piece::Range(first, rows) => values.narrow(0, first, rows).copy_(&host),
                 Piece::Chosen(rows) => drop(values.index_copy_(0, &index(rows, &target), &host)),
@@ -290,6 +296,16 @@ fn tensor(vectors: &Vectors) -> Option<&Tensor> {
         Vectors::Tensor(tensor) => Some(tensor),
         Vectors::Host(_) => None,
     }
+}
+
+/// Bytes of a row of a matrix.
+fn row_bytes(matrix: &Tensor) -> usize {
+    matrix.size()[1] as usize * matrix.kind().elt_size_in_bytes()
+}
+
+/// So many rows as those of `matrix`, from their bytes.
+fn of_bytes(bytes: &[u8], rows: i64, matrix: &Tensor) -> Tensor {
+    Tensor::from_slice(bytes).view_dtype(matrix.kind()).view([rows, matrix.size()[1]])
 }
 
 /// Rows that pass through this machine's memory at once.
@@ -327,7 +343,7 @@ fn pieces(
     mut work: impl FnMut(Piece<'_>) -> io::Result<()>,
 ) -> io::Result<()> {
     let size = values.size();
-    let most = (PIECE / (4 * size[1].max(1) as usize)).max(1);
+    let most = (PIECE / row_bytes(values).max(1)).max(1);
     match rows {
         RowSet::All => {
             let mut first = 0;
@@ -339,5 +355,113 @@ fn pieces(
             Ok(())
         }
         RowSet::Chosen(rows) => rows.chunks(most).try_for_each(|rows| work(Piece::Chosen(rows))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_ikjt::Feature;
+    use onefold_sharding::{DataType, IdPolicy, Pooling};
+
+    use super::super::LocalEmbeddings;
+    use super::*;
+    use crate::config::TableOptimizerKind;
+    use crate::device::host::emulated;
+
+    const ROWS: u64 = 12;
+    const DIM: u64 = 8;
+
+    fn configs() -> Vec<TableConfig> {
+        let dtypes = [DataType::Fp16, DataType::Fp32, DataType::Bf16, DataType::Fp16];
+        let config = |(i, dtype)| {
+            let (feature, pooling, ids) = (format!("f{i}"), Pooling::Sum, IdPolicy::Checked);
+            TableConfig { feature, rows: ROWS, dim: DIM, pooling, target: None, ids, dtype }
+        };
+        dtypes.into_iter().enumerate().map(config).collect()
+    }
+
+    /// Four samples of three ids, so that every row is looked up once.
+    fn group(step: i64) -> Group {
+        let rows: Vec<Vec<i64>> = (0..4)
+            .map(|sample| (0..3).map(|i| (5 * (3 * sample + i) + step) % ROWS as i64).collect())
+            .collect();
+        let feature = |config: TableConfig| Feature::from_rows(config.feature, &rows).unwrap();
+        Group::try_new("g", None, configs().into_iter().map(feature).collect()).unwrap()
+    }
+
+    /// Powers of two: their squares, sums of these and products with one are exact, whatever instructions compute them.
+    fn gradient(step: i64) -> Vec<f32> {
+        let value = |i: i64| [1.0, -0.5, 2.0, -1.0, 0.5][((7 * i + 3 * step) % 5) as usize];
+        (0..4 * 4 * DIM as i64).map(value).collect()
+    }
+
+    fn stored(embeddings: &dyn Embeddings) -> Vec<Vec<u8>> {
+        let weights = |table| {
+            let mut bytes = Vec::new();
+            let mut sink = |part: &[u8]| {
+                bytes.extend_from_slice(part);
+                Ok(())
+            };
+            embeddings.read(table, 0, RowSet::All, &mut sink).unwrap();
+            bytes
+        };
+        (0..configs().len()).map(weights).collect()
+    }
+
+    fn train(embeddings: &mut dyn Embeddings, optimizer: &TableOptimizerConfig) -> Vec<Vec<u8>> {
+        for step in 0..6 {
+            let lookups = embeddings.lookup(&[group(step)], Steps::default()).unwrap();
+            let pooled = gradient(step);
+            let pooled = match embeddings.on_device() {
+                Some(_) => Vectors::Tensor(tensors::from_f32(&pooled, &[-1, DIM as i64])),
+                None => pooled.into(),
+            };
+            let gradients = LookupGradients { pooled, sequences: Vec::new() };
+            embeddings.update(&lookups, &[gradients], optimizer);
+        }
+        stored(embeddings)
+    }
+
+    /// Where the updates before rounding are the same, so is every bit of what is stored.
+    #[test]
+    fn weights_are_rounded_as_on_the_cpu() {
+        use TableOptimizerKind::{Adagrad, Adam, RowWiseAdagrad, Sgd};
+        // Clipped gradients are no powers of two, and the mean of their squares depends on the order.
+        let cases = [(Sgd, None), (Adagrad, None), (Adam, None), (RowWiseAdagrad, None)];
+        for (kind, max_norm) in cases.into_iter().chain([Sgd, Adagrad, Adam].map(|kind| (kind, Some(0.7)))) {
+            let optimizer = TableOptimizerConfig {
+                max_row_grad_norm: max_norm,
+                ..TableOptimizerConfig::new(kind, 0.0625)
+            };
+            let mut cpu = LocalEmbeddings::new(&configs(), &optimizer, 9, 1).unwrap();
+            let mut device = DeviceEmbeddings::new(&emulated(), &configs(), &optimizer, 9, 1).unwrap();
+            let before = stored(&cpu);
+            assert!(before == stored(&device), "a device's tables begin as the CPU's");
+            let (expected, found) = (train(&mut cpu, &optimizer), train(&mut device, &optimizer));
+            for table in 0..configs().len() {
+                assert!(before[table] != expected[table], "{kind:?} changes nothing");
+                assert!(found[table] == expected[table], "{kind:?}, {max_norm:?}, table {table}");
+            }
+            // Another seed is another noise.
+            let mut other = DeviceEmbeddings::new(&emulated(), &configs(), &optimizer, 9, 1).unwrap();
+            other.seed = 10;
+            let other = train(&mut other, &optimizer);
+            assert!(other[0] != expected[0] && other[1] == expected[1] && other[2] != expected[2]);
+        }
+    }
+
+    #[test]
+    fn weights_take_the_memory_of_their_type() {
+        let optimizer = TableOptimizerConfig::new(TableOptimizerKind::Sgd, 0.1);
+        let accelerator = emulated();
+        // The emulated device has 1 GiB: room for so many weights of 16 bits, and not of 32.
+        let with = |dtype| {
+            let config = TableConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
+            DeviceEmbeddings::of_zeros(&accelerator, &[config], &optimizer, 1)
+        };
+        let [weights, _] = with(DataType::Bf16).unwrap().tables.table(0);
+        assert_eq!(weights.numel() * weights.kind().elt_size_in_bytes(), 640_000_000);
+        let error = with(DataType::Fp32).unwrap_err().to_string();
+        assert!(error.contains("the model takes 1.2 GiB"), "{error}");
     }
 }

@@ -192,8 +192,7 @@ pub(crate) struct RowNoise {
 impl Noise {
     /// The noise of a table in a step.
     pub fn new(seed: u64, step: u64, table: u64) -> Self {
-        let key = [step, table].into_iter().fold(mixed(seed), |key, part| mixed(key ^ part));
-        Self { key, first_row: 0, first_column: 0 }
+        Self { key: mixed(step_key(seed, step) ^ table), first_row: 0, first_column: 0 }
     }
 
     /// The noise of the same table's shard that begins at this row and column: the same for the same weights.
@@ -219,6 +218,11 @@ impl RowNoise {
         bits = (bits ^ (bits >> 15)).wrapping_mul(0x846c_a68b);
         bits ^ (bits >> 16)
     }
+}
+
+/// What the noise of all tables in a step is made from.
+pub(crate) fn step_key(seed: u64, step: u64) -> u64 {
+    mixed(mixed(seed) ^ step)
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea and Flood 2014), one step on.

@@ -11,7 +11,8 @@ use onefold_datasets::{
     DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
 };
 use onefold_ikjt::Dedupe;
-use onefold_sharding::Pooling;
+use onefold_sharding::{DataType, Pooling};
+use safetensors::Dtype;
 
 use super::*;
 
@@ -246,36 +247,69 @@ fn batches_that_preprocessing_empties_are_no_steps() {
 
 #[test]
 fn a_run_moves_between_devices() {
+    move_between_devices(&mut Runs::new());
+}
+
+/// The same with tables of every type, and gradients of table rows that are clipped.
+#[test]
+fn a_run_with_narrow_tables_moves_between_devices() {
     let mut runs = Runs::new();
+    runs.config.embedding.dtype = DataType::Bf16;
+    for (feature, dtype) in [("history", DataType::Fp16), ("wished", DataType::Fp32)] {
+        runs.config.tables.get_mut(feature).unwrap().dtype = Some(dtype);
+    }
+    runs.config.optimizer.tables.max_row_grad_norm = Some(0.01);
+    move_between_devices(&mut runs);
+    // What the device wrote is what the CPU exports, each table in its own type.
+    let (run, out) = (runs.folder.path().join("device"), runs.folder.path().join("exported"));
+    crate::export(&run, None, &out, false).unwrap();
+    let file = fs_err::read(out.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let tensors = file.tensors();
+    for (table, dtype) in
+        [("read", Dtype::BF16), ("item", Dtype::BF16), ("history", Dtype::F16), ("wished", Dtype::F32)]
+    {
+        let name = format!("t_{table}.weight");
+        let (_, weights) = tensors.iter().find(|(other, _)| other.ends_with(&name)).unwrap();
+        assert_eq!(weights.dtype(), dtype, "{table}");
+    }
+}
+
+fn move_between_devices(runs: &mut Runs) {
     // The blocks that a device does not have yet.
     for table in runs.config.tables.values_mut() {
         (table.pooling, table.target) = (Some(Pooling::Attention), None);
     }
+    let stopped = |runs: &Runs, run: &str| {
+        let stop = Stop::new();
+        let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };
+        let first = runs.train(run, Existing::Refuse, stop, &reporter).unwrap();
+        assert_eq!(first.ended, Ending::Stopped);
+        assert!((6..13).contains(&first.steps), "{}", first.steps);
+    };
+    let resumed = |runs: &Runs, run: &str| runs.train(run, Existing::Resume, Stop::new(), &Silent).unwrap();
+    let emulated = || Some(crate::device::host::emulated());
     let whole = runs.train("cpu", Existing::Refuse, Stop::new(), &Silent).unwrap();
-    runs.device = Some(crate::device::host::emulated());
+    stopped(runs, "from the cpu");
+    runs.device = emulated();
     let device = runs.train("device", Existing::Refuse, Stop::new(), &Silent).unwrap();
-    // The second half of a run that began on the device, its tables a base and rows that changed since.
-    let stop = Stop::new();
-    let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };
-    let first = runs.train("moved", Existing::Refuse, stop, &reporter).unwrap();
-    assert_eq!(first.ended, Ending::Stopped);
-    assert!((6..13).contains(&first.steps), "{}", first.steps);
+    // The second half of a run that began elsewhere, its tables a base and rows that changed since.
+    let from_cpu = resumed(runs, "from the cpu");
+    stopped(runs, "from the device");
     runs.device = None;
-    let moved = runs.train("moved", Existing::Resume, Stop::new(), &Silent).unwrap();
+    let from_device = resumed(runs, "from the device");
     let losses = |summary: &TrainSummary| summary.losses.clone().unwrap();
     assert_eq!(losses(&whole).len(), 14);
-    for other in [&device, &moved] {
+    for other in [&device, &from_cpu, &from_device] {
         assert_eq!(other.steps, 14);
         for (a, b) in losses(&whole).iter().zip(losses(other)) {
             assert!((a - b).abs() <= 1e-4 * a.abs(), "{a} {b}");
         }
     }
     // Stopped and resumed on the device, it is the same to the last bit.
-    runs.device = Some(crate::device::host::emulated());
-    let stop = Stop::new();
-    let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };
-    runs.train("resumed", Existing::Refuse, stop, &reporter).unwrap();
-    runs.train("resumed", Existing::Resume, Stop::new(), &Silent).unwrap();
+    runs.device = emulated();
+    stopped(runs, "resumed");
+    resumed(runs, "resumed");
     for file in ["metrics.jsonl", "model.safetensors"] {
         assert!(runs.read("resumed", file) == runs.read("device", file), "{file}");
     }

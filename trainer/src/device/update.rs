@@ -1,0 +1,132 @@
+//! The exact update: an id's gradients are summed over its places, then its row is updated once.
+
+use tch::{Kind, Tensor};
+
+use super::kernels::check;
+use super::weights::Weights;
+use super::{Accelerator, Argument};
+use crate::Result;
+use crate::kernels::update::Rule;
+
+/// `CHUNK` of `kernels.cu`.
+const CHUNK: u64 = 32;
+
+/// Places of a batch, sorted by table row.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// `[count]`, table rows.
+    keys: Tensor,
+    /// `[count]`, elements.
+    order: Tensor,
+    count: i64,
+}
+
+/// What is done to every row that was looked up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Update {
+    /// How a row follows its gradient.
+    pub(crate) rule: Rule,
+    /// Learning rate.
+    pub(crate) rate: f32,
+    /// A row's summed gradient is scaled down to this L2 norm where it is longer.
+    pub(crate) max_norm: Option<f32>,
+    /// What the noise of rounding is made from in this step: [`step_key`](crate::kernels::element::step_key).
+    pub(crate) noise: u64,
+}
+
+impl Accelerator {
+    /// Elements by the table rows that they were looked up from, `[elements]`.
+    pub(super) fn places(rows: &Tensor) -> Places {
+        let (keys, order) = rows.sort_stable(true, 0, false);
+        Places { count: rows.numel() as i64, keys, order }
+    }
+
+    /// Updates every table row among the places, once. The gradients of elements are those of `pooled` first, then those
+    /// of `others`, `[_, D]` both. Marks, where there are any, are a byte for each row.
+    pub(super) fn update(
+        &self,
+        places: &Places,
+        gradients: [&Tensor; 2],
+        update: &Update,
+        weights: &Weights,
+        state: &Tensor,
+        marks: Option<&Tensor>,
+    ) -> Result<()> {
+        let (count, dim, rows) = (places.count, weights.dim(), weights.rows());
+        check(&places.keys, Kind::Int, count, "keys");
+        check(&places.order, Kind::Int64, count, "order");
+        check(state, Kind::Float, rows * update.rule.state_width(dim as usize) as i64, "state");
+        if let Some(marks) = marks {
+            check(marks, Kind::Uint8, rows, "marks");
+        }
+        let sums = self.sum_places(places, gradients, dim)?;
+        let (length, width) = (Argument::Long(count), Argument::Int(dim as i32));
+        let rows = [Argument::Pointer(Some(&places.keys)), length, width];
+        if let Some(most) = update.max_norm {
+            let arguments = [&rows[..], &[Argument::Float(most), Argument::Pointer(Some(&sums))]].concat();
+            self.launch("clip_rows", count, &arguments)?;
+        }
+        let (sums, state) = (Argument::Pointer(Some(&sums)), Argument::Pointer(Some(state)));
+        let (numbers, rate) = (Numbers::of(&update.rule), Argument::Float(update.rate));
+        let eps = Argument::Float(numbers.eps);
+        let mut steps = None;
+        if let Rule::RowWiseAdagrad { .. } = update.rule {
+            let steps = steps.insert(self.empty(&[count], Kind::Float)?);
+            let own = [sums, rate, eps, state, Argument::Pointer(Some(steps))];
+            self.launch("accumulate_rows", count, &[&rows[..], &own].concat())?;
+        }
+        let own = [sums, Argument::Int(numbers.rule), rate, eps];
+        let moments = [numbers.betas, numbers.unbias].concat().into_iter().map(Argument::Float);
+        let moments: Vec<_> = moments.chain([Argument::Pointer(steps.as_ref())]).collect();
+        let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks)];
+        let tables = [&weights.arguments()[..], &weights.numbers()].concat();
+        self.launch("update", count * dim, &[&rows[..], &own, &moments, &tables, &last].concat())
+    }
+
+    /// `[count, D]`: the sum of each table row's gradients, in that of its first place.
+    fn sum_places(&self, places: &Places, [pooled, others]: [&Tensor; 2], dim: i64) -> Result<Tensor> {
+        let (count, pooled_elements) = (places.count, pooled.size()[0]);
+        check(pooled, Kind::Float, pooled_elements * dim, "gradients");
+        check(others, Kind::Float, (count - pooled_elements) * dim, "gradients");
+        let sums = self.empty(&[count, dim], Kind::Float)?;
+        let (keys, length) = (Argument::Pointer(Some(&places.keys)), Argument::Long(count));
+        let (width, target) = (Argument::Int(dim as i32), Argument::Pointer(Some(&sums)));
+        let arguments = [
+            keys,
+            Argument::Pointer(Some(&places.order)),
+            length,
+            Argument::Pointer(Some(pooled)),
+            Argument::Long(pooled_elements),
+            Argument::Pointer(Some(others)),
+            width,
+            target,
+        ];
+        self.launch("sum_chunks", (count as u64).div_ceil(CHUNK) as i64 * dim, &arguments)?;
+        self.launch("sum_rows", count * dim, &[keys, length, width, target])?;
+        Ok(sums)
+    }
+}
+
+/// A rule as the kernel takes it.
+struct Numbers {
+    rule: i32,
+    eps: f32,
+    betas: [f32; 2],
+    unbias: [f32; 2],
+}
+
+impl Numbers {
+    fn of(rule: &Rule) -> Self {
+        let plain = |rule, eps| Self { rule, eps, betas: [0.0; 2], unbias: [1.0; 2] };
+        match *rule {
+            Rule::Sgd => plain(0, 0.0),
+            Rule::Adagrad { eps } => plain(1, eps),
+            Rule::RowWiseAdagrad { eps } => plain(2, eps),
+            Rule::Adam { beta1, beta2, eps, step } => {
+                let exponent = i32::try_from(step).unwrap_or(i32::MAX);
+                let unbias = [beta1, beta2].map(|beta| 1.0 - beta.powi(exponent));
+                Self { rule: 3, eps, betas: [beta1, beta2], unbias }
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The weights of all tables in a device's memory, each table in its own type.
+
+use std::ops::Range;
+
+use onefold_sharding::DataType;
+use tch::{Kind, Tensor};
+
+use super::{Accelerator, Argument, failed};
+use crate::Result;
+
+/// The types in the order in which their rows are numbered.
+const TYPES: [DataType; 3] = [DataType::Fp32, DataType::Bf16, DataType::Fp16];
+
+/// Three arrays, one for each type, whose rows are numbered one array after the other; the rows of a table stand together.
+#[derive(Debug)]
+pub(super) struct Weights {
+    dim: i64,
+    /// `[rows, D]` of each of [`TYPES`].
+    arrays: [Tensor; 3],
+    /// The first row of each type, and the end.
+    starts: [i64; 4],
+    /// The rows of each table.
+    tables: Vec<Range<i64>>,
+    /// The first row and the number of every table, `[tables, 2]`, by the first row.
+    numbers: Tensor,
+}
+
+fn kind(dtype: DataType) -> Kind {
+    match dtype {
+        DataType::Fp32 => Kind::Float,
+        DataType::Bf16 => Kind::BFloat16,
+        DataType::Fp16 => Kind::Half,
+    }
+}
+
+impl Weights {
+    /// Zeros for tables of so many rows and these types.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables have 2^31 rows or more.
+    pub(super) fn zeros(accelerator: &Accelerator, tables: &[(i64, DataType)], dim: i64) -> Result<Self> {
+        let (mut starts, mut ranges, mut numbers) = ([0; 4], vec![0..0; tables.len()], Vec::new());
+        let mut end = 0_i64;
+        for (i, dtype) in TYPES.iter().enumerate() {
+            for (table, (rows, _)) in tables.iter().enumerate().filter(|(_, (_, other))| other == dtype) {
+                ranges[table] = end..end + rows;
+                numbers.extend([end, table as i64]);
+                end += rows;
+            }
+            starts[i + 1] = end;
+        }
+        if i32::try_from(end).is_err() {
+            let message = format!("the tables have {end} rows, more than 2^31");
+            let hint = "give the tables fewer rows, or train with `--device cpu`";
+            return Err(failed(accelerator.torch(), message, hint));
+        }
+        let array = |i: usize| accelerator.zeros(&[starts[i + 1] - starts[i], dim], kind(TYPES[i]));
+        Ok(Self {
+            dim,
+            arrays: [array(0)?, array(1)?, array(2)?],
+            starts,
+            tables: ranges,
+            numbers: Tensor::from_slice(&numbers).to_device(accelerator.torch()),
+        })
+    }
+
+    /// D.
+    pub(super) fn dim(&self) -> i64 {
+        self.dim
+    }
+
+    /// Of all tables.
+    pub(super) fn rows(&self) -> i64 {
+        self.starts[3]
+    }
+
+    /// The rows of a table.
+    pub(super) fn rows_of(&self, table: usize) -> Range<i64> {
+        self.tables[table].clone()
+    }
+
+    /// A table's weights, `[rows, D]` of its type, which share the memory of all.
+    pub(super) fn table(&self, table: usize) -> Tensor {
+        let rows = self.rows_of(table);
+        let dtype = (1..3).rev().find(|&i| self.starts[i] <= rows.start).unwrap_or(0);
+        self.arrays[dtype].narrow(0, rows.start - self.starts[dtype], rows.end - rows.start)
+    }
+
+    /// The arrays and their first rows, as kernels take them.
+    pub(super) fn arguments(&self) -> [Argument<'_>; 5] {
+        let [fp32, bf16, fp16] = self.arrays.each_ref().map(|array| Argument::Pointer(Some(array)));
+        // That rows fit was seen when they were numbered.
+        let [_, bf16_row, fp16_row, _] = self.starts.map(|row| Argument::Int(row as i32));
+        [fp32, bf16, fp16, bf16_row, fp16_row]
+    }
+
+    /// The numbers of tables by their first rows, as `update` takes them: the array, and how many.
+    pub(super) fn numbers(&self) -> [Argument<'_>; 2] {
+        [Argument::Pointer(Some(&self.numbers)), Argument::Int(self.tables.len() as i32)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::host::emulated;
+    use super::*;
+
+    #[test]
+    fn tables_stand_by_type_and_take_the_memory_of_their_type() {
+        use DataType::{Bf16, Fp16, Fp32};
+        let tables = [(5, Fp16), (2, Fp32), (3, Bf16), (4, Fp32), (1, Fp16)];
+        let weights = Weights::zeros(&emulated(), &tables, 6).unwrap();
+        let rows: Vec<_> = (0..5).map(|table| weights.rows_of(table)).collect();
+        assert_eq!(rows, [9..14, 0..2, 6..9, 2..6, 14..15]);
+        assert_eq!(weights.rows(), 15);
+        for (table, (rows, dtype)) in tables.into_iter().enumerate() {
+            let found = weights.table(table);
+            assert_eq!((found.size(), found.kind()), (vec![rows, 6], kind(dtype)));
+            assert_eq!(found.kind().elt_size_in_bytes() as u64, dtype.bytes());
+            // Each is a part of its own.
+            let _ = found.shallow_clone().fill_(table as f64 + 1.0);
+        }
+        for table in 0..5 {
+            let found = weights.table(table).to_kind(Kind::Double);
+            assert_eq!(
+                (found.min().double_value(&[]), found.max().double_value(&[])),
+                (table as f64 + 1.0, table as f64 + 1.0)
+            );
+        }
+        let none = Weights::zeros(&emulated(), &[(2, Bf16)], 3).unwrap();
+        assert_eq!((none.table(0).kind(), none.table(0).size()), (Kind::BFloat16, vec![2, 3]));
+        let error = Weights::zeros(&emulated(), &[(1 << 30, Fp32), (1 << 30, Bf16)], 1 << 20)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("the tables have 2147483648 rows"), "{error}");
+    }
+}
