@@ -18,8 +18,10 @@ mod check;
 mod cuda;
 #[cfg(test)]
 pub(crate) mod host;
+mod jagged;
 mod kernels;
 mod libtorch;
+mod parcel;
 mod stage;
 mod tables;
 #[cfg(test)]
@@ -35,7 +37,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
-pub(crate) use self::stage::Staged;
+pub(crate) use self::stage::{Staged, StagedSequences, Target};
 pub(crate) use self::tables::{DeviceTables, LookedUp};
 pub(crate) use self::update::Update;
 use crate::{Error, Result};

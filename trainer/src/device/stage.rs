@@ -1,10 +1,9 @@
 //! A batch on its way to the device: one piece of pinned memory, one copy.
 //!
-//! The ids that are in a row are copied as they are, feature after feature: those that are pooled first, then sequences. What
-//! the kernels need to know of rows is made here: where they begin, which of them hold an element, and
-//! which samples have them.
+//! The ids that are in a row are copied as they are, feature after feature: those that are pooled first, then sequences by
+//! the block that pools them. What the kernels need to know of rows is made here: where they begin, which of them hold an
+//! element, and which samples have them.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_ikjt::{Batch, Feature, Group};
@@ -12,8 +11,13 @@ use onefold_sharding::{IdPolicy, Pooling, TableConfig};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
+use super::jagged::{JaggedParts, JaggedSections, Layout, SamplesOfRows};
+use super::parcel::{Parcel, Part, Section, view};
 use super::{Accelerator, Bags, Jagged, Slot, Sums};
 use crate::{Error, Result};
+
+/// The blocks that pool sequences, in the order in which their elements are staged.
+const BLOCKS: [Pooling; 3] = [Pooling::Attention, Pooling::Encoder, Pooling::Din];
 
 /// Slots that batches take in turns.
 pub(super) type Slots = Arc<Mutex<Vec<Box<dyn Slot>>>>;
@@ -34,12 +38,36 @@ pub(crate) struct Staged {
     pub(crate) pooled_elements: i64,
     /// The rows of features that pool by sum or mean: `[U, F]` of every group, group after group.
     pub(crate) bags: Option<Bags>,
-    /// The rows of all sequences, feature after feature; their elements are counted from the first of them.
-    pub(crate) sequences: Option<Jagged>,
+    /// The sequences of every block that has any.
+    pub(crate) sequences: Vec<StagedSequences>,
+    /// What each feature that pools by `din` attends with, in their order.
+    pub(crate) targets: Vec<Target>,
     /// The groups of the batch.
     pub(crate) groups: Vec<StagedGroup>,
     /// `[B, dense features]`.
     pub(crate) dense: Option<Tensor>,
+}
+
+/// All sequences that one block pools.
+#[derive(Debug)]
+pub(crate) struct StagedSequences {
+    /// The block.
+    pub(crate) pooling: Pooling,
+    /// The first of their elements among those of all sequences.
+    pub(crate) first: i64,
+    /// So many.
+    pub(crate) elements: i64,
+    /// Their rows, feature after feature, over these elements: the groups' rows, and by `din` one for every sample.
+    pub(crate) rows: Jagged,
+}
+
+/// A feature whose pooled vector others attend with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Its group.
+    pub(crate) group: usize,
+    /// Its number among those of the group that pool by sum or mean.
+    pub(crate) feature: i64,
 }
 
 /// A group's rows and which samples have them.
@@ -47,10 +75,12 @@ pub(crate) struct Staged {
 pub(crate) struct StagedGroup {
     /// U.
     pub(crate) rows: i64,
-    /// F, of those that pool by sum or mean.
+    /// F, of features that pool by sum or mean.
     pub(crate) pooled: i64,
-    /// Of those that pool by attention.
-    pub(crate) sequences: i64,
+    /// Where their rows begin among all that are pooled.
+    pub(crate) first_bag: i64,
+    /// How the others pool, in their order.
+    pub(crate) sequences: Vec<Pooling>,
     /// The row of every sample, `[B]`, and the samples of every row.
     pub(crate) inverse: Option<(Tensor, Sums)>,
 }
@@ -99,56 +129,15 @@ impl Drop for Staged {
     }
 }
 
-/// How one feature is laid out.
-struct Layout {
-    /// The values that are in a row, as ranges without overlap.
-    runs: Vec<Range<usize>>,
-    /// Where each row begins among these.
-    offsets: Vec<i32>,
-    /// The rows that are not empty, by offset.
-    order: Vec<u32>,
-    /// The largest end of the rows up to each of these.
-    reach: Vec<i32>,
-    longest: i32,
-    elements: usize,
-}
-
-impl Layout {
-    fn new(feature: &Feature) -> Self {
-        let (offsets, sizes) = (feature.offsets(), feature.sizes());
-        let mut order: Vec<u32> = (0..sizes.len() as u32).filter(|&row| sizes[row as usize] > 0).collect();
-        // Most rows are in order already; the sort finds that out in one pass.
-        order.sort_by_key(|&row| offsets[row as usize]);
-        let mut new_offsets = vec![0; sizes.len()];
-        let (mut runs, mut reach): (Vec<Range<usize>>, _) = (Vec::new(), Vec::with_capacity(order.len()));
-        let (mut end, mut skipped, mut longest) = (0, 0, 0);
-        for &row in &order {
-            let (offset, size) = (offsets[row as usize], sizes[row as usize]);
-            match runs.last_mut() {
-                Some(run) if offset <= end => run.end = run.end.max((offset + size) as usize),
-                _ => {
-                    skipped += offset - end;
-                    runs.push(offset as usize..(offset + size) as usize);
-                }
-            }
-            end = end.max(offset + size);
-            new_offsets[row as usize] = offset - skipped;
-            reach.push(end - skipped);
-            longest = longest.max(size);
-        }
-        let elements = runs.iter().map(ExactSizeIterator::len).sum();
-        Self { runs, offsets: new_offsets, order, reach, longest, elements }
-    }
-}
-
 /// A feature with its table.
 struct Planned<'a> {
     feature: &'a Feature,
+    group: usize,
     table: usize,
     layout: Layout,
 }
 
-fn plan<'a>(feature: &'a Feature, table: usize, config: &TableConfig) -> Result<Planned<'a>> {
+fn plan<'a>(feature: &'a Feature, group: usize, table: usize, config: &TableConfig) -> Result<Planned<'a>> {
     if config.ids == IdPolicy::Checked {
         // The largest as an unsigned number: negative ids are larger than all others.
         let wrong =
@@ -157,180 +146,30 @@ fn plan<'a>(feature: &'a Feature, table: usize, config: &TableConfig) -> Result<
             return Err(Error::Id { feature: feature.name().to_owned(), id, rows: config.rows });
         }
     }
-    Ok(Planned { feature, table, layout: Layout::new(feature) })
+    Ok(Planned { feature, group, table, layout: Layout::new(feature) })
 }
 
-/// Numbers in a slot: where, and how many.
-#[derive(Debug, Clone, Copy)]
-struct Section {
-    word: usize,
-    count: usize,
-}
-
-/// What goes into a slot, one after the other on 16 bytes.
-#[derive(Default)]
-struct Parcel<'a> {
-    words: usize,
-    parts: Vec<(Section, Part<'a>)>,
-}
-
-enum Part<'a> {
-    Ints(Vec<i32>),
-    Longs(Vec<i64>),
-    Floats(std::borrow::Cow<'a, [f32]>),
-    /// Chosen values of a feature.
-    Ids(&'a [i64], Vec<Range<usize>>),
-}
-
-impl Part<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Self::Ints(values) => values.len(),
-            Self::Longs(values) => values.len(),
-            Self::Floats(values) => values.len(),
-            Self::Ids(_, runs) => runs.iter().map(ExactSizeIterator::len).sum(),
-        }
-    }
-
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Ints(_) => Kind::Int,
-            Self::Longs(_) | Self::Ids(..) => Kind::Int64,
-            Self::Floats(_) => Kind::Float,
-        }
-    }
-
-    fn write(&self, words: &mut [u64]) {
-        fn copy<T: bytemuck::Pod>(words: &mut [u64], values: &[T]) {
-            bytemuck::cast_slice_mut(words)[..values.len()].copy_from_slice(values);
-        }
-        match self {
-            Self::Ints(values) => copy(words, values),
-            Self::Longs(values) => copy(words, values),
-            Self::Floats(values) => copy(words, values),
-            Self::Ids(values, runs) => {
-                let mut rest = words;
-                for run in runs {
-                    let (own, others) = rest.split_at_mut(run.len());
-                    copy(own, &values[run.clone()]);
-                    rest = others;
-                }
-            }
-        }
-    }
-}
-
-impl<'a> Parcel<'a> {
-    fn add(&mut self, part: Part<'a>) -> Section {
-        self.add_unaligned(part, true)
-    }
-
-    /// Ids of features stand side by side.
-    fn add_unaligned(&mut self, part: Part<'a>, aligned: bool) -> Section {
-        if aligned {
-            self.words = self.words.next_multiple_of(2);
-        }
-        let section = Section { word: self.words, count: part.len() };
-        self.words += (part.len() * part.kind().elt_size_in_bytes()).div_ceil(size_of::<u64>());
-        self.parts.push((section, part));
-        section
-    }
-
-    fn ints(&mut self, values: Vec<i32>) -> Section {
-        self.add(Part::Ints(values))
-    }
-
-    /// Writes everything, in parallel.
-    fn write(&self, words: &mut [u64]) {
-        let mut rest = words;
-        let mut at = 0;
-        let mut places = Vec::with_capacity(self.parts.len());
-        for (i, (section, _)) in self.parts.iter().enumerate() {
-            let end = self.parts.get(i + 1).map_or(self.words, |(next, _)| next.word);
-            let (_, tail) = rest.split_at_mut(section.word - at);
-            let (own, tail) = tail.split_at_mut(end - section.word);
-            places.push(own);
-            (rest, at) = (tail, end);
-        }
-        self.parts.par_iter().zip(places).for_each(|((_, part), words)| part.write(words));
-    }
-}
-
-/// The numbers of rows that may overlap, while they are put together.
-#[derive(Default)]
-struct JaggedParts {
-    offsets: Vec<i32>,
-    sizes: Vec<i32>,
-    order: Vec<i32>,
-    reach: Vec<i32>,
-    longest: i32,
-}
-
-struct JaggedSections {
-    rows: usize,
-    sections: [Section; 4],
-    longest: i32,
-}
-
-impl JaggedParts {
-    /// Adds the order of a feature's rows, row r of which has the number `number(r)`, and whose elements begin at `first`.
-    fn add_order(&mut self, layout: &Layout, first: usize, number: impl Fn(u32) -> usize) {
-        self.order.extend(layout.order.iter().map(|&row| number(row) as i32));
-        self.reach.extend(layout.reach.iter().map(|end| end + first as i32));
-        self.longest = self.longest.max(layout.longest);
-    }
-
-    fn pack(self, parcel: &mut Parcel<'_>) -> JaggedSections {
-        let rows = self.offsets.len();
-        let sections = [self.offsets, self.sizes, self.order, self.reach].map(|values| parcel.ints(values));
-        JaggedSections { rows, sections, longest: self.longest }
-    }
-}
-
-impl JaggedSections {
-    fn of(&self, device: &Tensor) -> Jagged {
-        let [offsets, sizes, order, reach] = self.sections.map(|section| view(device, section, Kind::Int));
-        Jagged {
-            rows: self.rows as i64,
-            offsets,
-            sizes,
-            order,
-            reach,
-            longest: i64::from(self.longest.max(1)),
-        }
-    }
-}
-
-/// The numbers of a section as a tensor, which shares the slot's memory.
-fn view(device: &Tensor, section: Section, kind: Kind) -> Tensor {
-    let bytes = section.count * kind.elt_size_in_bytes();
-    device.narrow(0, (section.word * size_of::<u64>()) as i64, bytes as i64).view_dtype(kind)
-}
-
-/// The samples of each of `rows` rows, by a counting sort: samples by row, and where those of each row end.
-fn samples_of_rows(inverse: &[i32], rows: usize) -> (Vec<i32>, Vec<i32>) {
-    let mut next = vec![0_i32; rows + 1];
-    inverse.iter().for_each(|&row| next[row as usize + 1] += 1);
-    for row in 0..rows {
-        next[row + 1] += next[row];
-    }
-    let mut order = vec![0; inverse.len()];
-    for (sample, &row) in inverse.iter().enumerate() {
-        let place = &mut next[row as usize];
-        order[*place as usize] = sample as i32;
-        *place += 1;
-    }
-    // Each row's next place is where it ends.
-    next.truncate(rows);
-    (order, next)
+fn plan_all<'a>(groups: &'a [Group], configs: &[TableConfig]) -> Result<Vec<Planned<'a>>> {
+    let of_group = |(i, group): (usize, &'a Group)| group.features().iter().map(move |feature| (i, feature));
+    let features: Vec<_> = groups.iter().enumerate().flat_map(of_group).zip(configs).enumerate().collect();
+    features.par_iter().map(|(i, ((group, feature), config))| plan(feature, *group, *i, config)).collect()
 }
 
 /// A group's sections: its inverse index, samples by row, ends.
 struct GroupSections {
     rows: usize,
     pooled: usize,
-    sequences: usize,
+    first_bag: usize,
+    sequences: Vec<Pooling>,
     inverse: Option<[Section; 3]>,
+}
+
+/// The sections of a block's sequences, and where their elements are.
+struct SequenceSections {
+    pooling: Pooling,
+    first: usize,
+    elements: usize,
+    rows: JaggedSections,
 }
 
 /// Puts batches into slots.
@@ -366,25 +205,25 @@ impl Stage {
     }
 
     fn stage_here(&self, batch: &Batch, configs: &[TableConfig], first_rows: &[i64]) -> Result<Staged> {
-        let features: Vec<(&Feature, &TableConfig)> =
-            batch.groups().iter().flat_map(Group::features).zip(configs).collect();
-        let planned = features.par_iter().enumerate().map(|(i, (feature, config))| plan(feature, i, config));
-        let planned: Vec<Planned<'_>> = planned.collect::<Result<_>>()?;
+        let planned = plan_all(batch.groups(), configs)?;
         let elements: usize = planned.iter().map(|planned| planned.layout.elements).sum();
         if i32::try_from(elements).is_err() {
             let message = format!("a batch of {} samples has {elements} ids, more than 2^31", batch.size());
             return Err(super::failed(self.accelerator.torch(), message, "lower `[train].batch_size`"));
         }
-        let attends = |planned: &Planned<'_>| configs[planned.table].pooling == Pooling::Attention;
         let mut parcel = Parcel::default();
-        let (sequences, pooled): (Vec<_>, Vec<_>) = planned.iter().partition(|planned| attends(planned));
-        let (ids, starts, tables) =
-            add_ids(&mut parcel, pooled.iter().chain(&sequences), configs, first_rows);
+        let by = |pooling| planned.iter().filter(move |planned| configs[planned.table].pooling == pooling);
+        let sequences = BLOCKS.map(|pooling| by(pooling).collect::<Vec<_>>());
+        let pooled = planned.iter().filter(|planned| !configs[planned.table].pooling.is_sequence());
+        let pooled: Vec<&Planned<'_>> = pooled.collect();
+        let in_order = pooled.iter().chain(sequences.iter().flatten());
+        let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs, first_rows);
         let pooled_elements: usize = pooled.iter().map(|planned| planned.layout.elements).sum();
         let (bags, scales) = add_bags(&mut parcel, batch.groups(), &planned, configs);
         let factors = add_factors(&mut parcel, &pooled);
-        let rows_of_sequences = add_sequences(&mut parcel, &sequences);
-        let groups = add_groups(&mut parcel, batch.groups(), configs);
+        let samples: Vec<Option<SamplesOfRows>> = batch.groups().par_iter().map(samples_of_rows).collect();
+        let sequences = add_sequences(&mut parcel, batch.groups(), &sequences, &samples);
+        let groups = add_groups(&mut parcel, batch.groups(), configs, samples);
         let dense = (batch.dense_width() > 0).then(|| parcel.add(Part::Floats(batch.dense()[..].into())));
 
         let mut slot = self.slot(parcel.words)?;
@@ -394,7 +233,8 @@ impl Stage {
         let group = |group: &GroupSections| StagedGroup {
             rows: group.rows as i64,
             pooled: group.pooled as i64,
-            sequences: group.sequences as i64,
+            first_bag: group.first_bag as i64,
+            sequences: group.sequences.clone(),
             inverse: group.inverse.map(|sections| {
                 let [inverse, order, ends] = sections.map(|section| view(on_device, section, Kind::Int));
                 (inverse, Sums { order, ends })
@@ -410,7 +250,8 @@ impl Stage {
                 scales: view(on_device, scales, Kind::Float),
                 factors: factors.map(|section| view(on_device, section, Kind::Float)),
             }),
-            sequences: (!sequences.is_empty()).then(|| rows_of_sequences.of(on_device)),
+            sequences: sequences.iter().map(|sequences| sequences.of(on_device)).collect(),
+            targets: targets(batch.groups(), configs),
             groups: groups.iter().map(group).collect(),
             dense: dense.map(|section| {
                 let shape = [batch.size() as i64, batch.dense_width() as i64];
@@ -460,7 +301,7 @@ fn add_bags(
         let features = &planned[table..table + group.features().len()];
         table += features.len();
         let pooled: Vec<_> =
-            features.iter().filter(|planned| configs[planned.table].pooling != Pooling::Attention).collect();
+            features.iter().filter(|planned| !configs[planned.table].pooling.is_sequence()).collect();
         let (first_bag, rows) = (parts.offsets.len(), group.rows());
         parts.offsets.resize(first_bag + rows * pooled.len(), 0);
         parts.sizes.resize(first_bag + rows * pooled.len(), 0);
@@ -497,54 +338,79 @@ fn add_factors(parcel: &mut Parcel<'_>, pooled: &[&Planned<'_>]) -> Option<Secti
     })
 }
 
-/// The rows of sequences.
-fn add_sequences(parcel: &mut Parcel<'_>, sequences: &[&Planned<'_>]) -> JaggedSections {
-    let (mut parts, mut element) = (JaggedParts::default(), 0);
-    for planned in sequences {
-        let first_row = parts.offsets.len();
-        parts.offsets.extend(planned.layout.offsets.iter().map(|offset| offset + element as i32));
-        parts.sizes.extend_from_slice(planned.feature.sizes());
-        parts.add_order(&planned.layout, element, |row| first_row + row as usize);
-        element += planned.layout.elements;
+impl SequenceSections {
+    fn of(&self, device: &Tensor) -> StagedSequences {
+        let (first, elements) = (self.first as i64, self.elements as i64);
+        StagedSequences { pooling: self.pooling, first, elements, rows: self.rows.of(device) }
     }
-    parts.pack(parcel)
+}
+
+fn samples_of_rows(group: &Group) -> Option<SamplesOfRows> {
+    group.inverse().map(|inverse| SamplesOfRows::new(inverse, group.rows()))
+}
+
+/// The rows of the sequences of every block that has any; `samples` are those of every group.
+fn add_sequences(
+    parcel: &mut Parcel<'_>,
+    groups: &[Group],
+    blocks: &[Vec<&Planned<'_>>; 3],
+    samples: &[Option<SamplesOfRows>],
+) -> Vec<SequenceSections> {
+    let mut first = 0;
+    let mut sections = Vec::new();
+    for (pooling, features) in BLOCKS.into_iter().zip(blocks).filter(|(_, features)| !features.is_empty()) {
+        let (mut parts, mut elements) = (JaggedParts::default(), 0);
+        for Planned { feature, layout, group, .. } in features {
+            match (pooling, groups[*group].inverse(), &samples[*group]) {
+                (Pooling::Din, Some(inverse), Some(samples)) => {
+                    parts.add_samples(feature, layout, elements, inverse, samples);
+                }
+                _ => parts.add_rows(feature, layout, elements),
+            }
+            elements += layout.elements;
+        }
+        sections.push(SequenceSections { pooling, first, elements, rows: parts.pack(parcel) });
+        first += elements;
+    }
+    sections
+}
+
+/// What each table that pools by `din` attends with.
+fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
+    let mut pooled: Vec<(&str, Target)> = Vec::new();
+    let mut rest = configs;
+    for (group, features) in groups.iter().map(|group| group.features().len()).enumerate() {
+        let (own, others) = rest.split_at(features);
+        let own = own.iter().filter(|config| !config.pooling.is_sequence()).zip(0..);
+        pooled.extend(own.map(|(config, feature)| (config.feature.as_str(), Target { group, feature })));
+        rest = others;
+    }
+    let target = |config: &TableConfig| {
+        let found = pooled.iter().find(|(feature, _)| config.target.as_deref() == Some(*feature));
+        found.expect("`resolve_tables` has seen that there is one").1
+    };
+    configs.iter().filter(|config| config.pooling == Pooling::Din).map(target).collect()
 }
 
 /// Which samples have which rows.
-fn add_groups(parcel: &mut Parcel<'_>, groups: &[Group], configs: &[TableConfig]) -> Vec<GroupSections> {
-    let mut table = 0;
-    let group = |group: &Group| {
-        let configs = &configs[table..table + group.features().len()];
-        table += configs.len();
-        let sequences = configs.iter().filter(|config| config.pooling == Pooling::Attention).count();
-        let inverse = group.inverse().map(|inverse| {
-            let (order, ends) = samples_of_rows(inverse, group.rows());
+fn add_groups(
+    parcel: &mut Parcel<'_>,
+    groups: &[Group],
+    configs: &[TableConfig],
+    samples: Vec<Option<SamplesOfRows>>,
+) -> Vec<GroupSections> {
+    let (mut table, mut first_bag) = (0, 0);
+    let group = |(group, samples): (&Group, Option<SamplesOfRows>)| {
+        let poolings = configs[table..table + group.features().len()].iter().map(|config| config.pooling);
+        table += group.features().len();
+        let sequences: Vec<Pooling> = poolings.filter(|pooling| pooling.is_sequence()).collect();
+        let inverse = group.inverse().zip(samples).map(|(inverse, SamplesOfRows { order, ends })| {
             [inverse.to_vec(), order, ends].map(|values| parcel.ints(values))
         });
-        GroupSections { rows: group.rows(), pooled: configs.len() - sequences, sequences, inverse }
+        let (rows, pooled) = (group.rows(), group.features().len() - sequences.len());
+        let own = GroupSections { rows, pooled, first_bag, sequences, inverse };
+        first_bag += rows * pooled;
+        own
     };
-    groups.iter().map(group).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_values_in_rows_are_laid_out() {
-        // Rows 2..4, none, 1..3, 6..7, none: of eight values, 0, 4, 5 and 7 are in none.
-        let values: Vec<i64> = (0..8).collect();
-        let feature = Feature::try_new("x", values, None, vec![2, 5, 1, 6, 0], vec![2, 0, 2, 1, 0]);
-        let layout = Layout::new(&feature.unwrap());
-        assert_eq!(layout.runs, [1..4, 6..7]);
-        assert_eq!(layout.order, [2, 0, 3]);
-        assert_eq!([0, 2, 3].map(|row| layout.offsets[row]), [1, 0, 3]);
-        assert_eq!((layout.reach, layout.longest, layout.elements), (vec![2, 3, 4], 2, 4));
-    }
-
-    #[test]
-    fn samples_are_found_by_row() {
-        let (order, ends) = samples_of_rows(&[2, 0, 2, 2], 4);
-        assert_eq!((order, ends), (vec![1, 0, 2, 3], vec![1, 1, 4, 4]));
-    }
+    groups.iter().zip(samples).map(group).collect()
 }

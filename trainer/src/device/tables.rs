@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::{Pooling, TableConfig};
+use onefold_sharding::TableConfig;
 use tch::{Kind, Tensor};
 
 use super::stage::Stage;
@@ -49,8 +49,8 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, the tables differ in their dimension or have 2^31
-    /// rows, or one pools in another way.
+    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension or have
+    /// 2^31 rows.
     pub(crate) fn new(
         accelerator: &Accelerator,
         configs: &[TableConfig],
@@ -62,15 +62,6 @@ impl DeviceTables {
         if let Some(other) = configs.iter().find(|config| config.dim != dim) {
             let message = format!("`{}` has dimension {}, other tables {dim}", other.feature, other.dim);
             return Err(failed(device, message, "give all tables one `dim`, or train with `--device cpu`"));
-        }
-        let unknown = |config: &&TableConfig| {
-            !matches!(config.pooling, Pooling::Sum | Pooling::Mean | Pooling::Attention)
-        };
-        if let Some(other) = configs.iter().find(unknown) {
-            let message =
-                format!("`{}` pools by `{:?}`, which runs on the CPU only", other.feature, other.pooling);
-            let hint = "pool by `sum`, `mean` or `attention` under `[tables]`, or train with `--device cpu`";
-            return Err(failed(device, message, hint));
         }
         let sizes: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
         let weights = Weights::zeros(accelerator, &sizes, dim as i64)?;
@@ -156,7 +147,7 @@ impl DeviceTables {
     pub(crate) fn look_up(&self, batch: &Staged) -> Result<LookedUp> {
         let rows = self.accelerator.table_rows(&batch.ids, &batch.starts, &batch.tables)?;
         let pooled = batch.bags.as_ref().map(|bags| self.accelerator.pool(&self.weights, &rows, bags));
-        let sequences = batch.sequences.as_ref().map(|_| {
+        let sequences = (!batch.sequences.is_empty()).then(|| {
             let count = rows.numel() as i64 - batch.pooled_elements;
             self.accelerator.gather(&self.weights, &rows.narrow(0, batch.pooled_elements, count))
         });

@@ -196,7 +196,7 @@ proptest! {
         let looked_up = tables.look_up(&staged).unwrap();
         let pooled = Vec::<f32>::try_from(looked_up.pooled.as_ref().unwrap().view(-1)).unwrap();
         let elements = Vec::<f32>::try_from(looked_up.sequences.as_ref().unwrap().view(-1)).unwrap();
-        let jagged = staged.sequences.as_ref().unwrap();
+        let jagged = &staged.sequences[0].rows;
         let sequence_rows = Vec::<i32>::try_from(&jagged.offsets).unwrap().into_iter().zip(Vec::<i32>::try_from(&jagged.sizes).unwrap()).collect::<Vec<_>>();
 
         // The gradient of a sample's vector of feature f is 1 + f everywhere; of each element likewise.

@@ -4,6 +4,7 @@ use onefold_sharding::Pooling;
 use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
 
+use super::padded::Valid;
 use crate::embedding::{Embeddings, Lookup};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
 use crate::tensors;
@@ -15,10 +16,10 @@ use crate::tensors;
 /// [`kernels::attention`](crate::kernels::attention), whose output is a leaf.
 #[derive(Debug)]
 pub(super) struct SelfAttention {
-    pub(super) dim: i64,
-    pub(super) heads: i64,
-    pub(super) project: nn::Linear,
-    pub(super) output: nn::Linear,
+    dim: i64,
+    heads: i64,
+    project: nn::Linear,
+    output: nn::Linear,
 }
 
 /// What the block gave, and what its backward needs.
@@ -76,6 +77,23 @@ impl SelfAttention {
         };
         let rows = self.output.forward(&(Tensor::cat(&values, 1) + bias));
         Attended { rows, means, weights, plan }
+    }
+
+    /// Queries, keys and values of every element, `[T, 3 D]` from `[T, D]`, for [`forward_padded`](Self::forward_padded). The bias
+    /// of keys has no influence, and no gradient: not even rounding's.
+    pub(super) fn with_projections(&self, vectors: &Tensor) -> Tensor {
+        let part = |i: i64| self.bias().narrow(0, i * self.dim, self.dim);
+        vectors.linear(&self.project.ws, Some(Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)))
+    }
+
+    /// `[N, D]`, the vector of every list, from projected lists `[N, longest, 3 D]`, with zeros behind their ends, which `sizes` (`[N]`)
+    /// tell.
+    pub(super) fn forward_padded(&self, lists: &Tensor, sizes: &Tensor) -> Tensor {
+        let valid = Valid::new(sizes, lists);
+        let (weights, values) = valid.attention(lists, self.heads, self.dim);
+        // The mean over the queries is taken of the weights, before they meet the values.
+        let means = valid.share.unsqueeze(1).matmul(&weights).matmul(&values);
+        self.output.forward(&means.reshape([-1, self.dim]))
     }
 
     fn bias(&self) -> &Tensor {

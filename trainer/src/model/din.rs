@@ -52,17 +52,57 @@ impl TargetAttention {
         let by_position: Vec<i64> =
             by_list.flat_map(|(&target, &size)| std::iter::repeat_n(target, size as usize)).collect();
         let by_position = indices(&by_position, device);
-        let (first, rest) = self.layers.split_first().expect("the last layer is always there");
-        let part = |i: i64| first.ws.narrow(1, i * self.dim, self.dim);
-        let of_queries = queries.linear(&(part(0) + part(2)), first.bs.as_ref());
-        let of_keys = vectors.matmul(&(part(1) - part(2)).tr());
+        let (of_queries, of_keys) = (self.of_queries(queries), self.of_keys(vectors));
         let products = gather(queries, &by_position) * gather(vectors, &elements);
-        let mut hidden =
-            products.matmul(&part(3).tr()) + gather(&of_queries, &by_position) + gather(&of_keys, &elements);
-        for layer in rest {
+        let weights =
+            self.weights(&products, &gather(&of_queries, &by_position), &gather(&of_keys, &elements));
+        weighted_sum(vectors, &elements, &indices(&lists.starts(), device), &weights.reshape([-1]))
+    }
+
+    /// Every query beside its part of the first layer, `[U, D + H]` from `[U, D]`.
+    pub(super) fn with_queries(&self, queries: &Tensor) -> Tensor {
+        Tensor::cat(&[queries, &self.of_queries(queries)], 1)
+    }
+
+    /// Every element beside its part of the first layer, `[T, D + H]` from `[T, D]`.
+    pub(super) fn with_keys(&self, vectors: &Tensor) -> Tensor {
+        Tensor::cat(&[vectors, &self.of_keys(vectors)], 1)
+    }
+
+    /// `[N, D]`, the vector of every list. Of lists `[N, longest, D + H]` there are those [with keys](Self::with_keys), and zeros behind
+    /// their ends; list `i` attends with row `i` of those [with queries](Self::with_queries), `[N, D + H]`.
+    pub(super) fn forward_padded(&self, lists: &Tensor, queries: &Tensor) -> Tensor {
+        let hidden = lists.size()[2] - self.dim;
+        let (vectors, of_keys) = (lists.narrow(2, 0, self.dim), lists.narrow(2, self.dim, hidden));
+        let queries = queries.unsqueeze(1);
+        let products = queries.narrow(2, 0, self.dim) * &vectors;
+        let weights = self.weights(&products, &queries.narrow(2, self.dim, hidden), &of_keys);
+        // What lies behind an end is zero, whatever its weight.
+        weights.transpose(1, 2).matmul(&vectors).squeeze_dim(1)
+    }
+
+    /// `[…, D]` of the first layer's weights.
+    fn part(&self, i: i64) -> Tensor {
+        self.layers[0].ws.narrow(1, i * self.dim, self.dim)
+    }
+
+    /// What the first layer makes of queries, `[U, H]`.
+    fn of_queries(&self, queries: &Tensor) -> Tensor {
+        queries.linear(&(self.part(0) + self.part(2)), self.layers[0].bs.as_ref())
+    }
+
+    /// What the first layer makes of elements, `[T, H]`.
+    fn of_keys(&self, vectors: &Tensor) -> Tensor {
+        vectors.matmul(&(self.part(1) - self.part(2)).tr())
+    }
+
+    /// The weight of every pair, `[…, 1]`, from `q ∘ k`, `[…, D]`, and the first layer's parts of q and k, `[…, H]`.
+    fn weights(&self, products: &Tensor, of_queries: &Tensor, of_keys: &Tensor) -> Tensor {
+        let mut hidden = products.matmul(&self.part(3).tr()) + of_queries + of_keys;
+        for layer in &self.layers[1..] {
             hidden = layer.forward(&hidden.sigmoid());
         }
-        weighted_sum(vectors, &elements, &indices(&lists.starts(), device), &hidden.reshape([-1]))
+        hidden
     }
 }
 
@@ -70,7 +110,7 @@ impl TargetAttention {
 mod tests {
     use tch::{Device, nn};
 
-    use super::super::lists::check_gradients;
+    use super::super::lists::{check_gradients, pad};
     use super::*;
 
     #[test]
@@ -83,5 +123,19 @@ mod tests {
         let targets = [1, 0, 1, 1];
         let inputs = [[5, 3], [2, 3]];
         check_gradients(&variables, &inputs, |inputs| unit.forward(&inputs[0], &inputs[1], &lists, &targets));
+    }
+
+    #[test]
+    fn padded_lists_have_the_vectors_of_lists() {
+        let variables = nn::VarStore::new(Device::Cpu);
+        let unit = TargetAttention::new(&variables.root(), 3, &[4, 2]);
+        let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };
+        let [vectors, queries] = [5, 2].map(|n| Tensor::randn([n, 3], (tch::Kind::Float, Device::Cpu)));
+        let targets = [1, 0, 1, 1];
+        let keys = pad(&unit.with_keys(&vectors), &lists);
+        let queries_of_lists = gather(&unit.with_queries(&queries), &indices(&targets, Device::Cpu));
+        let found = unit.forward_padded(&keys, &queries_of_lists);
+        let expected = unit.forward(&vectors, &queries, &lists, &targets);
+        assert!((found - expected).abs().max().double_value(&[]) < 1e-6);
     }
 }

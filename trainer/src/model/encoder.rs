@@ -4,6 +4,7 @@ use tch::Tensor;
 use tch::nn::{self, Module};
 
 use super::lists::{Lists, gather, indices, mean};
+use super::padded::Valid;
 
 /// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it, and the
 /// mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
@@ -49,19 +50,49 @@ impl Encoder {
     pub(super) fn forward(&self, vectors: &Tensor, lists: &Lists) -> Tensor {
         let device = vectors.device();
         let (lists, places) = lists.by_size();
-        let projected = self.norm[0].forward(vectors).linear(&self.project.0, Some(self.bias()));
+        let projected = self.projections(vectors);
         let attended = self.output.forward(&self.attend(&projected, &lists));
         let residual = gather(vectors, &indices(&lists.elements(), device)) + attended;
-        let hidden = self.hidden[0].forward(&self.norm[1].forward(&residual)).relu();
+        let hidden = self.hidden_layer(&residual);
         let starts = indices(&lists.starts(), device);
         // An empty list has no position whose bias there could be a mean of.
         let occupied: Vec<f32> = lists.sizes.iter().map(|&size| f32::from(u8::from(size > 0))).collect();
-        let occupied = Tensor::from_slice(&occupied).to_kind(vectors.kind()).to_device(device);
-        let last = &self.hidden[1];
-        let bias = occupied.unsqueeze(1)
-            * last.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias");
-        let rows = mean(&residual, &starts) + mean(&hidden, &starts).matmul(&last.ws.tr()) + bias;
+        let occupied = Tensor::from_slice(&occupied).to_kind(vectors.kind()).to_device(device).unsqueeze(1);
+        let rows = self.last(&mean(&residual, &starts), &mean(&hidden, &starts), &occupied);
         gather(&rows, &indices(&places, device))
+    }
+
+    /// Every element's queries, keys and values beside itself, `[T, 4 D]` from `[T, D]`.
+    pub(super) fn with_projections(&self, vectors: &Tensor) -> Tensor {
+        Tensor::cat(&[&self.projections(vectors), vectors], 1)
+    }
+
+    /// `[N, D]`, the vector of every list. Of lists `[N, longest, 4 D]` there are those [with
+    /// projections](Self::with_projections), and zeros behind their ends, which `sizes` (`[N]`) tell.
+    pub(super) fn forward_padded(&self, lists: &Tensor, sizes: &Tensor) -> Tensor {
+        let valid = Valid::new(sizes, lists);
+        let (weights, values) = valid.attention(lists, self.heads, self.dim);
+        let attended = weights.matmul(&values).transpose(1, 2).reshape([-1, lists.size()[1], self.dim]);
+        let residual = lists.narrow(2, 3 * self.dim, self.dim) + self.output.forward(&attended);
+        let mean = |values: &Tensor| valid.share.matmul(values).squeeze_dim(1);
+        self.last(&mean(&residual), &mean(&self.hidden_layer(&residual)), &valid.occupied)
+    }
+
+    /// Queries, keys and values, `[T, 3 D]`.
+    fn projections(&self, vectors: &Tensor) -> Tensor {
+        self.norm[0].forward(vectors).linear(&self.project.0, Some(self.bias()))
+    }
+
+    /// The FFN's hidden layer.
+    fn hidden_layer(&self, residual: &Tensor) -> Tensor {
+        self.hidden[0].forward(&self.norm[1].forward(residual)).relu()
+    }
+
+    /// The rest, from the means over lists; `occupied`, `[N, 1]`, is 0 for an empty one.
+    fn last(&self, residual: &Tensor, hidden: &Tensor, occupied: &Tensor) -> Tensor {
+        let layer = &self.hidden[1];
+        let bias = occupied * layer.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias");
+        residual + hidden.matmul(&layer.ws.tr()) + bias
     }
 
     /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no influence, and
@@ -122,7 +153,7 @@ impl Encoder {
 mod tests {
     use tch::{Device, nn};
 
-    use super::super::lists::check_gradients;
+    use super::super::lists::{check_gradients, pad};
     use super::*;
 
     #[test]
@@ -134,6 +165,18 @@ mod tests {
         // Of several sizes, so that some are padded; overlapping, and one empty.
         let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
         check_gradients(&variables, &[[6, 4]], |inputs| block.forward(&inputs[0], &lists));
+    }
+
+    #[test]
+    fn padded_lists_have_the_vectors_of_lists() {
+        let variables = nn::VarStore::new(Device::Cpu);
+        let block = Encoder::new(&variables.root(), 8, 2, 16);
+        let vectors = Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu));
+        let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 12, 1] };
+        let padded = pad(&block.with_projections(&vectors), &lists);
+        let sizes = Tensor::from_slice(&lists.sizes).to_kind(tch::Kind::Int);
+        let difference = block.forward_padded(&padded, &sizes) - block.forward(&vectors, &lists);
+        assert!(difference.abs().max().double_value(&[]) < 1e-5);
     }
 
     #[test]

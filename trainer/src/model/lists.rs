@@ -79,6 +79,18 @@ pub(super) fn weighted_sum(vectors: &Tensor, elements: &Tensor, starts: &Tensor,
     Tensor::embedding_bag(vectors, elements, starts, false, SUM, false, Some(weights), false).0
 }
 
+/// Lists side by side, `[N, longest, W]` from a timeline `[T, W]`, with zeros behind their ends.
+#[cfg(test)]
+pub(super) fn pad(vectors: &Tensor, lists: &Lists) -> Tensor {
+    let longest = lists.sizes.iter().copied().max().unwrap_or(0).max(1);
+    let padded =
+        Tensor::zeros([lists.sizes.len() as i64, longest, vectors.size()[1]], (vectors.kind(), Device::Cpu));
+    for (list, (&offset, &size)) in lists.offsets.iter().zip(&lists.sizes).enumerate() {
+        padded.get(list as i64).narrow(0, 0, size).copy_(&vectors.narrow(0, offset, size));
+    }
+    padded
+}
+
 /// Compares the gradients that autograd finds of a weighted sum of `forward`'s result with central differences, in double
 /// precision: of inputs of these shapes, and of all `variables`.
 #[cfg(test)]

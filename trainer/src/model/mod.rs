@@ -10,6 +10,7 @@ mod levels;
 mod lists;
 mod mlp;
 mod on_device;
+mod padded;
 mod profile;
 #[cfg(test)]
 mod pytorch;

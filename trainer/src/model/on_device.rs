@@ -1,9 +1,9 @@
 //! A step through the model where the tables are on a device: libtorch's operations between our kernels.
 //!
 //! ```text
-//! tables ─▶ pooled rows ─────────────────────────────────────────────────┐
-//!        └▶ elements ═▶ projected ─▶ rows, padded ═▶ attention ═▶ rows ──┴▶ samples ═▶ interaction, top MLP ═▶ logits
-//! dense features ═▶ bottom MLP ─────────────────────────────────────────▶┘
+//! tables ─▶ pooled rows ─────────────────────────────────────────┐
+//!        └▶ elements ═▶ what rows share ─▶ rows, padded ═▶ rows ─┴▶ samples ═▶ interaction, top MLP ═▶ logits
+//! dense features ═▶ bottom MLP ─────────────────────────────────▶┘
 //! ```
 //!
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a leaf,
@@ -13,41 +13,26 @@ use std::sync::PoisonError;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
-use onefold_sharding::TableConfig;
-use tch::nn::Module;
+use onefold_sharding::{Pooling, TableConfig};
 use tch::{Kind, Tensor};
 
-use super::attention::SelfAttention;
+use self::blocks::Pooled;
 use super::{Forward, Model};
 use crate::checkpoint::Touched;
-use crate::device::{Accelerator, Jagged, Staged, Sums, guarded};
+use crate::device::{Accelerator, Staged, Sums, guarded};
 use crate::embedding::{DeviceEmbeddings, LookupGradients, Vectors};
 use crate::{Result, TrainConfig};
 
-/// What is added to the score of a key that a row does not have; a row without elements has no key, and a sum of nothing.
-const MASKED: f64 = 1e30;
+mod blocks;
 
 /// What a forward pass leaves for backward.
 #[derive(Debug)]
 pub(super) struct Passed {
     /// `[B, D]`.
     bottom: Option<Tensor>,
-    attended: Option<Attended>,
+    sequences: Pooled,
     /// `[B, N D]`, the leaf that holds the vectors of every sample.
     vectors: Tensor,
-}
-
-/// The attention block's leaves and what autograd made of them.
-#[derive(Debug)]
-struct Attended {
-    /// `[T, D]`, leaf: the elements' vectors.
-    elements: Tensor,
-    /// `[T, 3 D]`, of `elements`.
-    projected: Tensor,
-    /// `[U, longest, 3 D]`, leaf: the same by row.
-    padded: Tensor,
-    /// `[U, D]`, of `padded`.
-    rows: Tensor,
 }
 
 /// Rows on their way to the samples that have them.
@@ -58,29 +43,36 @@ struct Source<'a> {
     rows: i64,
     /// Vectors of a row.
     vectors: i64,
+    /// Where rows are no samples.
     inverse: Option<&'a (Tensor, Sums)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
+    /// What is pooled by sum or mean.
     Pooled,
-    Attended,
+    /// What a block gave.
+    Block(Pooling),
 }
 
 /// The sources of a sample's vectors after the bottom MLP's, in the model's order.
 fn sources(batch: &Staged) -> Vec<Source<'_>> {
-    let (mut bag, mut row) = (0, 0);
+    let mut next: Vec<(Pooling, i64)> = batch.sequences.iter().map(|block| (block.pooling, 0)).collect();
     let mut sources = Vec::new();
     for group in &batch.groups {
         let inverse = group.inverse.as_ref();
-        let (rows, vectors) = (group.rows, group.pooled);
-        if vectors > 0 {
-            sources.push(Source { part: Part::Pooled, first: bag, rows, vectors, inverse });
-            bag += rows * vectors;
+        if group.pooled > 0 {
+            let (part, first) = (Part::Pooled, group.first_bag);
+            sources.push(Source { part, first, rows: group.rows, vectors: group.pooled, inverse });
         }
-        for _ in 0..group.sequences {
-            sources.push(Source { part: Part::Attended, first: row, rows, vectors: 1, inverse });
-            row += rows;
+        for pooling in &group.sequences {
+            // By `din` every sample has a vector of its own, as it has its own target.
+            let by_sample = *pooling == Pooling::Din;
+            let rows = if by_sample { batch.size() } else { group.rows };
+            let inverse = inverse.filter(|_| !by_sample);
+            let next = next.iter_mut().find(|(other, _)| other == pooling);
+            let first = next.map_or(0, |(_, next)| std::mem::replace(next, *next + rows));
+            sources.push(Source { part: Part::Block(*pooling), first, rows, vectors: 1, inverse });
         }
     }
     sources
@@ -116,8 +108,8 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`Error::Device`](crate::Error::Device) if the device lacks the memory, or a table's
-    /// settings are not those of a device's tables.
+    /// As [`new`](Self::new), and [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in
+    /// their dimension or have 2^31 rows.
     pub fn on_device(
         config: &TrainConfig,
         schema: &Schema,
@@ -158,30 +150,28 @@ impl Model {
             let lookup = device.look_up(batch)?;
             let kept = device.kept(&lookup).lock().unwrap_or_else(PoisonError::into_inner);
             let (staged, looked_up) = (&kept.staged, &kept.looked_up);
-            let attended = match (self.blocks.attention(), &looked_up.sequences, &staged.sequences) {
-                (Some(attention), Some(elements), Some(rows)) => {
-                    Some(attention.forward_on_device(accelerator, elements, rows)?)
-                }
-                _ => None,
-            };
+            let sequences = self.blocks.forward_on_device(accelerator, staged, looked_up)?;
             let dense = staged.dense.as_ref();
             let bottom = self.bottom.as_ref().zip(dense).map(|(bottom, dense)| bottom.forward(dense));
-            let rows = [looked_up.pooled.as_ref(), attended.as_ref().map(|attended| &attended.rows)];
-            let vectors = self.expand_on_device(accelerator, staged, bottom.as_ref(), rows)?;
+            let rows_of = |part| match part {
+                Part::Pooled => looked_up.pooled.as_ref(),
+                Part::Block(pooling) => sequences.rows(pooling),
+            };
+            let vectors = self.expand_on_device(accelerator, staged, bottom.as_ref(), rows_of)?;
             let vectors = vectors.set_requires_grad(true);
             let logits = self.logits_on_device(&vectors, staged.size());
             drop(kept);
-            Ok(Forward::on_device(logits, lookup, Passed { bottom, attended, vectors }))
+            Ok(Forward::on_device(logits, lookup, Passed { bottom, sequences, vectors }))
         })
     }
 
     /// `[B, N D]`, the vectors of every sample.
-    fn expand_on_device(
+    fn expand_on_device<'a>(
         &self,
         accelerator: &Accelerator,
         batch: &Staged,
         bottom: Option<&Tensor>,
-        [pooled, attended]: [Option<&Tensor>; 2],
+        rows_of: impl Fn(Part) -> Option<&'a Tensor>,
     ) -> Result<Tensor> {
         let (dim, sources) = (self.embeddings.dim() as i64, sources(batch));
         let vectors = i64::from(bottom.is_some()) + sources.iter().map(|source| source.vectors).sum::<i64>();
@@ -192,8 +182,8 @@ impl Model {
             column = dim;
         }
         for source in sources {
-            let all = if source.part == Part::Pooled { pooled } else { attended };
-            let rows = source.of(&all.expect("every group has been looked up").detach(), dim);
+            let all = rows_of(source.part).expect("every group has been looked up");
+            let rows = source.of(&all.detach().contiguous(), dim);
             let index = source.inverse.map(|(inverse, _)| inverse);
             accelerator.expand(&rows, index, &samples.narrow(1, column, source.vectors * dim))?;
             column += source.vectors * dim;
@@ -253,27 +243,30 @@ impl Model {
     ) -> Result<LookupGradients> {
         let dim = self.embeddings.dim() as i64;
         let upstream = passed.vectors.grad().contiguous();
-        let zero = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
-        let bags = batch.bags.as_ref().map(|bags| zero(bags.jagged.rows)).transpose()?;
-        let attended = passed.attended.as_ref().map(|attended| zero(attended.rows.size()[0])).transpose()?;
+        let empty = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
+        let pooled = batch.bags.as_ref().map(|bags| empty(bags.jagged.rows)).transpose()?;
+        let blocks = batch.sequences.iter().map(|block| Ok((block.pooling, empty(block.rows.rows)?)));
+        let blocks = blocks.collect::<Result<Vec<_>>>()?;
+        let gradient_of = |part| match part {
+            Part::Pooled => pooled.as_ref().expect("what is pooled has bags"),
+            Part::Block(pooling) => {
+                let own = blocks.iter().find(|(other, _)| *other == pooling);
+                &own.expect("every block's sequences are in the batch").1
+            }
+        };
         let mut column = if passed.bottom.is_some() { dim } else { 0 };
         for source in sources(batch) {
-            let all = if source.part == Part::Pooled { &bags } else { &attended };
-            let rows = source.of(all.as_ref().expect("every group has been looked up"), dim);
             let own = upstream.narrow(1, column, source.vectors * dim);
+            let rows = source.of(gradient_of(source.part), dim);
             accelerator.fold(&own, source.inverse.map(|(_, sums)| sums), &rows)?;
             column += source.vectors * dim;
         }
         if let Some(bottom) = &passed.bottom {
             weighted(bottom, &upstream.narrow(1, 0, dim)).backward();
         }
-        let elements = match (self.blocks.attention(), &passed.attended, &batch.sequences, attended) {
-            (Some(attention), Some(attended), Some(rows), Some(gradient)) => {
-                Some(attention.backward_on_device(accelerator, attended, rows, &gradient)?)
-            }
-            _ => None,
-        };
-        let pooled = bags.map_or_else(|| Vectors::from(Vec::new()), Vectors::Tensor);
+        let of_block = |pooling| gradient_of(Part::Block(pooling));
+        let elements = passed.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;
+        let pooled = pooled.map_or_else(|| Vectors::from(Vec::new()), Vectors::Tensor);
         Ok(LookupGradients { pooled, sequences: elements.into_iter().map(Vectors::Tensor).collect() })
     }
 }
@@ -281,52 +274,4 @@ impl Model {
 /// A scalar whose gradient with regard to `values` is `gradient`.
 fn weighted(values: &Tensor, gradient: &Tensor) -> Tensor {
     (values * gradient).sum(Kind::Float)
-}
-
-impl SelfAttention {
-    /// All sequences of a batch: elements are projected once, however many rows have them.
-    fn forward_on_device(
-        &self,
-        accelerator: &Accelerator,
-        elements: &Tensor,
-        rows: &Jagged,
-    ) -> Result<Attended> {
-        let elements = elements.detach().set_requires_grad(true);
-        let projected = self.project.forward(&elements);
-        let padded = accelerator.pad(&projected.detach().contiguous(), rows)?.set_requires_grad(true);
-        let (heads, head_dim) = (self.heads, self.dim / self.heads);
-        let part = |i: i64| {
-            let part = padded.narrow(2, i * self.dim, self.dim);
-            part.reshape([rows.rows, rows.longest, heads, head_dim]).transpose(1, 2)
-        };
-        let [queries, keys, values] = [0, 1, 2].map(part);
-        let positions = Tensor::arange(rows.longest, (Kind::Int, accelerator.torch())).unsqueeze(0);
-        let valid = positions.lt_tensor(&rows.sizes.unsqueeze(1)).to_kind(Kind::Float);
-        let mask = ((&valid - 1.0) * MASKED).view([rows.rows, 1, 1, rows.longest]);
-        let scores = queries.matmul(&keys.transpose(2, 3)) / (head_dim as f64).sqrt() + mask;
-        // The mean over the queries is taken of the weights, before they meet the values.
-        let share = &valid / rows.sizes.clamp_min(1).unsqueeze(1);
-        let means = share.view([rows.rows, 1, 1, rows.longest]).matmul(&scores.softmax(3, Kind::Float));
-        let attended = means.matmul(&values).reshape([rows.rows, self.dim]);
-        Ok(Attended { rows: self.output.forward(&attended), elements, projected, padded })
-    }
-
-    /// The gradient of the elements, `[T, D]`, from that of the rows.
-    fn backward_on_device(
-        &self,
-        accelerator: &Accelerator,
-        attended: &Attended,
-        rows: &Jagged,
-        gradient: &Tensor,
-    ) -> Result<Tensor> {
-        weighted(&attended.rows, gradient).backward();
-        let padded = attended.padded.grad().contiguous();
-        let projected = accelerator.unpad(&padded, rows, attended.elements.size()[0])?;
-        weighted(&attended.projected, &projected).backward();
-        if let Some(bias) = &self.project.bs {
-            // The bias of keys has no influence, and no gradient: not even rounding's.
-            let _ = tch::no_grad(|| bias.grad().narrow(0, self.dim, self.dim).zero_());
-        }
-        Ok(attended.elements.grad().contiguous())
-    }
 }

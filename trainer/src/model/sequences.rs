@@ -18,9 +18,9 @@ use crate::tensors;
 /// The blocks that pool sequences; each is there if a table pools by it.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    attention: Option<SelfAttention>,
-    encoder: Option<Encoder>,
-    din: Option<TargetAttention>,
+    pub(super) attention: Option<SelfAttention>,
+    pub(super) encoder: Option<Encoder>,
+    pub(super) din: Option<TargetAttention>,
     /// By table that pools by `din`: the table of its target.
     targets: Vec<Option<usize>>,
 }
@@ -125,11 +125,6 @@ impl Blocks {
             din: by(Pooling::Din).then(|| TargetAttention::new(&(root / "din"), dim, &model.din_hidden)),
             targets: tables.iter().map(target).collect(),
         }
-    }
-
-    /// The block that pools by self-attention.
-    pub(super) fn attention(&self) -> Option<&SelfAttention> {
-        self.attention.as_ref()
     }
 
     /// The vectors of all sequence features of a batch. Where `share` is false, overlapping lists are computed one by

@@ -59,15 +59,16 @@ const GROUPS: [(&str, &[(&str, Pooling)]); 3] = [
             ("liked", Pooling::Attention),
             ("tried", Pooling::Din),
             ("sought", Pooling::Encoder),
+            ("craved", Pooling::Din),
         ],
     ),
     ("item", &[("item", Pooling::Sum)]),
 ];
 
-/// What a feature attends with: another group's feature, or one of its own group.
+/// What a feature attends with: another group's feature, which may be another one's target too, or one of its own group.
 fn target(feature: &str) -> Option<&'static str> {
     match feature {
-        "wished" => Some("item"),
+        "wished" | "craved" => Some("item"),
         "tried" => Some("kept"),
         _ => None,
     }

@@ -11,7 +11,7 @@ use onefold_datasets::{
     DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
 };
 use onefold_ikjt::Dedupe;
-use onefold_sharding::{DataType, Pooling};
+use onefold_sharding::DataType;
 use safetensors::Dtype;
 
 use super::*;
@@ -276,10 +276,6 @@ fn a_run_with_narrow_tables_moves_between_devices() {
 }
 
 fn move_between_devices(runs: &mut Runs) {
-    // The blocks that a device does not have yet.
-    for table in runs.config.tables.values_mut() {
-        (table.pooling, table.target) = (Some(Pooling::Attention), None);
-    }
     let stopped = |runs: &Runs, run: &str| {
         let stop = Stop::new();
         let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };

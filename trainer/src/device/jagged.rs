@@ -1,0 +1,202 @@
+//! Rows that may overlap, as kernels take them.
+
+use std::ops::Range;
+
+use onefold_ikjt::Feature;
+use tch::{Kind, Tensor};
+
+use super::Jagged;
+use super::parcel::{Parcel, Section, view};
+
+/// How one feature is laid out.
+pub(super) struct Layout {
+    /// The values that are in a row, as ranges without overlap.
+    pub(super) runs: Vec<Range<usize>>,
+    /// Where each row begins among these.
+    pub(super) offsets: Vec<i32>,
+    /// The rows that are not empty, by offset.
+    order: Vec<u32>,
+    /// The largest end of the rows up to each of these.
+    reach: Vec<i32>,
+    longest: i32,
+    pub(super) elements: usize,
+}
+
+impl Layout {
+    pub(super) fn new(feature: &Feature) -> Self {
+        let (offsets, sizes) = (feature.offsets(), feature.sizes());
+        let mut order: Vec<u32> = (0..sizes.len() as u32).filter(|&row| sizes[row as usize] > 0).collect();
+        // Most rows are in order already; the sort finds that out in one pass.
+        order.sort_by_key(|&row| offsets[row as usize]);
+        let mut new_offsets = vec![0; sizes.len()];
+        let (mut runs, mut reach): (Vec<Range<usize>>, _) = (Vec::new(), Vec::with_capacity(order.len()));
+        let (mut end, mut skipped, mut longest) = (0, 0, 0);
+        for &row in &order {
+            let (offset, size) = (offsets[row as usize], sizes[row as usize]);
+            match runs.last_mut() {
+                Some(run) if offset <= end => run.end = run.end.max((offset + size) as usize),
+                _ => {
+                    skipped += offset - end;
+                    runs.push(offset as usize..(offset + size) as usize);
+                }
+            }
+            end = end.max(offset + size);
+            new_offsets[row as usize] = offset - skipped;
+            reach.push(end - skipped);
+            longest = longest.max(size);
+        }
+        let elements = runs.iter().map(ExactSizeIterator::len).sum();
+        Self { runs, offsets: new_offsets, order, reach, longest, elements }
+    }
+}
+
+/// The samples of every row of a group.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SamplesOfRows {
+    /// Samples by row.
+    pub(super) order: Vec<i32>,
+    /// Where those of each row end.
+    pub(super) ends: Vec<i32>,
+}
+
+impl SamplesOfRows {
+    /// Those of `rows` rows, by a counting sort.
+    pub(super) fn new(inverse: &[i32], rows: usize) -> Self {
+        let mut next = vec![0_i32; rows + 1];
+        inverse.iter().for_each(|&row| next[row as usize + 1] += 1);
+        for row in 0..rows {
+            next[row + 1] += next[row];
+        }
+        let mut order = vec![0; inverse.len()];
+        for (sample, &row) in inverse.iter().enumerate() {
+            let place = &mut next[row as usize];
+            order[*place as usize] = sample as i32;
+            *place += 1;
+        }
+        // Each row's next place is where it ends.
+        next.truncate(rows);
+        Self { order, ends: next }
+    }
+
+    fn of(&self, row: usize) -> &[i32] {
+        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.order[start as usize..self.ends[row] as usize]
+    }
+}
+
+/// The numbers of rows that may overlap, while they are put together.
+#[derive(Default)]
+pub(super) struct JaggedParts {
+    pub(super) offsets: Vec<i32>,
+    pub(super) sizes: Vec<i32>,
+    order: Vec<i32>,
+    reach: Vec<i32>,
+    longest: i32,
+}
+
+pub(super) struct JaggedSections {
+    rows: usize,
+    sections: [Section; 4],
+    longest: i32,
+}
+
+impl JaggedParts {
+    /// Adds the order of a feature's rows, row r of which has the number `number(r)`, and whose elements begin at `first`.
+    pub(super) fn add_order(&mut self, layout: &Layout, first: usize, number: impl Fn(u32) -> usize) {
+        self.order.extend(layout.order.iter().map(|&row| number(row) as i32));
+        self.reach.extend(layout.reach.iter().map(|end| end + first as i32));
+        self.longest = self.longest.max(layout.longest);
+    }
+
+    /// Adds the rows of a feature.
+    pub(super) fn add_rows(&mut self, feature: &Feature, layout: &Layout, first: usize) {
+        let first_row = self.offsets.len();
+        self.offsets.extend(layout.offsets.iter().map(|offset| offset + first as i32));
+        self.sizes.extend_from_slice(feature.sizes());
+        self.add_order(layout, first, |row| first_row + row as usize);
+    }
+
+    /// Adds a row for every sample: that of the feature which the sample has.
+    pub(super) fn add_samples(
+        &mut self,
+        feature: &Feature,
+        layout: &Layout,
+        first: usize,
+        inverse: &[i32],
+        samples: &SamplesOfRows,
+    ) {
+        let first_row = self.offsets.len();
+        let rows = inverse.iter().map(|&row| row as usize);
+        self.offsets.extend(rows.clone().map(|row| layout.offsets[row] + first as i32));
+        self.sizes.extend(rows.map(|row| feature.sizes()[row]));
+        for (&row, &reach) in layout.order.iter().zip(&layout.reach) {
+            for &sample in samples.of(row as usize) {
+                self.order.push(first_row as i32 + sample);
+                self.reach.push(reach + first as i32);
+            }
+        }
+        self.longest = self.longest.max(layout.longest);
+    }
+
+    pub(super) fn pack(self, parcel: &mut Parcel<'_>) -> JaggedSections {
+        let rows = self.offsets.len();
+        let sections = [self.offsets, self.sizes, self.order, self.reach].map(|values| parcel.ints(values));
+        JaggedSections { rows, sections, longest: self.longest }
+    }
+}
+
+impl JaggedSections {
+    pub(super) fn of(&self, device: &Tensor) -> Jagged {
+        let [offsets, sizes, order, reach] = self.sections.map(|section| view(device, section, Kind::Int));
+        Jagged {
+            rows: self.rows as i64,
+            offsets,
+            sizes,
+            order,
+            reach,
+            longest: i64::from(self.longest.max(1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows 2..4, none, 1..3, 6..7, none: of eight values, 0, 4, 5 and 7 are in none.
+    fn feature() -> Feature {
+        Feature::try_new("x", (0..8).collect::<Vec<_>>(), None, vec![2, 5, 1, 6, 0], vec![2, 0, 2, 1, 0])
+            .unwrap()
+    }
+
+    #[test]
+    fn only_values_in_rows_are_laid_out() {
+        let layout = Layout::new(&feature());
+        assert_eq!(layout.runs, [1..4, 6..7]);
+        assert_eq!(layout.order, [2, 0, 3]);
+        assert_eq!([0, 2, 3].map(|row| layout.offsets[row]), [1, 0, 3]);
+        assert_eq!((layout.reach, layout.longest, layout.elements), (vec![2, 3, 4], 2, 4));
+    }
+
+    #[test]
+    fn samples_are_found_by_row() {
+        let samples = SamplesOfRows::new(&[2, 0, 2, 2], 4);
+        assert_eq!((&samples.order, &samples.ends), (&vec![1, 0, 2, 3], &vec![1, 1, 4, 4]));
+        assert_eq!([0, 1, 2, 3].map(|row| samples.of(row).len()), [1, 0, 3, 0]);
+    }
+
+    #[test]
+    fn rows_by_sample_are_those_that_samples_have() {
+        let (feature, inverse) = (feature(), [3, 0, 1, 2, 0]);
+        let mut parts = JaggedParts::default();
+        let (layout, samples) = (Layout::new(&feature), SamplesOfRows::new(&inverse, 5));
+        parts.add_rows(&feature, &layout, 10);
+        parts.add_samples(&feature, &layout, 20, &inverse, &samples);
+        assert_eq!(parts.sizes, [2, 0, 2, 1, 0, 1, 2, 0, 2, 2]);
+        assert_eq!([0, 2, 3].map(|row| parts.offsets[row]), [11, 10, 13]);
+        assert_eq!([5, 6, 8, 9].map(|row| parts.offsets[row]), [23, 21, 20, 21]);
+        // By offset; the second five are samples.
+        assert_eq!(parts.order, [2, 0, 3, 8, 6, 9, 5]);
+        assert_eq!((parts.reach, parts.longest), (vec![12, 13, 14, 22, 23, 23, 24], 2));
+    }
+}

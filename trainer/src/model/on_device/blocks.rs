@@ -1,0 +1,194 @@
+//! The blocks that pool sequences, on a device.
+//!
+//! ```text
+//! elements ═▶ what rows share ─▶ rows, padded ═▶ vectors of rows
+//! pooled vectors of targets ═▶ their part ─▶ by sample ═▲ (din)
+//! ```
+//!
+//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, and what it gives is a leaf.
+
+use std::ops::Range;
+
+use onefold_sharding::Pooling;
+use tch::{Kind, Tensor};
+
+use super::super::sequences::Blocks;
+use super::weighted;
+use crate::Result;
+use crate::device::{Accelerator, Jagged, LookedUp, Staged, StagedSequences, Target};
+
+/// What the blocks gave for a batch, and what their backward needs.
+#[derive(Debug)]
+pub(super) struct Pooled {
+    /// In the order of the batch's sequences.
+    blocks: Vec<Block>,
+    queries: Option<Queries>,
+}
+
+/// One block's leaves and what autograd made of them.
+#[derive(Debug)]
+struct Block {
+    pooling: Pooling,
+    /// `[T, D]`, leaf: the elements' vectors.
+    elements: Tensor,
+    /// `[T, W]`, of `elements`: what runs once per element.
+    shared: Tensor,
+    /// `[N, longest, W]`, leaf: the same by row.
+    padded: Tensor,
+    /// `[N, D]`, of `padded`.
+    rows: Tensor,
+}
+
+/// The vectors that lists are pooled for by `din`.
+#[derive(Debug)]
+struct Queries {
+    /// Every target once, and its rows of `vectors`.
+    targets: Vec<(Target, Range<i64>)>,
+    /// `[Q, D]`, leaf.
+    vectors: Tensor,
+    /// `[Q, W]`, of `vectors`: what runs once per distinct row of the target's group.
+    shared: Tensor,
+    /// `[F B, W]`, leaf: the same by feature and sample.
+    by_sample: Tensor,
+}
+
+const IS_THERE: &str = "a block is there if a table pools by it";
+
+impl Blocks {
+    /// All sequences of a batch, from what was looked up.
+    pub(super) fn forward_on_device(
+        &self,
+        accelerator: &Accelerator,
+        batch: &Staged,
+        looked_up: &LookedUp,
+    ) -> Result<Pooled> {
+        let mut pooled = Pooled { blocks: Vec::with_capacity(batch.sequences.len()), queries: None };
+        for StagedSequences { pooling, first, elements, rows: jagged } in &batch.sequences {
+            let all = looked_up.sequences.as_ref().expect("a batch's sequences have been looked up");
+            let elements = all.narrow(0, *first, *elements).detach().set_requires_grad(true);
+            let shared = self.of_elements(*pooling, &elements);
+            let padded = accelerator.pad(&shared.detach().contiguous(), jagged)?.set_requires_grad(true);
+            if *pooling == Pooling::Din {
+                pooled.queries = Some(Queries::new(accelerator, batch, looked_up, self)?);
+            }
+            let rows = self.of_rows(*pooling, &padded, jagged, pooled.queries.as_ref());
+            pooled.blocks.push(Block { pooling: *pooling, elements, shared, padded, rows });
+        }
+        Ok(pooled)
+    }
+
+    fn of_elements(&self, pooling: Pooling, elements: &Tensor) -> Tensor {
+        match pooling {
+            Pooling::Encoder => self.encoder.as_ref().expect(IS_THERE).with_projections(elements),
+            Pooling::Din => self.din.as_ref().expect(IS_THERE).with_keys(elements),
+            _ => self.attention.as_ref().expect(IS_THERE).with_projections(elements),
+        }
+    }
+
+    fn of_rows(&self, pooling: Pooling, padded: &Tensor, rows: &Jagged, queries: Option<&Queries>) -> Tensor {
+        match (pooling, queries) {
+            (Pooling::Din, Some(queries)) => {
+                self.din.as_ref().expect(IS_THERE).forward_padded(padded, &queries.by_sample)
+            }
+            (Pooling::Encoder, _) => {
+                self.encoder.as_ref().expect(IS_THERE).forward_padded(padded, &rows.sizes)
+            }
+            _ => self.attention.as_ref().expect(IS_THERE).forward_padded(padded, &rows.sizes),
+        }
+    }
+}
+
+impl Pooled {
+    /// What a block gave, `[N, D]`, if the batch has sequences of it.
+    pub(super) fn rows(&self, pooling: Pooling) -> Option<&Tensor> {
+        self.blocks.iter().find(|block| block.pooling == pooling).map(|block| &block.rows)
+    }
+
+    /// The gradient of all sequences' elements, `[T, D]`, if there are any, from those of every block's rows; those of targets
+    /// are added to that of the pooled rows.
+    pub(super) fn backward<'a>(
+        &self,
+        accelerator: &Accelerator,
+        batch: &Staged,
+        gradient_of: impl Fn(Pooling) -> &'a Tensor,
+        pooled: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let mut elements = Vec::with_capacity(self.blocks.len());
+        for (block, StagedSequences { rows, .. }) in self.blocks.iter().zip(&batch.sequences) {
+            weighted(&block.rows, gradient_of(block.pooling)).backward();
+            let padded = block.padded.grad().contiguous();
+            let shared = accelerator.unpad(&padded, rows, block.elements.size()[0])?;
+            weighted(&block.shared, &shared).backward();
+            elements.push(block.elements.grad().contiguous());
+        }
+        if let (Some(queries), Some(pooled)) = (&self.queries, pooled) {
+            queries.backward(accelerator, batch, pooled)?;
+        }
+        Ok(match elements.len() {
+            0 | 1 => elements.pop(),
+            _ => Some(Tensor::cat(&elements, 0)),
+        })
+    }
+}
+
+impl Queries {
+    fn new(accelerator: &Accelerator, batch: &Staged, looked_up: &LookedUp, blocks: &Blocks) -> Result<Self> {
+        let din = blocks.din.as_ref().expect(IS_THERE);
+        let pooled = looked_up.pooled.as_ref().expect("a target pools by sum or mean");
+        let (mut targets, mut end): (Vec<(Target, _)>, _) = (Vec::new(), 0);
+        for target in &batch.targets {
+            if targets.iter().all(|(other, _)| other != target) {
+                let rows = batch.groups[target.group].rows;
+                targets.push((*target, end..end + rows));
+                end += rows;
+            }
+        }
+        let vectors: Vec<_> = targets.iter().map(|(target, _)| vectors_of(batch, *target, pooled)).collect();
+        let vectors = Tensor::cat(&vectors, 0).detach().set_requires_grad(true);
+        let shared = din.with_queries(&vectors);
+        let (samples, width) = (batch.size(), shared.size()[1]);
+        let by_sample = accelerator.empty(&[samples * batch.targets.len() as i64, width], Kind::Float)?;
+        let mut queries = Self { targets, vectors, shared, by_sample };
+        let values = queries.shared.detach().contiguous();
+        for (target, first) in batch.targets.iter().zip((0..).map(|i| i * samples)) {
+            let rows = queries.rows_of(*target);
+            let own = values.narrow(0, rows.start, rows.end - rows.start);
+            let index = batch.groups[target.group].inverse.as_ref().map(|(inverse, _)| inverse);
+            accelerator.expand(&own, index, &queries.by_sample.narrow(0, first, samples))?;
+        }
+        queries.by_sample = queries.by_sample.set_requires_grad(true);
+        Ok(queries)
+    }
+
+    fn rows_of(&self, target: Target) -> Range<i64> {
+        let own = self.targets.iter().find(|(other, _)| *other == target);
+        own.expect("every target is among them").1.clone()
+    }
+
+    /// Adds the gradient of the targets' vectors to that of all pooled rows, once `backward` has reached the samples' leaf.
+    fn backward(&self, accelerator: &Accelerator, batch: &Staged, pooled: &Tensor) -> Result<()> {
+        let (samples, width) = (batch.size(), self.shared.size()[1]);
+        let (by_sample, total) = (self.by_sample.grad().contiguous(), self.shared.detach().zeros_like());
+        for (target, first) in batch.targets.iter().zip((0..).map(|i| i * samples)) {
+            let rows = self.rows_of(*target);
+            let own = accelerator.empty(&[rows.end - rows.start, width], Kind::Float)?;
+            let sums = batch.groups[target.group].inverse.as_ref().map(|(_, sums)| sums);
+            accelerator.fold(&by_sample.narrow(0, first, samples), sums, &own)?;
+            let _ = total.narrow(0, rows.start, rows.end - rows.start).g_add_(&own);
+        }
+        weighted(&self.shared, &total).backward();
+        let gradient = self.vectors.grad();
+        for (target, rows) in &self.targets {
+            let own = gradient.narrow(0, rows.start, rows.end - rows.start);
+            let _ = vectors_of(batch, *target, pooled).g_add_(&own);
+        }
+        Ok(())
+    }
+}
+
+/// A target's columns of all pooled rows, `[U, D]`.
+fn vectors_of(batch: &Staged, target: Target, pooled: &Tensor) -> Tensor {
+    let (group, dim) = (&batch.groups[target.group], pooled.size()[1]);
+    let own = pooled.narrow(0, group.first_bag, group.rows * group.pooled);
+    own.view([group.rows, group.pooled, dim]).select(1, target.feature)
+}
