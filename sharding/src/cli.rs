@@ -190,6 +190,9 @@ pub(crate) struct PretrainArguments {
     /// Passes over the training samples
     #[arg(long, default_value_t = 300, value_parser = parse_count)]
     pub(crate) epochs: usize,
+    /// Parts of the cross-validation that the report is of
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = parse_count)]
+    pub(crate) folds: usize,
     /// Seed of the split, the initial weights and the order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

@@ -19,6 +19,7 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
     let options = PretrainOptions {
         epochs: arguments.epochs,
         seed: arguments.seed,
+        folds: arguments.folds,
         features: arguments.features,
         ablation: arguments.ablation,
     };
@@ -52,7 +53,10 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
 }
 
 fn table(file: &ModelFile) -> String {
-    let mut text = format!("Measured on {}, kernels {}\n\n", file.machine, file.kernel_version);
+    let mut text = format!(
+        "Measured on {}, kernels {}; every sample is predicted by networks that have not seen it\n\n",
+        file.machine, file.kernel_version
+    );
     let _ = writeln!(
         text,
         "{:<36} {:>8} {:>6} {:>14} {:>8} {:>10}",

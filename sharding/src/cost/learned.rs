@@ -12,7 +12,7 @@ use crate::nn::Mlp;
 use crate::{CostModel, Error, Result, ShardLoad, Topology};
 
 const KIND: FileKind =
-    FileKind { version: 2, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+    FileKind { version: 3, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
 
 /// Models that come with the program, by [name](ModelFile::SHIPPED).
 const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];
@@ -47,7 +47,9 @@ pub struct ModelReport {
     pub model: String,
     /// Samples that it was trained on.
     pub train_samples: usize,
-    /// Samples that it was tested on, and nothing else.
+    /// Parts of the cross-validation: each was predicted by networks that were trained, in the same way, on the others.
+    pub folds: usize,
+    /// Samples that were predicted by networks that had not seen them.
     pub test_samples: usize,
     /// On the test samples.
     pub test: Fit,
@@ -250,7 +252,7 @@ impl ModelFile {
         parsed.map_err(|message| Error::invalid(format!("the cost model `{name}`: {message}"), KIND.hint))
     }
 
-    /// The names of the models that come with this program: `cpu`, of two threads of an AMD EPYC.
+    /// The names of the models that come with this program: `cpu`, of two threads of an Intel Xeon with AVX-512.
     pub const SHIPPED: [&str; 1] = ["cpu"];
 
     /// What is wrong with networks that do not fit together.
@@ -563,7 +565,8 @@ mod tests {
             let report = &file.reports[0];
             assert!(report.test.mse < report.linear.mse, "{report:?}");
             assert!(report.test.kendall_tau > report.linear.kendall_tau, "{report:?}");
-            assert!(report.test_samples >= 40 && report.repeated.is_some(), "{report:?}");
+            assert!(report.test_samples >= 2_000 && report.repeated.is_some(), "{report:?}");
+            assert_eq!(report.ablations.len(), 3);
             let topology = Topology::h100(2, 1 << 30).unwrap();
             let refused = LearnedCost::new(file.clone(), &topology, false).unwrap_err().to_string();
             assert!(refused.contains(&file.machine), "{refused}");

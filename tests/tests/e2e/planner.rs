@@ -202,11 +202,10 @@ fn a_machine_is_measured_learned_and_planned_for() {
     ]);
     dir.command(&format!("{} --sets 12", profile.replace("costs", "again"))).works();
 
-    // Twelve test samples may come out either way for one split, not for six.
-    let pretrain =
-        "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 60 --out model.json";
+    // On a busy machine, so few and short measurements may come out either way for one split, not for four.
+    let pretrain = "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 60 --folds 3 --out model.json";
     let mut blessed = None;
-    for seed in 1..=6 {
+    for seed in 1..=4 {
         let output = dir.command(&format!("{pretrain} --json --seed {seed}")).output();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() {
@@ -216,7 +215,7 @@ fn a_machine_is_measured_learned_and_planned_for() {
         }
         assert!(error.contains("does not beat a line") && !dir.path("model.json").exists(), "{error}");
     }
-    let blessed = blessed.expect("none of six models was blessed");
+    let blessed = blessed.expect("none of four models was blessed");
     assert_eq!(blessed["machine"], machine);
     assert_eq!(blessed["reports"][0]["repeated"]["samples"], 12);
 
@@ -251,9 +250,12 @@ fn a_cost_model_comes_with_the_program() {
     refused.fails(&["the cost model was trained on `", "does not say what hardware it is of"]);
     let taken = dir.command(&format!("{plan} {task} --model cpu --any-hardware --out plan.json")).json();
     let model = taken["cost_model"].as_str().unwrap();
-    assert!(model.starts_with("learned_v2 (AMD EPYC, 2 threads, kernels cpu-"), "{model}");
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../sharding/models/cpu.json");
+    let shipped: Value = serde_json::from_str(&fs_err::read_to_string(shipped).unwrap()).unwrap();
+    let machine = shipped["machine"].as_str().unwrap();
+    assert!(model.starts_with(&format!("learned_v2 ({machine}, kernels cpu-")), "{model}");
     let mut topology = json_of(&dir, "tasks/task-000/topology.json");
-    topology["hardware"] = json!("AMD EPYC, 2 threads");
+    topology["hardware"] = json!(machine);
     dir.write("topology.json", topology.to_string());
     let default = dir.command(&format!("{plan} --topology topology.json --out default.json")).json();
     assert_eq!(default["cost_model"], model);
