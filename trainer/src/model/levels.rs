@@ -69,6 +69,10 @@ pub(super) fn levels(sources: &[Joinable<'_>], samples: usize, join: bool) -> Ve
         vectors: sources.iter().map(|source| source.vectors).sum(),
     });
     thin_out(&mut joins);
+    if joins.len() == 1 {
+        // The order that the first layer's columns have, so that none has to be moved.
+        order.sort_unstable();
+    }
     let mut levels = Vec::with_capacity(joins.len());
     for (number, join) in joins.iter().enumerate() {
         let before = number.checked_sub(1).map(|before| &joins[before]);
@@ -233,7 +237,8 @@ mod tests {
         assert_eq!(order, [2, 0, 1]);
         assert_eq!(levels[1].parent[..4], [0, 0, 1, 1]);
         // Two vectors have one product: not worth a level.
-        let few = [joinable(2, 100, &inverses[0][..]), Joinable { vectors: 20, inverse: None }];
-        assert_eq!(super::levels(&few, 400, true).len(), 1);
+        let few = [Joinable { vectors: 20, inverse: None }, joinable(2, 100, &inverses[0][..])];
+        let alone = super::levels(&few, 400, true);
+        assert_eq!((alone.len(), alone[0].sources[0].0, alone[0].sources[1].0), (1, 0, 1));
     }
 }

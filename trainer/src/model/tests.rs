@@ -465,7 +465,7 @@ fn training_is_the_same_in_every_form() {
         let mut config = config(kind);
         config.optimizer.tables.learning_rate = 0.05;
         // Gradients that are nothing but rounding must not become whole steps.
-        config.optimizer.tables.eps = 1e-4;
+        config.optimizer.tables.eps = 1e-2;
         let train = |form: usize, shards: Vec<Shard>| -> Vec<f64> {
             let run = Run { shards, ..Run::new(&config, &schema(), &tables()) };
             let mut model = Model::of_run(&run, 2, None).unwrap();
@@ -488,12 +488,8 @@ fn training_is_the_same_in_every_form() {
         assert!(plain[59] < 0.9 * plain[0], "{kind}: the loss did not fall: {plain:?}");
         let assert_same = |name: &str, other: Vec<f64>| {
             for (step, (a, b)) in plain.iter().zip(other).enumerate() {
-                // Rounding grows from step to step.
-                let bound = if step < 20 { 1e-4 } else { 5e-4 };
-                assert!(
-                    (a - b).abs() <= bound * a.abs().max(b.abs()),
-                    "{kind}, {name}, step {step}: {a} {b}"
-                );
+                let near = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
+                assert!(near, "{kind}, {name}, step {step}: {a} {b}");
             }
         };
         for (form, (name, ..)) in forms(&batch(0)).iter().enumerate().skip(1) {
