@@ -1,6 +1,17 @@
 //! Between slices and libtorch tensors.
 
+use std::sync::{Mutex, PoisonError};
+
 use tch::{Device, Kind, Tensor};
+
+/// Runs `work` with libtorch's generator of random numbers seeded. All threads have that generator in common, so all that draws from
+/// it does so in here, one after the other.
+pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    tch::manual_seed(seed);
+    work()
+}
 
 /// A new CPU tensor of this shape whose elements `fill` sets; they start as zeros.
 pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {

@@ -8,6 +8,7 @@ use super::host::emulated;
 use super::weights::Weights;
 use super::*;
 use crate::kernels::update::Rule;
+use crate::tensors;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
@@ -25,12 +26,13 @@ proptest! {
         // The emulated device turns the order of threads round from kernel to kernel.
         let accelerator = emulated();
         let run = || {
-            tch::manual_seed(seed as i64);
             let tables = [(20, DataType::Fp32), (20, DataType::Bf16), (10, DataType::Fp16)];
             let weights = Weights::zeros(&accelerator, &tables, 8).unwrap();
             let state = Tensor::zeros([50, 1], (Kind::Float, Device::Cpu));
-            let rows = Tensor::randint(50, [1000], (Kind::Int, Device::Cpu));
-            let gradients = Tensor::randn([1000, 8], (Kind::Float, Device::Cpu));
+            let (rows, gradients) = tensors::seeded(seed as i64, || {
+                let rows = Tensor::randint(50, [1000], (Kind::Int, Device::Cpu));
+                (rows, Tensor::randn([1000, 8], (Kind::Float, Device::Cpu)))
+            });
             let places = Accelerator::places(&rows);
             let none = Tensor::zeros([0, 8], (Kind::Float, Device::Cpu));
             let rule = Rule::RowWiseAdagrad { eps: 1e-8 };

@@ -112,12 +112,12 @@ mod tests {
 
     use super::super::lists::{check_gradients, pad};
     use super::*;
+    use crate::tensors;
 
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        tch::manual_seed(3);
-        let unit = TargetAttention::new(&variables.root(), 3, &[4, 2]);
+        let unit = tensors::seeded(3, || TargetAttention::new(&variables.root(), 3, &[4, 2]));
         variables.double();
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };
         let targets = [1, 0, 1, 1];
@@ -128,9 +128,11 @@ mod tests {
     #[test]
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
-        let unit = TargetAttention::new(&variables.root(), 3, &[4, 2]);
+        let (unit, [vectors, queries]) = tensors::seeded(5, || {
+            let unit = TargetAttention::new(&variables.root(), 3, &[4, 2]);
+            (unit, [5, 2].map(|n| Tensor::randn([n, 3], (tch::Kind::Float, Device::Cpu))))
+        });
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };
-        let [vectors, queries] = [5, 2].map(|n| Tensor::randn([n, 3], (tch::Kind::Float, Device::Cpu)));
         let targets = [1, 0, 1, 1];
         let keys = pad(&unit.with_keys(&vectors), &lists);
         let queries_of_lists = gather(&unit.with_queries(&queries), &indices(&targets, Device::Cpu));

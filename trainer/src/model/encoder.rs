@@ -155,12 +155,12 @@ mod tests {
 
     use super::super::lists::{check_gradients, pad};
     use super::*;
+    use crate::tensors;
 
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        tch::manual_seed(4);
-        let block = Encoder::new(&variables.root(), 4, 2, 5);
+        let block = tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5));
         variables.double();
         // Of several sizes, so that some are padded; overlapping, and one empty.
         let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
@@ -170,8 +170,10 @@ mod tests {
     #[test]
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
-        let block = Encoder::new(&variables.root(), 8, 2, 16);
-        let vectors = Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu));
+        let (block, vectors) = tensors::seeded(12, || {
+            let block = Encoder::new(&variables.root(), 8, 2, 16);
+            (block, Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu)))
+        });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 12, 1] };
         let padded = pad(&block.with_projections(&vectors), &lists);
         let sizes = Tensor::from_slice(&lists.sizes).to_kind(tch::Kind::Int);
@@ -182,8 +184,10 @@ mod tests {
     #[test]
     fn a_list_does_not_depend_on_those_beside_it() {
         let variables = nn::VarStore::new(Device::Cpu);
-        let block = Encoder::new(&variables.root(), 8, 2, 16);
-        let vectors = Tensor::randn([40, 8], (tch::Kind::Float, Device::Cpu));
+        let (block, vectors) = tensors::seeded(40, || {
+            let block = Encoder::new(&variables.root(), 8, 2, 16);
+            (block, Tensor::randn([40, 8], (tch::Kind::Float, Device::Cpu)))
+        });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 40, 1] };
         let together = block.forward(&vectors, &lists);
         for list in 0..5 {

@@ -100,9 +100,12 @@ pub(super) fn check_gradients(
     forward: impl Fn(&[Tensor]) -> Tensor,
 ) {
     let options = (tch::Kind::Double, Device::Cpu);
-    let inputs: Vec<_> =
-        shapes.iter().map(|shape| Tensor::randn(shape, options).set_requires_grad(true)).collect();
-    let weights = Tensor::randn(forward(&inputs).size(), options);
+    let (inputs, weights) = crate::tensors::seeded(6, || {
+        let inputs: Vec<_> =
+            shapes.iter().map(|shape| Tensor::randn(shape, options).set_requires_grad(true)).collect();
+        let weights = Tensor::randn(forward(&inputs).size(), options);
+        (inputs, weights)
+    });
     let value = || (forward(&inputs) * &weights).sum(tch::Kind::Double);
     value().backward();
     let named = variables.variables();

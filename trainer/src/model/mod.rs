@@ -110,22 +110,23 @@ impl Model {
     ) -> Result<Self> {
         let tables = embeddings.configs();
         let tasks = config.check_labels(schema)?;
-        // libtorch's initialisers draw from its global generator.
-        tch::manual_seed(config.train.seed as i64);
         let variables = nn::VarStore::new(Device::Cpu);
         let root = variables.root();
         let dim = config.embedding.dim as i64;
         let dense = schema.dense.len() as i64;
-        let bottom =
-            (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
-        let blocks = Blocks::new(&root, &config.model, tables, dim);
         let vectors = tables.len() as i64 + i64::from(dense > 0);
         let width = config.model.interaction.width(vectors, dim, dense > 0);
-        let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
-            let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
-            CrossNet::new(&(&root / "cross"), width, layers, rank)
+        let (bottom, blocks, crosses, top) = tensors::seeded(config.train.seed as i64, || {
+            let bottom =
+                (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
+            let blocks = Blocks::new(&root, &config.model, tables, dim);
+            let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
+                let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
+                CrossNet::new(&(&root / "cross"), width, layers, rank)
+            });
+            let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
+            (bottom, blocks, crosses, top)
         });
-        let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
         let (steps, profile) = (Steps::default(), Profile::default());
         let triangle = OnceCell::new();
         Ok(Self { variables, bottom, blocks, crosses, top, tasks, triangle, embeddings, steps, profile })
