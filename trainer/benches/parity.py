@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""How far do losses part when deduplication is off, exact, and of windows?
+
+Trains the same model on the same batches in every form, and prints the largest relative difference of a step's loss to that of
+`off`, over the first steps, and at which step it passes 1e-4. `rounding` is `off` once more, with libtorch's plain kernels in place of
+its vectorised ones: how far rounding alone takes the same computation.
+
+    trainer/benches/parity.py --config rm1/train.toml --data rm1-dataset --work parity [--steps 500] [--bin target/release]
+        [--set batch_size=2048] [--set tables.eps=1e-4] [--set dense.learning_rate=0.001]
+
+`--set` changes a line of the configuration; `tables.` and `dense.` name the optimizer's section that it stands in.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+BOUND = 1e-4
+FORMS = {"off": {}, "exact": {}, "window": {}, "rounding": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="its dataset")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for runs")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
+    parser.add_argument("--forms", default=",".join(FORMS), help="what to train, separated by commas")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def changed(text, setting):
+    """The configuration with one line changed; there must be such a line."""
+    key, value = setting.split("=", 1)
+    section, _, name = key.rpartition(".")
+    head, body = "", text
+    if section:
+        start = text.index(f"[optimizer.{section}]")
+        head, body = text[:start], text[start:]
+    body, count = re.subn(rf"(?m)^{re.escape(name)} = .*$", f"{name} = {value}", body, count=1)
+    if count == 0:
+        raise SystemExit(f"error: there is no `{key}` in the configuration")
+    return head + body
+
+
+def losses(options, config, form):
+    command = [options.bin / "onefold-train", "run", config, "--data", options.data, "--out", options.work / form, "--overwrite",
+               "--dedupe", "off" if form == "rounding" else form, "--max-steps", options.steps, "--json"]
+    result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True,
+                            env={**os.environ, **FORMS[form]})
+    return json.loads(result.stdout.splitlines()[-1])["losses"]
+
+
+def main():
+    options = arguments()
+    options.work.mkdir(parents=True, exist_ok=True)
+    text = options.config.read_text()
+    for setting in options.set:
+        text = changed(text, setting)
+    config = options.work / "train.toml"
+    config.write_text(text)
+    plain = losses(options, config, "off")
+    ends = [end for end in (20, 50, 100, 200, 300, 500, 1000, 2000) if end < len(plain)] + [len(plain)]
+    print(f"{len(plain)} steps, loss {plain[0]:.4f} at the first, {sum(plain[-20:]) / len(plain[-20:]):.4f} over the last 20")
+    print(f"{'to step':10}" + "".join(f"{end:>10}" for end in ends) + f"{'beyond 1e-4 at':>18}")
+    found = {}
+    for form in options.forms.split(","):
+        if form == "off":
+            continue
+        other = losses(options, config, form)
+        assert len(other) == len(plain), f"{form} took {len(other)} steps"
+        apart = [abs(a - b) / max(abs(a), abs(b)) for a, b in zip(plain, other)]
+        beyond = next((step + 1 for step, difference in enumerate(apart) if difference > BOUND), None)
+        found[form] = {"largest_by_step": {end: max(apart[:end]) for end in ends}, "beyond_at": beyond}
+        print(f"{form:10}" + "".join(f"{max(apart[:end]):10.1e}" for end in ends) + f"{beyond or 'never':>18}", flush=True)
+    if options.json:
+        print(json.dumps({"steps": len(plain), "losses": plain, "forms": found}))
+
+
+if __name__ == "__main__":
+    main()
