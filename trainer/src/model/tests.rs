@@ -381,11 +381,8 @@ fn weights_of_samples_weigh_every_task() {
     assert!((found - (sums[0] + 0.5 * sums[1]) / total).abs() < 1e-5, "{found} {sums:?} {total}");
 }
 
-/// Nothing to attend to in the whole batch: no vector, and a gradient of zero, not none, for every parameter.
-#[test]
-fn a_batch_may_have_no_element_of_any_sequence() {
-    let config = config("sgd");
-    let model = Model::new(&config, &schema(), &tables(), 1).unwrap();
+/// A batch with nothing to attend to.
+fn batch_without_elements() -> Batch {
     let plain = batch(1);
     let emptied = |group: &Group| {
         let rows: Vec<Vec<i64>> = vec![Vec::new(); plain.size()];
@@ -393,19 +390,32 @@ fn a_batch_may_have_no_element_of_any_sequence() {
         Group::try_new(group.name(), None, features.collect()).unwrap()
     };
     let groups = plain.groups().iter().map(emptied).collect();
-    let empty = Batch::try_new(BatchParts { groups, ..plain.clone().into_parts() }).unwrap();
+    Batch::try_new(BatchParts { groups, ..plain.clone().into_parts() }).unwrap()
+}
+
+/// Every parameter has a gradient, and those that only sequences reach one of zeros.
+fn assert_gradients_of_no_elements(name: &str, model: &Model) {
+    for (parameter, value) in model.named_dense_parameters() {
+        let gradient = value.grad();
+        assert!(gradient.defined(), "{name}: {parameter} has no gradient");
+        let largest = gradient.abs().max().double_value(&[]);
+        let unused = parameter.starts_with("din") || parameter.starts_with("encoder");
+        assert!(largest.is_finite() && (!unused || largest == 0.0), "{name}, {parameter}: {largest}");
+    }
+}
+
+/// Nothing to attend to in the whole batch: no vector, and a gradient of zero, not none, for every parameter.
+#[test]
+fn a_batch_may_have_no_element_of_any_sequence() {
+    let config = config("sgd");
+    let model = Model::new(&config, &schema(), &tables(), 1).unwrap();
+    let empty = batch_without_elements();
     let forward = model.forward(&empty).unwrap();
     let loss = model.loss(&forward.logits, &empty);
     assert!(loss.double_value(&[]).is_finite());
     let gradients = model.backward(&empty, &forward, &loss).unwrap();
     assert!(gradients.iter().flat_map(|g| &g.sequences).all(|vectors| vectors.is_empty()));
-    for (name, parameter) in model.named_dense_parameters() {
-        let gradient = parameter.grad();
-        assert!(gradient.defined(), "{name} has no gradient");
-        let largest = gradient.abs().max().double_value(&[]);
-        let unused = name.starts_with("din") || name.starts_with("encoder");
-        assert!(largest.is_finite() && (!unused || largest == 0.0), "{name}: {largest}");
-    }
+    assert_gradients_of_no_elements("cpu", &model);
 }
 
 fn compare_with_plain_libtorch(config: &TrainConfig) {

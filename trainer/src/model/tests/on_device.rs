@@ -158,27 +158,14 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
 /// Nothing to attend to in the whole batch: a gradient of zero, not none, for every parameter.
 #[test]
 fn a_batch_may_have_no_element_of_any_sequence() {
-    let (config, plain) = (config("sgd"), batch(1));
-    let emptied = |group: &Group| {
-        let rows: Vec<Vec<i64>> = vec![Vec::new(); plain.size()];
-        let features = group.features().iter().map(|f| Feature::from_rows(f.name(), &rows).unwrap());
-        Group::try_new(group.name(), None, features.collect()).unwrap()
-    };
-    let groups = plain.groups().iter().map(emptied).collect();
-    let empty = Batch::try_new(BatchParts { groups, ..plain.clone().into_parts() }).unwrap();
+    let (config, empty) = (config("sgd"), batch_without_elements());
     for (name, batch) in forms_of(&empty) {
         let (mut device, cpu) = (on_device(&config), Model::new(&config, &schema(), &tables(), 1).unwrap());
         let before = stored(&device);
         let forward = device.forward(&batch).unwrap();
         assert_near(name, &forward.logits.detach(), &cpu.forward(&batch).unwrap().logits.detach());
         let gradients = device.backward(&batch, &forward, &device.loss(&forward.logits, &batch)).unwrap();
-        for (parameter, value) in device.named_dense_parameters() {
-            let gradient = value.grad();
-            assert!(gradient.defined(), "{name}: {parameter} has no gradient");
-            let largest = gradient.abs().max().double_value(&[]);
-            let unused = parameter.starts_with("din") || parameter.starts_with("encoder");
-            assert!(largest.is_finite() && (!unused || largest == 0.0), "{name}, {parameter}: {largest}");
-        }
+        assert_gradients_of_no_elements(name, &device);
         device.update(&forward, &gradients, &config.optimizer.tables).unwrap();
         assert!(stored(&device) == before, "{name}: no row was looked up");
     }
