@@ -114,7 +114,7 @@ impl Rank {
                 labels: Vec::new().into(),
                 weights: None,
                 timestamps: None,
-                groups: groups.into_iter().map(|group| spread(group, size)).collect::<Result<_>>()?,
+                groups: groups.into_iter().map(|group| for_samples(group, size)).collect::<Result<_>>()?,
             };
             Ok(Part { embeddings, batch: Batch::try_new(parts)? })
         };
@@ -136,7 +136,7 @@ impl Rank {
 }
 
 /// The group with as many samples as the others of a batch have; its rows stay what they are.
-fn spread(group: Group, samples: usize) -> Result<Group> {
+fn for_samples(group: Group, samples: usize) -> Result<Group> {
     let rows = group.rows();
     if rows == samples {
         return Ok(group);
