@@ -164,6 +164,21 @@ pub fn measure_plans(
     seed: u64,
     reporter: &dyn Reporter,
 ) -> Result<Vec<MeasuredPlan>> {
+    if machine.device.is_none() {
+        for set in sets {
+            set.plans.iter().try_for_each(|(name, plan)| check_memory(&set.name, name, plan))?;
+        }
+    }
+    let ms = |drawn: &[Drawn]| Ok(measure(&mut ChaCha8Rng::seed_from_u64(seed), drawn, machine)?.ms);
+    ranks_by(sets, ms, reporter)
+}
+
+/// The ranks of plans; `ms` is the time of a rank's shards, and an idle rank's is none.
+fn ranks_by(
+    sets: &[PlanSet],
+    ms: impl Fn(&[Drawn]) -> Result<f64>,
+    reporter: &dyn Reporter,
+) -> Result<Vec<MeasuredPlan>> {
     let ranks = |set: &PlanSet| set.plans.iter().map(|(_, plan)| plan.ranks.len() as u64).sum::<u64>();
     reporter.begin("Measuring ranks", Some(sets.iter().map(ranks).sum()), "ranks");
     let mut measured = Vec::new();
@@ -171,15 +186,13 @@ pub fn measure_plans(
         for (name, plan) in &set.plans {
             let wrong = |source| Error::Sharding { path: PathBuf::from(name), source };
             let loads = plan.loads(&set.tables.tables).map_err(wrong)?;
-            if machine.device.is_none() {
-                check_memory(&set.name, name, plan)?;
-            }
             let mut found = Vec::with_capacity(loads.len());
             for (prediction, shards) in plan.ranks.iter().zip(&loads) {
+                let drawn: Vec<Drawn> = shards.iter().map(|load| drawn(load, plan)).collect();
                 found.push(MeasuredRank {
                     rank: prediction.rank,
                     predicted_ms: prediction.compute_ms,
-                    measured_ms: rank_ms(shards, plan, machine, seed)?,
+                    measured_ms: if drawn.is_empty() { 0.0 } else { ms(&drawn)? },
                     communication_ms: prediction.communication_ms,
                 });
                 reporter.advance(1);
@@ -195,14 +208,6 @@ pub fn measure_plans(
     }
     reporter.end();
     Ok(measured)
-}
-
-fn rank_ms(shards: &[ShardLoad<'_>], plan: &Plan, machine: &Machine, seed: u64) -> Result<f64> {
-    if shards.is_empty() {
-        return Ok(0.0);
-    }
-    let drawn: Vec<Drawn> = shards.iter().map(|load| drawn(load, plan)).collect();
-    Ok(measure(&mut ChaCha8Rng::seed_from_u64(seed), &drawn, machine)?.ms)
 }
 
 /// A shard's work, and the law by which its ids are drawn: the whole table's.
@@ -406,7 +411,7 @@ mod tests {
         assert_eq!(agreement(&[]).tasks, 0);
     }
 
-    /// A rank with all tables takes longer than each of two with half of them, and an idle rank nothing.
+    /// A rank's time is that of the shards that stand on it, and an idle rank takes none.
     #[test]
     fn ranks_are_measured_by_what_stands_on_them() {
         let tables: Vec<Table> = (0..4)
@@ -422,10 +427,21 @@ mod tests {
             tables: file,
             plans: vec![("whole".into(), whole), ("spread".into(), spread)],
         };
-        let found = measure_plans(&[set], &Machine { threads: 1, device: None }, 1, &Silent).unwrap();
-        assert_eq!((found[0].ranks.len(), found[1].ranks.len()), (1, 5));
-        assert!(found[1].measured_ms() < found[0].measured_ms(), "{found:?}");
-        let idle = found[1].ranks.iter().filter(|rank| rank.measured_ms == 0.0).count();
-        assert_eq!(idle, 1, "{found:?}");
+        let sets = [set];
+        // Times would be other tests' too, which share the processor; lookups are as many wherever they are counted.
+        let lookups = |drawn: &Drawn| drawn.features.lists * drawn.features.pooling_factor;
+        let counted = ranks_by(&sets, |drawn| Ok(drawn.iter().map(lookups).sum()), &Silent).unwrap();
+        let of = |plan: &MeasuredPlan| plan.ranks.iter().map(|rank| rank.measured_ms).collect::<Vec<_>>();
+        let table = 1280.0 * 30.0;
+        assert_eq!(of(&counted[0]), [4.0 * table]);
+        assert_eq!(of(&counted[1]), [table, table, table, table, 0.0]);
+
+        let found = measure_plans(&sets, &Machine { threads: 1, device: None }, 1, &Silent).unwrap();
+        let names: Vec<_> = found.iter().map(|plan| (plan.task.as_str(), plan.plan.as_str())).collect();
+        assert_eq!(names, [("task", "whole"), ("task", "spread")]);
+        for (found, counted) in found.iter().zip(&counted) {
+            let busy = |plan: &MeasuredPlan| of(plan).iter().map(|ms| *ms > 0.0).collect::<Vec<_>>();
+            assert_eq!(busy(found), busy(counted), "{found:?}");
+        }
     }
 }
