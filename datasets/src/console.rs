@@ -219,16 +219,16 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Starts this program again with an environment variable, unless it is set: for what libraries read before `main`. Comes
-/// back if it is set, or if starting again fails.
-pub fn restart_with(variable: &str, value: &str) {
+/// Starts this program again with environment variables, unless one of them is set: for what libraries read before `main`.
+/// Comes back if one is set, or if starting again fails.
+pub fn restart_with(variables: &[(&str, &str)]) {
     use std::os::unix::process::CommandExt;
-    if std::env::var_os(variable).is_some() {
+    if variables.iter().any(|(variable, _)| std::env::var_os(variable).is_some()) {
         return;
     }
     if let Ok(program) = std::env::current_exe() {
-        let _ =
-            std::process::Command::new(program).args(std::env::args_os().skip(1)).env(variable, value).exec();
+        let arguments = std::env::args_os().skip(1);
+        let _ = std::process::Command::new(program).args(arguments).envs(variables.iter().copied()).exec();
     }
 }
 

@@ -206,8 +206,9 @@ impl SharedArguments {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
-    // read and look up, and makes training many times slower on a machine that does anything else.
-    console::restart_with("OMP_WAIT_POLICY", "passive");
+    // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once costs
+    // a wake-up at every operation: GNU's spin for as long as there is between two.
+    console::restart_with(&[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")]);
     let printer = Printer::new(cli.output);
     console::run(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),

@@ -1,9 +1,9 @@
 //! Products of small matrices that stay in the processor's caches.
 
-use super::simd::{Lanes, WIDTH, dispatched};
+use super::simd::{Floats, Lanes, WIDE, WIDTH, Wide, dispatched};
 
-/// Rows of C that one tile holds in registers.
-const ROWS: usize = 6;
+/// A multiple of the rows of C that registers hold, whatever the processor.
+pub(crate) const ROWS: usize = 12;
 
 /// A matrix `[m, k]` whose element `(i, p)` is `values[i * row_stride + p * column_stride]`: row-major if the column
 /// stride is 1, transposed if the row stride is.
@@ -40,11 +40,11 @@ dispatched! {
     pub(crate) fn gemm(
         size: (usize, usize, usize), a: Strided<'_>, b: &[f32], ldb: usize, c: &mut [f32], ldc: usize,
         accumulate: bool,
-    ) = gemm_with
+    ) = wide gemm_with
 }
 
 #[inline(always)]
-fn gemm_with<L: Lanes>(
+fn gemm_with<W: Wide>(
     (m, n, k): (usize, usize, usize),
     a: Strided<'_>,
     b: &[f32],
@@ -58,24 +58,23 @@ fn gemm_with<L: Lanes>(
     }
     let mut row = 0;
     while row < m {
-        let rows = ROWS.min(m - row);
         let (a, c) = (a.skip_rows(row), &mut c[row * ldc..]);
-        match rows {
-            6 => panel::<L, 6>(n, k, a, b, ldb, c, ldc, accumulate),
-            5 => panel::<L, 5>(n, k, a, b, ldb, c, ldc, accumulate),
-            4 => panel::<L, 4>(n, k, a, b, ldb, c, ldc, accumulate),
-            3 => panel::<L, 3>(n, k, a, b, ldb, c, ldc, accumulate),
-            2 => panel::<L, 2>(n, k, a, b, ldb, c, ldc, accumulate),
-            _ => panel::<L, 1>(n, k, a, b, ldb, c, ldc, accumulate),
-        }
-        row += rows;
+        row += match m - row {
+            ROWS.. if W::MANY_REGISTERS => panel::<W, ROWS>(n, k, a, b, ldb, c, ldc, accumulate),
+            6.. => panel::<W, 6>(n, k, a, b, ldb, c, ldc, accumulate),
+            5 => panel::<W, 5>(n, k, a, b, ldb, c, ldc, accumulate),
+            4 => panel::<W, 4>(n, k, a, b, ldb, c, ldc, accumulate),
+            3 => panel::<W, 3>(n, k, a, b, ldb, c, ldc, accumulate),
+            2 => panel::<W, 2>(n, k, a, b, ldb, c, ldc, accumulate),
+            _ => panel::<W, 1>(n, k, a, b, ldb, c, ldc, accumulate),
+        };
     }
 }
 
-/// `M` rows of C.
+/// `M` rows of C, which it returns.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
-fn panel<L: Lanes, const M: usize>(
+fn panel<W: Wide, const M: usize>(
     n: usize,
     k: usize,
     a: Strided<'_>,
@@ -84,14 +83,26 @@ fn panel<L: Lanes, const M: usize>(
     c: &mut [f32],
     ldc: usize,
     accumulate: bool,
-) {
+) -> usize {
     let mut column = 0;
-    while column + 2 * WIDTH <= n {
-        tile::<L, M, 2>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
-        column += 2 * WIDTH;
+    while W::MANY_REGISTERS && column + 2 * WIDE <= n {
+        tile::<W, WIDE, M, 2>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        column += 2 * WIDE;
+    }
+    while column + WIDE <= n {
+        tile::<W, WIDE, M, 1>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        column += WIDE;
     }
     if column + WIDTH <= n {
-        tile::<L, M, 1>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        tile::<W::Narrow, WIDTH, M, 1>(
+            k,
+            a,
+            &b[column.min(b.len())..],
+            ldb,
+            &mut c[column..],
+            ldc,
+            accumulate,
+        );
         column += WIDTH;
     }
     for column in column..n {
@@ -102,11 +113,12 @@ fn panel<L: Lanes, const M: usize>(
             *element = start + (0..k).map(product).sum::<f32>();
         }
     }
+    M
 }
 
-/// `M` rows and `N` vectors of columns of C, in registers while k passes.
+/// `M` rows and `N` vectors of `LEN` columns of C, in registers while k passes.
 #[inline(always)]
-fn tile<L: Lanes, const M: usize, const N: usize>(
+fn tile<F: Floats<LEN>, const LEN: usize, const M: usize, const N: usize>(
     k: usize,
     a: Strided<'_>,
     b: &[f32],
@@ -118,27 +130,27 @@ fn tile<L: Lanes, const M: usize, const N: usize>(
     let Strided { values, row_stride, column_stride } = a;
     if let Some(last) = k.checked_sub(1) {
         assert!((M - 1) * row_stride + last * column_stride < values.len(), "A is larger than its slice");
-        assert!(last * ldb + N * WIDTH <= b.len(), "B is larger than its slice");
+        assert!(last * ldb + N * LEN <= b.len(), "B is larger than its slice");
     }
-    let mut sums = [[L::splat(0.0); N]; M];
+    let mut sums = [[F::splat(0.0); N]; M];
     for p in 0..k {
-        let b: [L; N] = std::array::from_fn(|q| {
-            // SAFETY: the assertion on B: p is at most k - 1 and q at most N - 1, and an array of eight floats is as
+        let b: [F; N] = std::array::from_fn(|q| {
+            // SAFETY: the assertion on B: p is at most k - 1 and q at most N - 1, and an array of floats is as
             // aligned as a float.
-            L::load(unsafe { &*b.as_ptr().add(p * ldb + q * WIDTH).cast::<[f32; WIDTH]>() })
+            F::load(unsafe { &*b.as_ptr().add(p * ldb + q * LEN).cast::<[f32; LEN]>() })
         });
         for (row, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the assertion on A: the row is at most M - 1 and p at most k - 1.
-            let factor = L::splat(unsafe { *values.get_unchecked(row * row_stride + p * column_stride) });
+            let factor = F::splat(unsafe { *values.get_unchecked(row * row_stride + p * column_stride) });
             for (sum, b) in sums.iter_mut().zip(b) {
                 *sum = sum.fma(factor, b);
             }
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        let (chunks, _) = c[row * ldc..][..N * WIDTH].as_chunks_mut::<WIDTH>();
+        let (chunks, _) = c[row * ldc..][..N * LEN].as_chunks_mut::<LEN>();
         for (chunk, sum) in chunks.iter_mut().zip(sums) {
-            if accumulate { L::load(chunk).add(*sum) } else { *sum }.store(chunk);
+            if accumulate { F::load(chunk).add(*sum) } else { *sum }.store(chunk);
         }
     }
 }
@@ -184,7 +196,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kernels::simd::Portable;
+    #[cfg(target_arch = "x86_64")]
+    use crate::kernels::simd::{Avx2, has_avx2};
+    use crate::kernels::simd::{Pair, Portable};
 
     /// Small integers, so that every order of summation gives the same float.
     fn matrix(len: usize, seed: usize) -> Vec<f32> {
@@ -194,7 +208,7 @@ mod tests {
     proptest! {
         #[test]
         fn products_equal_the_definition(
-            (m, n, k) in (0_usize..15, 0_usize..40, 0_usize..9), gap in 0_usize..3, accumulate: bool, transposed: bool,
+            (m, n, k) in (0_usize..30, 0_usize..75, 0_usize..9), gap in 0_usize..3, accumulate: bool, transposed: bool,
         ) {
             let (rows, columns) = if transposed { (k, m) } else { (m, k) };
             let values = matrix(rows * (columns + gap), 1);
@@ -217,9 +231,16 @@ mod tests {
             let mut c = start.clone();
             gemm((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
             prop_assert_eq!(&c, &expected);
-            let mut c = start;
-            gemm_with::<Portable>((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
+            let mut c = start.clone();
+            gemm_with::<Pair<Portable>>((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
             prop_assert_eq!(&c, &expected);
+            // The copy that is not called where there is AVX-512.
+            #[cfg(target_arch = "x86_64")]
+            if has_avx2() {
+                let mut c = start;
+                gemm_with::<Pair<Avx2>>((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
+                prop_assert_eq!(&c, &expected);
+            }
         }
 
         #[test]

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::gemm::{Strided, gemm, transpose};
+use super::gemm::{ROWS, Strided, gemm, transpose};
 use super::simd::WIDTH;
 
 /// Samples that one thread goes through at a time.
@@ -240,7 +240,6 @@ fn upper_triangle(
     transposed: &[f32],
     products: &mut [f32],
 ) {
-    const ROWS: usize = 6;
     let padded = (vectors - taken).next_multiple_of(2 * WIDTH);
     for row in (0..vectors).step_by(ROWS) {
         let rows = ROWS.min(vectors - row);

@@ -1,30 +1,23 @@
-//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere.
+//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Matrix products take
+//! [sixteen](Wide), with AVX-512 where it is.
 //!
-//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
-//! processor and calls the copy that fits it. Sums of the two differ in their last bits, as FMA rounds once.
+//! Kernels are written once, generic over [`Lanes`] or [`Wide`]; [`dispatched!`] makes of one a function that asks the
+//! processor and calls the copy that fits it. Sums of the copies differ in their last bits, as FMA rounds once.
 
 /// Floats in a vector.
 pub(crate) const WIDTH: usize = 8;
+/// Floats in a wide one.
+pub(crate) const WIDE: usize = 2 * WIDTH;
 
 /// A vector of eight floats.
 ///
 /// An implementation may need instructions that not every processor has; it is named only by [`dispatched!`], inside a
 /// function that is compiled for them and called only where the processor has them.
-pub(crate) trait Lanes: Copy {
-    /// All lanes `value`.
-    fn splat(value: f32) -> Self;
-    /// The eight floats.
-    fn load(values: &[f32; WIDTH]) -> Self;
+pub(crate) trait Lanes: Floats<WIDTH> {
     /// The eight floats whose upper halves these are.
     fn load_bf16(values: &[u16; WIDTH]) -> Self;
     /// The eight floats of these bits of 16-bit floats.
     fn load_fp16(values: &[u16; WIDTH]) -> Self;
-    /// Writes the lanes.
-    fn store(self, values: &mut [f32; WIDTH]);
-    /// `self + a * b`.
-    fn fma(self, a: Self, b: Self) -> Self;
-    /// `self + other`.
-    fn add(self, other: Self) -> Self;
     /// `self - other`.
     fn sub(self, other: Self) -> Self;
     /// `self * other`.
@@ -56,6 +49,69 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
+/// What a matrix product does with vectors of `N` floats; implementations are named as those of [`Lanes`] are.
+pub(crate) trait Floats<const N: usize>: Copy {
+    /// All lanes `value`.
+    fn splat(value: f32) -> Self;
+    /// The floats.
+    fn load(values: &[f32; N]) -> Self;
+    /// Writes the lanes.
+    fn store(self, values: &mut [f32; N]);
+    /// `self + a * b`.
+    fn fma(self, a: Self, b: Self) -> Self;
+    /// `self + other`.
+    fn add(self, other: Self) -> Self;
+}
+
+/// Sixteen floats, and the shape of a matrix product's tiles of them.
+pub(crate) trait Wide: Floats<WIDE> {
+    /// For what is left when sixteen are too many.
+    type Narrow: Lanes;
+    /// Whether the registers hold 12 rows of two vectors; otherwise 6 rows of one.
+    const MANY_REGISTERS: bool;
+}
+
+/// Two vectors of eight.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<L>([L; 2]);
+
+#[inline(always)]
+fn halves(values: &[f32; WIDE]) -> [&[f32; WIDTH]; 2] {
+    let (halves, _) = values.as_chunks::<WIDTH>();
+    [&halves[0], &halves[1]]
+}
+
+impl<L: Lanes> Floats<WIDE> for Pair<L> {
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self([L::splat(value); 2])
+    }
+    #[inline(always)]
+    fn load(values: &[f32; WIDE]) -> Self {
+        let [low, high] = halves(values);
+        Self([L::load(low), L::load(high)])
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32; WIDE]) {
+        let (halves, _) = values.as_chunks_mut::<WIDTH>();
+        self.0[0].store(&mut halves[0]);
+        self.0[1].store(&mut halves[1]);
+    }
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        Self([self.0[0].fma(a.0[0], b.0[0]), self.0[1].fma(a.0[1], b.0[1])])
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self([self.0[0].add(other.0[0]), self.0[1].add(other.0[1])])
+    }
+}
+
+impl<L: Lanes> Wide for Pair<L> {
+    type Narrow = L;
+    const MANY_REGISTERS: bool = false;
+}
+
 /// Any processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; WIDTH]);
@@ -67,7 +123,7 @@ impl Portable {
     }
 }
 
-impl Lanes for Portable {
+impl Floats<WIDTH> for Portable {
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self([value; WIDTH])
@@ -75,14 +131,6 @@ impl Lanes for Portable {
     #[inline(always)]
     fn load(values: &[f32; WIDTH]) -> Self {
         Self(*values)
-    }
-    #[inline(always)]
-    fn load_bf16(values: &[u16; WIDTH]) -> Self {
-        Self(values.map(|bits| f32::from_bits(u32::from(bits) << 16)))
-    }
-    #[inline(always)]
-    fn load_fp16(values: &[u16; WIDTH]) -> Self {
-        Self(values.map(super::element::widen_fp16))
     }
     #[inline(always)]
     fn store(self, values: &mut [f32; WIDTH]) {
@@ -95,6 +143,17 @@ impl Lanes for Portable {
     #[inline(always)]
     fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
+    }
+}
+
+impl Lanes for Portable {
+    #[inline(always)]
+    fn load_bf16(values: &[u16; WIDTH]) -> Self {
+        Self(values.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+    #[inline(always)]
+    fn load_fp16(values: &[u16; WIDTH]) -> Self {
+        Self(values.map(super::element::widen_fp16))
     }
     #[inline(always)]
     fn sub(self, other: Self) -> Self {
@@ -115,13 +174,13 @@ impl Lanes for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::Avx2;
+pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Lanes, WIDTH};
+    use super::{Floats, Lanes, WIDE, WIDTH, Wide};
 
     /// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
     #[inline]
@@ -131,13 +190,58 @@ mod x86 {
             && is_x86_feature_detected!("f16c")
     }
 
+    /// Whether the processor has AVX-512's foundation too; the answer is remembered.
+    #[inline]
+    pub(crate) fn has_avx512() -> bool {
+        is_x86_feature_detected!("avx512f") && has_avx2()
+    }
+
+    /// Processors of servers since 2017.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512(__m512);
+
+    // SAFETY: for every block below: only `dispatched!` names this type, in a function that runs after `has_avx512` said
+    // yes, so the processor has the instruction. Loads and stores go through references to sixteen floats.
+    impl Floats<WIDE> for Avx512 {
+        #[inline(always)]
+        fn splat(value: f32) -> Self {
+            // SAFETY: as above.
+            Self(unsafe { _mm512_set1_ps(value) })
+        }
+        #[inline(always)]
+        fn load(values: &[f32; WIDE]) -> Self {
+            // SAFETY: as above; unaligned loads are allowed.
+            Self(unsafe { _mm512_loadu_ps(values.as_ptr()) })
+        }
+        #[inline(always)]
+        fn store(self, values: &mut [f32; WIDE]) {
+            // SAFETY: as above; unaligned stores are allowed.
+            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+        }
+        #[inline(always)]
+        fn fma(self, a: Self, b: Self) -> Self {
+            // SAFETY: as above.
+            Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            // SAFETY: as above.
+            Self(unsafe { _mm512_add_ps(self.0, other.0) })
+        }
+    }
+
+    impl Wide for Avx512 {
+        type Narrow = Avx2;
+        const MANY_REGISTERS: bool = true;
+    }
+
     /// x86-64 processors since 2013.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(__m256);
 
     // SAFETY: for every block below: only `dispatched!` names this type, in a function that runs after `has_avx2` said
     // yes, so the processor has the instruction. Loads and stores go through references to eight floats.
-    impl Lanes for Avx2 {
+    impl Floats<WIDTH> for Avx2 {
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: as above.
@@ -147,19 +251,6 @@ mod x86 {
         fn load(values: &[f32; WIDTH]) -> Self {
             // SAFETY: as above; unaligned loads are allowed.
             Self(unsafe { _mm256_loadu_ps(values.as_ptr()) })
-        }
-        #[inline(always)]
-        fn load_bf16(values: &[u16; WIDTH]) -> Self {
-            // SAFETY: as above; the eight halves are 16 bytes.
-            unsafe {
-                let halves = _mm_loadu_si128(values.as_ptr().cast());
-                Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))))
-            }
-        }
-        #[inline(always)]
-        fn load_fp16(values: &[u16; WIDTH]) -> Self {
-            // SAFETY: as above; the eight halves are 16 bytes.
-            Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
         }
         #[inline(always)]
         fn store(self, values: &mut [f32; WIDTH]) {
@@ -175,6 +266,22 @@ mod x86 {
         fn add(self, other: Self) -> Self {
             // SAFETY: as above.
             Self(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+    }
+
+    impl Lanes for Avx2 {
+        #[inline(always)]
+        fn load_bf16(values: &[u16; WIDTH]) -> Self {
+            // SAFETY: as above; the eight halves are 16 bytes.
+            unsafe {
+                let halves = _mm_loadu_si128(values.as_ptr().cast());
+                Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))))
+            }
+        }
+        #[inline(always)]
+        fn load_fp16(values: &[u16; WIDTH]) -> Self {
+            // SAFETY: as above; the eight halves are 16 bytes.
+            Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
         }
         #[inline(always)]
         fn sub(self, other: Self) -> Self {
@@ -223,10 +330,40 @@ mod x86 {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::has_avx2;
+pub(crate) use x86::{has_avx2, has_avx512};
 
-/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor.
+/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; `= wide` before its name
+/// if it is generic over [`Wide`].
 macro_rules! dispatched {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = wide $generic:ident) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
+        $vis fn $name($($arg: $type),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use $crate::kernels::simd::{Avx2, Avx512, Pair, has_avx2, has_avx512};
+                #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+                #[allow(clippy::too_many_arguments, reason = "as the function around it")]
+                fn with_avx512($($arg: $type),*) $(-> $ret)? {
+                    $generic::<Avx512>($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma,f16c")]
+                #[allow(clippy::too_many_arguments, reason = "as the function around it")]
+                fn with_avx2($($arg: $type),*) $(-> $ret)? {
+                    $generic::<Pair<Avx2>>($($arg),*)
+                }
+                if has_avx512() {
+                    // SAFETY: the processor has all that the function is compiled for.
+                    return unsafe { with_avx512($($arg),*) };
+                }
+                if has_avx2() {
+                    // SAFETY: as above.
+                    return unsafe { with_avx2($($arg),*) };
+                }
+            }
+            $generic::<$crate::kernels::simd::Pair<$crate::kernels::simd::Portable>>($($arg),*)
+        }
+    };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = $generic:ident) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]

@@ -1,29 +1,13 @@
 //! One chain: scores of all its pairs once, then every window from them.
 
 use super::plan::Chain;
+use super::windows::{Span, Windows, any, zeros};
 use super::{QueryKey, Sequence};
-use crate::kernels::gemm::{Strided, gemm, transpose};
-use crate::kernels::simd::{Lanes, WIDTH, axpy, dispatched, dot, sum};
+use crate::kernels::gemm::{ROWS, Strided, gemm, transpose};
+use crate::kernels::simd::{Lanes, WIDE, dispatched, dot};
 
 /// Queries whose scores are held at a time.
 const BLOCK: usize = 48;
-
-/// A window whose exponentials sum to less, against the largest score of its chain, is computed by itself: above, what
-/// rounds to zero is below a float's precision.
-const SMALLEST_SUM: f32 = 1e-20;
-
-/// Where a window stands within its chain.
-#[derive(Debug, Clone, Copy)]
-struct Span {
-    start: usize,
-    end: usize,
-}
-
-impl Span {
-    fn contains(self, query: usize) -> bool {
-        (self.start..self.end).contains(&query)
-    }
-}
 
 /// Buffers of one chain after the other; n is the chain's length, W its windows.
 #[derive(Debug, Default)]
@@ -40,42 +24,14 @@ pub(super) struct Scratch {
     shares: Vec<f32>,
     /// `[H, W, n]`: the gradients of the same.
     share_gradients: Vec<f32>,
-    /// `[n]`.
-    factors: Vec<f32>,
     /// `[n, 2 D]`.
     projected_gradients: Vec<f32>,
     /// `[H, W, D]`.
     outputs: Vec<f32>,
-    spans: Vec<Span>,
-    /// Whether each window must be computed by itself.
-    alone: Vec<bool>,
-}
-
-/// Zeros, in a buffer that grows and never shrinks.
-fn zeros(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    buffer.clear();
-    buffer.resize(len, 0.0);
-    buffer
-}
-
-/// Any values, in a buffer that grows and never shrinks.
-fn any(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
+    windows: Windows,
 }
 
 impl Scratch {
-    fn spans_of(&mut self, sequence: &Sequence<'_>, chain: &Chain) {
-        let span = |&window: &u32| {
-            let start = sequence.offsets[window as usize] as usize - chain.start;
-            Span { start, end: start + sequence.sizes[window as usize] as usize }
-        };
-        self.spans.clear();
-        self.spans.extend(chain.windows.iter().map(span));
-    }
-
     /// Looks up the chain's vectors and projects them to queries and keys.
     fn project(&mut self, sequence: &Sequence<'_>, chain: &Chain, weights: &QueryKey) {
         let (n, dim) = (chain.span(), weights.dim);
@@ -116,7 +72,7 @@ struct Head {
 
 impl Head {
     fn new(weights: &QueryKey, number: usize, n: usize) -> Self {
-        let padded = n.next_multiple_of(2 * WIDTH);
+        let padded = n.next_multiple_of(WIDE);
         Self { dim: weights.dim, head_dim: weights.dim / weights.heads, number, n, padded }
     }
 
@@ -151,7 +107,7 @@ impl Head {
 
 /// Queries per block: nearly equal blocks of at most [`BLOCK`].
 fn block_rows(n: usize) -> usize {
-    n.div_ceil(n.div_ceil(BLOCK).max(1)).next_multiple_of(6)
+    n.div_ceil(n.div_ceil(BLOCK).max(1)).next_multiple_of(ROWS)
 }
 
 /// Writes `[W, H, D]`, the mean over each window's queries of the elements that they attend to, and returns the windows
@@ -164,11 +120,9 @@ pub(super) fn forward(
     output: &mut [f32],
 ) -> Vec<u32> {
     let (n, windows, dim) = (chain.span(), chain.windows.len(), weights.dim);
-    scratch.spans_of(sequence, chain);
+    let padded = n.next_multiple_of(WIDE);
+    scratch.windows.of(sequence, chain, padded);
     scratch.project(sequence, chain, weights);
-    scratch.alone.clear();
-    scratch.alone.resize(windows, false);
-    let padded = n.next_multiple_of(2 * WIDTH);
     let shares = zeros(&mut scratch.shares, weights.heads * windows * padded);
     for (number, shares) in shares.chunks_exact_mut(windows * padded).enumerate() {
         let head = Head::new(weights, number, n);
@@ -178,8 +132,9 @@ pub(super) fn forward(
         for first in (0..n).step_by(rows) {
             let rows = rows.min(n - first);
             head.score(&scratch.projected, &scratch.keys, first, rows, scores);
-            attend(&mut scores[..rows * padded], padded, first, &scratch.spans, shares, &mut scratch.alone);
+            scratch.windows.attend(&mut scores[..rows * padded], first, shares);
         }
+        scratch.windows.clear_outside(shares);
     }
     let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
     let shares = Strided::rows(shares, padded);
@@ -188,73 +143,13 @@ pub(super) fn forward(
         let (window, head) = (i / weights.heads, i % weights.heads);
         output.copy_from_slice(&outputs[(head * windows + window) * dim..][..dim]);
     }
-    chain.windows.iter().zip(&scratch.alone).filter(|(_, alone)| **alone).map(|(window, _)| *window).collect()
-}
-
-dispatched! {
-    /// From scores of queries from `first` on to what windows give elements: adds `e_ij / (L Z_i)` to `shares[w][j]` for
-    /// every query i and element j of window w.
-    fn attend(
-        scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32], alone: &mut [bool],
-    ) = attend_with
-}
-
-#[inline(always)]
-fn attend_with<L: Lanes>(
-    scores: &mut [f32],
-    stride: usize,
-    first: usize,
-    spans: &[Span],
-    shares: &mut [f32],
-    alone: &mut [bool],
-) {
-    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
-        let query = first + i;
-        let Some(hull) = hull(spans, query) else { continue };
-        exponentials::<L>(&mut row[hull.start..hull.end]);
-        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
-            let exponentials = &row[span.start..span.end];
-            let total = sum::<L>(exponentials);
-            if total < SMALLEST_SUM {
-                alone[window] = true;
-                continue;
-            }
-            let factor = 1.0 / (exponentials.len() as f32 * total);
-            axpy::<L>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
-        }
-    }
-}
-
-/// From the first to the last key that `query` meets in any window.
-#[inline(always)]
-fn hull(spans: &[Span], query: usize) -> Option<Span> {
-    let mut meets = spans.iter().filter(|span| span.contains(query));
-    let first = *meets.next()?;
-    Some(
-        meets.fold(first, |hull, span| Span {
-            start: hull.start.min(span.start),
-            end: hull.end.max(span.end),
-        }),
-    )
-}
-
-/// `2^(s - max s)`.
-#[inline(always)]
-fn exponentials<L: Lanes>(scores: &mut [f32]) {
-    let (chunks, rest) = scores.as_chunks_mut::<WIDTH>();
-    let largest =
-        chunks.iter().fold(L::splat(f32::NEG_INFINITY), |largest, chunk| largest.max(L::load(chunk)));
-    let largest = rest.iter().copied().fold(largest.largest(), f32::max);
-    let shift = L::splat(largest);
-    for chunk in chunks {
-        L::load(chunk).sub(shift).exp2().store(chunk);
-    }
-    if !rest.is_empty() {
-        let mut padded = [f32::NEG_INFINITY; WIDTH];
-        padded[..rest.len()].copy_from_slice(rest);
-        let powers = L::load(&padded).sub(shift).exp2().to_array();
-        rest.copy_from_slice(&powers[..rest.len()]);
-    }
+    chain
+        .windows
+        .iter()
+        .zip(&scratch.windows.alone)
+        .filter(|(_, alone)| **alone)
+        .map(|(window, _)| *window)
+        .collect()
 }
 
 /// Adds the gradients that one chain gives.
@@ -272,9 +167,9 @@ pub(super) fn backward(
     parameters: &mut [f32],
 ) {
     let (n, windows, dim) = (chain.span(), chain.windows.len(), weights.dim);
-    scratch.spans_of(sequence, chain);
+    let padded = n.next_multiple_of(WIDE);
+    scratch.windows.of(sequence, chain, padded);
     scratch.project(sequence, chain, weights);
-    let padded = n.next_multiple_of(2 * WIDTH);
     // By head first, as the shares are.
     let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
     for (i, upstream) in upstream.chunks_exact(dim).enumerate() {
@@ -282,10 +177,9 @@ pub(super) fn backward(
         outputs[(head * windows + window) * dim..][..dim].copy_from_slice(upstream);
     }
     let share_gradients = any(&mut scratch.share_gradients, weights.heads * windows * padded);
-    dots(share_gradients, padded, outputs, &scratch.vectors, dim, &scratch.spans);
+    dots(share_gradients, padded, outputs, &scratch.vectors, dim, &scratch.windows.spans);
     zeros(&mut scratch.shares, weights.heads * windows * padded);
     any(&mut scratch.projected_gradients, 2 * n * dim);
-    any(&mut scratch.factors, padded);
     for number in 0..weights.heads {
         backward_head(&Head::new(weights, number, n), windows, scratch);
     }
@@ -306,6 +200,7 @@ fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
     head.transpose_keys(&scratch.projected, &mut scratch.keys);
     let part = number * windows * padded..(number + 1) * windows * padded;
     let (shares, share_gradients) = (&mut scratch.shares[part.clone()], &scratch.share_gradients[part]);
+    scratch.windows.take_gradients(share_gradients);
     let gradients = &mut scratch.projected_gradients;
     let rows = block_rows(n);
     let scores = any(&mut scratch.scores, rows * padded);
@@ -313,7 +208,7 @@ fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
         let rows = rows.min(n - first);
         head.score(&scratch.projected, &scratch.keys, first, rows, scores);
         let scores = &mut scores[..rows * padded];
-        score_gradients(scores, padded, first, &scratch.spans, shares, share_gradients, &mut scratch.factors);
+        scratch.windows.score_gradients(scores, first, shares, share_gradients);
         let keys = head.keys(&scratch.projected);
         let queries = head.queries(&scratch.projected, first);
         let to_queries = head.queries_mut(gradients, first);
@@ -329,6 +224,7 @@ fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
             later,
         );
     }
+    scratch.windows.clear_outside(shares);
 }
 
 dispatched! {
@@ -354,65 +250,4 @@ fn dots_with<L: Lanes>(
             *out = dot::<L>(upstream, vector);
         }
     }
-}
-
-dispatched! {
-    /// From scores of queries from `first` on to their gradients: `e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with
-    /// `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and the shares as [`attend`] gives them.
-    fn score_gradients(
-        scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32],
-        share_gradients: &[f32], factors: &mut [f32],
-    ) = score_gradients_with
-}
-
-#[inline(always)]
-fn score_gradients_with<L: Lanes>(
-    scores: &mut [f32],
-    stride: usize,
-    first: usize,
-    spans: &[Span],
-    shares: &mut [f32],
-    share_gradients: &[f32],
-    factors: &mut [f32],
-) {
-    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
-        let query = first + i;
-        let Some(hull) = hull(spans, query) else {
-            row.fill(0.0);
-            continue;
-        };
-        row[..hull.start].fill(0.0);
-        row[hull.end..].fill(0.0);
-        exponentials::<L>(&mut row[hull.start..hull.end]);
-        factors[hull.start..hull.end].fill(0.0);
-        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
-            let exponentials = &row[span.start..span.end];
-            let gradients = &share_gradients[window * stride..][span.start..span.end];
-            let total = sum::<L>(exponentials);
-            let mean = dot::<L>(exponentials, gradients) / total;
-            let factor = 1.0 / (exponentials.len() as f32 * total);
-            axpy::<L>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
-            add_centred::<L>(&mut factors[span.start..span.end], factor, gradients, mean);
-        }
-        multiply::<L>(&mut row[hull.start..hull.end], &factors[hull.start..hull.end]);
-    }
-}
-
-/// `y[i] += a (x[i] - centre)`.
-#[inline(always)]
-fn add_centred<L: Lanes>(y: &mut [f32], a: f32, x: &[f32], centre: f32) {
-    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
-    let (factor, shift) = (L::splat(a), L::splat(centre));
-    for (y, x) in y.iter_mut().zip(x) {
-        L::load(y).fma(factor, L::load(x).sub(shift)).store(y);
-    }
-    y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y += a * (x - centre));
-}
-
-/// `y[i] *= x[i]`.
-#[inline(always)]
-fn multiply<L: Lanes>(y: &mut [f32], x: &[f32]) {
-    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
-    y.iter_mut().zip(x).for_each(|(y, x)| L::load(y).mul(L::load(x)).store(y));
-    y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y *= x);
 }

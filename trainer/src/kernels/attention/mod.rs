@@ -26,6 +26,7 @@ mod chain;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use rayon::prelude::*;
 
