@@ -31,7 +31,6 @@ fn lookup_and_update(criterion: &mut Criterion) {
     let (mut table, rows) = (numbers(ROWS * DIM), table_rows(SAMPLES * 20));
     let offsets: Vec<i32> = (0..SAMPLES as i32).map(|row| 20 * row).collect();
     let sizes = vec![20; SAMPLES];
-    let mut output = vec![0.0; SAMPLES * DIM];
     let mut group = criterion.benchmark_group("table");
     group.throughput(Throughput::Elements(rows.len() as u64));
     group.bench_function("lookup_pool", |bencher| {
@@ -43,7 +42,7 @@ fn lookup_and_update(criterion: &mut Criterion) {
             sizes: &sizes,
             mean: false,
         }];
-        bencher.iter(|| pool::pool(black_box(&bags), DIM, &mut output));
+        bencher.iter(|| pool::pool(black_box(&bags), DIM));
     });
     let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
     let (mut bf16, mut fp16) = (narrow(nearest_bf16), narrow(nearest_fp16));
@@ -51,7 +50,7 @@ fn lookup_and_update(criterion: &mut Criterion) {
         group.bench_function(format!("lookup_pool/{name}"), |bencher| {
             let bags =
                 [Bags { table, rows: &rows, weights: None, offsets: &offsets, sizes: &sizes, mean: false }];
-            bencher.iter(|| pool::pool(black_box(&bags), DIM, &mut output));
+            bencher.iter(|| pool::pool(black_box(&bags), DIM));
         });
     }
     let unsorted: Vec<Place> = rows.iter().enumerate().map(|(i, row)| place(*row, i as u32 / 20)).collect();
@@ -127,11 +126,10 @@ fn interaction(criterion: &mut Criterion) {
     ];
     let interaction =
         Interaction { sources: &sources, dim: DIM, form: Form::Dot { keeps: Some(0), taken: 0 } };
-    let mut output = vec![0.0; SAMPLES * interaction.width()];
     let mut group = criterion.benchmark_group("interaction");
     group.throughput(Throughput::Elements(SAMPLES as u64));
-    group.bench_function("forward", |bencher| bencher.iter(|| interaction.forward(&mut output)));
-    interaction.forward(&mut output);
+    group.bench_function("forward", |bencher| bencher.iter(|| interaction.forward(black_box(SAMPLES))));
+    let output = interaction.forward(SAMPLES);
     group.bench_function("backward", |bencher| bencher.iter(|| interaction.backward(black_box(&output))));
     group.finish();
 }

@@ -1,5 +1,6 @@
 //! Between slices and libtorch tensors.
 
+use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
@@ -17,6 +18,20 @@ pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
 pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
     let mut tensor = Tensor::zeros(shape, (Kind::Float, Device::Cpu));
     fill(as_mut_slice(&mut tensor));
+    tensor
+}
+
+/// A new CPU tensor of this shape, whose elements are those that `write` returns, all of what it is given.
+pub(crate) fn written(shape: &[i64], write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32]) -> Tensor {
+    let tensor = Tensor::empty(shape, (Kind::Float, Device::Cpu));
+    let length = checked_len(&tensor);
+    if length > 0 {
+        let start = tensor.data_ptr().cast::<MaybeUninit<f32>>();
+        // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that nobody else has its storage.
+        let memory = unsafe { std::slice::from_raw_parts_mut(start, length) };
+        let written = write(memory);
+        assert!(written.len() == length && written.as_ptr() == start.cast::<f32>(), "all is written");
+    }
     tensor
 }
 
@@ -88,6 +103,7 @@ fn checked_len(tensor: &Tensor) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::fresh::{fill_chunks, zeroed};
 
     #[test]
     fn elements_go_both_ways() {
@@ -95,6 +111,21 @@ mod tests {
         assert_eq!(tensor.double_value(&[1, 0]), 3.0);
         assert_eq!(as_slice(&tensor), [1.0, 2.0, 3.0, 4.0]);
         assert!(as_slice(&filled(&[0, 3], |_| ())).is_empty());
+    }
+
+    #[test]
+    fn what_is_written_stands_there() {
+        let tensor = written(&[2, 2], |memory| {
+            fill_chunks(memory, 3, || (), |(), number, chunk| chunk.fill(number as f32))
+        });
+        assert_eq!(as_slice(&tensor), [0.0, 0.0, 0.0, 1.0]);
+        assert!(as_slice(&written(&[0, 3], zeroed)).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "all is written")]
+    fn a_part_is_not_all() {
+        let _ = written(&[4], |memory| zeroed(&mut memory[..3]));
     }
 
     #[test]

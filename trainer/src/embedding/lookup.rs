@@ -201,9 +201,7 @@ impl Lookup {
             pooled_features.iter().map(|lookup| lookup.bags(&tables[lookup.table])).collect();
         // The tables of a group have one dimension.
         let dim = pooled_features.first().map_or(1, |lookup| tables[lookup.table].dim());
-        let rows = pooled_features.first().map_or(0, |lookup| lookup.rows.sizes.len());
-        let mut pooled = vec![0.0; rows * bags.len() * dim];
-        pool::pool(&bags, dim, &mut pooled);
+        let pooled = pool::pool(&bags, dim);
         Ok(Self {
             pooled: pooled.into(),
             pooled_by_sample: by_sample(steps.pooling).is_some(),

@@ -80,9 +80,7 @@ impl Rank {
             if request.attends {
                 return lookup.gather(table);
             }
-            let mut pooled = vec![0.0; lookup.rows.sizes.len() * table.dim()];
-            pool::pool(&[lookup.bags(table)], table.dim(), &mut pooled);
-            pooled
+            pool::pool(&[lookup.bags(table)], table.dim())
         };
         requests.par_iter().map(answer).collect()
     }

@@ -1,6 +1,6 @@
 //! Products of small matrices that stay in the processor's caches.
 
-use super::simd::{Floats, Lanes, WIDE, WIDTH, Wide, dispatched};
+use super::simd::{Lanes, WIDE, WIDTH, dispatched};
 
 /// A multiple of the rows of C that registers hold, whatever the processor.
 pub(crate) const ROWS: usize = 12;
@@ -44,7 +44,7 @@ dispatched! {
 }
 
 #[inline(always)]
-fn gemm_with<W: Wide>(
+fn gemm_with<L: Lanes<N>, const N: usize>(
     (m, n, k): (usize, usize, usize),
     a: Strided<'_>,
     b: &[f32],
@@ -60,13 +60,13 @@ fn gemm_with<W: Wide>(
     while row < m {
         let (a, c) = (a.skip_rows(row), &mut c[row * ldc..]);
         row += match m - row {
-            ROWS.. if W::MANY_REGISTERS => panel::<W, ROWS>(n, k, a, b, ldb, c, ldc, accumulate),
-            6.. => panel::<W, 6>(n, k, a, b, ldb, c, ldc, accumulate),
-            5 => panel::<W, 5>(n, k, a, b, ldb, c, ldc, accumulate),
-            4 => panel::<W, 4>(n, k, a, b, ldb, c, ldc, accumulate),
-            3 => panel::<W, 3>(n, k, a, b, ldb, c, ldc, accumulate),
-            2 => panel::<W, 2>(n, k, a, b, ldb, c, ldc, accumulate),
-            _ => panel::<W, 1>(n, k, a, b, ldb, c, ldc, accumulate),
+            ROWS.. if N == WIDE => panel::<L, N, ROWS>(n, k, a, b, ldb, c, ldc, accumulate),
+            6.. => panel::<L, N, 6>(n, k, a, b, ldb, c, ldc, accumulate),
+            5 => panel::<L, N, 5>(n, k, a, b, ldb, c, ldc, accumulate),
+            4 => panel::<L, N, 4>(n, k, a, b, ldb, c, ldc, accumulate),
+            3 => panel::<L, N, 3>(n, k, a, b, ldb, c, ldc, accumulate),
+            2 => panel::<L, N, 2>(n, k, a, b, ldb, c, ldc, accumulate),
+            _ => panel::<L, N, 1>(n, k, a, b, ldb, c, ldc, accumulate),
         };
     }
 }
@@ -74,7 +74,7 @@ fn gemm_with<W: Wide>(
 /// `M` rows of C, which it returns.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
-fn panel<W: Wide, const M: usize>(
+fn panel<L: Lanes<N>, const N: usize, const M: usize>(
     n: usize,
     k: usize,
     a: Strided<'_>,
@@ -85,24 +85,17 @@ fn panel<W: Wide, const M: usize>(
     accumulate: bool,
 ) -> usize {
     let mut column = 0;
-    while W::MANY_REGISTERS && column + 2 * WIDE <= n {
-        tile::<W, WIDE, M, 2>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
-        column += 2 * WIDE;
+    while column + 2 * N <= n {
+        tile::<L, N, M, 2>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        column += 2 * N;
     }
-    while column + WIDE <= n {
-        tile::<W, WIDE, M, 1>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
-        column += WIDE;
+    if column + N <= n {
+        tile::<L, N, M, 1>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        column += N;
     }
-    if column + WIDTH <= n {
-        tile::<W::Narrow, WIDTH, M, 1>(
-            k,
-            a,
-            &b[column.min(b.len())..],
-            ldb,
-            &mut c[column..],
-            ldc,
-            accumulate,
-        );
+    if N > WIDTH && column + WIDTH <= n {
+        let (b, c) = (&b[column.min(b.len())..], &mut c[column..]);
+        tile::<L::Narrow, WIDTH, M, 1>(k, a, b, ldb, c, ldc, accumulate);
         column += WIDTH;
     }
     for column in column..n {
@@ -116,9 +109,9 @@ fn panel<W: Wide, const M: usize>(
     M
 }
 
-/// `M` rows and `N` vectors of `LEN` columns of C, in registers while k passes.
+/// `M` rows and `V` vectors of columns of C, in registers while k passes.
 #[inline(always)]
-fn tile<F: Floats<LEN>, const LEN: usize, const M: usize, const N: usize>(
+fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize>(
     k: usize,
     a: Strided<'_>,
     b: &[f32],
@@ -130,27 +123,27 @@ fn tile<F: Floats<LEN>, const LEN: usize, const M: usize, const N: usize>(
     let Strided { values, row_stride, column_stride } = a;
     if let Some(last) = k.checked_sub(1) {
         assert!((M - 1) * row_stride + last * column_stride < values.len(), "A is larger than its slice");
-        assert!(last * ldb + N * LEN <= b.len(), "B is larger than its slice");
+        assert!(last * ldb + V * N <= b.len(), "B is larger than its slice");
     }
-    let mut sums = [[F::splat(0.0); N]; M];
+    let mut sums = [[L::splat(0.0); V]; M];
     for p in 0..k {
-        let b: [F; N] = std::array::from_fn(|q| {
-            // SAFETY: the assertion on B: p is at most k - 1 and q at most N - 1, and an array of floats is as
+        let b: [L; V] = std::array::from_fn(|q| {
+            // SAFETY: the assertion on B: p is at most k - 1 and q at most V - 1, and an array of floats is as
             // aligned as a float.
-            F::load(unsafe { &*b.as_ptr().add(p * ldb + q * LEN).cast::<[f32; LEN]>() })
+            L::load(unsafe { &*b.as_ptr().add(p * ldb + q * N).cast::<[f32; N]>() })
         });
         for (row, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the assertion on A: the row is at most M - 1 and p at most k - 1.
-            let factor = F::splat(unsafe { *values.get_unchecked(row * row_stride + p * column_stride) });
+            let factor = L::splat(unsafe { *values.get_unchecked(row * row_stride + p * column_stride) });
             for (sum, b) in sums.iter_mut().zip(b) {
                 *sum = sum.fma(factor, b);
             }
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        let (chunks, _) = c[row * ldc..][..N * LEN].as_chunks_mut::<LEN>();
+        let (chunks, _) = c[row * ldc..][..V * N].as_chunks_mut::<N>();
         for (chunk, sum) in chunks.iter_mut().zip(sums) {
-            if accumulate { F::load(chunk).add(*sum) } else { *sum }.store(chunk);
+            if accumulate { L::load(chunk).add(*sum) } else { *sum }.store(chunk);
         }
     }
 }
@@ -196,13 +189,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    #[cfg(target_arch = "x86_64")]
-    use crate::kernels::simd::{Avx2, has_avx2};
-    use crate::kernels::simd::{Pair, Portable};
+    use crate::kernels::simd::each_copy;
 
     /// Small integers, so that every order of summation gives the same float.
     fn matrix(len: usize, seed: usize) -> Vec<f32> {
         (0..len).map(|i| ((i * 7 + seed * 13) % 11) as f32 - 5.0).collect()
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "as the function that it calls")]
+    fn gemm_into<L: Lanes<N>, const N: usize>(
+        size: (usize, usize, usize),
+        a: Strided<'_>,
+        b: &[f32],
+        ldb: usize,
+        mut c: Vec<f32>,
+        ldc: usize,
+        accumulate: bool,
+        found: &mut Vec<Vec<f32>>,
+    ) {
+        gemm_with::<L, N>(size, a, b, ldb, &mut c, ldc, accumulate);
+        found.push(c);
     }
 
     proptest! {
@@ -231,14 +237,9 @@ mod tests {
             let mut c = start.clone();
             gemm((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
             prop_assert_eq!(&c, &expected);
-            let mut c = start.clone();
-            gemm_with::<Pair<Portable>>((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
-            prop_assert_eq!(&c, &expected);
-            // The copy that is not called where there is AVX-512.
-            #[cfg(target_arch = "x86_64")]
-            if has_avx2() {
-                let mut c = start;
-                gemm_with::<Pair<Avx2>>((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
+            let mut of_copies = Vec::new();
+            each_copy!(gemm_into((m, n, k), a, &b, ldb, start.clone(), ldc, accumulate, &mut of_copies));
+            for c in of_copies {
                 prop_assert_eq!(&c, &expected);
             }
         }

@@ -4,12 +4,14 @@
 //! in the processor's first cache, multiplied, and only the products are written. Going back, the gradients of
 //! samples that stand together and share a row are summed there too, before they leave the cache.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::fresh::{fill_chunks, zeroed};
 use super::gemm::{ROWS, Strided, gemm, transpose};
-use super::simd::WIDTH;
+use super::simd::WIDE;
 
 /// Samples that one thread goes through at a time.
 const BLOCK: usize = 64;
@@ -48,6 +50,14 @@ pub struct Interaction<'a> {
     pub dim: usize,
     /// What is made of a sample's vectors.
     pub form: Form,
+}
+
+/// What a sample passes through, one after the other: its vectors `[N, D]`, the same transposed, and products.
+#[derive(Default)]
+struct Buffers {
+    matrix: Vec<f32>,
+    transposed: Vec<f32>,
+    products: Vec<f32>,
 }
 
 /// What becomes of a sample's vectors.
@@ -97,42 +107,53 @@ impl Interaction<'_> {
         }
     }
 
-    /// Writes `[B, width]`.
+    /// `[B, width]`, for `samples` samples.
     ///
     /// # Panics
     ///
-    /// If `output` is not of that size, or an inverse index leads outside its source.
-    pub fn forward(&self, output: &mut [f32]) {
-        let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
-        let (kept, taken) = (self.kept(), self.taken());
-        if width == 0 {
-            return;
-        }
-        let new = vectors - taken;
-        let padded = new.next_multiple_of(2 * WIDTH);
-        output.par_chunks_mut(BLOCK * width).enumerate().for_each(|(block, output)| {
-            let mut matrix = vec![0.0; vectors * dim];
-            let mut transposed = vec![0.0; dim * padded];
-            let mut products = vec![0.0; vectors * padded];
+    /// If an inverse index leads outside its source, or has fewer samples.
+    pub fn forward(&self, samples: usize) -> Vec<f32> {
+        let length = samples * self.width();
+        let mut output = Vec::with_capacity(length);
+        let filled = self.forward_into(&mut output.spare_capacity_mut()[..length]).len();
+        // SAFETY: so many elements have been written, from the first on.
+        unsafe { output.set_len(filled) };
+        output
+    }
+
+    /// Writes the same into given memory, and returns it.
+    pub(crate) fn forward_into<'m>(&self, output: &'m mut [MaybeUninit<f32>]) -> &'m mut [f32] {
+        let width = self.width();
+        fill_chunks(output, BLOCK * width, Buffers::default, |buffers, block, output| {
             for (i, output) in output.chunks_exact_mut(width).enumerate() {
-                if self.form == Form::Concat {
-                    self.gather(block * BLOCK + i, output);
-                    continue;
-                }
-                self.gather(block * BLOCK + i, &mut matrix);
-                transpose((new, dim), &matrix[taken * dim..], dim, &mut transposed, padded);
-                upper_triangle((vectors, taken), dim, &matrix, &transposed, &mut products);
-                let (first, triangle) = output.split_at_mut(kept.len());
-                first.copy_from_slice(&matrix[kept.clone()]);
-                let mut place = 0;
-                for column in 0..new {
-                    let row = &mut triangle[place..place + taken + column];
-                    let of_column = products.get(column..).unwrap_or(&[]).iter().step_by(padded);
-                    row.iter_mut().zip(of_column).for_each(|(value, product)| *value = *product);
-                    place += taken + column;
+                let sample = block * BLOCK + i;
+                match self.form {
+                    Form::Concat => self.gather(sample, output),
+                    Form::Dot { .. } => self.dot(sample, buffers, output),
                 }
             }
-        });
+        })
+    }
+
+    /// The products of a sample.
+    fn dot(&self, sample: usize, buffers: &mut Buffers, output: &mut [f32]) {
+        let (vectors, dim) = (self.vectors(), self.dim);
+        let (kept, taken) = (self.kept(), self.taken());
+        let padded = vectors.next_multiple_of(WIDE);
+        let Buffers { matrix, transposed, products } = buffers;
+        matrix.resize(vectors * dim, 0.0);
+        transposed.resize(dim * padded, 0.0);
+        products.resize((vectors - taken) * padded, 0.0);
+        self.gather(sample, matrix);
+        transpose((vectors, dim), matrix, dim, transposed, padded);
+        lower_triangle((vectors, taken), dim, matrix, transposed, products);
+        let (first, mut triangle) = output.split_at_mut(kept.len());
+        first.copy_from_slice(&matrix[kept]);
+        for (row, products) in products.chunks_exact(padded).enumerate() {
+            let (of_row, rest) = triangle.split_at_mut(taken + row);
+            of_row.copy_from_slice(&products[..taken + row]);
+            triangle = rest;
+        }
     }
 
     fn gather(&self, sample: usize, matrix: &mut [f32]) {
@@ -155,22 +176,29 @@ impl Interaction<'_> {
         let samples = gradient.len().checked_div(width).unwrap_or(0);
         let runs: Vec<Runs> = self.sources.iter().map(|source| Runs::new(source, samples)).collect();
         let sizes: Vec<usize> = self.sources.iter().map(|source| source.vectors * self.dim).collect();
-        let mut sums: Vec<Vec<f32>> =
-            runs.iter().zip(&sizes).map(|(runs, size)| vec![0.0; runs.rows.len() * size]).collect();
-        let mut tasks: Vec<Vec<&mut [f32]>> = Vec::new();
+        let length = |(runs, size): (&Runs, &usize)| runs.rows.len() * size;
+        let lengths: Vec<usize> = runs.iter().zip(&sizes).map(length).collect();
+        let mut sums: Vec<Vec<f32>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
+        let mut tasks: Vec<Vec<&mut [MaybeUninit<f32>]>> = Vec::new();
         tasks.resize_with(samples.div_ceil(BLOCK), Vec::new);
-        for ((sums, runs), size) in sums.iter_mut().zip(&runs).zip(&sizes) {
-            let mut rest = sums.as_mut_slice();
+        for (((sums, runs), size), length) in sums.iter_mut().zip(&runs).zip(&sizes).zip(&lengths) {
+            let mut rest = &mut sums.spare_capacity_mut()[..*length];
             for (task, bounds) in tasks.iter_mut().zip(runs.blocks.windows(2)) {
                 let (head, tail) = rest.split_at_mut((bounds[1] - bounds[0]) * size);
                 task.push(head);
                 rest = tail;
             }
         }
-        tasks.into_par_iter().enumerate().for_each(|(block, mut sums)| {
+        tasks.into_par_iter().enumerate().for_each(|(block, sums)| {
             let samples = block * BLOCK..((block + 1) * BLOCK).min(samples);
+            let mut sums: Vec<&mut [f32]> = sums.into_iter().map(zeroed).collect();
             self.backward_block(samples, gradient, &runs, &mut sums);
         });
+        for (sums, length) in sums.iter_mut().zip(&lengths) {
+            // SAFETY: the blocks have all runs of a source, so that every element of its sums was in a task, which has
+            // written it.
+            unsafe { sums.set_len(*length) };
+        }
         let folded = sums.into_iter().zip(&runs).zip(self.sources).zip(&sizes);
         folded.map(|(((sums, runs), source), size)| runs.fold(sums, source.values.len(), *size)).collect()
     }
@@ -184,9 +212,9 @@ impl Interaction<'_> {
     ) {
         let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
         let (kept, taken) = (self.kept(), self.taken());
-        let padded = vectors.next_multiple_of(WIDTH);
         let mut matrix = vec![0.0; vectors * dim];
-        let mut symmetric = vec![0.0; vectors * padded];
+        // Above the diagonal it stays zero.
+        let mut lower = vec![0.0; (vectors - taken) * vectors];
         let mut result = vec![0.0; vectors * dim];
         let first = samples.start;
         for sample in samples {
@@ -195,14 +223,13 @@ impl Interaction<'_> {
                 Form::Concat => result.copy_from_slice(upstream),
                 Form::Dot { .. } => {
                     self.gather(sample, &mut matrix);
-                    let (first, triangle) = upstream.split_at(kept.len());
-                    from_triangle(triangle, taken..vectors, padded, &mut symmetric);
-                    // The vectors that are taken have products with the others alone.
-                    let (head, tail) = result.split_at_mut(taken * dim);
-                    let new = vectors - taken;
-                    let symmetric = |place: usize| Strided::rows(&symmetric[place..], padded);
-                    gemm((taken, dim, new), symmetric(taken), &matrix[taken * dim..], dim, head, dim, false);
-                    gemm((new, dim, vectors), symmetric(taken * padded), &matrix, dim, tail, dim, false);
+                    let (first, mut triangle) = upstream.split_at(kept.len());
+                    for (row, lower) in lower.chunks_exact_mut(vectors).enumerate() {
+                        let (of_row, rest) = triangle.split_at(taken + row);
+                        lower[..taken + row].copy_from_slice(of_row);
+                        triangle = rest;
+                    }
+                    multiply_symmetric((vectors, taken), dim, &lower, &matrix, &mut result);
                     result[kept.clone()].iter_mut().zip(first).for_each(|(result, first)| *result += first);
                 }
             }
@@ -218,36 +245,49 @@ impl Interaction<'_> {
     }
 }
 
-/// The symmetric matrix of `rows` of a strict lower triangle, with rows `stride` apart; its diagonal, and what is in no such row
-/// or column, stays.
-fn from_triangle(triangle: &[f32], rows: Range<usize>, stride: usize, symmetric: &mut [f32]) {
-    let mut place = 0;
-    for row in rows.start.max(1)..rows.end {
-        for (column, value) in triangle[place..place + row].iter().enumerate() {
-            symmetric[row * stride + column] = *value;
-            symmetric[column * stride + row] = *value;
-        }
-        place += row;
-    }
-}
-
-/// `V Wᵀ`, where W is what V has from vector `taken` on, above the diagonal of `V Vᵀ` and beside it in a tile: rows of all
-/// `vectors`, columns of the new ones.
-fn upper_triangle(
+/// `W Vᵀ` left of the diagonal of `V Vᵀ` and beside it in a tile, where W is what V has from vector `taken` on; `transposed` is
+/// Vᵀ, and its rows are as far apart as those of the products.
+fn lower_triangle(
     (vectors, taken): (usize, usize),
     dim: usize,
     matrix: &[f32],
     transposed: &[f32],
     products: &mut [f32],
 ) {
-    let padded = (vectors - taken).next_multiple_of(2 * WIDTH);
-    for row in (0..vectors).step_by(ROWS) {
+    let padded = vectors.next_multiple_of(WIDE);
+    for row in (taken..vectors).step_by(ROWS) {
         let rows = ROWS.min(vectors - row);
-        // The first column that is right of the diagonal.
-        let first = (row + 1).saturating_sub(taken) / WIDTH * WIDTH;
-        let a = Strided::rows(&matrix[row * dim..], dim);
-        let (b, c) = (&transposed[first.min(transposed.len())..], &mut products[row * padded + first..]);
-        gemm((rows, padded - first, dim), a, b, padded, c, padded, false);
+        let columns = (row + rows - 1).next_multiple_of(WIDE);
+        let (a, c) = (Strided::rows(&matrix[row * dim..], dim), &mut products[(row - taken) * padded..]);
+        gemm((rows, columns, dim), a, transposed, padded, c, padded, false);
+    }
+}
+
+/// `(L + Lᵀ) V`, where L, `[N, N]`, is zero on and above the diagonal and in its first `taken` rows, which `lower` leaves out.
+fn multiply_symmetric(
+    (vectors, taken): (usize, usize),
+    dim: usize,
+    lower: &[f32],
+    matrix: &[f32],
+    result: &mut [f32],
+) {
+    for row in (taken..vectors).step_by(ROWS) {
+        let rows = ROWS.min(vectors - row);
+        let a = Strided::rows(&lower[(row - taken) * vectors..], vectors);
+        gemm((rows, dim, row + rows - 1), a, matrix, dim, &mut result[row * dim..], dim, false);
+    }
+    let mut add_transposed = |column: usize, columns: usize, accumulate: bool| {
+        // Rows before have nothing but zeros in these columns.
+        let first = (column + 1).max(taken).min(vectors);
+        let a = Strided::transposed(lower.get((first - taken) * vectors + column..).unwrap_or(&[]), vectors);
+        let c = &mut result[column * dim..];
+        gemm((columns, dim, vectors - first), a, &matrix[first * dim..], dim, c, dim, accumulate);
+    };
+    for column in (0..taken).step_by(ROWS) {
+        add_transposed(column, ROWS.min(taken - column), false);
+    }
+    for column in (taken..vectors).step_by(ROWS) {
+        add_transposed(column, ROWS.min(vectors - column), true);
     }
 }
 
@@ -388,8 +428,7 @@ mod tests {
             let width = interaction.width();
             let gradient: Vec<f32> = (0..samples * width).map(|i| ((i + seed) % 9) as f32 / 4.0 - 1.0).collect();
             let (expected, expected_gradients) = naive(&interaction, samples, &gradient);
-            let mut output = vec![f32::NAN; samples * width];
-            interaction.forward(&mut output);
+            let output = interaction.forward(samples);
             prop_assert!(close(&output, &expected));
             for (found, expected) in interaction.backward(&gradient).iter().zip(&expected_gradients) {
                 prop_assert!(close(found, expected));

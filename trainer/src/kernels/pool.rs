@@ -1,8 +1,7 @@
 //! Lookup and pooling in one pass over the ids.
 
-use rayon::prelude::*;
-
 use super::element::{Bf16, Element, Elements, Fp16, Fp32, widen_row};
+use super::fresh::filled_chunks;
 use super::simd::{Lanes, WIDTH, dispatched, prefetch};
 
 /// Rows that one thread goes through at a time.
@@ -42,22 +41,20 @@ impl<'a> Bags<'a> {
     }
 }
 
-/// Writes `[U, F, D]`: the sum (or mean) of the vectors of each row's ids, for every feature; zeros for an empty row.
+/// `[U, F, D]`: the sum (or mean) of the vectors of each row's ids, for every feature; zeros for an empty row.
 ///
 /// # Panics
 ///
-/// If the features differ in U, a row is not in its table, or `output` has another size.
-pub fn pool(features: &[Bags<'_>], dim: usize, output: &mut [f32]) {
+/// If the features differ in U, or a row is not in its table.
+pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
     let width = features.len() * dim;
-    if width == 0 {
-        return;
-    }
-    output.par_chunks_mut(BLOCK * width).enumerate().for_each_init(Vec::new, |gathered, (block, output)| {
-        let first = block * BLOCK;
+    let rows = features.first().map_or(0, |bags| bags.sizes.len());
+    assert!(features.iter().all(|bags| bags.sizes.len() == rows), "features of a group have as many rows");
+    filled_chunks(rows * width, BLOCK * width, Vec::new, |gathered, block, output| {
         for (i, bags) in features.iter().enumerate() {
-            pool_block(bags, dim, first, &mut output[i * dim..], width, gathered);
+            pool_block(bags, dim, block * BLOCK, &mut output[i * dim..], width, gathered);
         }
-    });
+    })
 }
 
 dispatched! {
@@ -225,7 +222,7 @@ fn add_to_ids_with<L: Lanes>(
         let upstream = &gradient[row * stride..][..dim];
         for id in span {
             let scale = bags.scale(row) * bags.weights.map_or(1.0, |weights| weights[id]);
-            super::simd::axpy::<L>(&mut output[id * dim..][..dim], scale, upstream);
+            super::simd::axpy::<L, _>(&mut output[id * dim..][..dim], scale, upstream);
         }
     }
 }
@@ -262,8 +259,8 @@ mod tests {
             let bags = Bags { table: stored, rows: &rows, weights, offsets: &offsets, sizes: &sizes, mean };
             // Two features, the second of which is the first one's sum.
             let features = [bags, Bags { mean: false, ..bags }];
-            let mut output = vec![f32::NAN; 2 * dim * sizes.len()];
-            pool(&features, dim, &mut output);
+            let output = pool(&features, dim);
+            prop_assert_eq!(output.len(), 2 * dim * sizes.len());
             let gradient: Vec<f32> = (0..output.len()).map(|i| (i % 7) as f32 - 3.0).collect();
             for (f, bags) in features.iter().enumerate() {
                 let mut expected = vec![0.0_f64; rows.len() * dim];

@@ -1,23 +1,36 @@
-//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Matrix products take
-//! [sixteen](Wide), with AVX-512 where it is.
+//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Kernels that compute
+//! rather than wait for memory take sixteen where there is AVX-512.
 //!
-//! Kernels are written once, generic over [`Lanes`] or [`Wide`]; [`dispatched!`] makes of one a function that asks the
+//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
 //! processor and calls the copy that fits it. Sums of the copies differ in their last bits, as FMA rounds once.
 
 /// Floats in a vector.
 pub(crate) const WIDTH: usize = 8;
-/// Floats in a wide one.
-pub(crate) const WIDE: usize = 2 * WIDTH;
+/// Floats in a vector of AVX-512.
+pub(crate) const WIDE: usize = 16;
 
-/// A vector of eight floats.
+/// A vector of `N` floats, eight or sixteen.
 ///
 /// An implementation may need instructions that not every processor has; it is named only by [`dispatched!`], inside a
 /// function that is compiled for them and called only where the processor has them.
-pub(crate) trait Lanes: Floats<WIDTH> {
-    /// The eight floats whose upper halves these are.
-    fn load_bf16(values: &[u16; WIDTH]) -> Self;
-    /// The eight floats of these bits of 16-bit floats.
-    fn load_fp16(values: &[u16; WIDTH]) -> Self;
+pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
+    /// Eight floats, for what sixteen are too many for.
+    type Narrow: Lanes;
+
+    /// All lanes `value`.
+    fn splat(value: f32) -> Self;
+    /// The floats.
+    fn load(values: &[f32; N]) -> Self;
+    /// The floats whose upper halves these are.
+    fn load_bf16(values: &[u16; N]) -> Self;
+    /// The floats of these bits of 16-bit floats.
+    fn load_fp16(values: &[u16; N]) -> Self;
+    /// Writes the lanes.
+    fn store(self, values: &mut [f32; N]);
+    /// `self + a * b`.
+    fn fma(self, a: Self, b: Self) -> Self;
+    /// `self + other`.
+    fn add(self, other: Self) -> Self;
     /// `self - other`.
     fn sub(self, other: Self) -> Self;
     /// `self * other`.
@@ -29,17 +42,24 @@ pub(crate) trait Lanes: Floats<WIDTH> {
 
     /// The lanes as an array.
     #[inline(always)]
-    fn to_array(self) -> [f32; WIDTH] {
-        let mut values = [0.0; WIDTH];
+    fn to_array(self) -> [f32; N] {
+        let mut values = [0.0; N];
         self.store(&mut values);
         values
     }
 
-    /// The sum of the lanes, pairwise.
+    /// The sum of the lanes, half onto half.
     #[inline(always)]
     fn sum(self) -> f32 {
-        let [a, b, c, d, e, f, g, h] = self.to_array();
-        ((a + e) + (c + g)) + ((b + f) + (d + h))
+        let mut values = self.to_array();
+        let mut half = N / 2;
+        while half > 0 {
+            for i in 0..half {
+                values[i] += values[i + half];
+            }
+            half /= 2;
+        }
+        values[0]
     }
 
     /// The largest lane.
@@ -47,69 +67,6 @@ pub(crate) trait Lanes: Floats<WIDTH> {
     fn largest(self) -> f32 {
         self.to_array().into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
-}
-
-/// What a matrix product does with vectors of `N` floats; implementations are named as those of [`Lanes`] are.
-pub(crate) trait Floats<const N: usize>: Copy {
-    /// All lanes `value`.
-    fn splat(value: f32) -> Self;
-    /// The floats.
-    fn load(values: &[f32; N]) -> Self;
-    /// Writes the lanes.
-    fn store(self, values: &mut [f32; N]);
-    /// `self + a * b`.
-    fn fma(self, a: Self, b: Self) -> Self;
-    /// `self + other`.
-    fn add(self, other: Self) -> Self;
-}
-
-/// Sixteen floats, and the shape of a matrix product's tiles of them.
-pub(crate) trait Wide: Floats<WIDE> {
-    /// For what is left when sixteen are too many.
-    type Narrow: Lanes;
-    /// Whether the registers hold 12 rows of two vectors; otherwise 6 rows of one.
-    const MANY_REGISTERS: bool;
-}
-
-/// Two vectors of eight.
-#[derive(Clone, Copy)]
-pub(crate) struct Pair<L>([L; 2]);
-
-#[inline(always)]
-fn halves(values: &[f32; WIDE]) -> [&[f32; WIDTH]; 2] {
-    let (halves, _) = values.as_chunks::<WIDTH>();
-    [&halves[0], &halves[1]]
-}
-
-impl<L: Lanes> Floats<WIDE> for Pair<L> {
-    #[inline(always)]
-    fn splat(value: f32) -> Self {
-        Self([L::splat(value); 2])
-    }
-    #[inline(always)]
-    fn load(values: &[f32; WIDE]) -> Self {
-        let [low, high] = halves(values);
-        Self([L::load(low), L::load(high)])
-    }
-    #[inline(always)]
-    fn store(self, values: &mut [f32; WIDE]) {
-        let (halves, _) = values.as_chunks_mut::<WIDTH>();
-        self.0[0].store(&mut halves[0]);
-        self.0[1].store(&mut halves[1]);
-    }
-    #[inline(always)]
-    fn fma(self, a: Self, b: Self) -> Self {
-        Self([self.0[0].fma(a.0[0], b.0[0]), self.0[1].fma(a.0[1], b.0[1])])
-    }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        Self([self.0[0].add(other.0[0]), self.0[1].add(other.0[1])])
-    }
-}
-
-impl<L: Lanes> Wide for Pair<L> {
-    type Narrow = L;
-    const MANY_REGISTERS: bool = false;
 }
 
 /// Any processor.
@@ -123,7 +80,9 @@ impl Portable {
     }
 }
 
-impl Floats<WIDTH> for Portable {
+impl Lanes for Portable {
+    type Narrow = Self;
+
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self([value; WIDTH])
@@ -144,9 +103,6 @@ impl Floats<WIDTH> for Portable {
     fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }
-}
-
-impl Lanes for Portable {
     #[inline(always)]
     fn load_bf16(values: &[u16; WIDTH]) -> Self {
         Self(values.map(|bits| f32::from_bits(u32::from(bits) << 16)))
@@ -180,7 +136,21 @@ pub(crate) use x86::{Avx2, Avx512};
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Floats, Lanes, WIDE, WIDTH, Wide};
+    use super::{Lanes, WIDE, WIDTH};
+
+    const LN2: f64 = std::f64::consts::LN_2;
+
+    /// The Taylor series of `2^f`, from the seventh power down.
+    const SERIES: [f32; 8] = [
+        (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 5040.0) as f32,
+        (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 720.0) as f32,
+        (LN2 * LN2 * LN2 * LN2 * LN2 / 120.0) as f32,
+        (LN2 * LN2 * LN2 * LN2 / 24.0) as f32,
+        (LN2 * LN2 * LN2 / 6.0) as f32,
+        (LN2 * LN2 / 2.0) as f32,
+        LN2 as f32,
+        1.0,
+    ];
 
     /// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
     #[inline]
@@ -202,7 +172,9 @@ mod x86 {
 
     // SAFETY: for every block below: only `dispatched!` names this type, in a function that runs after `has_avx512` said
     // yes, so the processor has the instruction. Loads and stores go through references to sixteen floats.
-    impl Floats<WIDE> for Avx512 {
+    impl Lanes<WIDE> for Avx512 {
+        type Narrow = Avx2;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: as above.
@@ -228,11 +200,49 @@ mod x86 {
             // SAFETY: as above.
             Self(unsafe { _mm512_add_ps(self.0, other.0) })
         }
-    }
-
-    impl Wide for Avx512 {
-        type Narrow = Avx2;
-        const MANY_REGISTERS: bool = true;
+        #[inline(always)]
+        fn load_bf16(values: &[u16; WIDE]) -> Self {
+            // SAFETY: as above; the sixteen halves are 32 bytes.
+            unsafe {
+                let halves = _mm256_loadu_si256(values.as_ptr().cast());
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))))
+            }
+        }
+        #[inline(always)]
+        fn load_fp16(values: &[u16; WIDE]) -> Self {
+            // SAFETY: as above; the sixteen halves are 32 bytes.
+            Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) })
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            // SAFETY: as above.
+            Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            // SAFETY: as above.
+            Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            // SAFETY: as above.
+            Self(unsafe { _mm512_max_ps(self.0, other.0) })
+        }
+        /// As [`Avx2`]'s, lane by lane.
+        #[inline(always)]
+        fn exp2(self) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+                let f = _mm512_sub_ps(self.0, n);
+                let mut series = _mm512_set1_ps(SERIES[0]);
+                for coefficient in &SERIES[1..] {
+                    series = _mm512_fmadd_ps(series, f, _mm512_set1_ps(*coefficient));
+                }
+                let enough = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(-126.0));
+                Self(_mm512_maskz_scalef_ps(enough, series, n))
+            }
+        }
     }
 
     /// x86-64 processors since 2013.
@@ -241,7 +251,9 @@ mod x86 {
 
     // SAFETY: for every block below: only `dispatched!` names this type, in a function that runs after `has_avx2` said
     // yes, so the processor has the instruction. Loads and stores go through references to eight floats.
-    impl Floats<WIDTH> for Avx2 {
+    impl Lanes for Avx2 {
+        type Narrow = Self;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: as above.
@@ -267,9 +279,6 @@ mod x86 {
             // SAFETY: as above.
             Self(unsafe { _mm256_add_ps(self.0, other.0) })
         }
-    }
-
-    impl Lanes for Avx2 {
         #[inline(always)]
         fn load_bf16(values: &[u16; WIDTH]) -> Self {
             // SAFETY: as above; the eight halves are 16 bytes.
@@ -302,24 +311,14 @@ mod x86 {
         /// |f| ≤ 1/2 is below a float's rounding, and n put into the exponent.
         #[inline(always)]
         fn exp2(self) -> Self {
-            const LN2: f64 = std::f64::consts::LN_2;
-            const COEFFICIENTS: [f32; 6] = [
-                (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 720.0) as f32,
-                (LN2 * LN2 * LN2 * LN2 * LN2 / 120.0) as f32,
-                (LN2 * LN2 * LN2 * LN2 / 24.0) as f32,
-                (LN2 * LN2 * LN2 / 6.0) as f32,
-                (LN2 * LN2 / 2.0) as f32,
-                LN2 as f32,
-            ];
             // SAFETY: as above.
             unsafe {
                 let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
                 let f = _mm256_sub_ps(self.0, n);
-                let mut series = _mm256_set1_ps((LN2 * LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 5040.0) as f32);
-                for coefficient in COEFFICIENTS {
-                    series = _mm256_fmadd_ps(series, f, _mm256_set1_ps(coefficient));
+                let mut series = _mm256_set1_ps(SERIES[0]);
+                for coefficient in &SERIES[1..] {
+                    series = _mm256_fmadd_ps(series, f, _mm256_set1_ps(*coefficient));
                 }
-                series = _mm256_fmadd_ps(series, f, _mm256_set1_ps(1.0));
                 let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
                 let power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(series), exponent));
                 let enough = _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(-126.0));
@@ -332,8 +331,8 @@ mod x86 {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{has_avx2, has_avx512};
 
-/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; `= wide` before its name
-/// if it is generic over [`Wide`].
+/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; with `wide` before its name,
+/// of one that is generic over their number too.
 macro_rules! dispatched {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = wide $generic:ident) => {
         $(#[$doc])*
@@ -341,16 +340,16 @@ macro_rules! dispatched {
         $vis fn $name($($arg: $type),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
-                use $crate::kernels::simd::{Avx2, Avx512, Pair, has_avx2, has_avx512};
+                use $crate::kernels::simd::{Avx2, Avx512, has_avx2, has_avx512};
                 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments, reason = "as the function around it")]
                 fn with_avx512($($arg: $type),*) $(-> $ret)? {
-                    $generic::<Avx512>($($arg),*)
+                    $generic::<Avx512, { $crate::kernels::simd::WIDE }>($($arg),*)
                 }
                 #[target_feature(enable = "avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments, reason = "as the function around it")]
                 fn with_avx2($($arg: $type),*) $(-> $ret)? {
-                    $generic::<Pair<Avx2>>($($arg),*)
+                    $generic::<Avx2, { $crate::kernels::simd::WIDTH }>($($arg),*)
                 }
                 if has_avx512() {
                     // SAFETY: the processor has all that the function is compiled for.
@@ -361,7 +360,7 @@ macro_rules! dispatched {
                     return unsafe { with_avx2($($arg),*) };
                 }
             }
-            $generic::<$crate::kernels::simd::Pair<$crate::kernels::simd::Portable>>($($arg),*)
+            $generic::<$crate::kernels::simd::Portable, { $crate::kernels::simd::WIDTH }>($($arg),*)
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = $generic:ident) => {
@@ -386,13 +385,34 @@ macro_rules! dispatched {
 }
 pub(crate) use dispatched;
 
+/// Calls each copy of a kernel that is generic over the number of lanes too, as far as the processor can run it.
+#[cfg(test)]
+macro_rules! each_copy {
+    ($generic:ident($($arg:expr),* $(,)?)) => {{
+        use $crate::kernels::simd::{Portable, WIDTH};
+        $generic::<Portable, WIDTH>($($arg),*);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use $crate::kernels::simd::{Avx2, Avx512, WIDE, has_avx2, has_avx512};
+            if has_avx2() {
+                $generic::<Avx2, WIDTH>($($arg),*);
+            }
+            if has_avx512() {
+                $generic::<Avx512, WIDE>($($arg),*);
+            }
+        }
+    }};
+}
+#[cfg(test)]
+pub(crate) use each_copy;
+
 /// Sums that are carried side by side, so that an addition need not wait for the one before.
 const CHAINS: usize = 4;
 
 /// `Σ a[i] b[i]`; the slices are of one length.
 #[inline(always)]
-pub(crate) fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<WIDTH>(), b.as_chunks::<WIDTH>());
+pub(crate) fn dot<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32]) -> f32 {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<N>(), b.as_chunks::<N>());
     let mut sums = [L::splat(0.0); CHAINS];
     let ((a, a_last), (b, b_last)) = (a.as_chunks::<CHAINS>(), b.as_chunks::<CHAINS>());
     for (a, b) in a.iter().zip(b) {
@@ -408,8 +428,8 @@ pub(crate) fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
 
 /// `Σ values[i]`.
 #[inline(always)]
-pub(crate) fn sum<L: Lanes>(values: &[f32]) -> f32 {
-    let (chunks, rest) = values.as_chunks::<WIDTH>();
+pub(crate) fn sum<L: Lanes<N>, const N: usize>(values: &[f32]) -> f32 {
+    let (chunks, rest) = values.as_chunks::<N>();
     let mut sums = [L::splat(0.0); CHAINS];
     let (blocks, last) = chunks.as_chunks::<CHAINS>();
     for block in blocks {
@@ -420,14 +440,14 @@ pub(crate) fn sum<L: Lanes>(values: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-fn add_chains<L: Lanes>([a, b, c, d]: [L; CHAINS]) -> L {
+fn add_chains<L: Lanes<N>, const N: usize>([a, b, c, d]: [L; CHAINS]) -> L {
     a.add(b).add(c.add(d))
 }
 
 /// `y[i] += a x[i]`; the slices are of one length.
 #[inline(always)]
-pub(crate) fn axpy<L: Lanes>(y: &mut [f32], a: f32, x: &[f32]) {
-    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
+pub(crate) fn axpy<L: Lanes<N>, const N: usize>(y: &mut [f32], a: f32, x: &[f32]) {
+    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
     let factor = L::splat(a);
     for (y, x) in y.iter_mut().zip(x) {
         L::load(y).fma(factor, L::load(x)).store(y);
@@ -452,8 +472,8 @@ pub(crate) fn prefetch<T>(values: &[T]) {
 mod tests {
     use super::*;
 
-    fn powers_with<L: Lanes>(from: f32, worst: &mut f64) {
-        let exponents: [f32; WIDTH] = std::array::from_fn(|i| from + i as f32 * 0.013);
+    fn powers_with<L: Lanes<N>, const N: usize>(from: f32, worst: &mut f64) {
+        let exponents: [f32; N] = std::array::from_fn(|i| from + i as f32 * 0.013);
         for (power, exponent) in L::load(&exponents).exp2().to_array().iter().zip(exponents) {
             let expected = f64::from(exponent).exp2();
             if exponent < -126.0 {
@@ -463,24 +483,28 @@ mod tests {
             }
         }
     }
-    dispatched! { fn powers(from: f32, worst: &mut f64) = powers_with }
+    dispatched! { fn powers(from: f32, worst: &mut f64) = wide powers_with }
 
     #[test]
     fn powers_of_two_are_exact_to_a_rounding() {
         let mut worst = 0.0;
         for step in 0..20_000 {
             powers(-130.0 + step as f32 * 0.0128, &mut worst);
-            powers_with::<Portable>(-130.0 + step as f32 * 0.0128, &mut worst);
+            each_copy!(powers_with(-130.0 + step as f32 * 0.0128, &mut worst));
         }
         assert!(worst < 2.5e-7, "{worst}");
     }
 
-    fn sums_with<L: Lanes>(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) {
+    fn sums_with<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) {
         let mut y = a.to_vec();
-        axpy::<L>(&mut y, 2.0, b);
-        (dot::<L>(a, b), sum::<L>(a), y)
+        axpy::<L, N>(&mut y, 2.0, b);
+        (dot::<L, N>(a, b), sum::<L, N>(a), y)
     }
-    dispatched! { fn sums(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) = sums_with }
+    dispatched! { fn sums(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) = wide sums_with }
+
+    fn assert_sums<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32], expected: &(f32, f32, Vec<f32>)) {
+        assert_eq!(&sums_with::<L, N>(a, b), expected);
+    }
 
     #[test]
     fn whole_and_partial_vectors_are_summed() {
@@ -491,7 +515,24 @@ mod tests {
             let y: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + 2.0 * b).collect();
             let expected = (dot, a.iter().sum(), y);
             assert_eq!(sums(&a, &b), expected);
-            assert_eq!(sums_with::<Portable>(&a, &b), expected);
+            each_copy!(assert_sums(&a, &b, &expected));
         }
+    }
+
+    fn assert_widens<L: Lanes<N>, const N: usize>() {
+        for first in (0..=u16::MAX - N as u16).step_by(N) {
+            let bits: [u16; N] = std::array::from_fn(|i| first + i as u16);
+            let same =
+                |(found, expected): (f32, f32)| found == expected || found.is_nan() && expected.is_nan();
+            let bf16 = bits.map(|bits| half::bf16::from_bits(bits).to_f32());
+            let fp16 = bits.map(|bits| half::f16::from_bits(bits).to_f32());
+            assert!(L::load_bf16(&bits).to_array().into_iter().zip(bf16).all(same), "{first}");
+            assert!(L::load_fp16(&bits).to_array().into_iter().zip(fp16).all(same), "{first}");
+        }
+    }
+
+    #[test]
+    fn halves_are_widened_exactly() {
+        each_copy!(assert_widens());
     }
 }

@@ -271,10 +271,13 @@ fn run_of<L: Lanes, E: Element>(
             prefetch(&state[ahead * width..][..width]);
         }
         gradient.fill(0.0);
-        for place in &places[start..start + length] {
+        for (i, place) in places[start..start + length].iter().enumerate() {
+            if let Some(ahead) = places.get(start + i + AHEAD) {
+                prefetch(&sources.values[*ahead as u32 as usize * sources.stride..][..dim]);
+            }
             let source = *place as u32 as usize;
             let scale = sources.scales.map_or(1.0, |scales| scales[source]);
-            axpy::<L>(&mut gradient, scale, &sources.values[source * sources.stride..][..dim]);
+            axpy::<L, _>(&mut gradient, scale, &sources.values[source * sources.stride..][..dim]);
         }
         if let Some(max) = *max_norm {
             shorten::<L>(&mut gradient, max);
@@ -290,7 +293,7 @@ fn run_of<L: Lanes, E: Element>(
 /// Scales a gradient down to the norm `max` if it is longer.
 #[inline(always)]
 fn shorten<L: Lanes>(gradient: &mut [f32], max: f32) {
-    let square = dot::<L>(gradient, gradient);
+    let square = dot::<L, _>(gradient, gradient);
     // The square of a gradient that is not infinite itself may be.
     let norm = if square.is_finite() {
         square.sqrt()
@@ -306,10 +309,10 @@ fn shorten<L: Lanes>(gradient: &mut [f32], max: f32) {
 #[inline(always)]
 fn apply<L: Lanes>(rule: &Rule, rate: f32, gradient: &[f32], weights: &mut [f32], state: &mut [f32]) {
     match *rule {
-        Rule::Sgd => axpy::<L>(weights, -rate, gradient),
+        Rule::Sgd => axpy::<L, _>(weights, -rate, gradient),
         Rule::RowWiseAdagrad { eps } => {
-            state[0] += dot::<L>(gradient, gradient) / gradient.len() as f32;
-            axpy::<L>(weights, -rate / (state[0].sqrt() + eps), gradient);
+            state[0] += dot::<L, _>(gradient, gradient) / gradient.len() as f32;
+            axpy::<L, _>(weights, -rate / (state[0].sqrt() + eps), gradient);
         }
         Rule::Adagrad { eps } => {
             for ((weight, sum), g) in weights.iter_mut().zip(state).zip(gradient) {

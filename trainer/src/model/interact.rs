@@ -102,7 +102,7 @@ impl Model {
             return self.products_backward(&interaction, &upstream);
         }
         let first = self.top.first();
-        let mut weight_gradient = tensors::filled(&first.ws.size(), |_| ());
+        let mut weight_gradient = None;
         self.profile.measure(Stage::FirstLayerBackward, || {
             add_gradient(bias(first), &upstream.sum_dim_intlist([0_i64].as_slice(), false, tch::Kind::Float));
         });
@@ -110,7 +110,7 @@ impl Model {
         for (number, part) in forward.parts.iter().enumerate().rev() {
             let of_products = self.profile.measure(Stage::FirstLayerBackward, || {
                 let of_weights = upstream.tr().matmul(&part.products);
-                self.scatter_columns(&of_weights, &part.columns, &mut weight_gradient);
+                self.scatter_columns(of_weights, &part.columns, &first.ws.size(), &mut weight_gradient);
                 upstream.matmul(&part.weights)
             });
             let level_sources = sources_of(&part.level, sources);
@@ -125,7 +125,9 @@ impl Model {
                 });
             }
         }
-        self.profile.measure(Stage::FirstLayerBackward, || add_gradient(&first.ws, &weight_gradient));
+        if let Some(gradient) = &weight_gradient {
+            self.profile.measure(Stage::FirstLayerBackward, || add_gradient(&first.ws, gradient));
+        }
         gradients
     }
 
@@ -169,7 +171,7 @@ impl Model {
 
     fn products(&self, interaction: &Interaction<'_>, rows: usize) -> Tensor {
         let shape = [rows as i64, interaction.width() as i64];
-        tensors::filled(&shape, |output| self.embeddings.install(|| interaction.forward(output)))
+        tensors::written(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
     }
 
     fn products_backward(&self, interaction: &Interaction<'_>, gradient: &Tensor) -> Vec<Vec<f32>> {
@@ -182,7 +184,7 @@ impl Model {
     /// `columns` of a matrix.
     fn gather_columns(&self, matrix: &Tensor, columns: &[usize]) -> Tensor {
         let (height, width) = shape(matrix);
-        if columns.len() == width && columns.iter().enumerate().all(|(place, column)| place == *column) {
+        if are_all(columns, width) {
             return matrix.shallow_clone();
         }
         let (values, chosen) = (tensors::as_slice(matrix), columns.len().max(1));
@@ -197,9 +199,14 @@ impl Model {
         })
     }
 
-    /// Writes what [`gather_columns`](Self::gather_columns) read.
-    fn scatter_columns(&self, values: &Tensor, columns: &[usize], matrix: &mut Tensor) {
-        let (_, width) = shape(matrix);
+    /// Writes `values` where [`gather_columns`](Self::gather_columns) read, into a matrix that is made the first time.
+    fn scatter_columns(&self, values: Tensor, columns: &[usize], size: &[i64], matrix: &mut Option<Tensor>) {
+        let width = size[1] as usize;
+        if are_all(columns, width) {
+            *matrix = Some(values);
+            return;
+        }
+        let matrix = matrix.get_or_insert_with(|| tensors::filled(size, |_| ()));
         let values = values.contiguous();
         let (values, chosen) = (tensors::as_slice(&values), columns.len().max(1));
         tensors::with_mut_slice(matrix, |matrix| {
@@ -226,6 +233,11 @@ impl Model {
             self.embeddings.fold(tensors::as_slice(gradient), width, parent, folded);
         })
     }
+}
+
+/// Whether these are all columns of a matrix of this width, in their order.
+fn are_all(columns: &[usize], width: usize) -> bool {
+    columns.len() == width && columns.iter().enumerate().all(|(place, column)| place == *column)
 }
 
 fn shape(matrix: &Tensor) -> (usize, usize) {

@@ -231,11 +231,11 @@ dispatched! {
     /// `[H, W, n]`: the products of every window's upstream gradient with its elements' vectors.
     fn dots(
         out: &mut [f32], stride: usize, upstream: &[f32], vectors: &[f32], dim: usize, spans: &[Span],
-    ) = dots_with
+    ) = wide dots_with
 }
 
 #[inline(always)]
-fn dots_with<L: Lanes>(
+fn dots_with<L: Lanes<N>, const N: usize>(
     out: &mut [f32],
     stride: usize,
     upstream: &[f32],
@@ -247,7 +247,7 @@ fn dots_with<L: Lanes>(
     for ((out, upstream), span) in out.chunks_exact_mut(stride).zip(upstream.chunks_exact(dim)).zip(spans) {
         let vectors = vectors[span.start * dim..span.end * dim].chunks_exact(dim);
         for (out, vector) in out[span.start..span.end].iter_mut().zip(vectors) {
-            *out = dot::<L>(upstream, vector);
+            *out = dot::<L, N>(upstream, vector);
         }
     }
 }

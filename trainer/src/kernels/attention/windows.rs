@@ -206,16 +206,21 @@ impl Windows {
 
 dispatched! {
     /// From scores of queries from `first` on to their exponentials; zeros for elements that a query meets in no window.
-    fn exponentials_of_rows(scores: &mut [f32], stride: usize, first: usize, spans: &[Span]) = exponentials_of_rows_with
+    fn exponentials_of_rows(scores: &mut [f32], stride: usize, first: usize, spans: &[Span]) = wide exponentials_of_rows_with
 }
 
 #[inline(always)]
-fn exponentials_of_rows_with<L: Lanes>(scores: &mut [f32], stride: usize, first: usize, spans: &[Span]) {
+fn exponentials_of_rows_with<L: Lanes<N>, const N: usize>(
+    scores: &mut [f32],
+    stride: usize,
+    first: usize,
+    spans: &[Span],
+) {
     for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
         let hull = hull(spans, first + i).unwrap_or(Span { start: 0, end: 0 });
         row[..hull.start].fill(0.0);
         row[hull.end..].fill(0.0);
-        exponentials::<L>(&mut row[hull.start..hull.end]);
+        exponentials::<L, N>(&mut row[hull.start..hull.end]);
     }
 }
 
@@ -223,11 +228,11 @@ dispatched! {
     /// [`Windows::attend`], window by window.
     fn attend_one_by_one(
         scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32], alone: &mut [bool],
-    ) = attend_one_by_one_with
+    ) = wide attend_one_by_one_with
 }
 
 #[inline(always)]
-fn attend_one_by_one_with<L: Lanes>(
+fn attend_one_by_one_with<L: Lanes<N>, const N: usize>(
     scores: &mut [f32],
     stride: usize,
     first: usize,
@@ -238,16 +243,16 @@ fn attend_one_by_one_with<L: Lanes>(
     for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
         let query = first + i;
         let Some(hull) = hull(spans, query) else { continue };
-        exponentials::<L>(&mut row[hull.start..hull.end]);
+        exponentials::<L, N>(&mut row[hull.start..hull.end]);
         for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
             let exponentials = &row[span.start..span.end];
-            let total = sum::<L>(exponentials);
+            let total = sum::<L, N>(exponentials);
             if total < SMALLEST_SUM {
                 alone[window] = true;
                 continue;
             }
             let factor = 1.0 / (exponentials.len() as f32 * total);
-            axpy::<L>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
+            axpy::<L, N>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
         }
     }
 }
@@ -267,8 +272,8 @@ fn hull(spans: &[Span], query: usize) -> Option<Span> {
 
 /// `2^(s - max s)`.
 #[inline(always)]
-fn exponentials<L: Lanes>(scores: &mut [f32]) {
-    let (chunks, rest) = scores.as_chunks_mut::<WIDTH>();
+fn exponentials<L: Lanes<N>, const N: usize>(scores: &mut [f32]) {
+    let (chunks, rest) = scores.as_chunks_mut::<N>();
     let largest =
         chunks.iter().fold(L::splat(f32::NEG_INFINITY), |largest, chunk| largest.max(L::load(chunk)));
     let largest = rest.iter().copied().fold(largest.largest(), f32::max);
@@ -277,7 +282,7 @@ fn exponentials<L: Lanes>(scores: &mut [f32]) {
         L::load(chunk).sub(shift).exp2().store(chunk);
     }
     if !rest.is_empty() {
-        let mut padded = [f32::NEG_INFINITY; WIDTH];
+        let mut padded = [f32::NEG_INFINITY; N];
         padded[..rest.len()].copy_from_slice(rest);
         let powers = L::load(&padded).sub(shift).exp2().to_array();
         rest.copy_from_slice(&powers[..rest.len()]);
@@ -289,11 +294,11 @@ dispatched! {
     fn gradients_one_by_one(
         scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32],
         share_gradients: &[f32], factors: &mut [f32],
-    ) = gradients_one_by_one_with
+    ) = wide gradients_one_by_one_with
 }
 
 #[inline(always)]
-fn gradients_one_by_one_with<L: Lanes>(
+fn gradients_one_by_one_with<L: Lanes<N>, const N: usize>(
     scores: &mut [f32],
     stride: usize,
     first: usize,
@@ -310,25 +315,25 @@ fn gradients_one_by_one_with<L: Lanes>(
         };
         row[..hull.start].fill(0.0);
         row[hull.end..].fill(0.0);
-        exponentials::<L>(&mut row[hull.start..hull.end]);
+        exponentials::<L, N>(&mut row[hull.start..hull.end]);
         factors[hull.start..hull.end].fill(0.0);
         for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
             let exponentials = &row[span.start..span.end];
             let gradients = &share_gradients[window * stride..][span.start..span.end];
-            let total = sum::<L>(exponentials);
-            let mean = dot::<L>(exponentials, gradients) / total;
+            let total = sum::<L, N>(exponentials);
+            let mean = dot::<L, N>(exponentials, gradients) / total;
             let factor = 1.0 / (exponentials.len() as f32 * total);
-            axpy::<L>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
-            add_centred::<L>(&mut factors[span.start..span.end], factor, gradients, mean);
+            axpy::<L, N>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
+            add_centred::<L, N>(&mut factors[span.start..span.end], factor, gradients, mean);
         }
-        multiply::<L>(&mut row[hull.start..hull.end], &factors[hull.start..hull.end]);
+        multiply::<L, N>(&mut row[hull.start..hull.end], &factors[hull.start..hull.end]);
     }
 }
 
 /// `y[i] += a (x[i] - centre)`.
 #[inline(always)]
-fn add_centred<L: Lanes>(y: &mut [f32], a: f32, x: &[f32], centre: f32) {
-    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
+fn add_centred<L: Lanes<N>, const N: usize>(y: &mut [f32], a: f32, x: &[f32], centre: f32) {
+    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
     let (factor, shift) = (L::splat(a), L::splat(centre));
     for (y, x) in y.iter_mut().zip(x) {
         L::load(y).fma(factor, L::load(x).sub(shift)).store(y);
@@ -337,13 +342,117 @@ fn add_centred<L: Lanes>(y: &mut [f32], a: f32, x: &[f32], centre: f32) {
 }
 
 dispatched! {
-    fn multiply_all(y: &mut [f32], x: &[f32]) = multiply
+    fn multiply_all(y: &mut [f32], x: &[f32]) = wide multiply
 }
 
 /// `y[i] *= x[i]`.
 #[inline(always)]
-fn multiply<L: Lanes>(y: &mut [f32], x: &[f32]) {
-    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<WIDTH>(), x.as_chunks::<WIDTH>());
+fn multiply<L: Lanes<N>, const N: usize>(y: &mut [f32], x: &[f32]) {
+    let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
     y.iter_mut().zip(x).for_each(|(y, x)| L::load(y).mul(L::load(x)).store(y));
     y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y *= x);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::simd::each_copy;
+
+    /// A block of scores of a chain, its windows, and the gradients of their shares.
+    #[derive(Debug, Clone)]
+    struct Block {
+        spans: Vec<Span>,
+        first: usize,
+        stride: usize,
+        scores: Vec<f32>,
+        gradients: Vec<f32>,
+    }
+
+    fn blocks() -> impl Strategy<Value = Block> {
+        let spans = prop::collection::vec((0_usize..40, 1_usize..30), MANY..20);
+        (spans, 0_usize..30, 1_usize..30).prop_flat_map(|(spans, first, queries)| {
+            let spans: Vec<Span> =
+                spans.into_iter().map(|(start, len)| Span { start, end: start + len }).collect();
+            let stride = 80;
+            let scores = prop::collection::vec(-8.0_f32..8.0, queries * stride);
+            let gradients = prop::collection::vec(-2.0_f32..2.0, spans.len() * stride);
+            (scores, gradients).prop_map(move |(scores, gradients)| Block {
+                spans: spans.clone(),
+                first,
+                stride,
+                scores,
+                gradients,
+            })
+        })
+    }
+
+    impl Block {
+        fn windows(&self) -> Windows {
+            let offsets: Vec<i32> = self.spans.iter().map(|span| span.start as i32).collect();
+            let sizes: Vec<i32> = self.spans.iter().map(|span| span.len() as i32).collect();
+            let sequence =
+                Sequence { table: (&[0.0][..]).into(), rows: &[], offsets: &offsets, sizes: &sizes };
+            let chain = Chain { windows: (0..self.spans.len() as u32).collect(), start: 0, end: self.stride };
+            let mut windows = Windows::default();
+            windows.of(&sequence, &chain, self.stride);
+            windows.take_gradients(&self.gradients);
+            windows
+        }
+
+        fn zeros(&self) -> Vec<f32> {
+            vec![0.0; self.spans.len() * self.stride]
+        }
+    }
+
+    /// Shares, and what became of the scores, slice by slice.
+    fn by_slices<L: Lanes<N>, const N: usize>(
+        block: &Block,
+        found: &mut Vec<(Vec<f32>, Vec<f32>, Vec<f32>)>,
+    ) {
+        let Block { spans, first, stride, gradients, .. } = block;
+        let (mut scores, mut shares) = (block.scores.clone(), block.zeros());
+        let mut alone = vec![false; spans.len()];
+        attend_one_by_one_with::<L, N>(&mut scores, *stride, *first, spans, &mut shares, &mut alone);
+        assert!(alone.iter().all(|alone| !alone));
+        let (mut scores, mut again) = (block.scores.clone(), block.zeros());
+        let mut factors = vec![0.0; *stride];
+        gradients_one_by_one_with::<L, N>(
+            &mut scores,
+            *stride,
+            *first,
+            spans,
+            &mut again,
+            gradients,
+            &mut factors,
+        );
+        found.push((shares, again, scores));
+    }
+
+    fn close(found: &[f32], expected: &[f32]) -> bool {
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-5 * (1.0 + b.abs());
+        found.len() == expected.len() && found.iter().zip(expected).all(near)
+    }
+
+    proptest! {
+        #[test]
+        fn matrices_give_what_slices_give(block in blocks()) {
+            let mut windows = block.windows();
+            prop_assert!(windows.columns > 0);
+            let (mut scores, mut shares) = (block.scores.clone(), block.zeros());
+            windows.attend(&mut scores, block.first, &mut shares);
+            windows.clear_outside(&mut shares);
+            let (mut scores, mut again) = (block.scores.clone(), block.zeros());
+            windows.score_gradients(&mut scores, block.first, &mut again, &block.gradients);
+            windows.clear_outside(&mut again);
+            let mut of_slices = Vec::new();
+            each_copy!(by_slices(&block, &mut of_slices));
+            for (expected_shares, expected_again, expected_scores) in &of_slices {
+                prop_assert!(close(&shares, expected_shares));
+                prop_assert!(close(&again, expected_again));
+                prop_assert!(close(&scores, expected_scores));
+            }
+        }
+    }
 }
