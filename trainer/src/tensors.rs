@@ -27,7 +27,8 @@ pub(crate) fn written(shape: &[i64], write: impl FnOnce(&mut [MaybeUninit<f32>])
     let length = checked_len(&tensor);
     if length > 0 {
         let start = tensor.data_ptr().cast::<MaybeUninit<f32>>();
-        // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that nobody else has its storage.
+        // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that nobody
+        // else has its storage.
         let memory = unsafe { std::slice::from_raw_parts_mut(start, length) };
         let written = write(memory);
         assert!(written.len() == length && written.as_ptr() == start.cast::<f32>(), "all is written");

@@ -5,9 +5,41 @@ use std::fmt::Write;
 use super::workload::{Change, GroupSpec, TABLE_DIM, TABLE_ROWS, Workload, dense_names};
 
 impl Workload {
-    /// The text of `train.toml`: the workload's reference model.
+    /// The text of `dataset.toml`: how to build a dataset from the logs.
+    pub(super) fn dataset_config(self) -> String {
+        let mut text =
+            format!("# The synthetic workload {}: how to build a dataset from its logs.\n", self.name());
+        text += DATASET_HEAD;
+        for name in dense_names() {
+            text += &entry(&name, "dense", None);
+        }
+        for group in self.groups() {
+            let kind = if is_sequence(&group) { "sequence" } else { "sparse" };
+            for name in &group.features {
+                text += &entry(name, kind, group.name.as_deref());
+            }
+        }
+        text
+    }
+
+    /// The text of `train.toml`: the workloads' reference model.
     pub fn train_config(self) -> String {
-        train_config(self, &self.groups())
+        let groups = self.groups();
+        let mut text = format!("# The reference model of the synthetic workload {}.\n", self.name());
+        text += TRAIN_HEAD;
+        let sequences = || groups.iter().filter(|group| is_sequence(group));
+        if sequences().next().is_some() {
+            text += "attention_heads = 2 # of the one self-attention block that all sequences share\n";
+        }
+        let tables = format!(
+            "\n[embedding]\ndim = {TABLE_DIM}\nrows = {TABLE_ROWS}\npooling = \"sum\"\nids = \"checked\"\n"
+        );
+        text += &tables;
+        for name in sequences().flat_map(|group| &group.features) {
+            text += &format!("\n[tables.{name}]\npooling = \"attention\"\n");
+        }
+        text += TRAIN_TAIL;
+        text
     }
 
     /// How many pooled features, sequences and dense features its samples have.
@@ -23,42 +55,6 @@ impl Workload {
 
 fn is_sequence(group: &GroupSpec) -> bool {
     matches!(group.change, Change::Slide { .. })
-}
-
-/// The text of `dataset.toml`: how to build a dataset from the logs.
-pub(super) fn dataset_config(workload: Workload, groups: &[GroupSpec]) -> String {
-    let mut text =
-        format!("# The synthetic workload {}: how to build a dataset from its logs.\n", workload.name());
-    text += DATASET_HEAD;
-    for name in dense_names() {
-        text += &entry(&name, "dense", None);
-    }
-    for group in groups {
-        let kind = if is_sequence(group) { "sequence" } else { "sparse" };
-        for name in &group.features {
-            text += &entry(name, kind, group.name.as_deref());
-        }
-    }
-    text
-}
-
-/// The text of `train.toml`: the workloads' reference model.
-pub(super) fn train_config(workload: Workload, groups: &[GroupSpec]) -> String {
-    let mut text = format!("# The reference model of the synthetic workload {}.\n", workload.name());
-    text += TRAIN_HEAD;
-    let sequences = || groups.iter().filter(|group| is_sequence(group));
-    if sequences().next().is_some() {
-        text += "attention_heads = 2 # of the one self-attention block that all sequences share\n";
-    }
-    let tables = format!(
-        "\n[embedding]\ndim = {TABLE_DIM}\nrows = {TABLE_ROWS}\npooling = \"sum\"\nids = \"checked\"\n"
-    );
-    text += &tables;
-    for name in sequences().flat_map(|group| &group.features) {
-        text += &format!("\n[tables.{name}]\npooling = \"attention\"\n");
-    }
-    text += TRAIN_TAIL;
-    text
 }
 
 fn entry(name: &str, kind: &str, group: Option<&str>) -> String {
@@ -134,7 +130,7 @@ mod tests {
     fn both_files_parse_and_name_every_feature_once() {
         for workload in Workload::value_variants() {
             let groups = workload.groups();
-            let (dataset, train) = (dataset_config(*workload, &groups), train_config(*workload, &groups));
+            let (dataset, train) = (workload.dataset_config(), workload.train_config());
             let parsed: toml::Table = dataset.parse().unwrap();
             let features = parsed["features"].as_table().unwrap();
             let columns = || groups.iter().flat_map(|group| &group.features);
@@ -149,7 +145,6 @@ mod tests {
             assert_eq!(tables, if *workload == Workload::Rm1 { 6 } else { 0 });
             assert_eq!(parsed["model"].get("attention_heads").is_some(), *workload == Workload::Rm1);
             assert!(columns().all(|name| train.matches(name.as_str()).count() <= 1));
-            assert_eq!(train, workload.train_config());
             let [pooled, sequences, dense] = workload.features();
             assert_eq!((sequences, pooled + sequences, dense), (tables, columns().count(), 13));
         }
@@ -157,7 +152,7 @@ mod tests {
 
     #[test]
     fn only_item_features_have_no_group() {
-        let text = dataset_config(Workload::Rm1, &Workload::Rm1.groups());
+        let text = Workload::Rm1.dataset_config();
         assert!(text.contains("user_00 = { kind = \"sparse\", group = \"user_a\" }\n"), "{text}");
         assert!(text.contains("sequence_03 = { kind = \"sequence\", group = \"timeline_b\" }\n"), "{text}");
         assert!(text.contains("item_11 = { kind = \"sparse\" }\n"), "{text}");

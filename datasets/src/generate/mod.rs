@@ -100,8 +100,8 @@ pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) 
     let written = write_cells(&logs, &world, options.samples, reporter);
     reporter.end();
     let sessions = written?;
-    logs.write_text(DATASET_CONFIG_FILE, &config::dataset_config(options.workload, &world.groups))?;
-    logs.write_text(TRAIN_CONFIG_FILE, &config::train_config(options.workload, &world.groups))?;
+    logs.write_text(DATASET_CONFIG_FILE, &options.workload.dataset_config())?;
+    logs.write_text(TRAIN_CONFIG_FILE, &options.workload.train_config())?;
     logs.commit()?;
     let bytes_on_disk = directory_bytes(&out.join("features"))? + directory_bytes(&out.join("events"))?;
     let wall_seconds = started.elapsed().as_secs_f64();

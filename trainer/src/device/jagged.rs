@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::Jagged;
 use super::parcel::{Parcel, Section, view};
+use crate::embedding::SamplesOfRows;
 
 /// How one feature is laid out.
 pub(super) struct Layout {
@@ -47,40 +48,6 @@ impl Layout {
         }
         let elements = runs.iter().map(ExactSizeIterator::len).sum();
         Self { runs, offsets: new_offsets, order, reach, longest, elements }
-    }
-}
-
-/// The samples of every row of a group.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct SamplesOfRows {
-    /// Samples by row.
-    pub(super) order: Vec<i32>,
-    /// Where those of each row end.
-    pub(super) ends: Vec<i32>,
-}
-
-impl SamplesOfRows {
-    /// Those of `rows` rows, by a counting sort.
-    pub(super) fn new(inverse: &[i32], rows: usize) -> Self {
-        let mut next = vec![0_i32; rows + 1];
-        inverse.iter().for_each(|&row| next[row as usize + 1] += 1);
-        for row in 0..rows {
-            next[row + 1] += next[row];
-        }
-        let mut order = vec![0; inverse.len()];
-        for (sample, &row) in inverse.iter().enumerate() {
-            let place = &mut next[row as usize];
-            order[*place as usize] = sample as i32;
-            *place += 1;
-        }
-        // Each row's next place is where it ends.
-        next.truncate(rows);
-        Self { order, ends: next }
-    }
-
-    fn of(&self, row: usize) -> &[i32] {
-        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.order[start as usize..self.ends[row] as usize]
     }
 }
 

@@ -11,9 +11,10 @@ use onefold_sharding::{IdPolicy, Pooling, TableConfig};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
-use super::jagged::{JaggedParts, JaggedSections, Layout, SamplesOfRows};
+use super::jagged::{JaggedParts, JaggedSections, Layout};
 use super::parcel::{Parcel, Part, Section, view};
 use super::{Accelerator, Bags, Jagged, Slot, Sums};
+use crate::embedding::SamplesOfRows;
 use crate::{Error, Result};
 
 /// The blocks that pool sequences, in the order in which their elements are staged.

@@ -6,7 +6,7 @@ use onefold_ikjt::Group;
 use onefold_sharding::TableConfig;
 use rayon::prelude::*;
 
-use super::lookup::{FeatureLookup, Lookup, Steps};
+use super::lookup::{FeatureLookup, Lookup, Steps, by_group};
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::Table;
 use super::update::{self, Upstream};
@@ -95,14 +95,9 @@ impl Embeddings for LocalEmbeddings {
     }
 
     fn lookup(&self, groups: &[Group], steps: Steps) -> Result<Vec<Lookup>> {
-        let Self { tables, threads, .. } = self;
-        let mut first_table = 0;
-        let mut lookups = Vec::with_capacity(groups.len());
-        for group in groups {
-            lookups.push(threads.install(|| Lookup::new(group, tables, first_table, steps))?);
-            first_table += group.features().len();
-        }
-        Ok(lookups)
+        by_group(&self.threads, groups, |group, first_table| {
+            Lookup::new(group, &self.tables, first_table, steps)
+        })
     }
 
     fn sequence<'a>(&'a self, feature: &'a FeatureLookup) -> Sequence<'a> {

@@ -145,6 +145,24 @@ impl FeatureLookup {
     }
 }
 
+/// Looks up all groups side by side on these threads; `lookup` is given a group and the number of its first table. Of several
+/// errors it is the first group's.
+pub(super) fn by_group(
+    threads: &rayon::ThreadPool,
+    groups: &[Group],
+    lookup: impl Fn(&Group, usize) -> Result<Lookup> + Send + Sync,
+) -> Result<Vec<Lookup>> {
+    let mut next_table = 0;
+    let first_table = |group: &Group| {
+        next_table += group.features().len();
+        next_table - group.features().len()
+    };
+    let first_tables: Vec<usize> = groups.iter().map(first_table).collect();
+    let work = groups.par_iter().zip(first_tables).with_max_len(1);
+    let found: Vec<_> = threads.install(|| work.map(|(group, first)| lookup(group, first)).collect());
+    found.into_iter().collect()
+}
+
 /// What the features of one group gave.
 #[derive(Debug)]
 pub struct Lookup {

@@ -36,6 +36,7 @@ use onefold_ikjt::Group;
 use onefold_sharding::{DataType, TableConfig};
 
 pub use self::device::DeviceEmbeddings;
+pub(crate) use self::expand::SamplesOfRows;
 pub use self::local::LocalEmbeddings;
 pub use self::lookup::{FeatureLookup, Lookup, Steps};
 pub use self::shard::{Buffer, RowSet, Shard};

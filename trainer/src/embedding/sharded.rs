@@ -19,7 +19,7 @@ use onefold_ikjt::Group;
 use onefold_sharding::{Pooling, TableConfig};
 use rayon::prelude::*;
 
-use super::lookup::{FeatureLookup, Gathered, Lookup, Rows, Steps};
+use super::lookup::{FeatureLookup, Gathered, Lookup, Rows, Steps, by_group};
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::{Table, table_rows};
 use super::update::{self, Upstream};
@@ -345,13 +345,7 @@ impl Embeddings for ShardedEmbeddings {
     }
 
     fn lookup(&self, groups: &[Group], steps: Steps) -> Result<Vec<Lookup>> {
-        let mut first_table = 0;
-        let mut lookups = Vec::with_capacity(groups.len());
-        for group in groups {
-            lookups.push(self.threads.install(|| self.lookup_group(group, first_table, steps))?);
-            first_table += group.features().len();
-        }
-        Ok(lookups)
+        by_group(&self.threads, groups, |group, first_table| self.lookup_group(group, first_table, steps))
     }
 
     fn sequence<'a>(&'a self, feature: &'a FeatureLookup) -> Sequence<'a> {

@@ -43,28 +43,19 @@ pub(super) fn update(
     step: u64,
 ) {
     let rule = rule(optimizer, step);
-    let gradients: Vec<(usize, TableGradient<'_>)> = work
-        .par_iter()
-        .map(|(feature, upstream)| (feature.table, TableGradient::new(feature, *upstream, tables)))
-        .collect();
-    let mut by_table: Vec<Option<&TableGradient<'_>>> = vec![None; tables.len()];
-    for (table, gradient) in &gradients {
-        by_table[*table] = Some(gradient);
+    let mut by_table: Vec<Option<&(&FeatureLookup, Upstream<'_>)>> = vec![None; tables.len()];
+    for one in work {
+        by_table[one.0.table] = Some(one);
     }
-    let pieces: Vec<_> = tables
-        .iter_mut()
-        .zip(by_table)
-        .filter_map(|(table, gradient)| {
-            let (gradient, dim) = (gradient?, table.dim());
-            let (max_norm, noise) = (optimizer.max_row_grad_norm, table.noise(step));
-            let update = Update { max_norm, noise, ..Update::new(rule, optimizer.learning_rate) };
-            let (weights, state) = table.values_mut();
-            let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
-            Some(pieces.into_iter().map(move |piece| (piece, update)))
-        })
-        .flatten()
-        .collect();
-    pieces.into_par_iter().for_each(|(mut piece, update)| piece.run(&update));
+    let work = tables.par_iter_mut().zip(by_table).with_max_len(1);
+    work.filter_map(|(table, work)| Some((table, work?))).for_each(|(table, (feature, upstream))| {
+        let gradient = TableGradient::new(feature, *upstream, table);
+        let (dim, max_norm, noise) = (table.dim(), optimizer.max_row_grad_norm, table.noise(step));
+        let update = Update { max_norm, noise, ..Update::new(rule, optimizer.learning_rate) };
+        let (weights, state) = table.values_mut();
+        let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
+        pieces.into_par_iter().for_each(|mut piece| piece.run(&update));
+    });
 }
 
 /// The gradient of a table: where its rows were looked up, and a gradient for each place.
@@ -78,8 +69,7 @@ struct TableGradient<'a> {
 }
 
 impl<'a> TableGradient<'a> {
-    fn new(feature: &FeatureLookup, upstream: Upstream<'a>, tables: &[Table]) -> Self {
-        let table = &tables[feature.table];
+    fn new(feature: &FeatureLookup, upstream: Upstream<'a>, table: &Table) -> Self {
         let dim = table.dim();
         let bags = feature.bags(table);
         let total: usize = bags.sizes.iter().map(|&size| size as usize).sum();

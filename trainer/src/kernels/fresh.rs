@@ -4,6 +4,7 @@
 //! thread that goes on to fill it.
 
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
@@ -28,18 +29,84 @@ pub(crate) fn fill_chunks<S>(
     unsafe { memory.assume_init_mut() }
 }
 
-/// A vector of `length` floats that is filled in the same way.
+/// A vector of `length` floats, which `write` returns, all of what it is given.
+///
+/// # Panics
+///
+/// If `write` returns something else.
+pub(crate) fn written(length: usize, write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32]) -> Vec<f32> {
+    let mut values = Vec::with_capacity(length);
+    let memory = &mut values.spare_capacity_mut()[..length];
+    let start = memory.as_ptr().cast::<f32>();
+    let written = write(memory);
+    assert!(written.len() == length && written.as_ptr() == start, "all is written");
+    // SAFETY: what has been returned is of the length and at the place of the vector's elements, as floats that are initialised.
+    unsafe { values.set_len(length) };
+    values
+}
+
+/// A vector of `length` floats that is filled as by [`fill_chunks`].
 pub(crate) fn filled_chunks<S>(
     length: usize,
     chunk: usize,
     scratch: impl Fn() -> S + Send + Sync,
     fill: impl Fn(&mut S, usize, &mut [f32]) + Send + Sync,
 ) -> Vec<f32> {
-    let mut values = Vec::with_capacity(length);
-    let filled = fill_chunks(&mut values.spare_capacity_mut()[..length], chunk, scratch, fill).len();
-    // SAFETY: `fill_chunks` has written that many of the vector's elements, from the first on.
-    unsafe { values.set_len(filled) };
-    values
+    written(length, |memory| fill_chunks(memory, chunk, scratch, fill))
+}
+
+/// Vectors that are filled in pieces of any lengths, by any threads.
+pub(crate) struct Fresh {
+    values: Vec<f32>,
+    length: usize,
+    written: AtomicUsize,
+}
+
+/// A part of one.
+pub(crate) struct Piece<'a> {
+    memory: &'a mut [MaybeUninit<f32>],
+    written: &'a AtomicUsize,
+}
+
+impl Fresh {
+    /// Memory for `length` floats.
+    pub(crate) fn new(length: usize) -> Self {
+        Self { values: Vec::with_capacity(length), length, written: AtomicUsize::new(0) }
+    }
+
+    /// All of it, to be cut into pieces each of which becomes zeros; not to be asked for twice.
+    pub(crate) fn whole(&mut self) -> Piece<'_> {
+        *self.written.get_mut() = 0;
+        Piece { memory: &mut self.values.spare_capacity_mut()[..self.length], written: &self.written }
+    }
+
+    /// The vector.
+    ///
+    /// # Panics
+    ///
+    /// If a piece was left as it was.
+    pub(crate) fn into_vec(self) -> Vec<f32> {
+        let Self { mut values, length, written } = self;
+        assert_eq!(written.into_inner(), length, "all pieces are filled");
+        // SAFETY: pieces do not overlap and each is counted once, when it becomes zeros, so that as many floats as there are
+        // have been written.
+        unsafe { values.set_len(length) };
+        values
+    }
+}
+
+impl<'a> Piece<'a> {
+    /// The first `length` floats, and the others.
+    pub(crate) fn split_at(self, length: usize) -> (Self, Self) {
+        let (first, rest) = self.memory.split_at_mut(length);
+        (Self { memory: first, ..self }, Self { memory: rest, written: self.written })
+    }
+
+    /// The piece as zeros.
+    pub(crate) fn zeroed(self) -> &'a mut [f32] {
+        self.written.fetch_add(self.memory.len(), Ordering::Relaxed);
+        zeroed(self.memory)
+    }
 }
 
 #[cfg(test)]
@@ -57,5 +124,32 @@ mod tests {
             let expected: Vec<f32> = (0..length).map(|i| (i / chunk.max(1)) as f32).collect();
             assert_eq!(values, expected);
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "all is written")]
+    fn another_slice_is_not_what_was_given() {
+        written(4, |memory| zeroed(&mut memory[..3]));
+    }
+
+    #[test]
+    fn pieces_make_a_vector() {
+        let mut fresh = Fresh::new(5);
+        let (first, rest) = fresh.whole().split_at(2);
+        let (second, third) = rest.split_at(3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| second.zeroed().fill(2.0));
+            scope.spawn(|| first.zeroed()[1] = 1.0);
+            scope.spawn(|| assert!(third.zeroed().is_empty()));
+        });
+        assert_eq!(fresh.into_vec(), [0.0, 1.0, 2.0, 2.0, 2.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "all pieces are filled")]
+    fn a_piece_may_not_be_left() {
+        let mut fresh = Fresh::new(5);
+        fresh.whole().split_at(2).0.zeroed();
+        fresh.into_vec();
     }
 }

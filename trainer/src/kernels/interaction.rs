@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::fresh::{fill_chunks, zeroed};
+use super::fresh::{Fresh, Piece, fill_chunks, written};
 use super::gemm::{ROWS, Strided, gemm, transpose};
 use super::simd::WIDE;
 
@@ -113,12 +113,7 @@ impl Interaction<'_> {
     ///
     /// If an inverse index leads outside its source, or has fewer samples.
     pub fn forward(&self, samples: usize) -> Vec<f32> {
-        let length = samples * self.width();
-        let mut output = Vec::with_capacity(length);
-        let filled = self.forward_into(&mut output.spare_capacity_mut()[..length]).len();
-        // SAFETY: so many elements have been written, from the first on.
-        unsafe { output.set_len(filled) };
-        output
+        written(samples * self.width(), |output| self.forward_into(output))
     }
 
     /// Writes the same into given memory, and returns it.
@@ -176,30 +171,25 @@ impl Interaction<'_> {
         let samples = gradient.len().checked_div(width).unwrap_or(0);
         let runs: Vec<Runs> = self.sources.iter().map(|source| Runs::new(source, samples)).collect();
         let sizes: Vec<usize> = self.sources.iter().map(|source| source.vectors * self.dim).collect();
-        let length = |(runs, size): (&Runs, &usize)| runs.rows.len() * size;
-        let lengths: Vec<usize> = runs.iter().zip(&sizes).map(length).collect();
-        let mut sums: Vec<Vec<f32>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
-        let mut tasks: Vec<Vec<&mut [MaybeUninit<f32>]>> = Vec::new();
+        let mut sums: Vec<Fresh> =
+            runs.iter().zip(&sizes).map(|(runs, size)| Fresh::new(runs.rows.len() * size)).collect();
+        let mut tasks: Vec<Vec<Piece<'_>>> = Vec::new();
         tasks.resize_with(samples.div_ceil(BLOCK), Vec::new);
-        for (((sums, runs), size), length) in sums.iter_mut().zip(&runs).zip(&sizes).zip(&lengths) {
-            let mut rest = &mut sums.spare_capacity_mut()[..*length];
+        for ((sums, runs), size) in sums.iter_mut().zip(&runs).zip(&sizes) {
+            let mut rest = sums.whole();
             for (task, bounds) in tasks.iter_mut().zip(runs.blocks.windows(2)) {
-                let (head, tail) = rest.split_at_mut((bounds[1] - bounds[0]) * size);
+                let (head, tail) = rest.split_at((bounds[1] - bounds[0]) * size);
                 task.push(head);
                 rest = tail;
             }
         }
         tasks.into_par_iter().enumerate().for_each(|(block, sums)| {
             let samples = block * BLOCK..((block + 1) * BLOCK).min(samples);
-            let mut sums: Vec<&mut [f32]> = sums.into_iter().map(zeroed).collect();
+            let mut sums: Vec<&mut [f32]> = sums.into_iter().map(Piece::zeroed).collect();
             self.backward_block(samples, gradient, &runs, &mut sums);
         });
-        for (sums, length) in sums.iter_mut().zip(&lengths) {
-            // SAFETY: the blocks have all runs of a source, so that every element of its sums was in a task, which has
-            // written it.
-            unsafe { sums.set_len(*length) };
-        }
-        let folded = sums.into_iter().zip(&runs).zip(self.sources).zip(&sizes);
+        let sums: Vec<Vec<f32>> = sums.into_iter().map(Fresh::into_vec).collect();
+        let folded = sums.into_par_iter().zip(&runs).zip(self.sources).zip(&sizes).with_max_len(1);
         folded.map(|(((sums, runs), source), size)| runs.fold(sums, source.values.len(), *size)).collect()
     }
 
@@ -238,7 +228,7 @@ impl Interaction<'_> {
                 let size = source.vectors * dim;
                 let run = runs.of_sample[sample] - runs.of_sample[first];
                 let sum = &mut sums[run as usize * size..][..size];
-                sum.iter_mut().zip(&result[place..place + size]).for_each(|(sum, value)| *sum += value);
+                add(sum, &result[place..place + size]);
                 place += size;
             }
         }
@@ -320,18 +310,41 @@ impl Runs {
     }
 
     /// The sums by row from those by run; `length` values in all, `size` a row.
-    fn fold(&self, sums: Vec<f32>, length: usize, size: usize) -> Vec<f32> {
-        let in_order = self.rows.iter().enumerate().all(|(run, row)| run as u32 == *row);
-        if in_order && sums.len() == length {
-            return sums;
+    fn fold(&self, mut sums: Vec<f32>, length: usize, size: usize) -> Vec<f32> {
+        if !self.in_order() {
+            let mut folded = vec![0.0; length];
+            for (row, sum) in self.rows.iter().zip(sums.chunks_exact(size)) {
+                add(&mut folded[*row as usize * size..][..size], sum);
+            }
+            return folded;
         }
-        let mut folded = vec![0.0; length];
-        for (row, sum) in self.rows.iter().zip(sums.chunks_exact(size)) {
-            let total = &mut folded[*row as usize * size..][..size];
-            total.iter_mut().zip(sum).for_each(|(total, value)| *total += value);
+        // Rows move up over the runs before them that went on into the next block.
+        let mut rows = 0;
+        for (run, &row) in self.rows.iter().enumerate() {
+            if row as usize == rows {
+                if run > rows {
+                    sums.copy_within(run * size..(run + 1) * size, rows * size);
+                }
+                rows += 1;
+            } else {
+                let (before, from) = sums.split_at_mut(run * size);
+                add(&mut before[(rows - 1) * size..rows * size], &from[..size]);
+            }
         }
-        folded
+        sums.truncate(rows * size);
+        sums.resize(length, 0.0);
+        sums
     }
+
+    /// Whether every run has the row of the run before it, or the next row.
+    fn in_order(&self) -> bool {
+        self.rows.first().is_none_or(|row| *row == 0)
+            && self.rows.windows(2).all(|pair| pair[1] == pair[0] || pair[1] == pair[0] + 1)
+    }
+}
+
+fn add(total: &mut [f32], values: &[f32]) {
+    total.iter_mut().zip(values).for_each(|(total, value)| *total += value);
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use rayon::prelude::*;
 use self::chain::Scratch;
 use self::plan::{Chain, Component};
 use super::element::Elements;
-use super::fresh::zeroed;
+use super::fresh::Fresh;
 
 /// Into how many pieces the work of a batch is cut, for threads to take; fixed, so that sums are too.
 const PIECES: usize = 64;
@@ -204,31 +204,27 @@ pub fn backward(
     upstream: &[&[f32]],
 ) -> Gradients {
     let dim = weights.dim;
-    let length = |sequence: &Sequence<'_>| sequence.rows.len() * dim;
-    let mut vectors: Vec<Vec<f32>> =
-        sequences.iter().map(|sequence| Vec::with_capacity(length(sequence))).collect();
+    let mut vectors: Vec<Fresh> =
+        sequences.iter().map(|sequence| Fresh::new(sequence.rows.len() * dim)).collect();
     let mut tasks = Vec::with_capacity(plan.pieces.len());
-    for (number, (vectors, sequence)) in vectors.iter_mut().zip(sequences).enumerate() {
-        let (mut rest, mut before) = (&mut vectors.spare_capacity_mut()[..length(sequence)], 0);
+    for (number, vectors) in vectors.iter_mut().enumerate() {
+        let (mut rest, mut before) = (vectors.whole(), 0);
         for piece in plan.pieces.iter().filter(|piece| piece.sequence == number) {
             let range = piece.range();
-            let (between, tail) = rest.split_at_mut((range.start - before) * dim);
-            zeroed(between);
-            let (own, tail) = tail.split_at_mut(range.len() * dim);
+            let (between, tail) = rest.split_at((range.start - before) * dim);
+            between.zeroed();
+            let (own, tail) = tail.split_at(range.len() * dim);
             (rest, before) = (tail, range.end);
             tasks.push((piece, range.start, own));
         }
-        zeroed(rest);
+        rest.zeroed();
     }
     let work = tasks.into_par_iter().map_init(Scratch::default, |scratch, (piece, start, vectors)| {
         let (sequence, upstream) = (&sequences[piece.sequence], upstream[piece.sequence]);
-        backward_piece(weights, sequence, piece, scratch, upstream, start, zeroed(vectors))
+        backward_piece(weights, sequence, piece, scratch, upstream, start, vectors.zeroed())
     });
     let parameters: Vec<Vec<f32>> = work.collect();
-    for (vectors, sequence) in vectors.iter_mut().zip(sequences) {
-        // SAFETY: every element was in a task, between two of them or after the last, and each of these has been written.
-        unsafe { vectors.set_len(length(sequence)) };
-    }
+    let vectors = vectors.into_iter().map(Fresh::into_vec).collect();
     let mut total = vec![0.0; 2 * dim * dim + dim];
     for part in parameters {
         total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
