@@ -1,10 +1,10 @@
 //! One chain: scores of all its pairs once, then every window from them.
 
 use super::plan::Chain;
-use super::windows::{Span, Windows, any, zeros};
+use super::windows::{Windows, any, zeros};
 use super::{QueryKey, Sequence};
 use crate::kernels::gemm::{ROWS, Strided, gemm, transpose};
-use crate::kernels::simd::{Lanes, WIDE, dispatched, dot};
+use crate::kernels::simd::WIDE;
 
 /// Queries whose scores are held at a time.
 const BLOCK: usize = 48;
@@ -22,8 +22,6 @@ pub(super) struct Scratch {
     scores: Vec<f32>,
     /// `[H, W, n]`: what each window gives each element.
     shares: Vec<f32>,
-    /// `[H, W, n]`: the gradients of the same.
-    share_gradients: Vec<f32>,
     /// `[n, 2 D]`.
     projected_gradients: Vec<f32>,
     /// `[H, W, D]`.
@@ -143,13 +141,7 @@ pub(super) fn forward(
         let (window, head) = (i / weights.heads, i % weights.heads);
         output.copy_from_slice(&outputs[(head * windows + window) * dim..][..dim]);
     }
-    chain
-        .windows
-        .iter()
-        .zip(&scratch.windows.alone)
-        .filter(|(_, alone)| **alone)
-        .map(|(window, _)| *window)
-        .collect()
+    scratch.windows.alone().map(|window| chain.windows[window]).collect()
 }
 
 /// Adds the gradients that one chain gives.
@@ -176,8 +168,7 @@ pub(super) fn backward(
         let (window, head) = (i / weights.heads, i % weights.heads);
         outputs[(head * windows + window) * dim..][..dim].copy_from_slice(upstream);
     }
-    let share_gradients = any(&mut scratch.share_gradients, weights.heads * windows * padded);
-    dots(share_gradients, padded, outputs, &scratch.vectors, dim, &scratch.windows.spans);
+    scratch.windows.take_upstream(outputs, &scratch.vectors[..n * dim], dim);
     zeros(&mut scratch.shares, weights.heads * windows * padded);
     any(&mut scratch.projected_gradients, 2 * n * dim);
     for number in 0..weights.heads {
@@ -198,9 +189,8 @@ pub(super) fn backward(
 fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
     let Head { dim, head_dim, number, n, padded } = *head;
     head.transpose_keys(&scratch.projected, &mut scratch.keys);
-    let part = number * windows * padded..(number + 1) * windows * padded;
-    let (shares, share_gradients) = (&mut scratch.shares[part.clone()], &scratch.share_gradients[part]);
-    scratch.windows.take_gradients(share_gradients);
+    let shares = &mut scratch.shares[number * windows * padded..(number + 1) * windows * padded];
+    scratch.windows.take_head(number);
     let gradients = &mut scratch.projected_gradients;
     let rows = block_rows(n);
     let scores = any(&mut scratch.scores, rows * padded);
@@ -208,7 +198,7 @@ fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
         let rows = rows.min(n - first);
         head.score(&scratch.projected, &scratch.keys, first, rows, scores);
         let scores = &mut scores[..rows * padded];
-        scratch.windows.score_gradients(scores, first, shares, share_gradients);
+        scratch.windows.score_gradients(scores, first, shares);
         let keys = head.keys(&scratch.projected);
         let queries = head.queries(&scratch.projected, first);
         let to_queries = head.queries_mut(gradients, first);
@@ -225,29 +215,4 @@ fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
         );
     }
     scratch.windows.clear_outside(shares);
-}
-
-dispatched! {
-    /// `[H, W, n]`: the products of every window's upstream gradient with its elements' vectors.
-    fn dots(
-        out: &mut [f32], stride: usize, upstream: &[f32], vectors: &[f32], dim: usize, spans: &[Span],
-    ) = wide dots_with
-}
-
-#[inline(always)]
-fn dots_with<L: Lanes<N>, const N: usize>(
-    out: &mut [f32],
-    stride: usize,
-    upstream: &[f32],
-    vectors: &[f32],
-    dim: usize,
-    spans: &[Span],
-) {
-    let spans = spans.iter().cycle();
-    for ((out, upstream), span) in out.chunks_exact_mut(stride).zip(upstream.chunks_exact(dim)).zip(spans) {
-        let vectors = vectors[span.start * dim..span.end * dim].chunks_exact(dim);
-        for (out, vector) in out[span.start..span.end].iter_mut().zip(vectors) {
-            *out = dot::<L, N>(upstream, vector);
-        }
-    }
 }

@@ -20,9 +20,9 @@ const MANY: usize = 4;
 
 /// Where a window stands within its chain.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
-    pub(super) start: usize,
-    pub(super) end: usize,
+struct Span {
+    start: usize,
+    end: usize,
 }
 
 impl Span {
@@ -35,19 +35,32 @@ impl Span {
     }
 }
 
-/// The windows of one chain after the other, in buffers that grow; W are the windows, `stride` is that of scores.
+/// The windows of one chain after the other, in buffers that grow; n is the chain's length, W are the windows, H the heads,
+/// `stride` is that of scores.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    pub(super) spans: Vec<Span>,
-    /// Whether each must be computed by itself.
-    pub(super) alone: Vec<bool>,
+    spans: Vec<Span>,
+    /// For each query, from the first to the last key that it meets in any window.
+    hulls: Vec<Span>,
     stride: usize,
     /// C, W rounded up to whole vectors; 0 if slices are taken one by one.
     columns: usize,
+    /// `[C]` or `[W]`: the least sum of a window's exponentials so far.
+    least: Vec<f32>,
+    /// `[C]`: 1 ÷ length.
+    scales: Vec<f32>,
     /// `[2 C, stride]`: Mᵀ and Gᵀ.
     by_window: Vec<f32>,
     /// `[stride, 2 C]`: M beside G.
     by_element: Vec<f32>,
+    /// `[D, H C]`.
+    upstream: Vec<f32>,
+    /// The gradients of shares: `[n, H C]`, also those outside of windows, or `[H, W, stride]`, those inside.
+    gradients: Vec<f32>,
+    /// H C.
+    gradient_width: usize,
+    /// Whose gradients are taken.
+    head: usize,
     /// `[queries, 2 C]`: the sums, then what `by_window` is multiplied by.
     sums: Vec<f32>,
     /// `[queries, stride]`.
@@ -76,120 +89,120 @@ impl Windows {
             let start = sequence.offsets[window as usize] as usize - chain.start;
             Span { start, end: start + sequence.sizes[window as usize] as usize }
         };
-        self.spans.clear();
-        self.spans.extend(chain.windows.iter().map(span));
-        self.alone.clear();
-        self.alone.resize(self.spans.len(), false);
-        self.stride = stride;
-        self.columns = if self.spans.len() < MANY { 0 } else { self.spans.len().next_multiple_of(WIDTH) };
-        if self.columns > 0 {
-            let by_window = zeros(&mut self.by_window, 2 * self.columns * stride);
-            for (members, span) in by_window.chunks_exact_mut(stride).zip(&self.spans) {
-                members[span.start..span.end].fill(1.0);
-            }
-            let by_element = zeros(&mut self.by_element, stride * 2 * self.columns);
-            transpose((self.spans.len(), stride), by_window, stride, by_element, 2 * self.columns);
+        let Self { spans, hulls, .. } = self;
+        spans.clear();
+        spans.extend(chain.windows.iter().map(span));
+        hulls.clear();
+        hulls.extend((0..chain.span()).map(|query| hull(spans, query)));
+        let many = spans.len() >= MANY;
+        (self.stride, self.columns) = (stride, if many { spans.len().next_multiple_of(WIDTH) } else { 0 });
+        self.least.clear();
+        self.least.resize(spans.len().max(self.columns), f32::MAX);
+        if many {
+            self.arrange();
         }
     }
 
-    /// Takes the gradients `[W, stride]` of one head's shares for [`score_gradients`](Self::score_gradients); what
-    /// stands outside of windows is not looked at.
-    pub(super) fn take_gradients(&mut self, gradients: &[f32]) {
-        if self.columns == 0 {
+    /// Makes the matrix of members, and its transpose.
+    fn arrange(&mut self) {
+        let Self { spans, stride, columns, scales, by_window, by_element, .. } = self;
+        let scales = zeros(scales, *columns);
+        scales.iter_mut().zip(&*spans).for_each(|(scale, span)| *scale = 1.0 / span.len() as f32);
+        let by_window = zeros(by_window, 2 * *columns * *stride);
+        for (members, span) in by_window.chunks_exact_mut(*stride).zip(&*spans) {
+            members[span.start..span.end].fill(1.0);
+        }
+        let by_element = zeros(by_element, *stride * 2 * *columns);
+        transpose((spans.len(), *stride), by_window, *stride, by_element, 2 * *columns);
+    }
+
+    /// The windows, by number in the chain, that must be computed by themselves.
+    pub(super) fn alone(&self) -> impl Iterator<Item = usize> {
+        (0..self.spans.len()).filter(|&window| self.least[window] < SMALLEST_SUM)
+    }
+
+    /// Takes the gradients `[H, W, D]` of what the windows made of the elements' vectors `[n, D]`: an element's share of a window
+    /// has their product as its gradient.
+    pub(super) fn take_upstream(&mut self, upstream: &[f32], vectors: &[f32], dim: usize) {
+        let Self { spans, stride, columns, gradients, .. } = self;
+        let (windows, columns) = (spans.len(), *columns);
+        let heads = upstream.len() / (windows * dim);
+        if columns == 0 {
+            dots(any(gradients, heads * windows * *stride), *stride, upstream, vectors, dim, spans);
             return;
         }
-        let own = &mut self.by_window[self.columns * self.stride..];
-        let rows = own.chunks_exact_mut(self.stride).zip(gradients.chunks_exact(self.stride));
-        for ((own, gradients), span) in rows.zip(&self.spans) {
-            own[span.start..span.end].copy_from_slice(&gradients[span.start..span.end]);
+        let (width, elements) = (heads * columns, vectors.len() / dim);
+        let transposed = zeros(&mut self.upstream, dim * width);
+        for (head, upstream) in upstream.chunks_exact(windows * dim).enumerate() {
+            transpose((windows, dim), upstream, dim, &mut transposed[head * columns..], width);
         }
-        let by_element = &mut self.by_element[self.columns..];
-        transpose((self.spans.len(), self.stride), own, self.stride, by_element, 2 * self.columns);
+        self.gradient_width = width;
+        let gradients = any(gradients, elements * width);
+        gemm((elements, width, dim), Strided::rows(vectors, dim), transposed, width, gradients, width, false);
+    }
+
+    /// Goes on with the gradients of a head.
+    pub(super) fn take_head(&mut self, head: usize) {
+        self.head = head;
+        let (columns, stride) = (self.columns, self.stride);
+        if columns > 0 {
+            let (n, windows) = (self.hulls.len(), self.spans.len());
+            let width = self.gradient_width;
+            mask(&mut self.by_element, 2 * columns, &self.gradients[head * columns..], width, n);
+            let (own, by_window) = (&self.by_element[columns..], &mut self.by_window[columns * stride..]);
+            transpose((n, windows), own, 2 * columns, by_window, stride);
+        }
     }
 
     /// From scores of queries from `first` on to their exponentials, and to what windows give elements: adds
     /// `e_ij / (L Z_i)` to `shares[w][j]` for every query i and element j of window w. Shares outside of windows are any values
-    /// until [`clear_outside`](Self::clear_outside).
+    /// until [`clear_outside`](Self::clear_outside), and those of windows that are [`alone`](Self::alone) stay so.
     pub(super) fn attend(&mut self, scores: &mut [f32], first: usize, shares: &mut [f32]) {
-        let Self { spans, alone, stride, columns, .. } = self;
-        let (stride, columns) = (*stride, *columns);
-        if columns == 0 {
-            attend_one_by_one(scores, stride, first, spans, shares, alone);
+        let Self { spans, hulls, stride, columns, least, scales, by_element, .. } = self;
+        let (stride, width) = (*stride, 2 * *columns);
+        let hulls = &hulls[first..];
+        if width == 0 {
+            attend_one_by_one(scores, stride, first, hulls, spans, shares, least);
             return;
         }
-        exponentials_of_rows(scores, stride, first, spans);
+        exponentials_of_rows(scores, stride, hulls);
         let rows = scores.len() / stride;
-        let sums = any(&mut self.sums, rows * 2 * columns);
-        let exponentials = Strided::rows(scores, stride);
-        gemm((rows, columns, stride), exponentials, &self.by_element, 2 * columns, sums, 2 * columns, false);
-        for (i, sums) in sums.chunks_exact_mut(2 * columns).enumerate() {
-            for ((total, span), alone) in sums.iter_mut().zip(&*spans).zip(&mut *alone) {
-                let contains = span.contains(first + i);
-                *alone |= contains && *total < SMALLEST_SUM;
-                *total = if contains { 1.0 / (span.len() as f32 * *total) } else { 0.0 };
-            }
-        }
-        gemm(
-            (spans.len(), stride, rows),
-            Strided::transposed(sums, 2 * columns),
-            scores,
-            stride,
-            shares,
-            stride,
-            true,
-        );
+        let sums = any(&mut self.sums, rows * width);
+        gemm((rows, *columns, stride), Strided::rows(scores, stride), by_element, width, sums, width, false);
+        invert_sums(sums, &by_element[first * width..], width, scales, least);
+        let sums = Strided::transposed(sums, width);
+        gemm((spans.len(), stride, rows), sums, scores, stride, shares, stride, true);
     }
 
     /// From scores of queries from `first` on to their gradients, `e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with
     /// `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and the shares as [`attend`](Self::attend) gives them.
-    pub(super) fn score_gradients(
-        &mut self,
-        scores: &mut [f32],
-        first: usize,
-        shares: &mut [f32],
-        share_gradients: &[f32],
-    ) {
-        let Self { spans, stride, columns, .. } = self;
-        let (stride, columns) = (*stride, *columns);
-        if columns == 0 {
+    pub(super) fn score_gradients(&mut self, scores: &mut [f32], first: usize, shares: &mut [f32]) {
+        let Self { spans, hulls, stride, columns, scales, by_element, .. } = self;
+        let (stride, width) = (*stride, 2 * *columns);
+        let hulls = &hulls[first..];
+        if width == 0 {
+            let gradients = &self.gradients[self.head * spans.len() * stride..];
             let factors = any(&mut self.factors, stride);
-            gradients_one_by_one(scores, stride, first, spans, shares, share_gradients, factors);
+            gradients_one_by_one(scores, stride, first, hulls, spans, shares, gradients, factors);
             return;
         }
-        exponentials_of_rows(scores, stride, first, spans);
+        exponentials_of_rows(scores, stride, hulls);
         let rows = scores.len() / stride;
-        let sums = any(&mut self.sums, rows * 2 * columns);
-        let exponentials = Strided::rows(scores, stride);
+        let sums = any(&mut self.sums, rows * width);
+        gemm((rows, width, stride), Strided::rows(scores, stride), by_element, width, sums, width, false);
+        centre_sums(sums, &by_element[first * width..], width, scales);
+        let of_gradients = Strided::transposed(&sums[*columns..], width);
+        gemm((spans.len(), stride, rows), of_gradients, scores, stride, shares, stride, true);
+        let factors = any(&mut self.factors, rows * stride);
         gemm(
-            (rows, 2 * columns, stride),
-            exponentials,
-            &self.by_element,
-            2 * columns,
-            sums,
-            2 * columns,
+            (rows, stride, width),
+            Strided::rows(sums, width),
+            &self.by_window,
+            stride,
+            factors,
+            stride,
             false,
         );
-        for (i, sums) in sums.chunks_exact_mut(2 * columns).enumerate() {
-            let (totals, products) = sums.split_at_mut(columns);
-            for ((total, product), span) in totals.iter_mut().zip(products).zip(&*spans) {
-                let contains = span.contains(first + i);
-                let factor = if contains { 1.0 / (span.len() as f32 * *total) } else { 0.0 };
-                let mean = if contains { *product / *total } else { 0.0 };
-                (*total, *product) = (-factor * mean, factor);
-            }
-        }
-        gemm(
-            (spans.len(), stride, rows),
-            Strided::transposed(&sums[columns..], 2 * columns),
-            scores,
-            stride,
-            shares,
-            stride,
-            true,
-        );
-        let factors = any(&mut self.factors, rows * stride);
-        let sums = Strided::rows(sums, 2 * columns);
-        gemm((rows, stride, 2 * columns), sums, &self.by_window, stride, factors, stride, false);
         multiply_all(scores, factors);
     }
 
@@ -204,30 +217,105 @@ impl Windows {
     }
 }
 
+/// From the first to the last key that `query` meets in any window; empty if there is none.
+fn hull(spans: &[Span], query: usize) -> Span {
+    let mut meets = spans.iter().filter(|span| span.contains(query));
+    let first = meets.next().copied().unwrap_or(Span { start: 0, end: 0 });
+    meets.fold(first, |hull, span| Span { start: hull.start.min(span.start), end: hull.end.max(span.end) })
+}
+
 dispatched! {
-    /// From scores of queries from `first` on to their exponentials; zeros for elements that a query meets in no window.
-    fn exponentials_of_rows(scores: &mut [f32], stride: usize, first: usize, spans: &[Span]) = wide exponentials_of_rows_with
+    /// From scores to their exponentials; zeros for elements that a query meets in no window.
+    fn exponentials_of_rows(scores: &mut [f32], stride: usize, hulls: &[Span]) = wide exponentials_of_rows_with
 }
 
 #[inline(always)]
-fn exponentials_of_rows_with<L: Lanes<N>, const N: usize>(
-    scores: &mut [f32],
-    stride: usize,
-    first: usize,
-    spans: &[Span],
+fn exponentials_of_rows_with<L: Lanes<N>, const N: usize>(scores: &mut [f32], stride: usize, hulls: &[Span]) {
+    for (row, hull) in scores.chunks_exact_mut(stride).zip(hulls) {
+        exponentials_of_row::<L, N>(row, *hull);
+    }
+}
+
+#[inline(always)]
+fn exponentials_of_row<L: Lanes<N>, const N: usize>(row: &mut [f32], hull: Span) {
+    row[..hull.start].fill(0.0);
+    row[hull.end..].fill(0.0);
+    exponentials::<L, N>(&mut row[hull.start..hull.end]);
+}
+
+dispatched! {
+    /// From the sums of a query's exponentials by window, in the first half of a row, to `1 / (L Z)`, and zeros for windows without
+    /// the query. `members` says which have it; its rows are as far apart.
+    fn invert_sums(sums: &mut [f32], members: &[f32], width: usize, scales: &[f32], least: &mut [f32]) =
+        wide invert_sums_with
+}
+
+#[inline(always)]
+fn invert_sums_with<L: Lanes<N>, const N: usize>(
+    sums: &mut [f32],
+    members: &[f32],
+    width: usize,
+    scales: &[f32],
+    least: &mut [f32],
 ) {
-    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
-        let hull = hull(spans, first + i).unwrap_or(Span { start: 0, end: 0 });
-        row[..hull.start].fill(0.0);
-        row[hull.end..].fill(0.0);
-        exponentials::<L, N>(&mut row[hull.start..hull.end]);
+    for (sums, members) in sums.chunks_exact_mut(width).zip(members.chunks_exact(width)) {
+        for (((sum, member), scale), least) in sums.iter_mut().zip(members).zip(scales).zip(&mut *least) {
+            *least = least.min(if *member > 0.0 { *sum } else { f32::MAX });
+            *sum = member * scale / sum.max(f32::MIN_POSITIVE);
+        }
+    }
+}
+
+dispatched! {
+    /// From the sums of a query's exponentials by window, and of their products with gradients, to what members and gradients
+    /// are multiplied by.
+    fn centre_sums(sums: &mut [f32], members: &[f32], width: usize, scales: &[f32]) = wide centre_sums_with
+}
+
+#[inline(always)]
+fn centre_sums_with<L: Lanes<N>, const N: usize>(
+    sums: &mut [f32],
+    members: &[f32],
+    width: usize,
+    scales: &[f32],
+) {
+    for (sums, members) in sums.chunks_exact_mut(width).zip(members.chunks_exact(width)) {
+        let (totals, products) = sums.split_at_mut(width / 2);
+        for (((total, product), member), scale) in totals.iter_mut().zip(products).zip(members).zip(scales) {
+            let inverse = 1.0 / total.max(f32::MIN_POSITIVE);
+            let factor = member * scale * inverse;
+            (*total, *product) = (-factor * *product * inverse, factor);
+        }
+    }
+}
+
+dispatched! {
+    /// Writes into the second half of the first `n` rows of `by_element` the gradients of the windows that have the element, and zeros
+    /// for others; rows of gradients are `stride` apart.
+    fn mask(by_element: &mut [f32], width: usize, gradients: &[f32], stride: usize, n: usize) = wide mask_with
+}
+
+#[inline(always)]
+fn mask_with<L: Lanes<N>, const N: usize>(
+    by_element: &mut [f32],
+    width: usize,
+    gradients: &[f32],
+    stride: usize,
+    n: usize,
+) {
+    for (row, gradients) in by_element.chunks_exact_mut(width).zip(gradients.chunks(stride)).take(n) {
+        let (members, own) = row.split_at_mut(width / 2);
+        for ((own, member), gradient) in own.iter_mut().zip(members).zip(gradients) {
+            *own = *member * gradient;
+        }
     }
 }
 
 dispatched! {
     /// [`Windows::attend`], window by window.
     fn attend_one_by_one(
-        scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32], alone: &mut [bool],
+        scores: &mut [f32], stride: usize, first: usize, hulls: &[Span], spans: &[Span], shares: &mut [f32],
+        least: &mut [f32],
     ) = wide attend_one_by_one_with
 }
 
@@ -236,38 +324,21 @@ fn attend_one_by_one_with<L: Lanes<N>, const N: usize>(
     scores: &mut [f32],
     stride: usize,
     first: usize,
+    hulls: &[Span],
     spans: &[Span],
     shares: &mut [f32],
-    alone: &mut [bool],
+    least: &mut [f32],
 ) {
-    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
-        let query = first + i;
-        let Some(hull) = hull(spans, query) else { continue };
-        exponentials::<L, N>(&mut row[hull.start..hull.end]);
-        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
+    for (i, (row, hull)) in scores.chunks_exact_mut(stride).zip(hulls).enumerate() {
+        exponentials_of_row::<L, N>(row, *hull);
+        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(first + i)) {
             let exponentials = &row[span.start..span.end];
             let total = sum::<L, N>(exponentials);
-            if total < SMALLEST_SUM {
-                alone[window] = true;
-                continue;
-            }
-            let factor = 1.0 / (exponentials.len() as f32 * total);
+            least[window] = least[window].min(total);
+            let factor = 1.0 / (exponentials.len() as f32 * total.max(f32::MIN_POSITIVE));
             axpy::<L, N>(&mut shares[window * stride..][span.start..span.end], factor, exponentials);
         }
     }
-}
-
-/// From the first to the last key that `query` meets in any window.
-#[inline(always)]
-fn hull(spans: &[Span], query: usize) -> Option<Span> {
-    let mut meets = spans.iter().filter(|span| span.contains(query));
-    let first = *meets.next()?;
-    Some(
-        meets.fold(first, |hull, span| Span {
-            start: hull.start.min(span.start),
-            end: hull.end.max(span.end),
-        }),
-    )
 }
 
 /// `2^(s - max s)`.
@@ -292,7 +363,7 @@ fn exponentials<L: Lanes<N>, const N: usize>(scores: &mut [f32]) {
 dispatched! {
     /// [`Windows::score_gradients`], window by window.
     fn gradients_one_by_one(
-        scores: &mut [f32], stride: usize, first: usize, spans: &[Span], shares: &mut [f32],
+        scores: &mut [f32], stride: usize, first: usize, hulls: &[Span], spans: &[Span], shares: &mut [f32],
         share_gradients: &[f32], factors: &mut [f32],
     ) = wide gradients_one_by_one_with
 }
@@ -302,22 +373,16 @@ fn gradients_one_by_one_with<L: Lanes<N>, const N: usize>(
     scores: &mut [f32],
     stride: usize,
     first: usize,
+    hulls: &[Span],
     spans: &[Span],
     shares: &mut [f32],
     share_gradients: &[f32],
     factors: &mut [f32],
 ) {
-    for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
-        let query = first + i;
-        let Some(hull) = hull(spans, query) else {
-            row.fill(0.0);
-            continue;
-        };
-        row[..hull.start].fill(0.0);
-        row[hull.end..].fill(0.0);
-        exponentials::<L, N>(&mut row[hull.start..hull.end]);
+    for (i, (row, hull)) in scores.chunks_exact_mut(stride).zip(hulls).enumerate() {
+        exponentials_of_row::<L, N>(row, *hull);
         factors[hull.start..hull.end].fill(0.0);
-        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(query)) {
+        for (window, span) in spans.iter().enumerate().filter(|(_, span)| span.contains(first + i)) {
             let exponentials = &row[span.start..span.end];
             let gradients = &share_gradients[window * stride..][span.start..span.end];
             let total = sum::<L, N>(exponentials);
@@ -351,6 +416,31 @@ fn multiply<L: Lanes<N>, const N: usize>(y: &mut [f32], x: &[f32]) {
     let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
     y.iter_mut().zip(x).for_each(|(y, x)| L::load(y).mul(L::load(x)).store(y));
     y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y *= x);
+}
+
+dispatched! {
+    /// `[H, W, n]`: the products of every window's upstream gradient with its elements' vectors.
+    fn dots(
+        out: &mut [f32], stride: usize, upstream: &[f32], vectors: &[f32], dim: usize, spans: &[Span],
+    ) = wide dots_with
+}
+
+#[inline(always)]
+fn dots_with<L: Lanes<N>, const N: usize>(
+    out: &mut [f32],
+    stride: usize,
+    upstream: &[f32],
+    vectors: &[f32],
+    dim: usize,
+    spans: &[Span],
+) {
+    let spans = spans.iter().cycle();
+    for ((out, upstream), span) in out.chunks_exact_mut(stride).zip(upstream.chunks_exact(dim)).zip(spans) {
+        let vectors = vectors[span.start * dim..span.end * dim].chunks_exact(dim);
+        for (out, vector) in out[span.start..span.end].iter_mut().zip(vectors) {
+            *out = dot::<L, N>(upstream, vector);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -397,7 +487,11 @@ mod tests {
             let chain = Chain { windows: (0..self.spans.len() as u32).collect(), start: 0, end: self.stride };
             let mut windows = Windows::default();
             windows.of(&sequence, &chain, self.stride);
-            windows.take_gradients(&self.gradients);
+            // With unit vectors the products are the gradients themselves.
+            let mut units = vec![0.0; self.stride * self.stride];
+            units.iter_mut().step_by(self.stride + 1).for_each(|value| *value = 1.0);
+            windows.take_upstream(&self.gradients, &units, self.stride);
+            windows.take_head(0);
             windows
         }
 
@@ -413,15 +507,18 @@ mod tests {
     ) {
         let Block { spans, first, stride, gradients, .. } = block;
         let (mut scores, mut shares) = (block.scores.clone(), block.zeros());
-        let mut alone = vec![false; spans.len()];
-        attend_one_by_one_with::<L, N>(&mut scores, *stride, *first, spans, &mut shares, &mut alone);
-        assert!(alone.iter().all(|alone| !alone));
+        let mut least = vec![f32::MAX; spans.len()];
+        let hulls: Vec<Span> = (0..*stride).map(|query| hull(spans, query)).collect();
+        let hulls = &hulls[*first..];
+        attend_one_by_one_with::<L, N>(&mut scores, *stride, *first, hulls, spans, &mut shares, &mut least);
+        assert!(least.iter().all(|least| *least > SMALLEST_SUM));
         let (mut scores, mut again) = (block.scores.clone(), block.zeros());
         let mut factors = vec![0.0; *stride];
         gradients_one_by_one_with::<L, N>(
             &mut scores,
             *stride,
             *first,
+            hulls,
             spans,
             &mut again,
             gradients,
@@ -444,7 +541,7 @@ mod tests {
             windows.attend(&mut scores, block.first, &mut shares);
             windows.clear_outside(&mut shares);
             let (mut scores, mut again) = (block.scores.clone(), block.zeros());
-            windows.score_gradients(&mut scores, block.first, &mut again, &block.gradients);
+            windows.score_gradients(&mut scores, block.first, &mut again);
             windows.clear_outside(&mut again);
             let mut of_slices = Vec::new();
             each_copy!(by_slices(&block, &mut of_slices));
