@@ -223,7 +223,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 /// Comes back if one is set, or if starting again fails.
 pub fn restart_with(variables: &[(&str, &str)]) {
     use std::os::unix::process::CommandExt;
-    if variables.iter().any(|(variable, _)| std::env::var_os(variable).is_some()) {
+    if variables.is_empty() || variables.iter().any(|(variable, _)| std::env::var_os(variable).is_some()) {
         return;
     }
     if let Ok(program) = std::env::current_exe() {

@@ -2,7 +2,8 @@
 //! rather than wait for memory take sixteen where there is AVX-512.
 //!
 //! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
-//! processor and calls the copy that fits it. Sums of the copies differ in their last bits, as FMA rounds once.
+//! processor and calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and wider vectors add in
+//! another order.
 
 /// Floats in a vector.
 pub(crate) const WIDTH: usize = 8;
@@ -12,7 +13,7 @@ pub(crate) const WIDE: usize = 16;
 /// A vector of `N` floats, eight or sixteen.
 ///
 /// An implementation may need instructions that not every processor has; it is named only by [`dispatched!`], inside a
-/// function that is compiled for them and called only where the processor has them.
+/// function that is compiled for them, and in tests by [`each_copy!`], both only where the processor has them.
 pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     /// Eight floats, for what sixteen are too many for.
     type Narrow: Lanes;
@@ -170,7 +171,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(__m512);
 
-    // SAFETY: for every block below: only `dispatched!` names this type, in a function that runs after `has_avx512` said
+    // SAFETY: for every block below: only `dispatched!` and `each_copy!` name this type, in what runs after `has_avx512` said
     // yes, so the processor has the instruction. Loads and stores go through references to sixteen floats.
     impl Lanes<WIDE> for Avx512 {
         type Narrow = Avx2;
@@ -249,7 +250,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(__m256);
 
-    // SAFETY: for every block below: only `dispatched!` names this type, in a function that runs after `has_avx2` said
+    // SAFETY: for every block below: only `dispatched!` and `each_copy!` name this type, in what runs after `has_avx2` said
     // yes, so the processor has the instruction. Loads and stores go through references to eight floats.
     impl Lanes for Avx2 {
         type Narrow = Self;
