@@ -13,7 +13,7 @@ pub(crate) const WIDE: usize = 16;
 /// A vector of `N` floats, eight or sixteen.
 ///
 /// An implementation may need instructions that not every processor has; it is named only by [`dispatched!`], inside a
-/// function that is compiled for them, and in tests by [`each_copy!`], both only where the processor has them.
+/// function that is compiled for them, and in tests by `each_copy!`, both only where the processor has them.
 pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     /// Eight floats, for what sixteen are too many for.
     type Narrow: Lanes;
