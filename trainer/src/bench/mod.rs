@@ -214,7 +214,8 @@ fn variants(options: &BenchOptions) -> Result<Vec<Variant>> {
 
 /// The batch as the reader would give it; groups are looked through by the threads that this is called in.
 fn deduplicated(batch: &Batch, schema: &Schema, dedupe: Dedupe) -> Result<Batch> {
-    let groups = batch.groups().par_iter().zip(&schema.groups).map(|(group, declared)| match dedupe {
+    let groups = batch.groups().par_iter().zip(&schema.groups).with_max_len(1);
+    let groups = groups.map(|(group, declared)| match dedupe {
         Dedupe::Exact if declared.deduplicated => deduplicate(group),
         Dedupe::Window if declared.deduplicated => fold_windows(&deduplicate(group)),
         _ => group.clone(),

@@ -54,7 +54,7 @@ pub(super) fn update(
         let update = Update { max_norm, noise, ..Update::new(rule, optimizer.learning_rate) };
         let (weights, state) = table.values_mut();
         let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
-        pieces.into_par_iter().for_each(|mut piece| piece.run(&update));
+        pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
     });
 }
 

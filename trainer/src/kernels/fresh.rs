@@ -23,7 +23,7 @@ pub(crate) fn fill_chunks<S>(
     scratch: impl Fn() -> S + Send + Sync,
     fill: impl Fn(&mut S, usize, &mut [f32]) + Send + Sync,
 ) -> &mut [f32] {
-    let chunks = memory.par_chunks_mut(chunk.max(1)).enumerate();
+    let chunks = memory.par_chunks_mut(chunk.max(1)).enumerate().with_max_len(1);
     chunks.for_each_init(scratch, |scratch, (number, chunk)| fill(scratch, number, zeroed(chunk)));
     // SAFETY: the chunks are all of the memory, and `zeroed` has written each.
     unsafe { memory.assume_init_mut() }

@@ -183,7 +183,7 @@ impl Interaction<'_> {
                 rest = tail;
             }
         }
-        tasks.into_par_iter().enumerate().for_each(|(block, sums)| {
+        tasks.into_par_iter().enumerate().with_max_len(1).for_each(|(block, sums)| {
             let samples = block * BLOCK..((block + 1) * BLOCK).min(samples);
             let mut sums: Vec<&mut [f32]> = sums.into_iter().map(Piece::zeroed).collect();
             self.backward_block(samples, gradient, &runs, &mut sums);

@@ -28,6 +28,8 @@ mod plan;
 mod tests;
 mod windows;
 
+use std::sync::{Mutex, PoisonError};
+
 use rayon::prelude::*;
 
 use self::chain::Scratch;
@@ -144,8 +146,9 @@ pub struct Gradients {
 /// If a window ends after its timeline, or a row is not in the table.
 pub fn forward(weights: &QueryKey, sequences: &[Sequence<'_>], share: bool) -> (Vec<Vec<f32>>, Plan) {
     let mut pieces = cut(sequences, share);
-    let work = pieces.par_iter_mut().map_init(Scratch::default, |scratch, piece| {
-        forward_piece(weights, &sequences[piece.sequence], piece, scratch)
+    let scratches = Scratches::default();
+    let work = pieces.par_iter_mut().with_max_len(1).map(|piece| {
+        scratches.lend(|scratch| forward_piece(weights, &sequences[piece.sequence], piece, scratch))
     });
     let outputs: Vec<(Vec<u32>, Vec<f32>)> = work.collect();
     let size = weights.heads * weights.dim;
@@ -157,6 +160,20 @@ pub fn forward(weights: &QueryKey, sequences: &[Sequence<'_>], share: bool) -> (
         }
     }
     (all, Plan { pieces })
+}
+
+/// Buffers that pieces hand on, so that there are as many as threads.
+#[derive(Default)]
+struct Scratches(Mutex<Vec<Scratch>>);
+
+impl Scratches {
+    fn lend<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
+        let free = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = free().pop().unwrap_or_default();
+        let result = work(&mut scratch);
+        free().push(scratch);
+        result
+    }
 }
 
 /// Windows and their outputs; a window that stands there twice has the second. Windows that must be computed by
@@ -219,9 +236,12 @@ pub fn backward(
         }
         rest.zeroed();
     }
-    let work = tasks.into_par_iter().map_init(Scratch::default, |scratch, (piece, start, vectors)| {
+    let scratches = Scratches::default();
+    let work = tasks.into_par_iter().with_max_len(1).map(|(piece, start, vectors)| {
         let (sequence, upstream) = (&sequences[piece.sequence], upstream[piece.sequence]);
-        backward_piece(weights, sequence, piece, scratch, upstream, start, vectors.zeroed())
+        scratches.lend(|scratch| {
+            backward_piece(weights, sequence, piece, scratch, upstream, start, vectors.zeroed())
+        })
     });
     let parameters: Vec<Vec<f32>> = work.collect();
     let vectors = vectors.into_iter().map(Fresh::into_vec).collect();

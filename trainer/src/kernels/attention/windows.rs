@@ -369,6 +369,7 @@ dispatched! {
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "what a block of queries has")]
 fn gradients_one_by_one_with<L: Lanes<N>, const N: usize>(
     scores: &mut [f32],
     stride: usize,
