@@ -18,7 +18,7 @@ pub(crate) struct BenchArguments {
     /// Directory of a dataset of that workload
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
-    /// What is deduplicated; several are measured in turns
+    /// What is deduplicated; several are measured in turns of two steps, the second of which counts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["off", "exact", "window"])]
     dedupe: Vec<DedupeArgument>,
     /// Also switch the steps of the last `--dedupe` on one after the other
@@ -32,7 +32,7 @@ pub(crate) struct BenchArguments {
     /// Batches of 2,048 samples, read beforehand
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     batches: u16,
-    /// Steps of each variant
+    /// Steps of each variant that count
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
