@@ -5,6 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
+use crate::kernels::fresh::write_all;
+
 /// Runs `work` with libtorch's generator of random numbers seeded. All threads have that generator in common, so all that draws from
 /// it does so in here, one after the other.
 pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
@@ -29,9 +31,7 @@ pub(crate) fn written(shape: &[i64], write: impl FnOnce(&mut [MaybeUninit<f32>])
         let start = tensor.data_ptr().cast::<MaybeUninit<f32>>();
         // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that nobody
         // else has its storage.
-        let memory = unsafe { std::slice::from_raw_parts_mut(start, length) };
-        let written = write(memory);
-        assert!(written.len() == length && written.as_ptr() == start.cast::<f32>(), "all is written");
+        write_all(unsafe { std::slice::from_raw_parts_mut(start, length) }, write);
     }
     tensor
 }

@@ -36,13 +36,24 @@ pub(crate) fn fill_chunks<S>(
 /// If `write` returns something else.
 pub(crate) fn written(length: usize, write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32]) -> Vec<f32> {
     let mut values = Vec::with_capacity(length);
-    let memory = &mut values.spare_capacity_mut()[..length];
-    let start = memory.as_ptr().cast::<f32>();
-    let written = write(memory);
-    assert!(written.len() == length && written.as_ptr() == start, "all is written");
-    // SAFETY: what has been returned is of the length and at the place of the vector's elements, as floats that are initialised.
+    write_all(&mut values.spare_capacity_mut()[..length], write);
+    // SAFETY: `write_all` has returned, so the first `length` elements are initialised.
     unsafe { values.set_len(length) };
     values
+}
+
+/// Has `write` write memory, all of which it must return.
+///
+/// # Panics
+///
+/// If it returns something else; otherwise every element is initialised.
+pub(crate) fn write_all(
+    memory: &mut [MaybeUninit<f32>],
+    write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32],
+) {
+    let (start, length) = (memory.as_ptr().cast::<f32>(), memory.len());
+    let written = write(memory);
+    assert!(written.len() == length && written.as_ptr() == start, "all is written");
 }
 
 /// A vector of `length` floats that is filled as by [`fill_chunks`].
