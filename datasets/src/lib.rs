@@ -1,40 +1,37 @@
-//! What every other crate of Onefold agrees on: the feature schema, the dataset on disk, and the raw
-//! logs that datasets are built from.
+//! The format of Onefold's datasets, which every other crate builds on: feature schema, snapshots, layouts,
+//! writer and verification.
 //!
 //! ```text
-//! public logs ──import──▶ raw logs + dataset.toml ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
-//! workload   ──generate─▶    (raw_log, generate,                     (schema, manifest,
-//!                             movielens, ebnerd)                       writer, commit)
+//! raw logs ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
+//!                              (schema, manifest, writer, commit)
 //! ```
 //!
 //! A **dataset** is a directory: `manifest.json` beside Parquet files in hive-style partition folders.
 //! [`Manifest`] describes it, [`DatasetWriter`] is the only code that writes one, and its commit is one
 //! atomic rename of the manifest. Its lists stand in every row, or only where they change ([`folded`]).
-//! **Raw logs** are what a service would have logged, in arrival order; this crate makes them, from public
-//! data ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]).
 //!
-//! Nothing here depends on another crate of the workspace; `onefold-ingest`, `onefold-ikjt` and
-//! `onefold-sharding` build on it.
+//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures a
+//! dataset, draws one HTML page) and `onefold-terminal` (what the binaries print, and their allocator). This crate
+//! depends on none of them: its users inherit no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 
-pub mod allocator;
+// For files that the tests of other crates include.
+#[cfg(test)]
+extern crate self as onefold_datasets;
+
 pub mod commit;
 mod conform;
-pub mod console;
 pub mod digest;
-pub mod ebnerd;
 mod error;
 pub mod folded;
-pub mod generate;
 mod lists;
 mod manifest;
-pub mod movielens;
 mod overlap;
 mod partition;
 mod problem;
-pub mod raw_log;
-pub mod report;
-mod scan;
+pub mod process;
+pub mod progress;
+pub mod scan;
 mod schema;
 pub mod units;
 pub mod verify;

@@ -18,22 +18,22 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
 
-use crate::console::catch_panic;
 use crate::folded::{UnfoldedGroup, unfold_group};
+use crate::process::catch_panic;
 use crate::{DataFile, FeatureGroup, Layout, Problem, SparseFeature, schema};
 
 /// A data file whose footer was read.
 #[derive(Debug)]
-pub(crate) struct OpenFile {
+pub struct OpenFile {
     /// Relative to the dataset's directory.
-    pub(crate) path: String,
+    pub path: String,
     full_path: PathBuf,
     metadata: ArrowReaderMetadata,
 }
 
 impl OpenFile {
     /// Reads the footer of a data file and compares its rows and row groups with what the manifest says.
-    pub(crate) fn open(directory: &Path, file: &DataFile) -> Result<Self, Problem> {
+    pub fn open(directory: &Path, file: &DataFile) -> Result<Self, Problem> {
         let full_path = directory.join(&file.path);
         let wrong = |message: String| Problem::new(&file.path, message);
         let handle = fs_err::File::open(&full_path).map_err(|error| match error.kind() {
@@ -62,17 +62,17 @@ impl OpenFile {
     }
 
     /// Row groups in the file.
-    pub(crate) fn row_groups(&self) -> usize {
+    pub fn row_groups(&self) -> usize {
         self.metadata.metadata().num_row_groups()
     }
 
     /// Rows of a row group; `None` if the footer gives a number that no row group has.
-    pub(crate) fn rows(&self, row_group: usize) -> Option<usize> {
+    pub fn rows(&self, row_group: usize) -> Option<usize> {
         usize::try_from(self.metadata.metadata().row_group(row_group).num_rows()).ok()
     }
 
     /// Compressed bytes of each column in all row groups, by the column's name, in the file's order.
-    pub(crate) fn column_bytes(&self) -> Vec<(String, u64)> {
+    pub fn column_bytes(&self) -> Vec<(String, u64)> {
         let fields = self.metadata.schema().fields();
         let mut bytes: Vec<(String, u64)> = fields.iter().map(|field| (field.name().clone(), 0)).collect();
         for row_group in self.metadata.metadata().row_groups() {
@@ -87,7 +87,7 @@ impl OpenFile {
     }
 
     /// Checks that the file has the columns of `expected`, in any order, and no others.
-    pub(crate) fn check_columns(&self, expected: &SchemaRef) -> Result<(), Problem> {
+    pub fn check_columns(&self, expected: &SchemaRef) -> Result<(), Problem> {
         let found = self.metadata.schema();
         let wrong = |column: &str, message: String| Err(Problem::new(&self.path, message).in_column(column));
         for field in expected.fields() {
@@ -139,7 +139,7 @@ impl OpenFile {
     }
 
     /// A column of numbers without nulls.
-    pub(crate) fn numbers<T: ArrowPrimitiveType>(
+    pub fn numbers<T: ArrowPrimitiveType>(
         &self,
         row_group: usize,
         name: &str,
@@ -157,7 +157,7 @@ impl OpenFile {
     }
 
     /// The lists of `feature`, one of `group`, in a row group of a file in `layout`.
-    pub(crate) fn lists(
+    pub fn lists(
         &self,
         row_group: usize,
         layout: Layout,
@@ -187,7 +187,7 @@ impl OpenFile {
     }
 
     /// The ids that a feature's column stores in a row group: in the `folded` layout not those of the samples.
-    pub(crate) fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>, Problem> {
+    pub fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>, Problem> {
         let batch = self.columns(row_group, &[name])?;
         let lists = batch.column(0).as_list_opt::<i32>();
         let ids = lists.and_then(|lists| lists.values().as_primitive_opt::<Int64Type>().cloned());
@@ -198,7 +198,7 @@ impl OpenFile {
 
 /// The list of every sample of a row group, as views of shared ids. Samples with equal offset and size have the same list.
 #[derive(Debug)]
-pub(crate) struct SampleLists {
+pub struct SampleLists {
     values: ScalarBuffer<i64>,
     offsets: Vec<i32>,
     sizes: Vec<i32>,
@@ -206,7 +206,7 @@ pub(crate) struct SampleLists {
 
 impl SampleLists {
     /// The rows of `lists`; `None` if they hold nulls or no ids.
-    pub(crate) fn new(lists: &ListArray) -> Option<Self> {
+    pub fn new(lists: &ListArray) -> Option<Self> {
         let ids = lists.values().as_primitive_opt::<Int64Type>().filter(|ids| ids.null_count() == 0)?;
         let bounds = lists.offsets();
         Some(Self {
@@ -225,29 +225,29 @@ impl SampleLists {
     }
 
     /// Samples.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.offsets.len()
     }
 
     /// The list of a sample.
-    pub(crate) fn list(&self, sample: usize) -> &[i64] {
+    pub fn list(&self, sample: usize) -> &[i64] {
         &self.values[self.offsets[sample] as usize..][..self.sizes[sample] as usize]
     }
 
     /// Ids in the list of each sample.
-    pub(crate) fn sizes(&self) -> &[i32] {
+    pub fn sizes(&self) -> &[i32] {
         &self.sizes
     }
 
     /// Whether a sample has the list of the one before, as far as that shows without comparing ids.
-    pub(crate) fn repeats(&self, sample: usize) -> bool {
+    pub fn repeats(&self, sample: usize) -> bool {
         sample > 0
             && self.offsets[sample] == self.offsets[sample - 1]
             && self.sizes[sample] == self.sizes[sample - 1]
     }
 
     /// The lists of `samples` written out, as a column of [`Schema::to_arrow`](crate::Schema::to_arrow).
-    pub(crate) fn to_array(&self, samples: impl Iterator<Item = usize> + Clone) -> ArrayRef {
+    pub fn to_array(&self, samples: impl Iterator<Item = usize> + Clone) -> ArrayRef {
         let mut ids = Vec::with_capacity(samples.clone().map(|sample| self.sizes[sample] as usize).sum());
         for sample in samples.clone() {
             ids.extend_from_slice(self.list(sample));
@@ -259,7 +259,7 @@ impl SampleLists {
     }
 
     /// The lists of `samples`, as a column of views of the ids that these share.
-    pub(crate) fn to_views(&self, samples: Range<usize>) -> ArrayRef {
+    pub fn to_views(&self, samples: Range<usize>) -> ArrayRef {
         let ids = Arc::new(Int64Array::new(self.values.clone(), None));
         let [offsets, sizes] = [&self.offsets, &self.sizes].map(|of| of[samples.clone()].to_vec().into());
         Arc::new(ListViewArray::new(schema::item_field(), offsets, sizes, ids, None))

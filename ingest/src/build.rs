@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use datafusion::arrow::array::RecordBatch;
-use onefold_datasets::console::{Reporter, peak_rss_bytes};
+use onefold_datasets::process::peak_rss_bytes;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::{
     Commit, DatasetWriter, Layout, MANIFEST_FILE, Manifest, Order, PartitionFilter, PartitionKey,
     WriterOptions,

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
 use onefold_datasets::{Manifest, PartitionFilter, Problem};
 use serde::Serialize;

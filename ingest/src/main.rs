@@ -5,9 +5,9 @@ mod commands;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use onefold_datasets::console::{self, OutputOptions, Printer};
+use onefold_terminal::{OutputOptions, Printer};
 
-onefold_datasets::use_jemalloc!();
+onefold_terminal::use_jemalloc!();
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -49,7 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printer = Printer::new(cli.output);
-    console::run(|| match &cli.command {
+    onefold_terminal::run(|| match &cli.command {
         Command::Build(arguments) => commands::build::run_build(arguments, &printer),
         Command::Append(arguments) => commands::build::run_append(arguments, &printer),
         Command::Shard(arguments) => commands::shard::run(arguments, &printer),

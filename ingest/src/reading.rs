@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use datafusion::prelude::SessionContext;
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::{CountBudget, Order};
 use tokio::runtime::Runtime;
 

@@ -25,8 +25,9 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use onefold_datasets::commit::{self, StagedDirectory};
-use onefold_datasets::console::{Reporter, peak_rss_bytes};
 use onefold_datasets::digest::Digest;
+use onefold_datasets::process::peak_rss_bytes;
+use onefold_datasets::progress::Reporter;
 use rayon::prelude::*;
 use serde::Serialize;
 

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use onefold_datasets::console::peak_rss_bytes;
+use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::units::format_bytes;
 use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TaskOptions, TorchrecDefault, tasks};
 

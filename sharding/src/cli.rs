@@ -4,9 +4,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use onefold_datasets::console::OutputOptions;
 use onefold_datasets::units::parse_bytes;
 use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
+use onefold_terminal::OutputOptions;
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
 #[derive(Debug, Parser)]

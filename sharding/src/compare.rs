@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 
 use crate::{Beam, CostModel, Error, Greedy, Plan, Result, Search, Task, TorchrecDefault};
 

@@ -8,14 +8,14 @@ mod train_config;
 use std::process::ExitCode;
 
 use clap::Parser;
-use onefold_datasets::console::{self, Printer};
+use onefold_terminal::Printer;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printer = Printer::new(cli.output);
-    console::run(|| match &cli.command {
+    onefold_terminal::run(|| match &cli.command {
         Command::Plan(arguments) => commands::plan(arguments, &printer),
         Command::Tables(arguments) => commands::tables::tables(arguments, &printer),
         Command::Tasks(arguments) => commands::tables::tasks_command(arguments, &printer),

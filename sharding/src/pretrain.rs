@@ -1,6 +1,6 @@
 //! Trains the networks of a learned cost model on measured costs, and says how well they do.
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;

@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use onefold_datasets::console::{Printer, available_threads};
-use onefold_datasets::generate::Workload;
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count};
+use onefold_raw_logs::generate::Workload;
+use onefold_terminal::Printer;
 use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
 
 use crate::{DedupeArgument, DeviceOption};

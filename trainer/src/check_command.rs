@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use onefold_datasets::console::{Printer, available_threads};
-use onefold_datasets::generate::Workload;
+use onefold_datasets::process::available_threads;
+use onefold_raw_logs::generate::Workload;
+use onefold_terminal::Printer;
 use onefold_trainer::bench::{CompareOptions, Comparison, compare};
 use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
 use serde::Serialize;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Manifest, PartitionFilter};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 use onefold_sharding::{IdPolicy, TableConfig};

@@ -11,9 +11,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
-use onefold_datasets::console::{self, OutputOptions, Printer, available_threads};
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
+use onefold_terminal::{OutputOptions, Printer};
 use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::metrics::Figures;
@@ -22,7 +23,7 @@ use onefold_trainer::{
     TrainOptions, TrainSummary, evaluate, export,
 };
 
-onefold_datasets::use_jemalloc!(onefold_datasets::allocator::KEEPING);
+onefold_terminal::use_jemalloc!(onefold_terminal::allocator::KEEPING);
 
 /// Train DLRMs that compute every distinct row once
 #[derive(Debug, Parser)]
@@ -208,9 +209,9 @@ fn main() -> ExitCode {
     // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
     // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once costs
     // a wake-up at every operation: GNU's spin for as long as there is between two.
-    console::restart_with(&[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")]);
+    onefold_terminal::restart_with(&[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")]);
     let printer = Printer::new(cli.output);
-    console::run(|| match &cli.command {
+    onefold_terminal::run(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
         Command::Export(arguments) => {

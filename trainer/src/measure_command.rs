@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Result;
-use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
+use onefold_terminal::Printer;
 use onefold_trainer::profile::plans::{Agreement, MeasuredPlan, PlanSet, agreement, measure_plans};
 use onefold_trainer::profile::{Machine, ProfileOptions, profile};
 use serde_json::json;

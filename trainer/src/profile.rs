@@ -12,7 +12,7 @@ mod draw;
 mod machine;
 pub mod plans;
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_sharding::{ComputeSample, Costs, pool};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -92,7 +92,7 @@ fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], machine: &Machine) -> Result<Com
 
 #[cfg(test)]
 mod tests {
-    use onefold_datasets::console::Silent;
+    use onefold_datasets::progress::Silent;
 
     use super::*;
 

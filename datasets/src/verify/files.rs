@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::commit::DirectoryLock;
-use crate::console::{Reporter, Silent};
+use crate::progress::{Reporter, Silent};
 use crate::units::format_hex;
 use crate::{Error, Manifest, Problem, Result, Vocabulary, VocabularyFile};
 

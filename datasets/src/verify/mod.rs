@@ -31,7 +31,7 @@ use self::files::{check_bytes, unnamed_files, vocabulary_problems};
 use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
 use self::totals::{PartitionTotals, feature_sums, manifest_problems, total_problems};
-use crate::console::Reporter;
+use crate::progress::Reporter;
 use crate::scan::OpenFile;
 use crate::{DataFile, Error, MANIFEST_FILE, Manifest, Partition, Problem, Result};
 

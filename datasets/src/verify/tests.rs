@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::*;
-use crate::console::Silent;
 use crate::folded::samples::{Sample, rows, schema};
+use crate::progress::Silent;
 use crate::units::format_hex;
 use crate::{DatasetWriter, Layout, Order, PartitionKey, Vocabulary, WriterOptions};
 

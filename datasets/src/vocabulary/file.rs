@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
 use super::table::IdTable;
-use crate::console::catch_panic;
+use crate::process::catch_panic;
 use crate::{Error, Manifest, Result, commit, suggest, units};
 
 /// Rows that are encoded or decoded at once.

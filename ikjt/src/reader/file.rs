@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
-use onefold_datasets::console::catch_panic;
+use onefold_datasets::process::catch_panic;
 use onefold_datasets::units::format_hex;
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;

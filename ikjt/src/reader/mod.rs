@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use onefold_datasets::console::available_threads;
+use onefold_datasets::process::available_threads;
 use onefold_datasets::{
     FeatureGroup, Layout, Manifest, PartitionFilter, SESSION_COLUMN, Schema, TIME_COLUMN, suggest,
 };

@@ -35,7 +35,7 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::{displayable, execute_stream};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
 use onefold_datasets::{CountBudget, Order, PartitionKey, SparseFeature, SparseKind};
 

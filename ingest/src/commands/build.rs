@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use onefold_datasets::console::Printer;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
 use onefold_ingest::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
+use onefold_terminal::Printer;
 
 use super::EngineArguments;
 

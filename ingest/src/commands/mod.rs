@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::console::available_threads;
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
 use onefold_ingest::EngineOptions;
 

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use onefold_datasets::commit::write_atomically;
-use onefold_datasets::console::{Printer, available_threads};
-use onefold_datasets::report::{MIDDLE, Report, ReportOptions, gather, html};
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
 use onefold_ingest::{BuildOptions, Config, EngineOptions, Groups, build};
+use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};
+use onefold_terminal::Printer;
 
 /// What a build of some sessions needs at least.
 const MINIMUM_BUILD_BYTES: u64 = 512 << 20;

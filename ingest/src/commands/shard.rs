@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::console::{Printer, available_threads};
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ingest::shard::{ShardOptions, ShardSummary, shard};
+use onefold_terminal::Printer;
 
 /// The arguments of `shard`.
 #[derive(Debug, clap::Args)]

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::console::Printer;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::verify::{Verification, VerifyOptions, verify};
 use onefold_datasets::{PartitionFilter, Problem};
 use onefold_ingest::{Comparison, Config, compare};
+use onefold_terminal::Printer;
 use serde::Serialize;
 
 use super::EngineArguments;

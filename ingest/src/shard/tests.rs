@@ -8,7 +8,7 @@ use arrow::array::{
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int32Type, Int64Type};
 use arrow::row::{RowConverter, SortField};
-use onefold_datasets::console::Silent;
+use onefold_datasets::progress::Silent;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tempfile::TempDir;

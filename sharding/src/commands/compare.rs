@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use onefold_datasets::console::Printer;
 use onefold_sharding::{Comparison, MethodFigures, Plan, Task, compare, searches};
+use onefold_terminal::Printer;
 use serde_json::{Value, json};
 
 use crate::cli::CompareArguments;

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use onefold_datasets::console::Printer;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_sharding::{
     AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile, Topology,
     claim_output, searches,
 };
+use onefold_terminal::Printer;
 use serde_json::{Value, json};
 
 use crate::cli::{CheckArguments, ModelChoice, ModelOptions, PlanArguments, TopologyArguments};

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use onefold_datasets::commit;
-use onefold_datasets::console::Printer;
 use onefold_datasets::units::format_count;
 use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
+use onefold_terminal::Printer;
 use serde_json::json;
 
 use crate::cli::{DiffArguments, ExportArguments, ShowArguments};

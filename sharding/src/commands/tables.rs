@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use onefold_datasets::console::Printer;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Manifest, Partition, PartitionFilter, Schema, suggest};
 use onefold_ikjt::ReaderOptions;
@@ -13,6 +12,7 @@ use onefold_sharding::{
     ACCESS_BATCH, Error, IdPolicy, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output,
     measure_tables, resolve_tables, tasks, torchrec,
 };
+use onefold_terminal::Printer;
 use serde_json::json;
 
 use crate::cli::{GroupFactor, TablesArguments, TasksArguments};

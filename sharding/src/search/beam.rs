@@ -427,7 +427,7 @@ mod tests {
             &searches(1),
             &|_| Ok(Box::new(AnalyticCost)),
             &mut |_, _| Ok(()),
-            &onefold_datasets::console::Silent,
+            &onefold_datasets::progress::Silent,
         )
         .unwrap();
         let ours = found.methods.last().unwrap();

@@ -11,7 +11,6 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Parser;
 use onefold_datasets::commit::write_atomically;
-use onefold_datasets::console;
 use onefold_datasets::units::{format_bytes, format_count};
 use serde_json::{Value, json};
 
@@ -29,7 +28,7 @@ struct Cli {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    console::run(|| demo(&cli.out))
+    onefold_terminal::run(|| demo(&cli.out))
 }
 
 fn demo(out: &Path) -> anyhow::Result<()> {

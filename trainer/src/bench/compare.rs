@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use onefold_datasets::Manifest;
-use onefold_datasets::console::Reporter;
-use onefold_datasets::generate::Workload;
+use onefold_datasets::progress::Reporter;
 use onefold_ikjt::Dedupe;
+use onefold_raw_logs::generate::Workload;
 use serde::Serialize;
 
 use super::{BenchOptions, deduplicated, name, read, reference_model};

@@ -12,10 +12,11 @@ mod reference;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use onefold_datasets::console::{Reporter, peak_rss_bytes};
-use onefold_datasets::generate::Workload;
+use onefold_datasets::process::peak_rss_bytes;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Manifest, Schema};
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, deduplicate, fold_windows};
+use onefold_raw_logs::generate::Workload;
 use rayon::prelude::*;
 use serde::Serialize;
 

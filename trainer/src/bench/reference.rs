@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use onefold_datasets::generate::Workload;
 use onefold_datasets::{Schema, SparseKind};
+use onefold_raw_logs::generate::Workload;
 
 use crate::{Error, Result, TrainConfig};
 

@@ -222,7 +222,7 @@ fn waited_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use onefold_datasets::console::Silent;
+    use onefold_datasets::progress::Silent;
     use rand::SeedableRng;
 
     use super::super::{ProfileOptions, draw, profile};

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_sharding::{
     ACCESS_BATCH, Plan, ShardFeatures, ShardLoad, TABLES_FILE, Table, TableFile, kendall_tau,
 };
@@ -367,7 +367,7 @@ fn tau_and_regret(plans: &[&MeasuredPlan]) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use onefold_datasets::console::Silent;
+    use onefold_datasets::progress::Silent;
     use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Topology};
 
     use super::*;

@@ -21,7 +21,7 @@ mod training;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::console::Reporter;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Manifest, Schema};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 use onefold_sharding::{Plan, TableConfig};

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onefold_datasets::Schema;
-use onefold_datasets::console::{Reporter, peak_rss_bytes};
+use onefold_datasets::process::peak_rss_bytes;
+use onefold_datasets::progress::Reporter;
 use onefold_ikjt::{Batch, Batches, Position, Reader};
 
 use super::log::{Line, Log, Window, tagged, tagged_by_task};

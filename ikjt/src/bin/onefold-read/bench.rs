@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use onefold_datasets::console::{Printer, Reporter, peak_rss_bytes};
+use onefold_datasets::process::peak_rss_bytes;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_ikjt::{Figures, StageFigures, Statistics};
+use onefold_terminal::Printer;
 use serde::Serialize;
 
 use crate::cli::Reading;

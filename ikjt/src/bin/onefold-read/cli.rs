@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use onefold_datasets::console::{OutputOptions, available_threads};
+use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
 use onefold_datasets::{Manifest, PartitionFilter};
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shard, Shuffle};
+use onefold_terminal::OutputOptions;
 
 /// Read datasets as deduplicated batches
 #[derive(Debug, Parser)]

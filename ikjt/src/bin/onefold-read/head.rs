@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use onefold_datasets::Schema;
-use onefold_datasets::console::Printer;
 use onefold_ikjt::{Batch, Feature, Figures, Statistics};
+use onefold_terminal::Printer;
 use serde::Serialize;
 
 use crate::cli::Reading;

@@ -7,16 +7,16 @@ mod head;
 use std::process::ExitCode;
 
 use clap::Parser;
-use onefold_datasets::console::{self, Printer};
+use onefold_terminal::Printer;
 
 use cli::{Cli, Command};
 
-onefold_datasets::use_jemalloc!();
+onefold_terminal::use_jemalloc!();
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printer = Printer::new(cli.output);
-    console::run(|| match &cli.command {
+    onefold_terminal::run(|| match &cli.command {
         Command::Head { reading, samples, batch } => head::head(reading, *samples, *batch, &printer),
         Command::Bench { reading } => bench::bench(reading, &printer),
     })

@@ -1,0 +1,274 @@
+//! The files of EB-NeRD: where they lie, and their columns read strictly into `Int64` ids.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit};
+use arrow::error::ArrowError;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::errors::ParquetError;
+
+use onefold_datasets::suggest;
+
+use crate::{Error, Result};
+
+/// The splits that have clicks, in the order of their numbers.
+pub(super) const SPLITS: [&str; 2] = ["train", "validation"];
+/// The largest id of a user attribute.
+pub(super) const LAST_ATTRIBUTE_ID: i64 = 128;
+
+/// Rows that are decoded at once.
+const BATCH_ROWS: usize = 8192;
+
+/// What a column holds and what it becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A number from 0, never null → `Int64`.
+    Id,
+    /// A number from 0 → `Int64`, null → 0.
+    OptionalId,
+    /// A boolean or a number from 0 to 127 → `Int64` id: 0 = unknown (null), else 1 + the value.
+    Attribute,
+    /// A timestamp, never null → `Timestamp` in microseconds.
+    Time,
+    /// A list of numbers from 0, never null → list of `Int64`.
+    Ids,
+}
+
+/// A column that is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Column {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+}
+
+/// Shorthand for tables of columns.
+pub(super) const fn column(name: &'static str, kind: Kind) -> Column {
+    Column { name, kind }
+}
+
+impl Kind {
+    fn accepts(self, found: &DataType) -> bool {
+        match self {
+            Self::Id | Self::OptionalId => found.is_integer(),
+            Self::Attribute => found.is_integer() || *found == DataType::Boolean,
+            Self::Time => matches!(found, DataType::Timestamp(_, _)),
+            Self::Ids => match found {
+                DataType::List(item) | DataType::LargeList(item) => item.data_type().is_integer(),
+                _ => false,
+            },
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Id | Self::OptionalId => "an integer",
+            Self::Attribute => "an integer or a boolean",
+            Self::Time => "a timestamp",
+            Self::Ids => "a list of integers",
+        }
+    }
+
+    fn output(self) -> DataType {
+        match self {
+            Self::Id | Self::OptionalId | Self::Attribute => DataType::Int64,
+            Self::Time => DataType::Timestamp(TimeUnit::Microsecond, None),
+            Self::Ids => DataType::new_list(DataType::Int64, true),
+        }
+    }
+}
+
+/// The two files of a split.
+#[derive(Debug, Clone)]
+pub(super) struct SplitFiles {
+    pub(super) behaviors: PathBuf,
+    pub(super) history: PathBuf,
+}
+
+/// Finds the files of [`SPLITS`] in `from`: `train/behaviors.parquet` as they are published, or
+/// `train_behaviors.parquet`, and so on.
+///
+/// # Errors
+///
+/// [`Error::Source`] if one is missing.
+pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
+    let file = |split: &str, name: &str| {
+        let places = [from.join(split).join(name), from.join(format!("{split}_{name}"))];
+        places.into_iter().find(|place| place.is_file()).ok_or_else(|| Error::Source {
+            path: from.to_owned(),
+            message: format!("it holds neither `{split}/{name}` nor `{split}_{name}`"),
+            hint: "point `--from` at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
+                .to_owned(),
+        })
+    };
+    let files = SPLITS.map(|split| {
+        Ok(SplitFiles {
+            behaviors: file(split, "behaviors.parquet")?,
+            history: file(split, "history.parquet")?,
+        })
+    });
+    files.into_iter().collect()
+}
+
+/// The rows of a file, some columns of them, a batch at a time.
+#[derive(Debug)]
+pub(super) struct Rows {
+    path: PathBuf,
+    reader: ParquetRecordBatchReader,
+    columns: &'static [Column],
+    schema: SchemaRef,
+    first_row: usize,
+}
+
+/// Opens a file and checks that it has `columns`.
+///
+/// # Errors
+///
+/// [`Error::Io`] or [`Error::Parquet`] if it cannot be read, [`Error::Source`] if a column is missing or has
+/// another type.
+pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
+    let damaged = |error| parquet_error(path, error);
+    let file = fs_err::File::open(path)?.into_parts().0;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(damaged)?;
+    let found = builder.schema().clone();
+    let mut roots = Vec::new();
+    for column in columns {
+        let Some((index, field)) = found.column_with_name(column.name) else {
+            let hint = suggest(column.name, found.fields().iter().map(|field| field.name().as_str()));
+            return Err(wrong(path, format!("it has no column `{}`", column.name), hint));
+        };
+        if !column.kind.accepts(field.data_type()) {
+            let (name, expected) = (column.name, column.kind.expected());
+            let message = format!("column `{name}` is of type {}, not {expected}", field.data_type());
+            return Err(wrong(path, message, "write it as EB-NeRD publishes it".to_owned()));
+        }
+        roots.push(index);
+    }
+    let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
+    let reader = builder.with_projection(mask).with_batch_size(BATCH_ROWS).build().map_err(damaged)?;
+    Ok(Rows { path: path.to_owned(), reader, columns, schema: schema(columns), first_row: 0 })
+}
+
+/// The schema of [`Rows`] with these columns.
+pub(super) fn schema(columns: &[Column]) -> SchemaRef {
+    let fields = columns.iter().map(|column| Field::new(column.name, column.kind.output(), false));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+impl Iterator for Rows {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = self.reader.next()?;
+        Some(
+            batch
+                .map_err(|error| parquet_error(&self.path, error.into()))
+                .and_then(|batch| self.convert(&batch)),
+        )
+    }
+}
+
+impl Rows {
+    fn convert(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let columns = self.columns.iter().map(|column| {
+            let values = batch.column_by_name(column.name).ok_or_else(|| {
+                Error::Internal(ArrowError::SchemaError(format!("`{}` was not read", column.name)))
+            })?;
+            self.convert_column(*column, values)
+        });
+        let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
+        self.first_row += batch.num_rows();
+        Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
+    }
+
+    fn convert_column(&self, column: Column, values: &ArrayRef) -> Result<ArrayRef> {
+        // An overflow is an error, not a null.
+        let options = CastOptions { safe: false, ..CastOptions::default() };
+        let cast = cast_with_options(values, &column.kind.output(), &options).map_err(|error| {
+            wrong(&self.path, format!("column `{}`: {error}", column.name), DAMAGED.to_owned())
+        })?;
+        match column.kind {
+            Kind::Attribute => Ok(Arc::new(self.attributes(column.name, cast.as_primitive::<Int64Type>())?)),
+            Kind::OptionalId => {
+                let ids = cast.as_primitive::<Int64Type>();
+                self.must_not_be_negative(column.name, ids, |row| row)?;
+                Ok(Arc::new(Int64Array::from_iter_values(ids.iter().map(Option::unwrap_or_default))))
+            }
+            Kind::Id => {
+                self.must_not_be_null(column.name, &cast)?;
+                self.must_not_be_negative(column.name, cast.as_primitive::<Int64Type>(), |row| row)?;
+                Ok(cast)
+            }
+            Kind::Time => self.must_not_be_null(column.name, &cast).map(|()| cast),
+            Kind::Ids => {
+                self.must_not_be_null(column.name, &cast)?;
+                self.check_lists(column.name, cast.as_list::<i32>())?;
+                Ok(cast)
+            }
+        }
+    }
+
+    fn attributes(&self, name: &str, values: &Int64Array) -> Result<Int64Array> {
+        self.must_not_be_negative(name, values, |row| row)?;
+        if let Some(row) =
+            values.iter().position(|value| value.is_some_and(|value| value >= LAST_ATTRIBUTE_ID))
+        {
+            return Err(self.wrong_value(
+                name,
+                row,
+                &format!("{} is not below {LAST_ATTRIBUTE_ID}", values.value(row)),
+            ));
+        }
+        Ok(values.iter().map(|value| Some(value.map_or(0, |value| value + 1))).collect())
+    }
+
+    fn check_lists(&self, name: &str, lists: &ListArray) -> Result<()> {
+        let items = lists.values().as_primitive::<Int64Type>();
+        let row_of =
+            |item: usize| lists.value_offsets().partition_point(|offset| *offset as usize <= item) - 1;
+        match (0..items.len()).find(|item| items.is_null(*item)) {
+            Some(item) => Err(self.wrong_value(name, row_of(item), "an id in the list is null")),
+            None => self.must_not_be_negative(name, items, row_of),
+        }
+    }
+
+    fn must_not_be_null(&self, name: &str, values: &ArrayRef) -> Result<()> {
+        match (0..values.len()).find(|row| values.is_null(*row)) {
+            Some(row) => Err(self.wrong_value(name, row, "it is null")),
+            None => Ok(()),
+        }
+    }
+
+    fn must_not_be_negative(
+        &self,
+        name: &str,
+        ids: &Int64Array,
+        row_of: impl Fn(usize) -> usize,
+    ) -> Result<()> {
+        match ids.iter().position(|id| id.is_some_and(|id| id < 0)) {
+            Some(at) => Err(self.wrong_value(name, row_of(at), &format!("{} is negative", ids.value(at)))),
+            None => Ok(()),
+        }
+    }
+
+    /// An error in a row of the batch at hand; rows are counted from 1.
+    fn wrong_value(&self, column: &str, row: usize, message: &str) -> Error {
+        let message = format!("row {}, column `{column}`: {message}", self.first_row + row + 1);
+        wrong(&self.path, message, DAMAGED.to_owned())
+    }
+}
+
+const DAMAGED: &str = "the file is damaged or not one of EB-NeRD's; download it again";
+
+/// An error about one of the files.
+pub(super) fn wrong(path: &Path, message: String, hint: String) -> Error {
+    Error::Source { path: path.to_owned(), message, hint }
+}
+
+fn parquet_error(path: &Path, source: ParquetError) -> Error {
+    let hint = "the file is damaged or incomplete; download it again".to_owned();
+    Error::Parquet { path: path.to_owned(), source, hint }
+}

@@ -1,0 +1,65 @@
+//! The errors of this crate. Each names the place; its second line says what to do.
+
+use std::path::PathBuf;
+
+/// What can go wrong when raw logs are fetched, imported, generated or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operating-system error; `fs_err` puts the path into it.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+
+    /// The output directory exists already or cannot be written.
+    #[error(transparent)]
+    Output(#[from] onefold_datasets::Error),
+
+    /// Generator options that contradict each other.
+    #[error("{message}\n  hint: {hint}")]
+    Options {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// An importer's input does not have the expected form.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    Source {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A program that this one runs (pip) failed or is missing.
+    #[error("`{program}` failed: {message}\n  hint: {hint}")]
+    Program {
+        /// The command line.
+        program: String,
+        /// The tail of its stderr.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// A Parquet file could not be written or read.
+    #[error("`{}`: {source}\n  hint: {hint}", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// The library's error.
+        source: parquet::errors::ParquetError,
+        /// What to do.
+        hint: String,
+    },
+
+    /// An Arrow operation failed on data that had been checked: a bug of Onefold.
+    #[error("internal error: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
+    Internal(#[from] arrow::error::ArrowError),
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,16 @@
+//! Raw logs, as a service would have logged them in order of arrival. This crate makes them from public data
+//! ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]); `onefold-ingest` builds datasets from them.
+//!
+//! ```text
+//! public logs ──import──▶ raw logs: Parquet tables + dataset.toml + train.toml ──onefold-ingest──▶ dataset
+//! workload   ──generate─▶
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod ebnerd;
+mod error;
+pub mod generate;
+pub mod movielens;
+pub mod raw_log;
+
+pub use error::{Error, Result};

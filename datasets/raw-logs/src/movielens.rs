@@ -1,0 +1,521 @@
+//! MovieLens 100K (Harper and Konstan, "The MovieLens Datasets", 2015) as raw logs: 100,000 ratings of 1,682
+//! films by 943 users in 1997 and 1998. The wheel of `recbole` 1.2.1 on PyPI ships them.
+//!
+//! A rating is taken for a request: the service shows an item, logs what it knows, and the user answers with
+//! a rating. Requests arrive in the order of time, then user, then item, and are numbered in it.
+//!
+//! | table | row | columns |
+//! |---|---|---|
+//! | `features.parquet` | request | `request_id`, `timestamp`, `user_id`, `item_id`; `history_items`, `history_ratings`, `liked_items`; `user_log_ratings`, `user_mean_rating`, `item_log_ratings`, `item_mean_rating` |
+//! | `events.parquet` | rating | `request_id`, `timestamp`, `rating` |
+//! | `users.parquet` | user | `user_id`, `age`, `gender`, `occupation`, `zip` |
+//! | `items.parquet` | item | `item_id`, `release_year`, `genres` |
+//!
+//! Timestamps are UTC. Histories and means use ratings with strictly earlier timestamps only. Attributes are
+//! ids: `age` in years; `gender` 1 = F, 2 = M; `occupation` 1 + its place in the alphabet of the 21; `zip` 1 +
+//! the first digit, or 11 + the first letter (Canada) from A; `release_year` year − 1900, 0 = unknown;
+//! `genres` as numbered by MovieLens' own `u.genre`, from 0.
+
+mod parse;
+mod point_in_time;
+mod wheel;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, Float32Array, Int64Array, Int64Builder, ListArray, ListBuilder, RecordBatch,
+    TimestampMicrosecondArray,
+};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::temporal_conversions::timestamp_us_to_datetime;
+use serde::Serialize;
+
+use self::parse::{Item, Rating, SourceText, User};
+use self::point_in_time::Context;
+pub use self::point_in_time::{HISTORY_WINDOW, LIKED_RATING};
+use self::wheel::{CachedWheel, Wheel};
+use crate::Result;
+use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE, TableWriter};
+use onefold_datasets::progress::Reporter;
+
+/// The wheel that ships the files.
+const WHEEL: Wheel = Wheel {
+    requirement: "recbole==1.2.1",
+    file_name: "recbole-1.2.1-py3-none-any.whl",
+    sha256: "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
+};
+/// The folder of the files in the wheel.
+const FOLDER: &str = "recbole/dataset_example/ml-100k";
+/// The folder of the wheel in the cache.
+const CACHE_FOLDER: &str = "movielens-100k";
+/// A session ends where a user is silent for longer: `gap` in `dataset.toml`.
+const SESSION_GAP_MICROS: i64 = 30 * 60 * 1_000_000;
+/// Of how many tenths of the ratings the samples to train on are.
+const TRAIN_TENTHS: usize = 8;
+/// Rows that are built in memory before they are written.
+const BATCH_ROWS: usize = 8192;
+
+/// How MovieLens 100K is fetched.
+#[derive(Debug, Clone, Default)]
+pub struct FetchOptions {
+    /// The cache in place of the one that the environment names (`ONEFOLD_CACHE`, `XDG_CACHE_HOME`, `HOME`).
+    pub cache: Option<PathBuf>,
+    /// Whether raw logs that are at the output already are replaced.
+    pub overwrite: bool,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FetchSummary {
+    /// Ratings, which become one sample each.
+    pub samples: u64,
+    /// Samples before the cut in time.
+    pub train_samples: u64,
+    /// Sessions by user and gap.
+    pub sessions: u64,
+    /// Users.
+    pub users: u64,
+    /// Items.
+    pub items: u64,
+    /// Share of the samples whose label is 1.
+    pub positive_share: f64,
+    /// Mean length of `history_items`.
+    pub mean_history_length: f64,
+    /// Whether the wheel was downloaded, rather than found in the cache.
+    pub downloaded: bool,
+}
+
+/// Fetches MovieLens 100K into the cache, unless it is there, and writes it as raw logs to `out`.
+///
+/// # Errors
+///
+/// [`Error::Exists`](crate::Error::Exists) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if Python's pip is missing or fails,
+/// [`Error::Source`](crate::Error::Source) with file and line if the data are not what they should be, [`Error::Io`](crate::Error::Io) and
+/// [`Error::Parquet`](crate::Error::Parquet) if the output cannot be written. Nothing is then left at `out`.
+pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {
+    // First, so that no download is for nothing.
+    let writer = RawLogWriter::create(out, options.overwrite)?;
+    let cache = match &options.cache {
+        Some(cache) => cache.clone(),
+        None => wheel::default_cache(|name| std::env::var_os(name))?,
+    };
+    let cached = wheel::fetch(&WHEEL, &cache.join(CACHE_FOLDER), OsStr::new("python3"), reporter)?;
+    let summary = write(&writer, &cached, reporter)?;
+    writer.commit()?;
+    Ok(summary)
+}
+
+/// Writes the raw logs from a wheel.
+fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) -> Result<FetchSummary> {
+    let logs = Logs::read(&wheel.path)?;
+    let cut = logs.cut()?;
+    let history_items = logs.write_requests(writer, reporter)?;
+    writer.write_table("users.parquet", &user_table(&logs.users)?)?;
+    writer.write_table("items.parquet", &item_table(&logs.items)?)?;
+    writer.write_text(DATASET_CONFIG_FILE, &dataset_config(cut)?)?;
+    writer.write_text(TRAIN_CONFIG_FILE, &train_config(&logs))?;
+    let samples = logs.ratings.len();
+    let liked = logs.ratings.iter().filter(|rating| rating.rating >= LIKED_RATING).count();
+    Ok(FetchSummary {
+        samples: samples as u64,
+        train_samples: logs.ratings.partition_point(|rating| rating.timestamp < cut) as u64,
+        sessions: sessions(&logs.ratings),
+        users: logs.users.len() as u64,
+        items: logs.items.len() as u64,
+        positive_share: liked as f64 / samples as f64,
+        mean_history_length: history_items as f64 / samples as f64,
+        downloaded: wheel.downloaded,
+    })
+}
+
+/// The files, read and checked against each other.
+#[derive(Debug)]
+struct Logs {
+    /// In arrival order; never empty.
+    ratings: Vec<Rating>,
+    users: BTreeMap<i64, User>,
+    items: BTreeMap<i64, Item>,
+    /// Where the ratings came from, for errors about all of them.
+    source: SourceText,
+}
+
+impl Logs {
+    fn read(wheel: &Path) -> Result<Self> {
+        let text = |name: &str| -> Result<SourceText> {
+            let entry = format!("{FOLDER}/{name}");
+            Ok(SourceText { text: wheel::read_entry(wheel, &entry)?, path: wheel.join(entry) })
+        };
+        let source = text("ml-100k.inter")?;
+        let mut ratings = parse::ratings(&source)?;
+        ratings.sort_by_key(|rating| (rating.timestamp, rating.user, rating.item));
+        let users = parse::users(&text("ml-100k.user")?)?;
+        let items = parse::items(&text("ml-100k.item")?)?;
+        // A rating that the joins of the dataset would drop in silence.
+        for rating in &ratings {
+            if !users.contains_key(&rating.user) {
+                let message = format!("user {} rates an item but is not in `ml-100k.user`", rating.user);
+                return Err(parse::wrong(&source, message));
+            }
+            if !items.contains_key(&rating.item) {
+                let message = format!("item {} is rated but is not in `ml-100k.item`", rating.item);
+                return Err(parse::wrong(&source, message));
+            }
+        }
+        Ok(Self { ratings, users, items, source })
+    }
+
+    /// The first moment that is held out.
+    fn cut(&self) -> Result<i64> {
+        cut(&self.ratings).ok_or_else(|| {
+            let message = "all ratings have one timestamp, so there is no later part to hold out".to_owned();
+            parse::wrong(&self.source, message)
+        })
+    }
+
+    /// Writes the feature log and the event log; returns how many items all histories hold.
+    fn write_requests(&self, writer: &RawLogWriter, reporter: &dyn Reporter) -> Result<u64> {
+        let mut features = writer.table("features.parquet", feature_schema())?;
+        let mut events = writer.table("events.parquet", event_schema())?;
+        let mut rows = Requests::default();
+        let mut history_items = 0;
+        reporter.begin("requests", Some(self.ratings.len() as u64), "ratings");
+        point_in_time::walk(&self.ratings, |rating, context| -> Result<()> {
+            history_items += context.history_items.len() as u64;
+            rows.ratings.push(*rating);
+            rows.contexts.push(context);
+            if rows.ratings.len() == BATCH_ROWS {
+                rows.flush(&mut features, &mut events)?;
+                reporter.advance(BATCH_ROWS as u64);
+            }
+            Ok(())
+        })?;
+        rows.flush(&mut features, &mut events)?;
+        reporter.end();
+        features.finish()?;
+        events.finish()?;
+        Ok(history_items)
+    }
+}
+
+/// The timestamp that [`TRAIN_TENTHS`] of the ratings, or as many as share no moment with the others, are
+/// before; `None` if all have the same. The ratings are in arrival order.
+fn cut(ratings: &[Rating]) -> Option<i64> {
+    let first = ratings.first()?.timestamp;
+    let cut = ratings.get(ratings.len() * TRAIN_TENTHS / 10)?.timestamp;
+    let later = || ratings.iter().map(|rating| rating.timestamp).find(|timestamp| *timestamp > first);
+    if cut > first { Some(cut) } else { later() }
+}
+
+/// How many sessions there are: a user's ratings until the user is silent for more than the gap.
+fn sessions(ratings: &[Rating]) -> u64 {
+    let mut last = BTreeMap::new();
+    let starts = ratings.iter().filter(|rating| {
+        let before = last.insert(rating.user, rating.timestamp);
+        before.is_none_or(|before| rating.timestamp - before > SESSION_GAP_MICROS)
+    });
+    starts.count() as u64
+}
+
+/// Rows of the feature log and the event log that are not written yet.
+#[derive(Debug, Default)]
+struct Requests {
+    first_request: i64,
+    ratings: Vec<Rating>,
+    contexts: Vec<Context>,
+}
+
+impl Requests {
+    fn flush(&mut self, features: &mut TableWriter, events: &mut TableWriter) -> Result<()> {
+        if self.ratings.is_empty() {
+            return Ok(());
+        }
+        let (ratings, contexts) = (&self.ratings, &self.contexts);
+        let end = self.first_request + ratings.len() as i64;
+        let requests: ArrayRef = Arc::new(Int64Array::from_iter_values(self.first_request..end));
+        let times = ratings.iter().map(|rating| rating.timestamp);
+        let times: ArrayRef = Arc::new(TimestampMicrosecondArray::from_iter_values(times));
+        let columns = vec![
+            requests.clone(),
+            times.clone(),
+            ids(ratings.iter().map(|rating| rating.user)),
+            ids(ratings.iter().map(|rating| rating.item)),
+            lists(contexts.iter().map(|context| context.history_items.as_slice())),
+            lists(contexts.iter().map(|context| context.history_ratings.as_slice())),
+            lists(contexts.iter().map(|context| context.liked_items.as_slice())),
+            floats(contexts.iter().map(|context| context.user_log_ratings)),
+            floats(contexts.iter().map(|context| context.user_mean_rating)),
+            floats(contexts.iter().map(|context| context.item_log_ratings)),
+            floats(contexts.iter().map(|context| context.item_mean_rating)),
+        ];
+        features.write(&RecordBatch::try_new(feature_schema(), columns)?)?;
+        let rated = ids(ratings.iter().map(|rating| rating.rating));
+        events.write(&RecordBatch::try_new(event_schema(), vec![requests, times, rated])?)?;
+        self.first_request = end;
+        self.ratings.clear();
+        self.contexts.clear();
+        Ok(())
+    }
+}
+
+fn ids(values: impl Iterator<Item = i64>) -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(values))
+}
+
+fn floats(values: impl Iterator<Item = f32>) -> ArrayRef {
+    Arc::new(Float32Array::from_iter_values(values))
+}
+
+fn lists<'a>(rows: impl Iterator<Item = &'a [i64]>) -> ArrayRef {
+    let mut lists = ListBuilder::new(Int64Builder::new());
+    for row in rows {
+        lists.values().append_slice(row);
+        lists.append(true);
+    }
+    let lists: ListArray = lists.finish();
+    Arc::new(lists)
+}
+
+fn schema(fields: &[(&str, DataType)]) -> SchemaRef {
+    let fields = fields.iter().map(|(name, kind)| Field::new(*name, kind.clone(), false));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+fn list_type() -> DataType {
+    DataType::new_list(DataType::Int64, true)
+}
+
+fn time_type() -> DataType {
+    DataType::Timestamp(TimeUnit::Microsecond, None)
+}
+
+fn feature_schema() -> SchemaRef {
+    schema(&[
+        ("request_id", DataType::Int64),
+        ("timestamp", time_type()),
+        ("user_id", DataType::Int64),
+        ("item_id", DataType::Int64),
+        ("history_items", list_type()),
+        ("history_ratings", list_type()),
+        ("liked_items", list_type()),
+        ("user_log_ratings", DataType::Float32),
+        ("user_mean_rating", DataType::Float32),
+        ("item_log_ratings", DataType::Float32),
+        ("item_mean_rating", DataType::Float32),
+    ])
+}
+
+fn event_schema() -> SchemaRef {
+    schema(&[("request_id", DataType::Int64), ("timestamp", time_type()), ("rating", DataType::Int64)])
+}
+
+fn user_table(users: &BTreeMap<i64, User>) -> Result<RecordBatch> {
+    let names = ["user_id", "age", "gender", "occupation", "zip"];
+    let columns = vec![
+        ids(users.keys().copied()),
+        ids(users.values().map(|user| user.age)),
+        ids(users.values().map(|user| user.gender)),
+        ids(users.values().map(|user| user.occupation)),
+        ids(users.values().map(|user| user.zip)),
+    ];
+    Ok(RecordBatch::try_new(schema(&names.map(|name| (name, DataType::Int64))), columns)?)
+}
+
+fn item_table(items: &BTreeMap<i64, Item>) -> Result<RecordBatch> {
+    let fields = [("item_id", DataType::Int64), ("release_year", DataType::Int64), ("genres", list_type())];
+    let columns = vec![
+        ids(items.keys().copied()),
+        ids(items.values().map(|item| item.release_year)),
+        lists(items.values().map(|item| item.genres.as_slice())),
+    ];
+    Ok(RecordBatch::try_new(schema(&fields), columns)?)
+}
+
+/// `dataset.toml`, which holds out what is not before `cut`.
+fn dataset_config(cut: i64) -> Result<String> {
+    let cut = timestamp_us_to_datetime(cut).ok_or_else(|| {
+        arrow::error::ArrowError::CastError(format!("{cut} µs is no moment of the calendar"))
+    })?;
+    Ok(include_str!("movielens/dataset.toml")
+        .replace("{cut}", &cut.format("%Y-%m-%d %H:%M:%S%.f").to_string())
+        .replace("{liked_rating}", &LIKED_RATING.to_string()))
+}
+
+/// `train.toml`, whose tables have a row for every id.
+fn train_config(logs: &Logs) -> String {
+    let rows = |largest: Option<i64>| (largest.unwrap_or_default() + 1).to_string();
+    let users = rows(logs.users.keys().next_back().copied());
+    let items = rows(logs.items.keys().next_back().copied());
+    let fixed = |largest: i64| rows(Some(largest));
+    include_str!("movielens/train.toml")
+        .replace("{user_rows}", &users)
+        .replace("{item_rows}", &items)
+        .replace("{age_rows}", &fixed(parse::LAST_AGE_ID))
+        .replace("{gender_rows}", &fixed(parse::LAST_GENDER_ID))
+        .replace("{occupation_rows}", &fixed(parse::OCCUPATIONS.len() as i64))
+        .replace("{zip_rows}", &fixed(parse::LAST_ZIP_ID))
+        .replace("{rating_rows}", &fixed(parse::LAST_RATING))
+        .replace("{genre_rows}", &fixed(parse::GENRES.len() as i64 - 1))
+        .replace("{year_rows}", &fixed(parse::LAST_YEAR_ID))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use arrow::array::AsArray;
+    use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+    use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+    use super::*;
+    use onefold_datasets::progress::Silent;
+
+    const RATINGS: &str = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n";
+    const USERS: &str = "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n\
+        1\t24\tM\twriter\t05711\n2\t30\tF\tartist\tT8H1N\n";
+    const ITEMS: &str = "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n\
+        1\tToy Story\t1995\tAnimation Comedy\n2\tFour Rooms\t1995\tThriller\n3\tunkonwn\tunkonwn\tunknown\n";
+
+    /// A wheel with these lines of ratings below the header.
+    fn wheel(folder: &Path, ratings: &str) -> CachedWheel {
+        let path = folder.join("recbole.whl");
+        let mut archive = zip::ZipWriter::new(fs_err::File::create(&path).unwrap());
+        let texts =
+            [("inter", format!("{RATINGS}{ratings}")), ("user", USERS.into()), ("item", ITEMS.into())];
+        for (name, text) in texts {
+            let entry = format!("{FOLDER}/ml-100k.{name}");
+            archive.start_file(entry, zip::write::SimpleFileOptions::default()).unwrap();
+            archive.write_all(text.as_bytes()).unwrap();
+        }
+        archive.finish().unwrap();
+        CachedWheel { path, downloaded: false }
+    }
+
+    fn write_to(out: &Path, ratings: &str) -> Result<FetchSummary> {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = RawLogWriter::create(out, false)?;
+        let summary = write(&writer, &wheel(folder.path(), ratings), &Silent)?;
+        writer.commit()?;
+        Ok(summary)
+    }
+
+    fn read(path: &Path) -> RecordBatch {
+        let file = fs_err::File::open(path).unwrap().into_parts().0;
+        let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+        batches.next().unwrap().unwrap()
+    }
+
+    fn integers<'a>(rows: &'a RecordBatch, name: &str) -> &'a [i64] {
+        rows.column_by_name(name).unwrap().as_primitive::<Int64Type>().values()
+    }
+
+    /// Out of order; user 1 has two sessions (a gap of 30 minutes and 1 second), user 2 one.
+    const FIVE: &str = "1\t3\t4\t3901\n2\t2\t5\t2100\n1\t2\t5\t300\n1\t1\t2\t300\n2\t1\t3\t3900\n";
+
+    #[test]
+    fn ratings_arrive_in_order_of_time_user_and_item() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        write_to(&out, FIVE).unwrap();
+        let features = read(&out.join("features.parquet"));
+        assert_eq!(integers(&features, "request_id"), [0, 1, 2, 3, 4]);
+        assert_eq!(integers(&features, "user_id"), [1, 1, 2, 2, 1]);
+        assert_eq!(integers(&features, "item_id"), [1, 2, 2, 1, 3]);
+        let times = features.column_by_name("timestamp").unwrap().as_primitive::<TimestampMicrosecondType>();
+        assert_eq!(times.value(4), 3_901_000_000);
+        let history = features.column_by_name("history_items").unwrap().as_list::<i32>();
+        assert_eq!(history.value(4).as_primitive::<Int64Type>().values(), &[1, 2]);
+        assert!(history.value(1).is_empty());
+        let mean = features.column_by_name("user_mean_rating").unwrap().as_primitive::<Float32Type>();
+        assert_eq!(mean.value(0), 3.0);
+        let events = read(&out.join("events.parquet"));
+        assert_eq!(integers(&events, "request_id"), [0, 1, 2, 3, 4]);
+        assert_eq!(integers(&events, "rating"), [2, 5, 5, 3, 4]);
+        assert_eq!(integers(&read(&out.join("users.parquet")), "occupation"), [21, 2]);
+        assert_eq!(integers(&read(&out.join("items.parquet")), "release_year"), [95, 95, 0]);
+    }
+
+    #[test]
+    fn the_summary_counts_samples_sessions_and_split() {
+        let directory = tempfile::tempdir().unwrap();
+        let summary = write_to(&directory.path().join("out"), FIVE).unwrap();
+        let expected = FetchSummary {
+            samples: 5,
+            train_samples: 4,
+            sessions: 3,
+            users: 2,
+            items: 3,
+            positive_share: 0.6,
+            mean_history_length: 0.6,
+            downloaded: false,
+        };
+        assert_eq!(summary, expected);
+    }
+
+    fn at(timestamps: &[i64]) -> Vec<Rating> {
+        timestamps.iter().map(|&timestamp| Rating { timestamp, user: 1, item: 1, rating: 1 }).collect()
+    }
+
+    #[test]
+    fn the_cut_divides_no_moment() {
+        assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])), Some(9));
+        assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 7, 7, 7])), Some(7));
+        // Too few early ratings: what shares the first moment is still to train on.
+        assert_eq!(cut(&at(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2])), Some(2));
+        assert_eq!(cut(&at(&[1, 1])), None);
+    }
+
+    #[test]
+    fn a_gap_of_just_half_an_hour_does_not_end_a_session() {
+        let half_hour = 1_800_000_000;
+        assert_eq!(sessions(&at(&[0, half_hour])), 1);
+        assert_eq!(sessions(&at(&[0, half_hour + 1])), 2);
+    }
+
+    #[test]
+    fn the_configurations_are_filled_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        write_to(&out, FIVE).unwrap();
+        let text = fs_err::read_to_string(out.join(DATASET_CONFIG_FILE)).unwrap();
+        assert!(text.contains("TIMESTAMP '1970-01-01 01:05:01'"), "{text}");
+        assert!(text.contains("e.rating >= 4"), "{text}");
+        let dataset: toml::Table = text.parse().unwrap();
+        let train = fs_err::read_to_string(out.join(TRAIN_CONFIG_FILE)).unwrap();
+        assert!(!train.contains(['{', '}']), "{train}");
+        let train: toml::Table = train.parse().unwrap();
+        let tables = train["tables"].as_table().unwrap();
+        let features = dataset["features"].as_table().unwrap();
+        let sparse = |kind: &toml::Value| ["sparse", "sequence"].contains(&kind["kind"].as_str().unwrap());
+        assert!(features.iter().filter(|(_, kind)| sparse(kind)).all(|(name, _)| tables.contains_key(name)));
+        assert!(tables.keys().all(|name| features.contains_key(name)));
+        assert_eq!(tables["user_id"]["rows"].as_integer(), Some(3));
+        assert_eq!(tables["item_id"]["rows"].as_integer(), Some(4));
+        assert_eq!(tables["genres"]["rows"].as_integer(), Some(19));
+    }
+
+    #[test]
+    fn fractions_of_seconds_survive_in_the_cut() {
+        let text = dataset_config(1_500_000).unwrap();
+        assert!(text.contains("TIMESTAMP '1970-01-01 00:00:01.500'"), "{text}");
+    }
+
+    #[test]
+    fn errors_leave_nothing_behind() {
+        let cases = [
+            ("", "it holds no ratings"),
+            ("1\t1\t3\t5\n1\t2\t3\n", "line 3: it has 3 fields between tabs, not 4"),
+            ("9\t1\t3\t5\n", "user 9 rates an item but is not in `ml-100k.user`"),
+            ("1\t9\t3\t5\n", "item 9 is rated but is not in `ml-100k.item`"),
+            ("1\t1\t3\t5\n1\t2\t3\t5\n", "all ratings have one timestamp"),
+        ];
+        let directory = tempfile::tempdir().unwrap();
+        for (ratings, message) in cases {
+            let error = write_to(&directory.path().join("out"), ratings).unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains("ml-100k.inter"), "{error}");
+            assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
+        }
+    }
+}

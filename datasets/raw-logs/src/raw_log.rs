@@ -1,0 +1,120 @@
+//! A directory of **raw logs**: what a service would have logged, in arrival order, as Parquet tables, with
+//! a `dataset.toml` that says how to build a dataset from them and a `train.toml` with a sensible model.
+
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+
+use crate::{Error, Result};
+use onefold_datasets::commit::{StagedDirectory, write_atomically};
+
+/// The file that makes a directory one of raw logs, and what `onefold-ingest build` reads.
+pub const DATASET_CONFIG_FILE: &str = "dataset.toml";
+/// The model configuration that `onefold-train run` reads.
+pub const TRAIN_CONFIG_FILE: &str = "train.toml";
+
+/// Writes a directory of raw logs, which appears whole at [`commit`](Self::commit) or not at all.
+#[derive(Debug)]
+pub struct RawLogWriter {
+    directory: StagedDirectory,
+}
+
+impl RawLogWriter {
+    /// Starts raw logs that will be at `out`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exists`] if something is there and may not be replaced: `overwrite` is false, or it is not a
+    /// directory of raw logs.
+    pub fn create(out: &Path, overwrite: bool) -> Result<Self> {
+        Ok(Self { directory: StagedDirectory::create(out, DATASET_CONFIG_FILE, overwrite)? })
+    }
+
+    /// Starts the Parquet file `name` (with its extension; folders on the way are made).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or [`Error::Parquet`] if it cannot be created.
+    pub fn table(&self, name: &str, schema: SchemaRef) -> Result<TableWriter> {
+        let path = self.directory.path().join(name);
+        if let Some(parent) = path.parent() {
+            fs_err::create_dir_all(parent)?;
+        }
+        let wrong = |source| table_error(&path, source);
+        let zstd = ZstdLevel::try_new(3).map_err(wrong)?;
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(zstd))
+            .set_max_row_group_row_count(Some(64 << 10))
+            .set_max_row_group_bytes(Some(64 << 20))
+            .build();
+        let file = fs_err::File::create(&path)?;
+        let writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(wrong)?;
+        Ok(TableWriter { path, writer })
+    }
+
+    /// Writes a whole table of one batch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or [`Error::Parquet`] if it cannot be written.
+    pub fn write_table(&self, name: &str, rows: &RecordBatch) -> Result<()> {
+        let mut table = self.table(name, rows.schema())?;
+        table.write(rows)?;
+        table.finish()
+    }
+
+    /// Writes a text file ([`DATASET_CONFIG_FILE`], [`TRAIN_CONFIG_FILE`]).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written.
+    pub fn write_text(&self, name: &str, text: &str) -> Result<()> {
+        Ok(write_atomically(&self.directory.path().join(name), text.as_bytes())?)
+    }
+
+    /// Makes the directory visible.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be moved to its place.
+    pub fn commit(self) -> Result<()> {
+        self.directory.commit()
+    }
+}
+
+/// One Parquet table of raw logs.
+#[derive(Debug)]
+pub struct TableWriter {
+    path: PathBuf,
+    writer: ArrowWriter<fs_err::File>,
+}
+
+impl TableWriter {
+    /// Appends rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parquet`] if they cannot be written or have other columns.
+    pub fn write(&mut self, rows: &RecordBatch) -> Result<()> {
+        self.writer.write(rows).map_err(|source| table_error(&self.path, source))
+    }
+
+    /// Writes the footer and syncs the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parquet`] or [`Error::Io`] if it cannot be written.
+    pub fn finish(mut self) -> Result<()> {
+        self.writer.finish().map_err(|source| table_error(&self.path, source))?;
+        Ok(self.writer.inner().sync_all()?)
+    }
+}
+
+fn table_error(path: &Path, source: parquet::errors::ParquetError) -> Error {
+    let hint = "check the disk's free space and permissions".to_owned();
+    Error::Parquet { path: path.to_owned(), source, hint }
+}

@@ -1,0 +1,257 @@
+//! Counting over consecutive batches what deduplication leaves.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use onefold_datasets::overlap;
+use onefold_datasets::scan::SampleLists;
+
+/// The lists of a feature over consecutive samples, or those of a group's features together, as what tells them apart:
+/// a hash of 64 bits. That two lists of a batch of 8,192 have one hash has a probability of 2^-39.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    pub(super) keys: Vec<u64>,
+    /// Ids of each sample.
+    pub(super) sizes: Vec<u32>,
+    /// Ids that each sample adds to a window that holds the list of the sample before.
+    pub(super) appended: Vec<u32>,
+}
+
+/// Makes the [`Keys`] of a feature, from one stretch of samples to the next.
+#[derive(Debug)]
+pub(super) struct KeyMaker {
+    /// Whether lists may continue the one before; else a list that changes is added whole.
+    window: bool,
+    last: Vec<i64>,
+    last_key: Option<u64>,
+}
+
+impl KeyMaker {
+    pub(super) fn new(window: bool) -> Self {
+        Self { window, last: Vec::new(), last_key: None }
+    }
+
+    /// The keys of the next samples.
+    pub(super) fn keys(&mut self, lists: &SampleLists) -> Keys {
+        let samples = lists.len();
+        let mut made = Keys { keys: Vec::with_capacity(samples), ..Keys::default() };
+        made.sizes = lists.sizes().iter().map(|size| *size as u32).collect();
+        made.appended = Vec::with_capacity(samples);
+        for sample in 0..samples {
+            let before = self.last_key.filter(|_| lists.repeats(sample));
+            let key = before.unwrap_or_else(|| xxh3_64(bytemuck::cast_slice(lists.list(sample))));
+            let kept = match self.last_key {
+                Some(last) if last == key => made.sizes[sample],
+                Some(_) if self.window => {
+                    let previous = if sample > 0 { lists.list(sample - 1) } else { &self.last };
+                    overlap(previous, lists.list(sample)) as u32
+                }
+                _ => 0,
+            };
+            made.appended.push(made.sizes[sample] - kept);
+            made.keys.push(key);
+            self.last_key = Some(key);
+        }
+        if samples > 0 {
+            self.last.clear();
+            self.last.extend_from_slice(lists.list(samples - 1));
+        }
+        made
+    }
+}
+
+impl Keys {
+    /// The keys of several features together: samples have equal ones if they have equal lists of each feature. What a
+    /// group's windows add is not told, because every feature has a window of its own.
+    pub(super) fn together(features: &[Keys]) -> Self {
+        const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+        let samples = features.first().map_or(0, |feature| feature.keys.len());
+        let mut keys = vec![0_u64; samples];
+        let mut sizes = vec![0_u32; samples];
+        for feature in features {
+            for (key, own) in keys.iter_mut().zip(&feature.keys) {
+                *key = (key.rotate_left(5) ^ own).wrapping_mul(ODD);
+                *key ^= *key >> 32;
+            }
+            sizes.iter_mut().zip(&feature.sizes).for_each(|(size, own)| *size += own);
+        }
+        Self { appended: sizes.clone(), keys, sizes }
+    }
+}
+
+/// What remains of the samples of batches of one size.
+#[derive(Debug)]
+pub(super) struct BatchCounter {
+    /// `None` if nothing is counted.
+    batch_size: Option<usize>,
+    /// Samples that may still be counted: of a stretch, those that fill batches.
+    remaining: usize,
+    filled: usize,
+    seen: HashSet<u64, BuildHasherDefault<KeyHasher>>,
+    last: u64,
+    pub(super) counted: Counted,
+}
+
+/// Sums over batches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) samples: u64,
+    /// Ids of all samples.
+    pub(super) ids: u64,
+    /// Distinct rows.
+    pub(super) rows: u64,
+    /// Ids of the distinct rows.
+    pub(super) row_ids: u64,
+    /// Ids of T, to which every sample adds what its list has beyond that of the sample before: nothing if it is the same,
+    /// and all of it if it is not, unless it is a window.
+    pub(super) window_ids: u64,
+}
+
+impl BatchCounter {
+    /// Counts batches of `batch_size`, or nothing if that is 0.
+    pub(super) fn new(batch_size: usize) -> Self {
+        Self {
+            batch_size: Some(batch_size).filter(|size| *size > 0),
+            remaining: usize::MAX,
+            filled: 0,
+            seen: HashSet::default(),
+            last: 0,
+            counted: Counted::default(),
+        }
+    }
+
+    /// Starts a stretch of `samples` that are not consecutive to those before. What does not fill a batch is not counted.
+    pub(super) fn start_stretch(&mut self, samples: usize) {
+        self.remaining = samples - samples % self.batch_size.unwrap_or(1);
+        self.filled = 0;
+    }
+
+    /// Counts the next samples.
+    pub(super) fn add(&mut self, keys: &Keys) {
+        let Some(batch_size) = self.batch_size else { return };
+        let samples = keys.keys.len().min(self.remaining);
+        if self.remaining != usize::MAX {
+            self.remaining -= samples;
+        }
+        for sample in 0..samples {
+            if self.filled == batch_size {
+                self.filled = 0;
+            }
+            let (key, size, starts) = (keys.keys[sample], u64::from(keys.sizes[sample]), self.filled == 0);
+            if starts {
+                self.seen.clear();
+            }
+            self.filled += 1;
+            self.counted.samples += 1;
+            self.counted.ids += size;
+            if starts || self.last != key {
+                self.counted.window_ids += if starts { size } else { u64::from(keys.appended[sample]) };
+                if self.seen.insert(key) {
+                    self.counted.rows += 1;
+                    self.counted.row_ids += size;
+                }
+            }
+            self.last = key;
+        }
+    }
+}
+
+/// Keys are hashes already.
+#[derive(Debug, Default)]
+pub(super) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = xxh3_64(bytes);
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::ListArray;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lists(samples: &[Vec<i64>]) -> SampleLists {
+        let lists = samples.iter().map(|list| Some(list.iter().copied().map(Some)));
+        let lists = ListArray::from_iter_primitive::<arrow::datatypes::Int64Type, _, _>(lists);
+        SampleLists::new(&lists).unwrap()
+    }
+
+    /// The same by definition.
+    fn naive(samples: &[Vec<i64>], batch_size: usize, window: bool) -> Counted {
+        let mut counted = Counted::default();
+        for batch in samples.chunks(batch_size) {
+            let mut rows: Vec<&Vec<i64>> = Vec::new();
+            for (i, list) in batch.iter().enumerate() {
+                counted.samples += 1;
+                counted.ids += list.len() as u64;
+                let kept = match i.checked_sub(1).map(|before| &batch[before]) {
+                    Some(before) if before == list => list.len(),
+                    Some(before) if window => overlap(before, list),
+                    _ => 0,
+                };
+                counted.window_ids += (list.len() - kept) as u64;
+                if !rows.contains(&list) {
+                    counted.rows += 1;
+                    counted.row_ids += list.len() as u64;
+                    rows.push(list);
+                }
+            }
+        }
+        counted
+    }
+
+    proptest! {
+        #[test]
+        fn batches_count_what_their_definition_says(
+            samples in prop::collection::vec(prop::collection::vec(0_i64..3, 0..4), 0..60),
+            batch_size in 1_usize..20,
+            cut in 0_usize..60,
+            window in any::<bool>(),
+        ) {
+            let (mut maker, mut counter) = (KeyMaker::new(window), BatchCounter::new(batch_size));
+            let (head, tail) = samples.split_at(cut.min(samples.len()));
+            counter.add(&maker.keys(&lists(head)));
+            counter.add(&maker.keys(&lists(tail)));
+            prop_assert_eq!(counter.counted, naive(&samples, batch_size, window));
+        }
+
+        #[test]
+        fn keys_of_groups_differ_where_a_feature_does(
+            a in prop::collection::vec(prop::collection::vec(0_i64..2, 0..3), 10),
+            b in prop::collection::vec(prop::collection::vec(0_i64..2, 0..3), 10),
+        ) {
+            let keys = [&a, &b].map(|feature| KeyMaker::new(false).keys(&lists(feature)));
+            let group = Keys::together(&keys);
+            for i in 0..10 {
+                prop_assert_eq!(group.sizes[i] as usize, a[i].len() + b[i].len());
+                for j in 0..10 {
+                    prop_assert_eq!(group.keys[i] == group.keys[j], a[i] == a[j] && b[i] == b[j]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_stretch_only_whole_batches_count() {
+        let samples: Vec<Vec<i64>> = (0..10).map(|i| vec![i / 2]).collect();
+        let mut counter = BatchCounter::new(4);
+        for stretch in [&samples[..], &samples[..3]] {
+            counter.start_stretch(stretch.len());
+            counter.add(&KeyMaker::new(false).keys(&lists(stretch)));
+        }
+        assert_eq!((counter.counted.samples, counter.counted.rows), (8, 4));
+    }
+}

@@ -1,0 +1,161 @@
+//! What samples take on disk: written by the one writer of datasets into a temporary directory, and looked at there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use rayon::prelude::*;
+
+use onefold_datasets::scan::OpenFile;
+use onefold_datasets::{DatasetWriter, Error, Layout, Order, PartitionKey, Result, Schema, WriterOptions};
+
+/// Writes samples to see how large they become.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    directory: PathBuf,
+    schema: Schema,
+    layout: Layout,
+    writer: DatasetWriter,
+}
+
+/// How large samples became.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Encoded {
+    pub(super) samples: u64,
+    /// Compressed bytes by column; those of a window's lengths are its feature's.
+    pub(super) bytes: BTreeMap<String, u64>,
+    /// By sparse feature.
+    pub(super) stored: BTreeMap<String, StoredIds>,
+}
+
+/// The ids that a column stores.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct StoredIds {
+    pub(super) ids: u64,
+    pub(super) distinct: u64,
+    /// The entropy of order 0: what the best code that gives every id its own word needs, in bits an id.
+    pub(super) entropy_bits: f64,
+}
+
+impl Encoder {
+    /// Starts a dataset in the folder `name` of `scratch`.
+    pub(super) fn create(
+        scratch: &Path,
+        name: &str,
+        schema: &Schema,
+        options: WriterOptions,
+    ) -> Result<Self> {
+        let mut schema = schema.clone();
+        // The ids are what they are; whose they are does not matter here.
+        let features = schema.groups.iter_mut().flat_map(|group| &mut group.features);
+        features.for_each(|feature| feature.vocabulary = None);
+        let directory = scratch.join(name);
+        let layout = options.layout;
+        let writer = DatasetWriter::create(&directory, schema.clone(), options)?;
+        Ok(Self { directory, schema, layout, writer })
+    }
+
+    /// Appends samples of a part of the dataset; parts come one after the other.
+    pub(super) fn write(&mut self, part: usize, samples: &RecordBatch) -> Result<()> {
+        let key = PartitionKey::new(vec![("part".to_owned(), format!("{part:06}"))]);
+        self.writer.write(&key, samples)
+    }
+
+    /// Ends the dataset and measures it.
+    pub(super) fn finish(self) -> Result<Encoded> {
+        let manifest = self.writer.finish()?;
+        let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
+        let files = files.map(|file| OpenFile::open(&self.directory, file)).collect::<Result<Vec<_>, _>>();
+        let files = files.map_err(Error::from)?;
+        let lengths = length_columns(&self.schema, self.layout);
+        let mut encoded = Encoded { samples: manifest.statistics.samples, ..Encoded::default() };
+        for (column, bytes) in files.iter().flat_map(OpenFile::column_bytes) {
+            let feature = lengths.get(&column).cloned().unwrap_or(column);
+            *encoded.bytes.entry(feature).or_default() += bytes;
+        }
+        let features: Vec<&str> =
+            self.schema.sparse_features().map(|feature| feature.name.as_str()).collect();
+        let stored = features.par_iter().map(|feature| {
+            let stored = stored_ids(&files, feature).map_err(Error::from)?;
+            Ok(((*feature).to_owned(), stored))
+        });
+        encoded.stored = stored.collect::<Result<_>>()?;
+        Ok(encoded)
+    }
+}
+
+/// The features of the columns that hold the lengths of windows.
+fn length_columns(schema: &Schema, layout: Layout) -> BTreeMap<String, String> {
+    let windows = schema.groups.iter().flat_map(|group| {
+        group.features.iter().filter(|feature| layout == Layout::Folded && group.folds_to_window(feature))
+    });
+    windows.map(|feature| (feature.length_column(), feature.name.clone())).collect()
+}
+
+fn stored_ids(files: &[OpenFile], feature: &str) -> Result<StoredIds, onefold_datasets::Problem> {
+    let mut ids: Vec<i64> = Vec::new();
+    for file in files {
+        for row_group in 0..file.row_groups() {
+            ids.extend_from_slice(&file.stored_ids(row_group, feature)?);
+        }
+    }
+    ids.sort_unstable();
+    Ok(entropy(&ids))
+}
+
+/// Counts sorted ids.
+fn entropy(sorted: &[i64]) -> StoredIds {
+    let all = sorted.len() as f64;
+    let mut stored = StoredIds { ids: sorted.len() as u64, ..StoredIds::default() };
+    for same in sorted.chunk_by(|a, b| a == b) {
+        let share = same.len() as f64 / all;
+        stored.distinct += 1;
+        stored.entropy_bits -= share * share.log2();
+    }
+    // The sum of a single id is -0.
+    stored.entropy_bits = stored.entropy_bits.max(0.0);
+    stored
+}
+
+/// How the samples of a report are written: as `onefold-ingest build` does it, but for the size of row groups.
+pub(super) fn writer_options(layout: Layout, order: Order, row_group_bytes: Option<usize>) -> WriterOptions {
+    let options = WriterOptions { layout, ..WriterOptions::new(order) };
+    WriterOptions { row_group_bytes: row_group_bytes.unwrap_or(options.row_group_bytes), ..options }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{Sample, rows, schema};
+
+    #[test]
+    fn the_entropy_is_shannons() {
+        assert_eq!(entropy(&[]), StoredIds::default());
+        assert_eq!(entropy(&[5; 9]), StoredIds { ids: 9, distinct: 1, entropy_bits: 0.0 });
+        assert_eq!(entropy(&[1, 1, 2, 3]), StoredIds { ids: 4, distinct: 3, entropy_bits: 1.5 });
+    }
+
+    #[test]
+    fn columns_are_measured_in_both_layouts() {
+        let samples: Vec<Sample> =
+            (0..400).map(|i| [vec![i / 40], vec![7; 3], (i / 4..i / 4 + 30).collect(), vec![i]]).collect();
+        let scratch = tempfile::tempdir().unwrap();
+        let encoded = [Layout::Rows, Layout::Folded].map(|layout| {
+            let options = writer_options(layout, Order::Session, None);
+            let name = format!("{layout:?}");
+            let mut encoder = Encoder::create(scratch.path(), &name, &schema(), options).unwrap();
+            encoder.write(0, &rows(&samples)).unwrap();
+            encoder.finish().unwrap()
+        });
+        let columns = ["city", "clicked", "history", "item", "session_id", "tags", "timestamp"];
+        for encoded in &encoded {
+            assert_eq!(encoded.samples, 400);
+            assert!(encoded.bytes.keys().eq(columns), "{:?}", encoded.bytes.keys());
+        }
+        let [rows, folded] = encoded;
+        assert_eq!((rows.stored["history"].ids, folded.stored["history"].ids), (12_000, 30 + 99));
+        assert_eq!((rows.stored["city"].ids, folded.stored["city"].ids), (400, 10));
+        assert_eq!(folded.stored["item"], rows.stored["item"]);
+        assert!(folded.bytes["history"] < rows.bytes["history"]);
+    }
+}

@@ -1,0 +1,232 @@
+//! Reads a dataset once and measures it.
+
+use std::path::Path;
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{Float32Type, Int64Type, SchemaRef, TimestampMicrosecondType};
+use rayon::prelude::*;
+
+use super::encoded::{Encoded, Encoder, writer_options};
+use super::figures::{Measured, report};
+use super::gathered::{BATCH_SAMPLES, Gathered, Samples, sessions_and_lists};
+use super::pass::Pass;
+use super::plan::{RowGroup, choose, row_groups, spread};
+use super::{BATCH_SIZES, Report, ReportOptions};
+use onefold_datasets::progress::Reporter;
+use onefold_datasets::scan::OpenFile;
+use onefold_datasets::{
+    Error, Layout, Manifest, Order, Problem, Result, SESSION_COLUMN, TIME_COLUMN, WriterOptions,
+};
+
+/// A batch in arrival order that stands for a larger one must have so many samples to tell anything.
+const FEWEST_BATCH_SAMPLES: usize = 16;
+/// Row groups of a sample of sessions in arrival order have at least so many decoded bytes.
+const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
+
+/// Measures the dataset in `directory`.
+///
+/// # Errors
+///
+/// [`Error::NotADataset`] and [`Error::Manifest`] if there is none, [`Error::Damaged`] where it cannot be read (file, row
+/// group, column and row), [`Error::Schema`] if it has no samples or `options` make no sense; [`Error::Io`] and
+/// [`Error::Parquet`] if nothing can be written to the temporary directory.
+pub fn gather(directory: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
+    let started = Instant::now();
+    let manifest = Manifest::load(directory)?;
+    check(directory, &manifest, options)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
+    let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
+    let measured = pool.install(|| measure(directory, &manifest, options, reporter))?;
+    let path = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let name =
+        path.file_name().map_or_else(|| "dataset".to_owned(), |name| name.to_string_lossy().into_owned());
+    Ok(report(name, &manifest, options.sampled, measured, started))
+}
+
+fn check(directory: &Path, manifest: &Manifest, options: &ReportOptions) -> Result<()> {
+    let wrong = |message: String, hint: &str| Err(Error::Schema { message, hint: hint.to_owned() });
+    if manifest.statistics.samples == 0 {
+        let message = format!("`{}` has no samples to report on", directory.display());
+        return wrong(message, "build it from logs that have some");
+    }
+    match options.sampled {
+        Some(share) if !(share > 0.0 && share <= 1.0) => {
+            wrong(format!("a share of {share} sessions is none"), "give one above 0, and at most 1")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn measure(
+    directory: &Path,
+    manifest: &Manifest,
+    options: &ReportOptions,
+    reporter: &dyn Reporter,
+) -> Result<Measured> {
+    let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
+    let open = |file| OpenFile::open(directory, file);
+    let files = files.map(open).collect::<Result<Vec<_>, Problem>>().map_err(Error::from)?;
+    let row_groups = row_groups(manifest, &files);
+    let choice = choose(manifest, &row_groups, options.memory)?;
+    let clustered = manifest.order.is_clustered();
+    let scratch = match &options.scratch {
+        None => tempfile::tempdir(),
+        Some(directory) => tempfile::tempdir_in(directory),
+    }?;
+    let create = |clustered: bool| Course::create(manifest, options, clustered, scratch.path());
+    let (mut own, mut other) = (create(clustered)?, create(!clustered)?);
+    let mut gathered = Gathered::new(&manifest.schema, choice, !clustered);
+
+    reporter.begin("reading", Some(manifest.statistics.samples), "samples");
+    let mut times = (i64::MAX, i64::MIN);
+    for (row_group, encoded) in row_groups.iter().zip(spread(&row_groups, options.encode_samples)) {
+        let samples = read(manifest, row_group, encoded, &mut gathered)?;
+        times = samples.times.iter().fold(times, |(from, to), time| (from.min(*time), to.max(*time)));
+        own.pass.add(row_group.partition, &samples.sessions, &samples.lists);
+        own.write(row_group.partition, &samples, encoded)?;
+        reporter.advance(row_group.rows as u64);
+    }
+    reporter.end();
+    reorder(manifest, gathered, &mut other, reporter)?;
+    let (clustered, arrival) = if clustered { (own, other) } else { (other, own) };
+    let (clustered, arrival) = (clustered.finish()?, arrival.finish()?);
+    Ok(Measured { files: files.len(), times, clustered, arrival })
+}
+
+/// Reads a row group; its floats only if samples of it are written, as the first `encoded` ones and those that are
+/// gathered are.
+fn read(
+    manifest: &Manifest,
+    row_group: &RowGroup,
+    encoded: usize,
+    gathered: &mut Gathered,
+) -> Result<Samples> {
+    let &RowGroup { partition, file, index, .. } = row_group;
+    let schema = &manifest.schema;
+    let features = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
+    let features: Vec<_> = features.collect();
+    let lists =
+        features.par_iter().map(|(group, feature)| file.lists(index, manifest.layout, group, feature));
+    let mut samples = Samples {
+        sessions: file.numbers::<Int64Type>(index, SESSION_COLUMN).map_err(Error::from)?,
+        times: file.numbers::<TimestampMicrosecondType>(index, TIME_COLUMN).map_err(Error::from)?,
+        floats: Vec::new(),
+        lists: lists.collect::<Result<_, _>>().map_err(Error::from)?,
+    };
+    let wanted = gathered.wanted(partition, &samples.sessions, &samples.times);
+    if encoded > 0 || !wanted.is_empty() {
+        let floats = schema.float_columns().map(|name| file.numbers::<Float32Type>(index, name));
+        samples.floats = floats.collect::<Result<_, _>>().map_err(Error::from)?;
+    }
+    gathered.take(partition, &samples, &wanted)?;
+    Ok(samples)
+}
+
+/// Puts the samples that were gathered into the order that the dataset does not have.
+fn reorder(
+    manifest: &Manifest,
+    gathered: Gathered,
+    course: &mut Course,
+    reporter: &dyn Reporter,
+) -> Result<()> {
+    let (samples, in_stretches) = (gathered.samples(), gathered.is_in_stretches());
+    let stage = if manifest.order.is_clustered() { "arrival" } else { "clustering" };
+    reporter.begin(stage, Some(samples), "samples");
+    let mut last_part = None;
+    gathered.for_each(|part, size, batch| {
+        if in_stretches && last_part.replace(part) != Some(part) {
+            course.pass.start_stretch(size);
+        }
+        let (sessions, lists) = sessions_and_lists(&manifest.schema, batch);
+        course.pass.add(part, &sessions, &lists);
+        course.write_batch(part, batch)?;
+        reporter.advance(batch.num_rows() as u64);
+        Ok(())
+    })?;
+    reporter.end();
+    Ok(())
+}
+
+/// What is done with samples in one order: they are counted, and written in the layouts that it is compared in.
+#[derive(Debug)]
+struct Course {
+    clustered: bool,
+    columns: SchemaRef,
+    pass: Pass,
+    rows: Encoder,
+    /// `None` in arrival order, where nothing repeats the sample before.
+    folded: Option<Encoder>,
+}
+
+/// What was measured of samples in one order.
+#[derive(Debug)]
+pub(super) struct MeasuredCourse {
+    pub(super) pass: Pass,
+    pub(super) rows: Encoded,
+    /// Of clustered samples only.
+    pub(super) folded: Encoded,
+}
+
+impl Course {
+    fn create(manifest: &Manifest, options: &ReportOptions, clustered: bool, scratch: &Path) -> Result<Self> {
+        let schema = &manifest.schema;
+        let (order, name) =
+            if clustered { (manifest.order, "clustered") } else { (Order::Arrival, "arrival") };
+        let order = if clustered && !order.is_clustered() { Order::Session } else { order };
+        // As much time as a row group of all sessions spans, so that as few samples of a session meet in it.
+        let row_group_bytes = options.sampled.filter(|_| !clustered).map(|share| {
+            let whole = WriterOptions::new(order).row_group_bytes;
+            ((whole as f64 * share) as usize).max(LEAST_ROW_GROUP_BYTES)
+        });
+        let encoder = |layout: Layout, folder: &str| {
+            let options =
+                WriterOptions { threads: options.threads, ..writer_options(layout, order, row_group_bytes) };
+            Encoder::create(scratch, &format!("{name}-{folder}"), schema, options)
+        };
+        Ok(Self {
+            clustered,
+            columns: schema.to_arrow(),
+            pass: Pass::new(schema, &batch_sizes(options.sampled.filter(|_| !clustered))),
+            rows: encoder(Layout::Rows, "rows")?,
+            folded: clustered.then(|| encoder(Layout::Folded, "folded")).transpose()?,
+        })
+    }
+
+    /// Writes the first `count` samples, and in clustered order the last session of them only if it is whole.
+    fn write(&mut self, part: usize, samples: &Samples, count: usize) -> Result<()> {
+        let count = if self.clustered { whole_sessions(&samples.sessions, count) } else { count };
+        for start in (0..count).step_by(BATCH_SAMPLES) {
+            let rows = start..(start + BATCH_SAMPLES).min(count);
+            self.write_batch(part, &samples.to_views(&self.columns, rows)?)?;
+        }
+        Ok(())
+    }
+
+    fn write_batch(&mut self, part: usize, batch: &RecordBatch) -> Result<()> {
+        self.rows.write(part, batch)?;
+        self.folded.as_mut().map_or(Ok(()), |folded| folded.write(part, batch))
+    }
+
+    fn finish(self) -> Result<MeasuredCourse> {
+        let folded = self.folded.map(Encoder::finish).transpose()?.unwrap_or_default();
+        Ok(MeasuredCourse { pass: self.pass, rows: self.rows.finish()?, folded })
+    }
+}
+
+/// The samples of [`BATCH_SIZES`], or of batches of a share of the sessions that span the same time; 0 for those that
+/// would be too small to tell anything.
+pub(super) fn batch_sizes(share: Option<f64>) -> [usize; BATCH_SIZES.len()] {
+    BATCH_SIZES.map(|size| match share {
+        None => size,
+        Some(share) => Some((size as f64 * share).round() as usize)
+            .filter(|size| *size >= FEWEST_BATCH_SAMPLES)
+            .unwrap_or(0),
+    })
+}
+
+/// The largest number of samples up to `count` after which a session ends; `count` if the first one is larger.
+fn whole_sessions(sessions: &[i64], count: usize) -> usize {
+    let ends = |end: &usize| *end == sessions.len() || sessions[*end] != sessions[end - 1];
+    (1..=count).rev().find(ends).unwrap_or(count)
+}

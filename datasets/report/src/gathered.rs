@@ -1,0 +1,253 @@
+//! Samples taken out of the order in which a dataset has them, to be put into another one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, Float32Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
+use arrow::buffer::ScalarBuffer;
+use arrow::compute::interleave_record_batch;
+use arrow::datatypes::{Int64Type, SchemaRef};
+use xxhash_rust::xxh3::xxh3_64;
+
+use onefold_datasets::scan::SampleLists;
+use onefold_datasets::{Result, SESSION_COLUMN, Schema};
+
+/// Samples of a batch between reading and writing; of a list column no more are written out at a time.
+pub(super) const BATCH_SAMPLES: usize = 1024;
+
+/// The columns of consecutive samples.
+#[derive(Debug)]
+pub(super) struct Samples {
+    pub(super) sessions: ScalarBuffer<i64>,
+    pub(super) times: ScalarBuffer<i64>,
+    /// In the order of [`Schema::float_columns`]; none if they were not read.
+    pub(super) floats: Vec<ScalarBuffer<f32>>,
+    /// In the order of [`Schema::sparse_features`].
+    pub(super) lists: Vec<SampleLists>,
+}
+
+impl Samples {
+    /// Samples by their places, as a batch of the columns of [`Schema::to_arrow`], with their lists written out.
+    pub(super) fn to_batch(&self, schema: &SchemaRef, rows: &[usize]) -> Result<RecordBatch> {
+        let lists = self.lists.iter().map(|lists| lists.to_array(rows.iter().copied()));
+        Ok(RecordBatch::try_new(Arc::clone(schema), self.columns(rows, lists))?)
+    }
+
+    /// Consecutive samples, their lists as views of these ones.
+    pub(super) fn to_views(&self, schema: &SchemaRef, rows: Range<usize>) -> Result<RecordBatch> {
+        let lists = self.lists.iter().map(|lists| lists.to_views(rows.clone()));
+        let columns = self.columns(&rows.clone().collect::<Vec<_>>(), lists);
+        let names = schema.fields().iter().map(|field| field.name());
+        Ok(RecordBatch::try_from_iter(names.zip(columns))?)
+    }
+
+    fn columns(&self, rows: &[usize], lists: impl Iterator<Item = ArrayRef>) -> Vec<ArrayRef> {
+        let rows = || rows.iter().copied();
+        let numbers = |of: &[i64]| rows().map(|row| of[row]).collect::<Vec<_>>();
+        let mut columns: Vec<ArrayRef> = vec![
+            Arc::new(Int64Array::from(numbers(&self.sessions))),
+            Arc::new(TimestampMicrosecondArray::from(numbers(&self.times))),
+        ];
+        for floats in &self.floats {
+            columns.push(Arc::new(rows().map(|row| Some(floats[row])).collect::<Float32Array>()));
+        }
+        columns.extend(lists);
+        columns
+    }
+}
+
+/// The sessions and lists of a batch of the columns of [`Schema::to_arrow`].
+pub(super) fn sessions_and_lists(
+    schema: &Schema,
+    batch: &RecordBatch,
+) -> (ScalarBuffer<i64>, Vec<SampleLists>) {
+    let of = |name: &str| batch.column_by_name(name);
+    let sessions = of(SESSION_COLUMN).and_then(|column| column.as_primitive_opt::<Int64Type>());
+    let lists = |name: &str| of(name).and_then(|column| SampleLists::new(column.as_list_opt()?));
+    let features = schema.sparse_features().filter_map(|feature| lists(&feature.name));
+    (sessions.map_or_else(|| vec![].into(), |s| s.values().clone()), features.collect())
+}
+
+/// Which samples are taken.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Choice {
+    Everything,
+    /// Stretches of time, each of one partition: from a time on, until before another one.
+    Stretches(Vec<Stretch>),
+    /// Whole sessions, as many of 2^64.
+    Sessions(u64),
+}
+
+/// What arrives at a partition in some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub(super) partition: usize,
+    pub(super) from: i64,
+    /// Not of it; `None` for all that comes after `from`.
+    pub(super) until: Option<i64>,
+}
+
+impl Choice {
+    /// The part of a sample, by which the parts stand; `None` if it is not taken.
+    fn part(&self, partition: usize, session: i64, time: i64) -> Option<usize> {
+        match self {
+            Self::Everything => Some(partition),
+            Self::Stretches(stretches) => stretches.iter().position(|stretch| {
+                let begun = stretch.partition == partition && time >= stretch.from;
+                begun && stretch.until.is_none_or(|until| time < until)
+            }),
+            Self::Sessions(share) => {
+                let mut name = [0; 16];
+                name[..8].copy_from_slice(&(partition as u64).to_le_bytes());
+                name[8..].copy_from_slice(&session.to_le_bytes());
+                (xxh3_64(&name) <= *share).then_some(partition)
+            }
+        }
+    }
+}
+
+/// Samples that were taken, with all their lists.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    choice: Choice,
+    /// Whether they come by session and then time, or by time alone.
+    by_session: bool,
+    schema: SchemaRef,
+    pieces: Vec<RecordBatch>,
+    places: Vec<Place>,
+}
+
+/// Where a sample lies, in the order in which samples come out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    part: usize,
+    /// 0 where samples come by time alone.
+    session: i64,
+    time: i64,
+    piece: usize,
+    row: usize,
+}
+
+impl Gathered {
+    /// Nothing yet; samples are to come `by_session`, or by time alone.
+    pub(super) fn new(schema: &Schema, choice: Choice, by_session: bool) -> Self {
+        Self { choice, by_session, schema: schema.to_arrow(), pieces: Vec::new(), places: Vec::new() }
+    }
+
+    /// The places of the samples that are to be taken of these.
+    pub(super) fn wanted(&self, partition: usize, sessions: &[i64], times: &[i64]) -> Vec<usize> {
+        let wanted = |row: &usize| self.choice.part(partition, sessions[*row], times[*row]).is_some();
+        (0..times.len()).filter(wanted).collect()
+    }
+
+    /// Takes samples; their floats must have been read.
+    pub(super) fn take(&mut self, partition: usize, samples: &Samples, wanted: &[usize]) -> Result<()> {
+        for rows in wanted.chunks(BATCH_SAMPLES) {
+            let piece = self.pieces.len();
+            self.pieces.push(samples.to_batch(&self.schema, rows)?);
+            for (row, sample) in rows.iter().enumerate() {
+                let (session, time) = (samples.sessions[*sample], samples.times[*sample]);
+                let Some(part) = self.choice.part(partition, session, time) else { continue };
+                let session = if self.by_session { session } else { 0 };
+                self.places.push(Place { part, session, time, piece, row });
+            }
+        }
+        Ok(())
+    }
+
+    /// How many samples there are.
+    pub(super) fn samples(&self) -> u64 {
+        self.places.len() as u64
+    }
+
+    /// Whether samples of one part are not consecutive to those of the part before.
+    pub(super) fn is_in_stretches(&self) -> bool {
+        matches!(self.choice, Choice::Stretches(_))
+    }
+
+    /// Gives the samples in their order to `each`, part by part, in batches, with the part's number and size.
+    pub(super) fn for_each(
+        mut self,
+        mut each: impl FnMut(usize, usize, &RecordBatch) -> Result<()>,
+    ) -> Result<()> {
+        self.places.sort_unstable();
+        let pieces: Vec<&RecordBatch> = self.pieces.iter().collect();
+        for part in self.places.chunk_by(|a, b| a.part == b.part) {
+            for places in part.chunks(BATCH_SAMPLES) {
+                let rows: Vec<(usize, usize)> = places.iter().map(|place| (place.piece, place.row)).collect();
+                each(part[0].part, part.len(), &interleave_record_batch(&pieces, &rows)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::datatypes::TimestampMicrosecondType;
+
+    use super::*;
+    use crate::samples::{rows, schema};
+
+    /// Session and time of what a choice gives of two partitions of ten samples, with the part and its size.
+    fn gathered(choice: Choice, by_session: bool) -> Vec<(usize, usize, i64, i64)> {
+        let all = rows(&(0..10).map(|i| [vec![i], vec![], vec![i; 2], vec![i]]).collect::<Vec<_>>());
+        let (_, lists) = sessions_and_lists(&schema(), &all);
+        let samples = Samples {
+            sessions: (0..10).map(|i| i / 4).collect(),
+            times: (0..10).map(|i| (i * 7) % 10).collect(),
+            floats: vec![vec![0.0; 10].into()],
+            lists,
+        };
+        let mut gathered = Gathered::new(&schema(), choice, by_session);
+        for partition in 0..2 {
+            let wanted = gathered.wanted(partition, &samples.sessions, &samples.times);
+            gathered.take(partition, &samples, &wanted).unwrap();
+        }
+        let mut found = Vec::new();
+        let each = |part, size, batch: &RecordBatch| {
+            let (sessions, lists) = sessions_and_lists(&schema(), batch);
+            let times = batch.column(1).as_primitive::<TimestampMicrosecondType>().values();
+            for (row, (session, time)) in sessions.iter().zip(times).enumerate() {
+                // The lists belong to the sample.
+                assert_eq!((lists[0].list(row)[0] * 7) % 10, *time);
+                found.push((part, size, *session, *time));
+            }
+            Ok(())
+        };
+        gathered.for_each(each).unwrap();
+        found
+    }
+
+    #[test]
+    fn samples_come_by_time_or_by_session() {
+        let by_time = gathered(Choice::Everything, false);
+        assert_eq!(
+            by_time.iter().map(|s| s.3).collect::<Vec<_>>(),
+            [0..10, 0..10].map(Vec::from_iter).concat()
+        );
+        let by_session = gathered(Choice::Everything, true);
+        let first: Vec<_> = by_session[..5].iter().map(|(_, _, session, time)| (*session, *time)).collect();
+        assert_eq!(first, [(0, 0), (0, 1), (0, 4), (0, 7), (1, 2)]);
+        assert_eq!((by_session.len(), by_session[9].0, by_session[10].0), (20, 0, 1));
+    }
+
+    #[test]
+    fn stretches_are_cut_by_time_and_sessions_are_whole() {
+        let stretches = vec![
+            Stretch { partition: 1, from: 3, until: Some(5) },
+            Stretch { partition: 0, from: 8, until: None },
+        ];
+        let found = gathered(Choice::Stretches(stretches), false);
+        let places: Vec<_> = found.iter().map(|(part, size, _, time)| (*part, *size, *time)).collect();
+        assert_eq!(places, [(0, 2, 3), (0, 2, 4), (1, 2, 8), (1, 2, 9)]);
+        let found = gathered(Choice::Sessions(u64::MAX / 2), true);
+        assert!(!found.is_empty() && found.len() < 20);
+        for (partition, size) in
+            [(0, 4), (1, 4), (2, 2)].into_iter().flat_map(|s| [(0, s), (1, s)]).map(|(p, (s, n))| ((p, s), n))
+        {
+            let of = found.iter().filter(|(part, _, session, _)| (*part, *session) == partition).count();
+            assert!(of == 0 || of == size, "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A report as one page: no script, nothing loaded from elsewhere, light or dark as the reader's system is.
+
+mod sections;
+mod svg;
+mod tables;
+mod text;
+
+use self::sections::{bought, co_change, method, sessions, training};
+use self::tables::{columns, groups};
+use self::text::{counted, escape, instant, number, one_in, times};
+use super::{MIDDLE, Report};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_datasets::{Layout, Order};
+
+/// The page's looks.
+const STYLE: &str = include_str!("style.css");
+
+/// From this factor on, fewer bytes or ids are called a gain.
+const GAIN: f64 = 1.5;
+
+/// The report as a self-contained HTML page.
+pub fn html(report: &Report) -> String {
+    let title = match report.sampled {
+        None => format!("Dataset {}", report.dataset),
+        Some(_) => format!("What {} would gain", report.dataset),
+    };
+    let title = escape(&title);
+    let body = [
+        format!("<h1>{title}</h1>\n{}{}", facts(report), estimate(report)),
+        format!("<p class=\"verdict\">{}</p>\n{}", verdict(report), tiles(report)),
+        bought(report),
+        sessions(report),
+        groups(report),
+        columns(report),
+        co_change(report),
+        training(report),
+        method(report),
+        format!("<footer>Made by Onefold {}.</footer>", escape(&report.onefold_version)),
+    ];
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{}\n</main>\n</body>\n</html>\n",
+        body.join("\n")
+    )
+}
+
+/// What the dataset is, in a line.
+fn facts(report: &Report) -> String {
+    let layout = match report.layout {
+        Layout::Rows => "every sample with its lists (<code>rows</code>)",
+        Layout::Folded => "lists where they change (<code>folded</code>)",
+    };
+    let order = match report.order {
+        Order::Session => "clustered by session",
+        Order::SessionHash => "clustered by session, sessions by hash",
+        Order::Arrival => "in order of arrival",
+    };
+    format!(
+        "<p class=\"facts\">{} in {}, {} · {order}, {layout} · samples from {} to {} UTC</p>\n",
+        format_bytes(report.bytes_on_disk),
+        counted(report.partitions as u64, "partition"),
+        counted(report.files as u64, "file"),
+        instant(report.first_timestamp_micros),
+        instant(report.last_timestamp_micros),
+    )
+}
+
+/// Where the dataset is a sample: of what.
+fn estimate(report: &Report) -> String {
+    let Some(share) = report.sampled.filter(|share| *share < 1.0) else { return String::new() };
+    format!(
+        "<p class=\"estimate\">Estimated from 1 in {} sessions. A session is taken whole or not at all, so what happens \
+         within sessions is as in the whole log; counts of samples, sessions and bytes are those of the sample.</p>\n",
+        one_in(share)
+    )
+}
+
+/// What the report comes to, in a sentence or two.
+fn verdict(report: &Report) -> String {
+    let (bytes, ids) = (bytes_factor(report), report.all[MIDDLE].partial_dedupe_factor);
+    let storage = format!(
+        "Stored folded, a sample takes <b>{}</b> bytes where it takes {} as it is logged: <b>{}</b> smaller.",
+        number(report.storage.folded_bytes_per_sample),
+        number(report.storage.arrival_bytes_per_sample),
+        times(bytes),
+    );
+    let training = format!(
+        "In a batch of {} samples a trainer looks up <b>{}</b> fewer ids.",
+        format_count(report.all[MIDDLE].batch_size as u64),
+        times(ids),
+    );
+    let worth = match (bytes >= GAIN, ids >= GAIN) {
+        (true, true) => "This data repeats itself, on disk and in batches.",
+        (true, false) => "This data repeats itself on disk, though hardly in batches.",
+        (false, true) => "This data repeats itself in batches, though hardly on disk.",
+        (false, false) => "This data repeats itself little: there is not much to gain.",
+    };
+    format!("{worth} {storage} {training}")
+}
+
+/// How many times fewer bytes samples take folded than in arrival order.
+fn bytes_factor(report: &Report) -> f64 {
+    report.storage.arrival_bytes_per_sample / report.storage.folded_bytes_per_sample
+}
+
+/// The key figures.
+fn tiles(report: &Report) -> String {
+    let all = &report.all[MIDDLE];
+    let batch = format_count(all.batch_size as u64);
+    let ids: f64 = report.groups.iter().map(|group| group.figures.ids_per_sample).sum();
+    let features: usize = report.groups.iter().map(|group| group.features.len()).sum();
+    let tiles = [
+        (format_count(report.samples), format!("samples in {} sessions", format_count(report.sessions))),
+        (number(report.samples_per_session.mean), "samples per session on average (S)".to_owned()),
+        (number(ids), format!("ids per sample, in {}", counted(features as u64, "sparse feature"))),
+        (number(report.bytes_per_sample), "bytes per sample in this dataset".to_owned()),
+        (times(bytes_factor(report)), "smaller than in arrival order, when folded".to_owned()),
+        (times(all.dedupe_factor), format!("fewer ids in a batch of {batch} (dedupe factor, exact)")),
+        (times(all.partial_dedupe_factor), format!("fewer ids in a batch of {batch}, with windows")),
+        (
+            all.arrival_dedupe_factor.map_or_else(|| "–".to_owned(), times),
+            format!("fewer ids in a batch of {batch} before clustering"),
+        ),
+    ];
+    let tile = |(figure, what): &(String, String)| {
+        format!("<div class=\"tile\"><b>{figure}</b><span>{what}</span></div>\n")
+    };
+    format!("<div class=\"tiles\">\n{}</div>", tiles.iter().map(tile).collect::<String>())
+}
+
+/// A section with its plain sentences and whatever stands below.
+fn section(title: &str, lead: &str, content: &str) -> String {
+    format!("<section>\n<h2>{title}</h2>\n<p>{lead}</p>\n{content}\n</section>")
+}
+
+/// Colours and what they mean; the colour is a class of the page.
+fn legend(entries: &[(&str, &str)]) -> String {
+    let entry = |(class, text): &(&str, &str)| {
+        let thin = if *class == "mark" { " class=\"thin\"" } else { "" };
+        format!("<li><i{thin} style=\"background:var(--{class})\"></i>{text}</li>")
+    };
+    format!("<ul class=\"legend\">{}</ul>", entries.iter().map(entry).collect::<String>())
+}

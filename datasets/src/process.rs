@@ -1,0 +1,48 @@
+//! What this process may use and has used, and panics of foreign code turned into errors.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs code that may panic on the bytes it is given, such as a foreign decoder; a panic becomes an error with its text.
+///
+/// # Errors
+///
+/// What `work` gives, or what its panic says.
+pub fn catch_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()))
+}
+
+/// The message of a caught panic.
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
+}
+
+/// The largest resident set this process has had, in bytes; `None` where the kernel does not tell.
+pub fn peak_rss_bytes() -> Option<u64> {
+    let status = fs_err::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// How many threads the machine offers: the default of every `--threads`.
+pub fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_says_what_it_said() {
+        let caught = |panic: fn()| catch_unwind(panic).unwrap_err();
+        assert_eq!(panic_text(&*caught(|| panic!("fixed"))), "fixed");
+        assert_eq!(panic_text(&*caught(|| panic!("number {}", 7))), "number 7");
+    }
+
+    #[test]
+    fn the_kernel_tells_the_peak() {
+        assert!(peak_rss_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}
