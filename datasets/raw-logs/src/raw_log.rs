@@ -82,7 +82,7 @@ impl RawLogWriter {
     ///
     /// [`Error::Io`] if it cannot be moved to its place.
     pub fn commit(self) -> Result<()> {
-        self.directory.commit()
+        Ok(self.directory.commit()?)
     }
 }
 
