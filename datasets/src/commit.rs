@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::storage::Created;
 use crate::{Error, Result};
 
 /// Replaces the file at `path` with `bytes`: written beside it, synced, renamed over it, and the directory
@@ -23,6 +24,25 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_directory(parent(path))
 }
 
+/// Creates the file at `path` with `bytes`, unless it exists: written beside it, synced, and linked to its name, which
+/// fails if the name is taken. Folders on the way are made, and the folder is synced.
+///
+/// # Errors
+///
+/// The operating system's error; nothing is left beside the file.
+pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
+    fs_err::create_dir_all(parent(path))?;
+    let temporary = sibling(path, &format!("{}.tmp", crate::random_name()));
+    let linked = write_synced(&temporary, bytes).and_then(|()| fs_err::hard_link(&temporary, path));
+    // What counts is the first error; a vacuum removes what is left.
+    let _ = fs_err::remove_file(&temporary);
+    match linked {
+        Ok(()) => sync_directory(parent(path)).map(|()| Created::Yes),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
+        Err(error) => Err(error),
+    }
+}
+
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = fs_err::File::create(path)?;
     file.write_all(bytes)?;
@@ -38,8 +58,7 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     fs_err::File::open(path)?.sync_all()
 }
 
-/// The file that is locked while its directory is written. A directory that holds it belongs to a dataset even when no
-/// commit has happened yet, so an interrupted first build can be run again.
+/// The file that is locked while its directory is written.
 const LOCK_FILE: &str = ".onefold-writing";
 
 /// The exclusive right to write a directory: a locked file in it, removed at the end. The kernel releases the lock when
@@ -70,11 +89,6 @@ impl DirectoryLock {
                 Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
             }
         }
-    }
-
-    /// Whether `directory` is being written, or was when its writer was killed.
-    pub(crate) fn is_in(directory: &Path) -> bool {
-        directory.join(LOCK_FILE).exists()
     }
 }
 
@@ -203,9 +217,11 @@ impl StagedDirectory {
                 return Err(Error::Exists { path: self.target.clone(), hint });
             }
         }
-        drop(self.lock.take());
         fs_err::rename(&self.staging, &self.target)?;
         self.committed = true;
+        // Held until the rename, so that no other writer can stage at the same name. The lock's file moved along.
+        let _ = fs_err::remove_file(self.target.join(LOCK_FILE));
+        drop(self.lock.take());
         self.created.keep();
         sync_directory(parent(&self.target))?;
         if replaced.exists() {

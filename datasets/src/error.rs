@@ -1,10 +1,10 @@
-//! The errors of this crate: each names the place, and its second line says what to do.
+//! The errors of this crate. Each names the place; its second line says what to do.
 
 use std::path::PathBuf;
 
 use crate::Problem;
 
-/// What can go wrong with schemas, manifests, datasets and raw logs.
+/// What can go wrong with schemas, snapshots and datasets.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,7 +13,7 @@ pub enum Error {
     Io(#[from] std::io::Error),
 
     /// A directory that should hold a dataset does not.
-    #[error("`{}` is not a dataset: it has no `manifest.json`\n  hint: {hint}", path.display())]
+    #[error("`{}` is not a dataset: it has no snapshot\n  hint: {hint}", path.display())]
     NotADataset {
         /// The directory.
         path: PathBuf,
@@ -37,13 +37,93 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// A manifest that cannot be read or contradicts itself.
-    #[error("`{}`: {message}\n  hint: the dataset is damaged or of another version; build it again with `onefold-ingest build`", path.display())]
-    Manifest {
-        /// The manifest file.
+    /// A path or URL that names no storage.
+    #[error("`{location}`: {message}\n  hint: {hint}")]
+    Location {
+        /// The path or URL.
+        location: String,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// The storage does not give an object.
+    #[error("`{}` cannot be read: {message}\n  hint: {hint}", path.display())]
+    Read {
+        /// The object.
+        path: PathBuf,
+        /// What the storage answered.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// The store does not take an object.
+    #[error("`{}` cannot be written: {message}\n  hint: {hint}", path.display())]
+    Store {
+        /// The object.
+        path: PathBuf,
+        /// What the store answered.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// An object is not the one that was read before.
+    #[error("`{}` was changed while it was read\n  hint: files of a dataset never change; find out what else writes there, and build the dataset again", path.display())]
+    Changed {
+        /// The object.
+        path: PathBuf,
+    },
+
+    /// A snapshot that cannot be read or contradicts itself.
+    #[error("`{}`: {message}\n  hint: the dataset is damaged or of another version; read an older snapshot, or build it again", path.display())]
+    Snapshot {
+        /// The snapshot's file.
         path: PathBuf,
         /// What is wrong with it.
         message: String,
+    },
+
+    /// A dataset does not have the snapshot that was asked for.
+    #[error("`{}` has no snapshot {snapshot}\n  hint: {hint}", path.display())]
+    NoSnapshot {
+        /// The dataset.
+        path: PathBuf,
+        /// The number of the snapshot.
+        snapshot: u64,
+        /// Which ones there are.
+        hint: String,
+    },
+
+    /// Another writer committed first.
+    #[error("`{}`: nothing was committed, because another writer {what} meanwhile (snapshot {snapshot})\n  hint: run this again; it then starts from that snapshot", path.display())]
+    Conflict {
+        /// The dataset.
+        path: PathBuf,
+        /// The snapshot of the other writer.
+        snapshot: u64,
+        /// What the other writer did.
+        what: String,
+    },
+
+    /// An append would leave a partition with fewer samples than it has.
+    #[error(
+        "`{}`: {}partition `{partition}` has {before} samples, and appending would leave {now}; nothing was committed\n  hint: give logs that hold all samples of the partition, merge late samples into it, or say that it is to be replaced",
+        path.display(), if *partitions > 1 { format!("{partitions} partitions would lose samples: ") } else { String::new() }
+    )]
+    FewerSamples {
+        /// The dataset.
+        path: PathBuf,
+        /// The first such partition.
+        partition: String,
+        /// Its samples now.
+        before: u64,
+        /// The samples to be written.
+        now: u64,
+        /// How many partitions would lose samples.
+        partitions: usize,
     },
 
     /// A schema that no dataset can have.
@@ -66,7 +146,7 @@ pub enum Error {
         hint: String,
     },
 
-    /// A vocabulary's file is not the one that the manifest records, or is none.
+    /// A vocabulary's file is not the one that the snapshot records, or is malformed.
     #[error(
         "`{}`: {message}\n  hint: the dataset is damaged; build it again with `onefold-ingest build`", path.display()
     )]
@@ -102,29 +182,7 @@ pub enum Error {
         hint: String,
     },
 
-    /// Input of an importer (public logs) that is not what the importer knows.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
-    Source {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// A program this one runs (pip) failed or is missing.
-    #[error("`{program}` failed: {message}\n  hint: {hint}")]
-    Program {
-        /// The command line.
-        program: String,
-        /// Its last words.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// A dataset's file is not what its manifest says, or does not decode.
+    /// A dataset's file is not what its snapshot says, or does not decode.
     #[error(
         "{0}\n  hint: `onefold-ingest verify` finds all that is wrong with the dataset; build it again with `onefold-ingest build`"
     )]

@@ -3,12 +3,12 @@
 //!
 //! ```text
 //! raw logs ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
-//!                              (schema, manifest, writer, commit)
+//!                              (schema, snapshots, writer, storage)
 //! ```
 //!
-//! A **dataset** is a directory: `manifest.json` beside Parquet files in hive-style partition folders.
-//! [`Manifest`] describes it, [`DatasetWriter`] is the only code that writes one, and its commit is one
-//! atomic rename of the manifest. Its lists stand in every row, or only where they change ([`folded`]).
+//! A **dataset** is a folder of a local disk or an object store: Parquet files in hive-style partition folders, and the
+//! snapshots that name them. A [`Snapshot`] describes one committed state; [`DatasetWriter`] is the only code that writes
+//! one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change ([`folded`]).
 //!
 //! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures a
 //! dataset, draws one HTML page) and `onefold-terminal` (what the binaries print, and their allocator). This crate
@@ -24,28 +24,49 @@ mod conform;
 pub mod digest;
 mod error;
 pub mod folded;
+mod identity;
+mod ids;
 mod lists;
-mod manifest;
 mod overlap;
 mod partition;
+mod partition_filter;
 mod problem;
 pub mod process;
 pub mod progress;
 pub mod scan;
 mod schema;
+mod snapshot;
+pub mod storage;
 pub mod units;
+pub mod vacuum;
 pub mod verify;
 pub mod versioned;
 pub mod vocabulary;
 mod writer;
 
 pub use error::{Error, Result, suggest};
-pub use manifest::{
-    DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Partition, Statistics,
+pub use identity::{
+    IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, default_buckets, session_id,
 };
+pub use ids::{hash_id, with_decimal};
 pub use overlap::overlap;
-pub use partition::{PartitionFilter, PartitionKey};
+pub use partition::PartitionKey;
+pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
 pub use problem::Problem;
-pub use schema::{FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
-pub use vocabulary::{CountBudget, Vocabulary, VocabularyCounter, VocabularyFile};
-pub use writer::{Commit, DatasetWriter, WriterOptions};
+pub use schema::{FeatureGroup, IdEncoding, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
+pub use snapshot::{
+    Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
+    PartitionList, Snapshot, SnapshotEntry, Statistics, history,
+};
+pub use vocabulary::{
+    CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
+};
+pub use writer::{Commit, DatasetWriter, WriterOptions, Written};
+
+/// A random name of 16 hexadecimal digits, for files that no two writers may both write.
+pub(crate) fn random_name() -> String {
+    use std::hash::{BuildHasher, Hasher};
+    // The keys of a `RandomState` come from the operating system, and differ with every one that is made.
+    let random = || std::hash::RandomState::new().build_hasher().finish();
+    format!("{:016x}", random() ^ u64::from(std::process::id()).rotate_left(32))
+}

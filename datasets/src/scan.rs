@@ -1,9 +1,7 @@
 //! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
 //! views, and whatever is wrong as a [`Problem`] with its place.
 
-use std::io::ErrorKind;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{
@@ -14,12 +12,11 @@ use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
-};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::process::catch_panic;
+use crate::storage::{Ranges, Storage, read_footer};
 use crate::{DataFile, FeatureGroup, Layout, Problem, SparseFeature, schema};
 
 /// A data file whose footer was read.
@@ -27,30 +24,33 @@ use crate::{DataFile, FeatureGroup, Layout, Problem, SparseFeature, schema};
 pub struct OpenFile {
     /// Relative to the dataset's directory.
     pub path: String,
-    full_path: PathBuf,
+    storage: Storage,
+    bytes: u64,
+    e_tag: Option<String>,
     metadata: ArrowReaderMetadata,
 }
 
 impl OpenFile {
-    /// Reads the footer of a data file and compares its rows and row groups with what the manifest says.
-    pub fn open(directory: &Path, file: &DataFile) -> Result<Self, Problem> {
-        let full_path = directory.join(&file.path);
+    /// Reads the footer of a data file and compares its rows and row groups with what the snapshot says.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the file.
+    pub fn open(storage: &Storage, file: &DataFile) -> Result<Self, Problem> {
         let wrong = |message: String| Problem::new(&file.path, message);
-        let handle = fs_err::File::open(&full_path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => wrong("it is missing, the manifest names it".to_owned()),
-            _ => wrong(format!("it cannot be read: {error}")),
-        })?;
-        let load = || ArrowReaderMetadata::load(handle.file(), ArrowReaderOptions::new());
-        let metadata = catch_panic(|| load().map_err(|error| error.to_string()));
-        let metadata = metadata.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
-        let open = Self { path: file.path.clone(), full_path, metadata };
+        let found = storage.head(&file.path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
+        let found = found.ok_or_else(|| wrong("it is missing, the snapshot names it".to_owned()))?;
+        let footer = read_footer(storage, &file.path, found.bytes, found.e_tag.clone());
+        let metadata = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
+        let (path, storage) = (file.path.clone(), storage.clone());
+        let open = Self { path, storage, bytes: found.bytes, e_tag: found.e_tag, metadata };
         let rows = open.metadata.metadata().file_metadata().num_rows();
         if u64::try_from(rows).ok() != Some(file.samples) {
-            return Err(wrong(format!("it has {rows} rows, the manifest says {}", file.samples)));
+            return Err(wrong(format!("it has {rows} rows, the snapshot says {}", file.samples)));
         }
         let row_groups = open.row_groups() as u64;
         if row_groups != file.row_groups {
-            let message = format!("it has {row_groups} row groups, the manifest says {}", file.row_groups);
+            let message = format!("it has {row_groups} row groups, the snapshot says {}", file.row_groups);
             return Err(wrong(message));
         }
         let sum =
@@ -104,6 +104,21 @@ impl OpenFile {
         strange.map_or(Ok(()), |field| wrong(field.name(), "the schema has no such column".to_owned()))
     }
 
+    /// The bytes of some columns of a row group.
+    fn read(&self, row_group: usize, columns: &ProjectionMask) -> Result<Ranges, String> {
+        let chunks = self.metadata.metadata().row_group(row_group).columns().iter().enumerate();
+        let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
+            let (start, length) = chunk.byte_range();
+            let end = start.checked_add(length).filter(|end| *end <= self.bytes);
+            end.map(|end| start..end)
+                .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
+        });
+        // A footer of damaged bytes may have negative sizes, about which the library panics.
+        let wanted = catch_panic(|| wanted.collect::<Result<Vec<_>, _>>())?;
+        let ranges = self.storage.read_ranges(&self.path, self.bytes, wanted, self.e_tag.clone());
+        ranges.map_err(|error| error.to_string())
+    }
+
     /// Decodes the columns `names` of a row group; they may come in another order.
     fn columns(&self, row_group: usize, names: &[&str]) -> Result<RecordBatch, Problem> {
         let wrong = |message: String| {
@@ -116,13 +131,12 @@ impl OpenFile {
         let roots = roots.ok_or_else(|| wrong("it is missing".to_owned()))?;
         let rows = self.rows(row_group).filter(|rows| i32::try_from(*rows).is_ok());
         let rows = rows.ok_or_else(|| wrong("its row group has an impossible number of rows".to_owned()))?;
-        // Opened anew, because clones of a file share one position, and other threads read too.
-        let file = fs_err::File::open(&self.full_path).map_err(|error| wrong(error.to_string()))?;
+        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
+        let ranges = self.read(row_group, &mask).map_err(wrong)?;
         let decode = || {
-            let builder =
-                ParquetRecordBatchReaderBuilder::new_with_metadata(file.into_file(), self.metadata.clone());
+            let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.metadata.clone());
             let reader = builder
-                .with_projection(ProjectionMask::roots(self.metadata.parquet_schema(), roots))
+                .with_projection(mask)
                 .with_row_groups(vec![row_group])
                 .with_batch_size(rows.max(1))
                 .build()
@@ -229,6 +243,11 @@ impl SampleLists {
         self.offsets.len()
     }
 
+    /// Whether there are no samples.
+    pub fn is_empty(&self) -> bool {
+        self.offsets.is_empty()
+    }
+
     /// The list of a sample.
     pub fn list(&self, sample: usize) -> &[i64] {
         &self.values[self.offsets[sample] as usize..][..self.sizes[sample] as usize]
@@ -300,8 +319,9 @@ mod tests {
             let options = WriterOptions { layout, ..WriterOptions::new(Order::Session) };
             let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
             writer.write(&PartitionKey::default(), &rows(&samples)).unwrap();
-            let manifest = writer.finish().unwrap();
-            let file = OpenFile::open(directory.path(), &manifest.partitions[0].files[0]).unwrap();
+            let snapshot = writer.finish().unwrap().snapshot;
+            let storage = Storage::open(directory.path()).unwrap();
+            let file = OpenFile::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
             file.check_columns(&layout.to_arrow(&schema())).unwrap();
             let features = schema().groups.into_iter().flat_map(|group| {
                 let features = group.features.clone();

@@ -50,9 +50,21 @@ pub struct SparseFeature {
     pub name: String,
     /// Whether the order of the ids matters.
     pub kind: SparseKind,
-    /// The [vocabulary](crate::Manifest::vocabularies) whose ids these are; `None` if they are those of the logs.
+    /// The [vocabulary](crate::Snapshot::vocabularies) whose ids these are; `None` if they are those of the logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
+    /// How the ids were computed from those of the logs; `None` if they are the integers of the logs, or a vocabulary's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<IdEncoding>,
+}
+
+/// How the ids of a sparse feature are computed from those of the logs, where neither integers are taken as they are nor a
+/// vocabulary numbers them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdEncoding {
+    /// By [`hash_id`](crate::hash_id).
+    Hash,
 }
 
 /// Whether the order of a sparse feature's ids matters.
@@ -76,7 +88,7 @@ impl FeatureGroup {
 impl SparseFeature {
     /// A feature whose ids are those of the logs.
     pub fn new(name: impl Into<String>, kind: SparseKind) -> Self {
-        Self { name: name.into(), kind, vocabulary: None }
+        Self { name: name.into(), kind, vocabulary: None, ids: None }
     }
 
     /// The column that holds the lengths of a window in the `folded` layout.

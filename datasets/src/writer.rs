@@ -1,4 +1,4 @@
-//! The one writer of datasets: Parquet files per partition, row groups that start at session boundaries,
+//! The writer of datasets: Parquet files by partition and bucket, row groups that start at session boundaries,
 //! checksums, statistics, and the commit.
 //!
 //! ```text
@@ -7,19 +7,23 @@
 //!             ▼
 //!           count + digest ─┐   every column: fold or expand, encode    `threads`, one row group at a time
 //!             ▼             └──────────▼
-//!           partition's figures      file ─▶ SHA-256 ─▶ manifest
+//!           statistics by bucket     upload ─▶ SHA-256 ─▶ snapshot
 //! ```
+//!
+//! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
+//! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
 
 mod columns;
 mod count;
 mod data_file;
 mod encodings;
+mod finish;
 mod options;
+mod order;
 mod row_group;
-mod stray;
 
-use std::collections::{BTreeMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
@@ -29,87 +33,105 @@ use parquet::basic::ZstdLevel;
 use self::columns::Columns;
 pub(crate) use self::count::Counter;
 use self::data_file::{OpenFile, Shared};
+pub use self::finish::Written;
 pub use self::options::{Commit, WriterOptions};
-use self::stray::remove_stray_files;
-use crate::commit::{CreatedDirectories, DirectoryLock};
+use self::order::SampleOrder;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
+use crate::snapshot::{Bucket, Snapshot, latest_head};
+use crate::storage::Storage;
 use crate::{
-    Error, MANIFEST_FILE, Manifest, Partition, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
-    Vocabulary, VocabularyFile, commit, partition,
+    Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
+    VocabularyFile, bucket_of_session, partition, random_name,
 };
 
+/// The folder of the data files in a dataset.
+pub(crate) const DATA: &str = "data";
 /// The folder of the vocabularies in a dataset.
-const VOCABULARIES: &str = "vocabularies";
+pub(crate) const VOCABULARIES: &str = "vocabularies";
 
-/// A row group's decoded bytes at most: ids of twice as many are addressed by 32-bit offsets.
+/// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
 
-/// Writes a dataset into a directory; nothing is visible before [`finish`](Self::finish), and a writer that
-/// is dropped before it leaves the directory as it found it.
+/// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
+/// before it removes the files it wrote.
 #[derive(Debug)]
 pub struct DatasetWriter {
-    root: PathBuf,
-    created: CreatedDirectories,
-    lock: Option<DirectoryLock>,
-    generation: u64,
+    storage: Storage,
+    /// A part of the names of all files that this writer writes, and no other.
+    attempt: String,
     schema: Schema,
     arrow_schema: SchemaRef,
     options: WriterOptions,
     shared: Arc<Shared>,
-    /// What is appended to.
-    old: Option<Manifest>,
-    partitions: Vec<Partition>,
-    seen: HashSet<PartitionKey>,
+    /// The newest snapshot when the writer was created, without its lists.
+    base: Option<Snapshot>,
+    /// What is written, by partition and bucket.
+    written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     vocabularies: BTreeMap<String, VocabularyFile>,
+    /// Paths of all files that were started, for the case that the writer fails.
+    paths: Vec<String>,
     expected: Option<(u64, Digest)>,
+    /// The partition and bucket that are being written, and the order of their samples so far.
+    place: Option<(PartitionKey, u32)>,
+    order: SampleOrder,
     open: Option<OpenFile>,
-    /// Session and time of the partition's last sample.
-    last: Option<(i64, i64)>,
     finished: bool,
 }
 
+/// One bucket of a partition: its statistics and files.
+#[derive(Debug)]
+struct WrittenBucket {
+    bucket: Bucket,
+    files: Vec<crate::DataFile>,
+}
+
 impl DatasetWriter {
-    /// Starts a dataset in `root`, which is created if it is missing.
+    /// Starts writing to the dataset at `location`, a local path or a URL.
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if `root` holds a dataset that may be neither replaced nor appended to, or holds something
-    /// that is no dataset; [`Error::Locked`] if another process writes it; [`Error::Schema`] for a schema that no
-    /// dataset can have, a column order that names no column, or a dataset of another schema, layout, order or version
-    /// to append to.
-    pub fn create(root: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
+    /// [`Error::Exists`] if `location` holds a dataset that may be neither replaced nor appended to, or holds something
+    /// that is no dataset; [`Error::Schema`] for a schema that no dataset can have, a column order that names no column,
+    /// or a dataset of another schema, layout, order or version to append to; [`Error::Location`] and [`Error::Read`] if
+    /// the storage cannot be reached.
+    pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
+        Self::create_in(Storage::open(location)?, schema, options)
+    }
+
+    /// As [`create`](Self::create), in an open storage.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    pub fn create_in(storage: Storage, schema: Schema, mut options: WriterOptions) -> Result<Self> {
         schema.validate()?;
         let columns = Columns::new(&schema, &options)?;
-        let level =
-            ZstdLevel::try_new(options.zstd_level).map_err(|error| Error::write_parquet(root, error))?;
+        let level = ZstdLevel::try_new(options.zstd_level)
+            .map_err(|error| Error::write_parquet(storage.location(), error))?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1));
         let pool =
             pool.thread_name(|i| format!("onefold-write-{i}")).build().map_err(std::io::Error::other)?;
         let shared = Arc::new(Shared { columns, counter: Counter::new(&schema), level, pool });
-        old_dataset(root, &schema, &options)?;
-        let created = CreatedDirectories::create(root)?;
-        let lock = DirectoryLock::take(root)?;
-        // Looked at again: another writer may have committed before the lock was this one's.
-        let old = old_dataset(root, &schema, &options)?;
-        remove_stray_files(root, &old.iter().flat_map(Manifest::file_paths).collect::<Vec<_>>())?;
+        let base = base(&storage, &schema, &options)?;
+        let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
+        options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         Ok(Self {
-            root: root.to_owned(),
-            created,
-            lock: Some(lock),
-            generation: old.as_ref().map_or(1, |old| old.generation + 1),
+            storage,
+            attempt: random_name(),
             arrow_schema: schema.to_arrow(),
             schema,
-            old: old.filter(|_| options.commit == Commit::Append),
+            order: SampleOrder::new(options.order),
             options,
             shared,
-            partitions: Vec::new(),
-            seen: HashSet::new(),
+            base,
+            written: BTreeMap::new(),
             vocabularies: BTreeMap::new(),
+            paths: Vec::new(),
             expected: None,
+            place: None,
             open: None,
-            last: None,
             finished: false,
         })
     }
@@ -119,41 +141,101 @@ impl DatasetWriter {
         &self.schema
     }
 
-    /// The manifest of the dataset that is appended to, if there is one.
-    pub fn appended_to(&self) -> Option<&Manifest> {
-        self.old.as_ref()
+    /// The snapshot that is appended to, without the partitions in its lists.
+    pub fn appended_to(&self) -> Option<&Snapshot> {
+        self.base.as_ref().filter(|_| self.options.commit.keeps_others())
     }
 
-    /// Appends samples to a partition. Partitions come one after the other, the samples of each in the order
-    /// that the options name; `batch` has the columns of [`Schema::to_arrow`], but that lists may also be `ListView`s,
-    /// which are not expanded before their row group is encoded.
+    /// The number of buckets: that of the dataset that is appended to, or else that of the options.
+    pub fn buckets(&self) -> u32 {
+        self.options.buckets
+    }
+
+    /// Says which partition columns the dataset has, for the case that nothing is written.
+    fn partition_columns(&self) -> Vec<String> {
+        let of_key = |key: &PartitionKey| key.columns().iter().map(|(name, _)| name.clone()).collect();
+        let old = self.base.as_ref().filter(|_| self.options.commit.keeps_others());
+        match (old, self.written.keys().next()) {
+            (Some(old), _) if !old.partition_columns.is_empty() || old.statistics.samples > 0 => {
+                old.partition_columns.clone()
+            }
+            (_, Some(key)) => of_key(key),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sets the number of buckets of a new dataset, before anything is written. A dataset that is appended to keeps its
+    /// own.
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns differ, samples do not come in their order, or a partition comes back after
-    /// another one; [`Error::Schema`] if its columns are not those of the dataset appended to; [`Error::Write`] and
-    /// [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the row groups before.
+    /// [`Error::Schema`] if it is 0 or more than [`MOST_BUCKETS`].
+    pub fn set_buckets(&mut self, buckets: u32) -> Result<()> {
+        if !(1..=MOST_BUCKETS).contains(&buckets) {
+            let message = format!("a dataset cannot have {buckets} buckets");
+            return Err(Error::Schema { message, hint: format!("choose 1 to {MOST_BUCKETS}") });
+        }
+        if !self.options.commit.keeps_others() || self.base.is_none() {
+            self.options.buckets = buckets;
+        }
+        Ok(())
+    }
+
+    /// Appends samples of a partition. Partitions come one after the other, in each of them the
+    /// [buckets](crate::bucket_of_session) of the sessions, and in each of those the samples in the order that the options
+    /// name. `batch` has the columns of [`Schema::to_arrow`]; lists may also be `ListView`s, which are not expanded before
+    /// their row group is encoded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after another
+    /// one; [`Error::Schema`] if the partition columns are not those of the dataset that is appended to; [`Error::Write`],
+    /// [`Error::Store`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the row
+    /// groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        let batch = &conform(batch, &self.arrow_schema)?;
-        self.enter_partition(key)?;
-        self.check_order(batch)?;
+        let batch = conform(batch, &self.arrow_schema)?;
+        let buckets = self.options.buckets;
+        let bucket = |session: &i64| bucket_of_session(*session, buckets);
+        let mut start = 0;
+        for run in session_ids(&batch).chunk_by(|a, b| bucket(a) == bucket(b)) {
+            self.write_bucket(key, bucket(&run[0]), &batch.slice(start, run.len()))?;
+            start += run.len();
+        }
+        Ok(())
+    }
+
+    fn write_bucket(&mut self, key: &PartitionKey, bucket: u32, batch: &RecordBatch) -> Result<()> {
+        self.enter(key, bucket)?;
         let (sessions, row_bytes) = (session_ids(batch), decoded_row_bytes(batch));
-        let mut last_session = self.last.map(|(session, _)| session);
+        let starts = self.order.push(sessions, times(batch))?;
         let (mut start, mut bytes) = (0, 0);
-        for (row, session) in sessions.iter().enumerate() {
-            if self.row_group_is_full(bytes, last_session != Some(*session)) {
+        for row in 0..batch.num_rows() {
+            if self.row_group_is_full(bytes, starts[row]) {
                 self.append(batch, start..row, bytes)?;
                 self.end_row_group()?;
                 (start, bytes) = (row, 0);
             }
             bytes += row_bytes[row];
-            last_session = Some(*session);
         }
-        self.append(batch, start..batch.num_rows(), bytes)?;
-        self.last = last_session.zip(times(batch).last().copied());
+        self.append(batch, start..batch.num_rows(), bytes)
+    }
+
+    /// Declares that what is written replaces this bucket of this partition, even if nothing is written to it. Needed for
+    /// [`Commit::Merge`] alone, where buckets that are neither written nor declared are kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write) for the partition and the bucket.
+    pub fn replaces(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
+        self.check_place(key, bucket)?;
+        self.written
+            .entry(key.clone())
+            .or_default()
+            .entry(bucket)
+            .or_insert_with(|| WrittenBucket::new(bucket));
         Ok(())
     }
 
@@ -162,10 +244,11 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] and [`Error::Parquet`] if its file cannot be written.
+    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
-        let path = format!("{VOCABULARIES}/{}-g{}.parquet", partition::encode(name), self.generation);
-        let file = vocabulary.write(&self.root, &path)?;
+        let path = format!("{VOCABULARIES}/{}-{}.parquet", partition::encode(name), self.attempt);
+        self.paths.push(path.clone());
+        let file = vocabulary.write(&self.storage, &path)?;
         self.vocabularies.insert(name.to_owned(), file);
         Ok(())
     }
@@ -175,100 +258,54 @@ impl DatasetWriter {
         self.expected = Some((samples, digest));
     }
 
-    /// Closes the files and commits: from the moment the manifest is renamed, readers see the new dataset.
-    /// The replaced dataset's files are then removed.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Samples`] if the samples are not those [expected](Self::expect); [`Error::Schema`] if a feature's
-    /// vocabulary was not added; [`Error::Write`], [`Error::Parquet`] and [`Error::Io`] if a file or the manifest cannot
-    /// be written. The previous dataset is then whole.
-    pub fn finish(mut self) -> Result<Manifest> {
-        self.close_file()?;
-        self.check_expected()?;
-        for directory in self.directories() {
-            commit::sync_directory(&directory)?;
-        }
-        let mut partitions = std::mem::take(&mut self.partitions);
-        let mut vocabularies = std::mem::take(&mut self.vocabularies);
-        if let Some(old) = self.old.take() {
-            partitions.extend(old.partitions.into_iter().filter(|old| !self.seen.contains(&old.key)));
-            for (name, file) in old.vocabularies {
-                vocabularies.entry(name).or_insert(file);
-            }
-        }
-        self.check_vocabularies(&vocabularies)?;
-        let (layout, order) = (self.options.layout, self.options.order);
-        let manifest =
-            Manifest::new(self.generation, layout, order, self.schema.clone(), partitions, vocabularies);
-        manifest.store(&self.root)?;
-        self.finished = true;
-        let new_files: Vec<PathBuf> = manifest.file_paths().collect();
-        remove_stray_files(&self.root, &new_files)?;
-        self.created.keep();
-        Ok(manifest)
-    }
-
-    fn enter_partition(&mut self, key: &PartitionKey) -> Result<()> {
-        if self.partitions.last().is_some_and(|partition| partition.key == *key) {
-            return Ok(());
-        }
-        if !self.seen.insert(key.clone()) {
-            return Err(Error::Column {
-                column: key.to_string(),
-                message: "the partition's samples do not come together".to_owned(),
-                hint: "sort the samples by partition before writing".to_owned(),
+    fn check_place(&self, key: &PartitionKey, bucket: u32) -> Result<()> {
+        if bucket >= self.options.buckets {
+            let message = format!("there is no bucket {bucket}, only {}", self.options.buckets);
+            return Err(Error::Schema {
+                message,
+                hint: "write to the bucket of the session's hash".to_owned(),
             });
         }
         let names =
             |key: &PartitionKey| key.columns().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        let old = self.old.iter().flat_map(|old| &old.partitions).find(|old| names(&old.key) != names(key));
-        if let Some(old) = old {
-            let message =
-                format!("the partition `{key}` does not fit beside `{}`, which has other columns", old.key);
-            let hint = "partition by the same columns as the dataset, or replace it with `--overwrite`";
-            return Err(Error::Schema { message, hint: hint.to_owned() });
+        let columns = self.partition_columns();
+        if names(key) == columns
+            || columns.is_empty() && self.written.is_empty() && !self.appends_to_samples()
+        {
+            return Ok(());
         }
-        self.close_file()?;
-        self.last = None;
-        let features = self.schema.sparse_features().map(|f| (f.name.clone(), Default::default())).collect();
-        let digest = Some(Digest::default());
-        self.partitions.push(Partition {
-            key: key.clone(),
-            samples: 0,
-            sessions: 0,
-            files: Vec::new(),
-            features,
-            digest,
-        });
-        Ok(())
+        let columns = match columns.as_slice() {
+            [] => "not partitioned".to_owned(),
+            columns => format!("partitioned by `{}`", columns.join("`, `")),
+        };
+        let message = format!("the partition `{key}` does not fit: the dataset is {columns}");
+        let hint = "partition by the same columns as the dataset, or replace the whole dataset";
+        Err(Error::Schema { message, hint: hint.to_owned() })
     }
 
-    /// Checks that the samples ascend as the files will say, also from the batch before.
-    fn check_order(&self, batch: &RecordBatch) -> Result<()> {
-        let places = session_ids(batch).iter().copied().zip(times(batch).iter().copied());
-        let mut last = self.last;
-        for place in places {
-            let ascends = |last: (i64, i64)| match self.options.order.is_clustered() {
-                true => last <= place,
-                false => last.1 <= place.1,
-            };
-            if !last.is_none_or(ascends) {
-                let (column, by) = match self.options.order.is_clustered() {
-                    true => (SESSION_COLUMN, "session and time"),
-                    false => (TIME_COLUMN, "time"),
-                };
-                return Err(Error::Column {
-                    column: column.to_owned(),
-                    message: format!(
-                        "a sample of session {} at {} comes after one that it belongs before",
-                        place.0, place.1
-                    ),
-                    hint: format!("sort the samples of a partition by {by} before writing"),
-                });
-            }
-            last = Some(place);
+    fn appends_to_samples(&self) -> bool {
+        self.options.commit.keeps_others()
+            && self.base.as_ref().is_some_and(|base| base.statistics.samples > 0)
+    }
+
+    fn enter(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
+        if self.place.as_ref().is_some_and(|(entered, number)| entered == key && *number == bucket) {
+            return Ok(());
         }
+        self.check_place(key, bucket)?;
+        let in_partition = self.written.entry(key.clone()).or_default();
+        let entered = in_partition.entry(bucket).or_insert_with(|| WrittenBucket::new(bucket));
+        if entered.bucket.samples > 0 {
+            return Err(Error::Column {
+                column: key.to_string(),
+                message: "the samples of the partition or of one of its buckets do not come together"
+                    .to_owned(),
+                hint: "sort the samples by partition and bucket before writing".to_owned(),
+            });
+        }
+        self.close_file()?;
+        self.place = Some((key.clone(), bucket));
+        self.order = SampleOrder::new(self.options.order);
         Ok(())
     }
 
@@ -286,21 +323,25 @@ impl DatasetWriter {
             return Ok(());
         }
         let rows = batch.slice(rows.start, rows.len());
-        if let Some(partition) = self.partitions.last_mut() {
-            partition.samples += rows.num_rows() as u64;
-            // Sessions are numbered densely from 0, in any order of the samples.
-            let highest = session_ids(&rows).iter().max().map_or(0, |id| id.saturating_add(1));
-            partition.sessions = partition.sessions.max(u64::try_from(highest).unwrap_or(0));
-        }
+        let path = self.next_path();
+        let sessions = self.order.sessions();
+        let Some(written) = self.entered() else { return Ok(()) };
+        written.bucket.samples += rows.num_rows() as u64;
+        written.bucket.sessions = sessions;
         let open = match &mut self.open {
             Some(open) => open,
             None => {
-                let path = self.next_path();
-                self.open.insert(OpenFile::create(&self.root, path, &self.shared)?)
+                self.paths.push(path.clone());
+                self.open.insert(OpenFile::create(&self.storage, path, &self.shared)?)
             }
         };
         open.append(rows, bytes);
         Ok(())
+    }
+
+    fn entered(&mut self) -> Option<&mut WrittenBucket> {
+        let (key, bucket) = self.place.as_ref()?;
+        self.written.get_mut(key)?.get_mut(bucket)
     }
 
     fn end_row_group(&mut self) -> Result<()> {
@@ -314,61 +355,35 @@ impl DatasetWriter {
 
     /// The next data file's path in the dataset.
     fn next_path(&self) -> String {
-        let (key, number) =
-            self.partitions.last().map_or((String::new(), 0), |p| (p.key.to_string(), p.files.len()));
-        let name = format!("part-{number:05}-g{}.parquet", self.generation);
-        if key.is_empty() { name } else { format!("{key}/{name}") }
+        let Some((key, bucket)) = &self.place else { return String::new() };
+        let number =
+            self.written.get(key).and_then(|of| of.get(bucket)).map_or(0, |written| written.files.len());
+        let mut folders = vec![DATA.to_owned()];
+        folders.extend(Some(key.to_string()).filter(|key| !key.is_empty()));
+        folders.extend(bucket_folder(*bucket, self.options.buckets));
+        format!("{}/part-{number:05}-{}.parquet", folders.join("/"), self.attempt)
     }
 
     fn close_file(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        let (file, counts) = open.finish()?;
-        let Some(partition) = self.partitions.last_mut() else { return Ok(()) };
-        partition.files.push(file);
-        for (feature, figures) in self.schema.sparse_features().zip(&counts.features) {
-            partition.features.entry(feature.name.clone()).or_default().merge(figures);
+        let (mut file, counts) = open.finish()?;
+        let names: Vec<String> = self.schema.sparse_features().map(|feature| feature.name.clone()).collect();
+        let Some(written) = self.entered() else { return Ok(()) };
+        file.bucket = written.bucket.bucket;
+        written.files.push(file);
+        for (name, figures) in names.into_iter().zip(&counts.features) {
+            written.bucket.features.entry(name).or_default().merge(figures);
         }
-        partition.digest.get_or_insert_default().merge(counts.digest);
+        written.bucket.digest.merge(counts.digest);
         Ok(())
     }
+}
 
-    fn check_expected(&self) -> Result<()> {
-        let Some((expected, digest)) = self.expected else { return Ok(()) };
-        let written = self.partitions.iter().map(|partition| partition.samples).sum();
-        let mut all = Digest::default();
-        self.partitions.iter().filter_map(|partition| partition.digest).for_each(|digest| all.merge(digest));
-        if (written, all) == (expected, digest) { Ok(()) } else { Err(Error::Samples { expected, written }) }
-    }
-
-    fn check_vocabularies(&self, added: &BTreeMap<String, VocabularyFile>) -> Result<()> {
-        let of_feature =
-            |name: &String| self.schema.sparse_features().any(|f| f.vocabulary.as_ref() == Some(name));
-        let mut named = self.schema.sparse_features().filter_map(|feature| feature.vocabulary.as_ref());
-        let wrong = named.find(|name| !added.contains_key(*name)).map(|name| (name, "was not added"));
-        let wrong = wrong.or_else(|| {
-            added.keys().find(|name| !of_feature(name)).map(|name| (name, "belongs to no feature"))
-        });
-        let Some((name, what)) = wrong else { return Ok(()) };
-        let message = format!("the vocabulary `{name}` {what}");
-        Err(Error::Schema {
-            message,
-            hint: "add the vocabularies that features name, and no others".to_owned(),
-        })
-    }
-
-    /// The directories that got new entries.
-    fn directories(&self) -> Vec<PathBuf> {
-        let mut all = vec![self.root.clone()];
-        for partition in &self.partitions {
-            let mut directory = self.root.clone();
-            for part in partition.key.to_string().split('/').filter(|part| !part.is_empty()) {
-                directory.push(part);
-                all.push(directory.clone());
-            }
-        }
-        all.sort();
-        all.dedup();
-        all
+impl WrittenBucket {
+    fn new(bucket: u32) -> Self {
+        let bucket =
+            Bucket { bucket, samples: 0, sessions: 0, features: BTreeMap::new(), digest: Digest::default() };
+        Self { bucket, files: Vec::new() }
     }
 }
 
@@ -377,69 +392,72 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // Cleaning up after an error must not hide it; the next writer clears what is left. What is kept is what
-        // the manifest names now: it may be the new one, if only the last sync of a commit failed.
+        // A file that is being written is not there yet. The error that led here must not be hidden by another one;
+        // what cannot be removed is removed by a vacuum.
         drop(self.open.take());
-        let _ = match Manifest::load(&self.root) {
-            Ok(manifest) => remove_stray_files(&self.root, &manifest.file_paths().collect::<Vec<_>>()),
-            Err(Error::NotADataset { .. }) => remove_stray_files(&self.root, &[]),
-            Err(_) => Ok(()),
-        };
-        // Before `created` takes the directory away.
-        drop(self.lock.take());
+        let _ = self.storage.delete(std::mem::take(&mut self.paths));
+        self.storage.remove_empty_folders();
     }
 }
 
-/// The dataset that is replaced or appended to, if there is one and that is allowed.
-fn old_dataset(root: &Path, schema: &Schema, options: &WriterOptions) -> Result<Option<Manifest>> {
-    if root.join(MANIFEST_FILE).exists() {
-        let old = Manifest::load(root)?;
-        match options.commit {
-            Commit::Create => {
-                let hint = "choose another directory, or replace the dataset with `--overwrite`".to_owned();
-                return Err(Error::Exists { path: root.to_owned(), hint });
-            }
-            Commit::Overwrite => {}
-            Commit::Append => check_appendable(root, &old, schema, options)?,
+/// The folder of a bucket in its partition; none where there is one bucket.
+fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
+    let digits = (buckets - 1).to_string().len().max(3);
+    (buckets > 1).then(|| format!("bucket={bucket:0digits$}"))
+}
+
+/// The newest snapshot, if there is one and it may be replaced or appended to.
+fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
+    let exists = |hint: &str| Error::Exists { path: storage.location().to_owned(), hint: hint.to_owned() };
+    match (latest_head(storage)?, options.commit) {
+        (Some(_), Commit::Create) => {
+            Err(exists("it is a dataset; choose another location, or replace the dataset"))
         }
-        return Ok(Some(old));
+        (Some(base), Commit::Overwrite) => Ok(Some(base)),
+        (Some(base), Commit::Append | Commit::Replace | Commit::Merge) => {
+            check_appendable(storage, &base, schema, options)?;
+            Ok(Some(base))
+        }
+        (None, _) => {
+            let ours: BTreeSet<&str> = [DATA, VOCABULARIES, crate::snapshot::SNAPSHOTS].into();
+            let foreign = storage.entries()?.into_iter().find(|name| !ours.contains(name.as_str()));
+            match foreign {
+                None => Ok(None),
+                Some(name) => Err(exists(&format!(
+                    "it is not a dataset (it holds `{name}`), so nothing is written into it; choose another location"
+                ))),
+            }
+        }
     }
-    if !root.exists() || commit::is_empty_directory(root)? || DirectoryLock::is_in(root) {
-        return Ok(None);
-    }
-    let hint = "it is not a dataset, so nothing is written into it; choose another directory".to_owned();
-    Err(Error::Exists { path: root.to_owned(), hint })
 }
 
-/// Checks that partitions written with these options can stand beside those of `old`.
-fn check_appendable(root: &Path, old: &Manifest, schema: &Schema, options: &WriterOptions) -> Result<()> {
+/// Checks that partitions written with these options can be added to `base`.
+fn check_appendable(
+    storage: &Storage,
+    base: &Snapshot,
+    schema: &Schema,
+    options: &WriterOptions,
+) -> Result<()> {
+    let location = storage.location().display();
     let differs = |what: &str| {
-        let message = format!("`{}` has another {what} than what is to be appended", root.display());
-        let hint =
-            "append with the configuration that it was built with, or build it anew with `--overwrite`";
+        let message = format!("`{location}` has another {what} than the samples to append");
+        let hint = "append with the configuration that the dataset was built with, or build the dataset anew";
         Err(Error::Schema { message, hint: hint.to_owned() })
     };
-    if old.layout != options.layout {
+    if base.snapshot == 0 {
+        let message =
+            format!("`{location}` is of format version {}, which cannot be appended to", base.format_version);
+        let hint = "build the dataset anew; from then on it can be appended to".to_owned();
+        return Err(Error::Schema { message, hint });
+    }
+    if base.layout != options.layout {
         return differs("layout");
     }
-    if old.order != options.order {
+    if base.order != options.order {
         return differs("order");
     }
-    if old.schema != *schema {
+    if base.schema != *schema {
         return differs("schema");
-    }
-    let has_figures = |p: &Partition| {
-        p.digest.is_some() && schema.sparse_features().all(|f| p.features.contains_key(&f.name))
-    };
-    if let Some(partition) = old.partitions.iter().find(|partition| !has_figures(partition)) {
-        let message = format!(
-            "`{}` is of format version {}, whose partitions (`{}`) have no figures of their own to add to",
-            root.display(),
-            old.format_version,
-            partition.key
-        );
-        let hint = "build the dataset anew with `--overwrite`; from then on it can be appended to";
-        return Err(Error::Schema { message, hint: hint.to_owned() });
     }
     Ok(())
 }

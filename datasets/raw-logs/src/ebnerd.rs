@@ -95,7 +95,7 @@ pub struct ImportSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Exists`] if `out` may not be replaced, [`Error::Source`] or [`Error::Parquet`] with the file
+/// [`Error::Output`] if `out` may not be replaced, [`Error::Source`] or [`Error::Parquet`] with the file
 /// if one is missing, damaged, empty or of other columns, [`Error::Io`] if the output cannot be written.
 /// Nothing is then left at `out`.
 pub fn import(

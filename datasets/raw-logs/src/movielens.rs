@@ -92,7 +92,7 @@ pub struct FetchSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Exists`](crate::Error::Exists) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if Python's pip is missing or fails,
+/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if Python's pip is missing or fails,
 /// [`Error::Source`](crate::Error::Source) with file and line if the data are not what they should be, [`Error::Io`](crate::Error::Io) and
 /// [`Error::Parquet`](crate::Error::Parquet) if the output cannot be written. Nothing is then left at `out`.
 pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {

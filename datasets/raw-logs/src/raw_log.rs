@@ -28,7 +28,7 @@ impl RawLogWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if something is there and may not be replaced: `overwrite` is false, or it is not a
+    /// [`Error::Output`] if something is there and may not be replaced: `overwrite` is false, or it is not a
     /// directory of raw logs.
     pub fn create(out: &Path, overwrite: bool) -> Result<Self> {
         Ok(Self { directory: StagedDirectory::create(out, DATASET_CONFIG_FILE, overwrite)? })

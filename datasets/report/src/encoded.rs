@@ -1,4 +1,4 @@
-//! What samples take on disk: written by the one writer of datasets into a temporary directory, and looked at there.
+//! What samples take on disk: written by the writer of datasets into a temporary folder, and measured there.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use arrow::array::RecordBatch;
 use rayon::prelude::*;
 
 use onefold_datasets::scan::OpenFile;
+use onefold_datasets::storage::Storage;
 use onefold_datasets::{DatasetWriter, Error, Layout, Order, PartitionKey, Result, Schema, WriterOptions};
 
 /// Writes samples to see how large they become.
@@ -63,12 +64,13 @@ impl Encoder {
 
     /// Ends the dataset and measures it.
     pub(super) fn finish(self) -> Result<Encoded> {
-        let manifest = self.writer.finish()?;
-        let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
-        let files = files.map(|file| OpenFile::open(&self.directory, file)).collect::<Result<Vec<_>, _>>();
+        let snapshot = self.writer.finish()?.snapshot;
+        let storage = Storage::open(&self.directory)?;
+        let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+        let files = files.map(|file| OpenFile::open(&storage, file)).collect::<Result<Vec<_>, _>>();
         let files = files.map_err(Error::from)?;
         let lengths = length_columns(&self.schema, self.layout);
-        let mut encoded = Encoded { samples: manifest.statistics.samples, ..Encoded::default() };
+        let mut encoded = Encoded { samples: snapshot.statistics.samples, ..Encoded::default() };
         for (column, bytes) in files.iter().flat_map(OpenFile::column_bytes) {
             let feature = lengths.get(&column).cloned().unwrap_or(column);
             *encoded.bytes.entry(feature).or_default() += bytes;

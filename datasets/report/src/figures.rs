@@ -11,7 +11,7 @@ use super::{
     BATCH_SIZES, BatchFigures, CoChange, ColumnReport, FeatureReport, Figures, GroupReport, IdFigures,
     MIDDLE, Report, SessionSizes, SizeBucket, StorageReport, TrainingFigures, TrainingReport,
 };
-use onefold_datasets::{FeatureGroup, Manifest, Schema};
+use onefold_datasets::{FeatureGroup, Schema, Snapshot};
 
 /// A histogram has about so many bars.
 const BARS: u64 = 40;
@@ -29,13 +29,13 @@ pub(super) struct Measured {
 /// The report of the dataset called `name`.
 pub(super) fn report(
     name: String,
-    manifest: &Manifest,
+    snapshot: &Snapshot,
     sampled: Option<f64>,
     mut measured: Measured,
     started: Instant,
 ) -> Report {
     let samples_per_session = session_sizes(measured.clustered.pass.session_sizes());
-    let (schema, statistics) = (&manifest.schema, &manifest.statistics);
+    let (schema, statistics) = (&snapshot.schema, &snapshot.statistics);
     let passes = Passes {
         clustered: &measured.clustered.pass,
         arrival: &measured.arrival.pass,
@@ -47,9 +47,9 @@ pub(super) fn report(
         dataset: name,
         onefold_version: env!("CARGO_PKG_VERSION").to_owned(),
         sampled,
-        layout: manifest.layout,
-        order: manifest.order,
-        partitions: manifest.partitions.len(),
+        layout: snapshot.layout,
+        order: snapshot.order,
+        partitions: snapshot.partitions.len(),
         files: measured.files,
         samples: statistics.samples,
         sessions: statistics.sessions,

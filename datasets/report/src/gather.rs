@@ -15,8 +15,9 @@ use super::plan::{RowGroup, choose, row_groups, spread};
 use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::scan::OpenFile;
+use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    Error, Layout, Manifest, Order, Problem, Result, SESSION_COLUMN, TIME_COLUMN, WriterOptions,
+    Error, Layout, Order, Problem, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions,
 };
 
 /// A batch in arrival order that stands for a larger one must have so many samples to tell anything.
@@ -24,71 +25,72 @@ const FEWEST_BATCH_SAMPLES: usize = 16;
 /// Row groups of a sample of sessions in arrival order have at least so many decoded bytes.
 const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
 
-/// Measures the dataset in `directory`.
+/// Measures the dataset at `location`, a local path or a URL.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Manifest`] if there is none, [`Error::Damaged`] where it cannot be read (file, row
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is none, [`Error::Damaged`] where it cannot be read (file, row
 /// group, column and row), [`Error::Schema`] if it has no samples or `options` make no sense; [`Error::Io`] and
 /// [`Error::Parquet`] if nothing can be written to the temporary directory.
-pub fn gather(directory: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
+pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
     let started = Instant::now();
-    let manifest = Manifest::load(directory)?;
-    check(directory, &manifest, options)?;
+    let storage = Storage::open(location)?;
+    let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
+    check(location, &snapshot, options)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
     let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
-    let measured = pool.install(|| measure(directory, &manifest, options, reporter))?;
-    let path = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let measured = pool.install(|| measure(&storage, &snapshot, options, reporter))?;
+    let path = location.canonicalize().unwrap_or_else(|_| location.to_owned());
     let name =
         path.file_name().map_or_else(|| "dataset".to_owned(), |name| name.to_string_lossy().into_owned());
-    Ok(report(name, &manifest, options.sampled, measured, started))
+    Ok(report(name, &snapshot, options.sampled, measured, started))
 }
 
-fn check(directory: &Path, manifest: &Manifest, options: &ReportOptions) -> Result<()> {
+fn check(location: &Path, snapshot: &Snapshot, options: &ReportOptions) -> Result<()> {
     let wrong = |message: String, hint: &str| Err(Error::Schema { message, hint: hint.to_owned() });
-    if manifest.statistics.samples == 0 {
-        let message = format!("`{}` has no samples to report on", directory.display());
+    if snapshot.statistics.samples == 0 {
+        let message = format!("`{}` has no samples to report on", location.display());
         return wrong(message, "build it from logs that have some");
     }
     match options.sampled {
         Some(share) if !(share > 0.0 && share <= 1.0) => {
-            wrong(format!("a share of {share} sessions is none"), "give one above 0, and at most 1")
+            wrong(format!("{share} is not a share of the sessions"), "give one above 0, and at most 1")
         }
         _ => Ok(()),
     }
 }
 
 fn measure(
-    directory: &Path,
-    manifest: &Manifest,
+    storage: &Storage,
+    snapshot: &Snapshot,
     options: &ReportOptions,
     reporter: &dyn Reporter,
 ) -> Result<Measured> {
-    let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
-    let open = |file| OpenFile::open(directory, file);
+    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let open = |file| OpenFile::open(storage, file);
     let files = files.map(open).collect::<Result<Vec<_>, Problem>>().map_err(Error::from)?;
-    let row_groups = row_groups(manifest, &files);
-    let choice = choose(manifest, &row_groups, options.memory)?;
-    let clustered = manifest.order.is_clustered();
+    let row_groups = row_groups(snapshot, &files);
+    let choice = choose(snapshot, &row_groups, options.memory)?;
+    let clustered = snapshot.order.is_clustered();
     let scratch = match &options.scratch {
         None => tempfile::tempdir(),
         Some(directory) => tempfile::tempdir_in(directory),
     }?;
-    let create = |clustered: bool| Course::create(manifest, options, clustered, scratch.path());
+    let create = |clustered: bool| Course::create(snapshot, options, clustered, scratch.path());
     let (mut own, mut other) = (create(clustered)?, create(!clustered)?);
-    let mut gathered = Gathered::new(&manifest.schema, choice, !clustered);
+    let mut gathered = Gathered::new(&snapshot.schema, choice, !clustered);
 
-    reporter.begin("reading", Some(manifest.statistics.samples), "samples");
+    reporter.begin("reading", Some(snapshot.statistics.samples), "samples");
     let mut times = (i64::MAX, i64::MIN);
     for (row_group, encoded) in row_groups.iter().zip(spread(&row_groups, options.encode_samples)) {
-        let samples = read(manifest, row_group, encoded, &mut gathered)?;
+        let samples = read(snapshot, row_group, encoded, &mut gathered)?;
         times = samples.times.iter().fold(times, |(from, to), time| (from.min(*time), to.max(*time)));
         own.pass.add(row_group.partition, &samples.sessions, &samples.lists);
         own.write(row_group.partition, &samples, encoded)?;
         reporter.advance(row_group.rows as u64);
     }
     reporter.end();
-    reorder(manifest, gathered, &mut other, reporter)?;
+    reorder(snapshot, gathered, &mut other, reporter)?;
     let (clustered, arrival) = if clustered { (own, other) } else { (other, own) };
     let (clustered, arrival) = (clustered.finish()?, arrival.finish()?);
     Ok(Measured { files: files.len(), times, clustered, arrival })
@@ -97,17 +99,17 @@ fn measure(
 /// Reads a row group; its floats only if samples of it are written, as the first `encoded` ones and those that are
 /// gathered are.
 fn read(
-    manifest: &Manifest,
+    snapshot: &Snapshot,
     row_group: &RowGroup,
     encoded: usize,
     gathered: &mut Gathered,
 ) -> Result<Samples> {
     let &RowGroup { partition, file, index, .. } = row_group;
-    let schema = &manifest.schema;
+    let schema = &snapshot.schema;
     let features = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
     let features: Vec<_> = features.collect();
     let lists =
-        features.par_iter().map(|(group, feature)| file.lists(index, manifest.layout, group, feature));
+        features.par_iter().map(|(group, feature)| file.lists(index, snapshot.layout, group, feature));
     let mut samples = Samples {
         sessions: file.numbers::<Int64Type>(index, SESSION_COLUMN).map_err(Error::from)?,
         times: file.numbers::<TimestampMicrosecondType>(index, TIME_COLUMN).map_err(Error::from)?,
@@ -125,20 +127,20 @@ fn read(
 
 /// Puts the samples that were gathered into the order that the dataset does not have.
 fn reorder(
-    manifest: &Manifest,
+    snapshot: &Snapshot,
     gathered: Gathered,
     course: &mut Course,
     reporter: &dyn Reporter,
 ) -> Result<()> {
     let (samples, in_stretches) = (gathered.samples(), gathered.is_in_stretches());
-    let stage = if manifest.order.is_clustered() { "arrival" } else { "clustering" };
+    let stage = if snapshot.order.is_clustered() { "arrival" } else { "clustering" };
     reporter.begin(stage, Some(samples), "samples");
     let mut last_part = None;
     gathered.for_each(|part, size, batch| {
         if in_stretches && last_part.replace(part) != Some(part) {
             course.pass.start_stretch(size);
         }
-        let (sessions, lists) = sessions_and_lists(&manifest.schema, batch);
+        let (sessions, lists) = sessions_and_lists(&snapshot.schema, batch);
         course.pass.add(part, &sessions, &lists);
         course.write_batch(part, batch)?;
         reporter.advance(batch.num_rows() as u64);
@@ -169,10 +171,10 @@ pub(super) struct MeasuredCourse {
 }
 
 impl Course {
-    fn create(manifest: &Manifest, options: &ReportOptions, clustered: bool, scratch: &Path) -> Result<Self> {
-        let schema = &manifest.schema;
+    fn create(snapshot: &Snapshot, options: &ReportOptions, clustered: bool, scratch: &Path) -> Result<Self> {
+        let schema = &snapshot.schema;
         let (order, name) =
-            if clustered { (manifest.order, "clustered") } else { (Order::Arrival, "arrival") };
+            if clustered { (snapshot.order, "clustered") } else { (Order::Arrival, "arrival") };
         let order = if clustered && !order.is_clustered() { Order::Session } else { order };
         // As much time as a row group of all sessions spans, so that as few samples of a session meet in it.
         let row_group_bytes = options.sampled.filter(|_| !clustered).map(|share| {

@@ -46,6 +46,8 @@ pub const MIDDLE: usize = 1;
 pub struct ReportOptions {
     /// Threads.
     pub threads: usize,
+    /// The number of the snapshot; the newest one if `None`.
+    pub snapshot: Option<u64>,
     /// The share of all sessions that the dataset holds, if it is a sample: above 0, at most 1. Where samples are put
     /// into arrival order, a batch of `sampled` times as many samples then stands for a batch: it spans the same time.
     pub sampled: Option<f64>,
@@ -61,7 +63,14 @@ pub struct ReportOptions {
 impl ReportOptions {
     /// The options of a whole dataset: 100,000 samples are written again, 256 MiB put into another order.
     pub fn new(threads: usize) -> Self {
-        Self { threads, sampled: None, encode_samples: 100_000, memory: 256 << 20, scratch: None }
+        Self {
+            threads,
+            snapshot: None,
+            sampled: None,
+            encode_samples: 100_000,
+            memory: 256 << 20,
+            scratch: None,
+        }
     }
 }
 

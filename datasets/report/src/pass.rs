@@ -211,8 +211,7 @@ mod tests {
 
     #[test]
     fn changes_are_counted_within_sessions_and_over_cuts() {
-        let feature =
-            |name: &str| SparseFeature { name: name.into(), kind: SparseKind::Sparse, vocabulary: None };
+        let feature = |name: &str| SparseFeature::new(name, SparseKind::Sparse);
         let group = |name: &str, features| FeatureGroup { name: name.into(), deduplicated: true, features };
         let groups = vec![group("ab", vec![feature("a"), feature("b")]), group("c", vec![feature("c")])];
         let schema = Schema { labels: vec!["y".into()], weight: None, dense: vec![], groups };

@@ -6,7 +6,7 @@ use arrow::datatypes::TimestampMicrosecondType;
 
 use super::gathered::{Choice, Stretch};
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::{Error, Manifest, Result, TIME_COLUMN};
+use onefold_datasets::{Error, Result, Snapshot, TIME_COLUMN};
 
 /// Samples are written again from no fewer places of the dataset than this, if it has as many row groups.
 const PLACES: usize = 8;
@@ -28,9 +28,9 @@ pub(super) struct RowGroup<'a> {
     pub(super) rows: usize,
 }
 
-/// All row groups in the order of the samples. `files` are those of `manifest`, in its order.
-pub(super) fn row_groups<'a>(manifest: &Manifest, files: &'a [OpenFile]) -> Vec<RowGroup<'a>> {
-    let partitions = manifest.partitions.iter().enumerate();
+/// All row groups in the order of the samples. `files` are those of `snapshot`, in its order.
+pub(super) fn row_groups<'a>(snapshot: &Snapshot, files: &'a [OpenFile]) -> Vec<RowGroup<'a>> {
+    let partitions = snapshot.partitions.iter().enumerate();
     let partitions = partitions.flat_map(|(number, partition)| partition.files.iter().map(move |_| number));
     let of_file = |(partition, file): (usize, &'a OpenFile)| {
         let rows = move |index| file.rows(index).unwrap_or(0);
@@ -58,21 +58,21 @@ pub(super) fn spread(row_groups: &[RowGroup], samples: usize) -> Vec<usize> {
 }
 
 /// Decoded bytes of the mean sample, with all its lists.
-fn bytes_per_sample(manifest: &Manifest) -> u64 {
-    let statistics = &manifest.statistics;
+fn bytes_per_sample(snapshot: &Snapshot) -> u64 {
+    let statistics = &snapshot.statistics;
     let ids = statistics.features.values().fold(0_u64, |sum, feature| sum.saturating_add(feature.values));
-    let floats = manifest.schema.float_columns().count() as u64;
+    let floats = snapshot.schema.float_columns().count() as u64;
     16 + 4 * floats + ids.saturating_mul(8) / statistics.samples.max(1)
 }
 
 /// Which samples are put into the order that the dataset does not have, so that they take `memory` bytes at most.
-pub(super) fn choose(manifest: &Manifest, row_groups: &[RowGroup], memory: u64) -> Result<Choice> {
-    let samples = manifest.statistics.samples;
-    let most = (memory / bytes_per_sample(manifest)).max(1);
+pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) -> Result<Choice> {
+    let samples = snapshot.statistics.samples;
+    let most = (memory / bytes_per_sample(snapshot)).max(1);
     if samples <= most {
         return Ok(Choice::Everything);
     }
-    if !manifest.order.is_clustered() {
+    if !snapshot.order.is_clustered() {
         return Ok(Choice::Sessions((u128::from(u64::MAX) * u128::from(most) / u128::from(samples)) as u64));
     }
     let count = (most / STRETCH_SAMPLES).min(memory / STRETCH_BYTES).clamp(1, MOST_STRETCHES);
@@ -81,7 +81,7 @@ pub(super) fn choose(manifest: &Manifest, row_groups: &[RowGroup], memory: u64) 
     let mut places: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     for part in 0..count {
         let mut place = (2 * part + 1) * samples / (2 * count);
-        let mut partitions = manifest.partitions.iter().enumerate();
+        let mut partitions = snapshot.partitions.iter().enumerate();
         let found = partitions.find(|(_, partition)| {
             let inside = place < partition.samples;
             place -= if inside { 0 } else { partition.samples };
@@ -92,7 +92,7 @@ pub(super) fn choose(manifest: &Manifest, row_groups: &[RowGroup], memory: u64) 
     }
     let mut stretches = Vec::new();
     for (partition, places) in places {
-        let samples = manifest.partitions[partition].samples;
+        let samples = snapshot.partitions[partition].samples;
         if size >= samples {
             stretches.push(Stretch { partition, from: i64::MIN, until: None });
             continue;

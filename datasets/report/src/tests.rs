@@ -21,7 +21,7 @@ const SESSIONS: i64 = 4 * BESIDE;
 
 /// `a` and `b` change together at every fourth sample, `window` gets an id at every second one, `item` is new each time.
 fn schema(name: &str) -> Schema {
-    let feature = |name: &str, kind| SparseFeature { name: name.into(), kind, vocabulary: None };
+    let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let user = vec![feature(name, SparseKind::Sparse), feature("b", SparseKind::Sparse)];
     let group =
         |name: &str, deduplicated, features| FeatureGroup { name: name.into(), deduplicated, features };
@@ -214,12 +214,13 @@ fn what_cannot_be_reported_on_is_an_error() {
     dataset(directory.path(), "a", Layout::Folded, Order::Session);
     let refused = |options: ReportOptions| gather(directory.path(), &options, &Silent).unwrap_err();
     let error = refused(ReportOptions { sampled: Some(0.0), ..ReportOptions::new(1) }).to_string();
-    assert!(error.contains("a share of 0 sessions is none\n  hint: "), "{error}");
-    let file = onefold_datasets::Manifest::load(directory.path()).unwrap().file_paths().next().unwrap();
+    assert!(error.contains("0 is not a share of the sessions\n  hint: "), "{error}");
+    let snapshot = onefold_datasets::Snapshot::load(directory.path()).unwrap();
+    let file = snapshot.file_paths().next().unwrap();
     fs_err::remove_file(directory.path().join(file)).unwrap();
     let error = refused(ReportOptions::new(1));
     assert!(matches!(error, Error::Damaged(_)), "{error}");
-    assert!(error.to_string().contains("`part-00000-g1.parquet`: it is missing"), "{error}");
+    assert!(error.to_string().contains(&format!("`{file}`: it is missing")), "{error}");
 }
 
 #[test]

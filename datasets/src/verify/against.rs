@@ -1,5 +1,5 @@
 //! The samples of another place, the sources say, compared with those of a dataset: partition by partition, by their
-//! number and their digest. Nothing of the dataset is read but its manifest, whose digests [`verify`](super::verify())
+//! number and their digest. Nothing of the dataset is read but its snapshot, whose digests [`verify`](super::verify())
 //! compares with the files.
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use super::partition_path;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::writer::Counter;
-use crate::{Error, Manifest, Partition, PartitionFilter, PartitionKey, Problem, Result};
+use crate::{Error, Partition, PartitionFilter, PartitionKey, Problem, Result, Snapshot};
 
 /// Counts samples from elsewhere, to be compared with those of a dataset.
 #[derive(Debug)]
 pub struct ExpectedSamples<'a> {
-    manifest: &'a Manifest,
+    snapshot: &'a Snapshot,
     columns: SchemaRef,
     counter: Counter,
     threads: rayon::ThreadPool,
@@ -25,17 +25,17 @@ pub struct ExpectedSamples<'a> {
 }
 
 impl<'a> ExpectedSamples<'a> {
-    /// Nothing counted yet, to be compared with the dataset of `manifest`.
+    /// Nothing counted yet, to be compared with the dataset of `snapshot`.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if threads cannot be started.
-    pub fn new(manifest: &'a Manifest, threads: usize) -> Result<Self> {
+    pub fn new(snapshot: &'a Snapshot, threads: usize) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
         Ok(Self {
-            manifest,
-            columns: manifest.schema.to_arrow(),
-            counter: Counter::new(&manifest.schema),
+            snapshot,
+            columns: snapshot.schema.to_arrow(),
+            counter: Counter::new(&snapshot.schema),
             threads: pool.map_err(|error| Error::Io(std::io::Error::other(error)))?,
             partitions: BTreeMap::new(),
         })
@@ -49,7 +49,7 @@ impl<'a> ExpectedSamples<'a> {
     /// [`Error::Column`] if the columns are others.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
-        if let Some(partition) = self.manifest.partitions.iter().find(|partition| partition.key == *key) {
+        if let Some(partition) = self.snapshot.partitions.iter().find(|partition| partition.key == *key) {
             samples = self.as_known_to(partition, &samples)?;
         }
         let counts = self.threads.install(|| self.counter.count(std::slice::from_ref(&samples)));
@@ -63,14 +63,14 @@ impl<'a> ExpectedSamples<'a> {
     /// is above the partition's highest id came later, and was unknown then: 0.
     fn as_known_to(&self, partition: &Partition, samples: &RecordBatch) -> Result<RecordBatch> {
         let mut highest: BTreeMap<&str, i64> = BTreeMap::new();
-        for feature in self.manifest.schema.sparse_features() {
+        for feature in self.snapshot.schema.sparse_features() {
             let Some(vocabulary) = &feature.vocabulary else { continue };
             let largest = partition.features.get(&feature.name).and_then(|figures| figures.max_id);
             let known = highest.entry(vocabulary).or_default();
             *known = (*known).max(largest.unwrap_or(0));
         }
         let mut columns = samples.columns().to_vec();
-        for feature in self.manifest.schema.sparse_features() {
+        for feature in self.snapshot.schema.sparse_features() {
             if let Some(vocabulary) = &feature.vocabulary
                 && let Ok(index) = samples.schema_ref().index_of(&feature.name)
             {
@@ -89,17 +89,15 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if the filter names a column that partitions do not have.
+    /// [`Error::PartitionFilter`] as [`Snapshot::matching`].
     pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
         let mut problems = Vec::new();
-        for partition in &self.manifest.partitions {
-            if filter.matches(&partition.key)? {
-                let message = self.difference(partition);
-                problems.extend(message.map(|message| Problem::new(partition_path(partition), message)));
-            }
+        for partition in self.snapshot.matching(filter)? {
+            let message = self.difference(partition);
+            problems.extend(message.map(|message| Problem::new(partition_path(partition), message)));
         }
         for (key, (samples, _)) in &self.partitions {
-            if !self.manifest.partitions.iter().any(|partition| partition.key == *key) {
+            if !self.snapshot.partitions.iter().any(|partition| partition.key == *key) {
                 let message = format!("the sources have {samples} samples of it, the dataset has none");
                 problems.push(Problem::new(key.to_string(), message));
             }

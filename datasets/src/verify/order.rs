@@ -1,9 +1,37 @@
 //! The order of samples and sessions, within row groups and from one to the next.
+//!
+//! Since format version 4 a session has a hash as its id. Before, sessions were numbered from 0 within their partition, and
+//! clustered ones came in the order of their numbers.
 
-use crate::{Order, Problem, SESSION_COLUMN, TIME_COLUMN};
+use crate::{Order, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
+
+/// How sessions are ordered, and what their ids are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SessionOrder {
+    pub(super) order: Order,
+    /// Whether sessions are numbered from 0 (format versions 1 to 3).
+    pub(super) numbered: bool,
+}
+
+impl SessionOrder {
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
+        Self { order: snapshot.order, numbered: snapshot.format_version < 4 }
+    }
+
+    /// What is wrong with session `now` coming after session `before`, if anything is.
+    fn wrong_succession(self, before: i64, now: i64) -> Option<String> {
+        if self.numbered {
+            return (before.checked_add(1) != Some(now)).then(|| {
+                format!("session {now} follows session {before}; sessions are contiguous and numbered without gaps")
+            });
+        }
+        (self.order == Order::SessionHash && now < before)
+            .then(|| format!("session {now} follows session {before}; sessions are ordered by their ids"))
+    }
+}
 
 /// What the row groups around it need to know of a row group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Span {
     pub(super) rows: usize,
     /// Session and time of the first row.
@@ -12,20 +40,26 @@ pub(super) struct Span {
     last: (i64, i64),
     /// Of the sessions that start after row 0, the time at which the first one starts, and the last one.
     starts: Option<(i64, i64)>,
+    /// The session of each run of samples of one session, in clustered order.
+    runs: Vec<i64>,
     /// Decoded size, as if every sample had its lists.
     pub(super) decoded_bytes: u64,
 }
 
 /// A row group's span, and what is wrong with its order: column, row and message.
 pub(super) fn check_row_group(
-    order: Order,
+    sessions_order: SessionOrder,
     sessions: &[i64],
     times: &[i64],
 ) -> (Span, Vec<(&'static str, usize, String)>) {
+    let order = sessions_order.order;
     let mut span = Span { rows: times.len(), ..Span::default() };
     let (Some(first), Some(last)) = (times.first(), times.last()) else { return (span, Vec::new()) };
     span.first = (sessions[0], *first);
     span.last = (sessions[sessions.len() - 1], *last);
+    if order.is_clustered() {
+        span.runs.push(sessions[0]);
+    }
     let mut numbers = Finding::default();
     let mut descending = Finding::default();
     let mut starts = Finding::default();
@@ -37,8 +71,9 @@ pub(super) fn check_row_group(
             }
             continue;
         }
-        if before.checked_add(1) != Some(now) {
-            numbers.add(row, || not_next(before, now));
+        span.runs.push(now);
+        if let Some(message) = sessions_order.wrong_succession(before, now) {
+            numbers.add(row, || message);
         }
         let (_, last) = span.starts.unwrap_or((0, i64::MIN));
         if order == Order::Session && times[row] < last {
@@ -55,10 +90,6 @@ const STARTS_EARLIER: &str = "the session starts earlier than the one before it"
 fn earlier(order: Order) -> String {
     let within = if order.is_clustered() { " of its session" } else { "" };
     format!("the sample is earlier than the one before it{within}")
-}
-
-fn not_next(before: i64, now: i64) -> String {
-    format!("session {now} follows session {before}; sessions are contiguous and numbered without gaps")
 }
 
 /// The first row of a row group where something is wrong, and how many rows it is wrong in.
@@ -86,10 +117,13 @@ impl Finding {
     }
 }
 
-/// Follows the order of a partition from row group to row group.
+/// Follows the order of one bucket of a partition from row group to row group.
 #[derive(Debug)]
 pub(super) struct OrderCheck {
+    sessions_order: SessionOrder,
     order: Order,
+    /// The session of each run of samples so far: 8 bytes a session.
+    runs: Vec<i64>,
     /// Session and time of the last row so far; unknown before the first row group, and after one that cannot be read.
     last: Option<(i64, i64)>,
     at_start: bool,
@@ -109,11 +143,13 @@ struct Ended {
 }
 
 impl OrderCheck {
-    pub(super) fn new(order: Order) -> Self {
-        Self { order, last: None, at_start: true, session_start: None, row_groups: Vec::new() }
+    pub(super) fn new(sessions_order: SessionOrder) -> Self {
+        let order = sessions_order.order;
+        let (runs, row_groups) = (Vec::new(), Vec::new());
+        Self { sessions_order, order, runs, last: None, at_start: true, session_start: None, row_groups }
     }
 
-    /// The next row group of the partition, or `None` in place of one that could not be read.
+    /// The next row group of the bucket, or `None` in place of one that could not be read.
     pub(super) fn next(&mut self, path: &str, index: usize, span: Option<Span>) -> Vec<Problem> {
         let at_start = std::mem::replace(&mut self.at_start, false);
         let Some(span) = span.filter(|span| span.rows > 0) else {
@@ -133,12 +169,11 @@ impl OrderCheck {
             Some((_, last)) if (continues || !self.order.is_clustered()) && time < last => {
                 problems.push(problem(TIME_COLUMN, earlier(self.order)));
             }
-            Some((last, _))
-                if self.order.is_clustered() && !continues && last.checked_add(1) != Some(session) =>
-            {
-                problems.push(problem(SESSION_COLUMN, not_next(last, session)));
+            Some((last, _)) if self.order.is_clustered() && !continues => {
+                let wrong = self.sessions_order.wrong_succession(last, session);
+                problems.extend(wrong.map(|message| problem(SESSION_COLUMN, message)));
             }
-            None if at_start && self.order.is_clustered() && session != 0 => {
+            None if at_start && self.sessions_order.numbered && self.order.is_clustered() && session != 0 => {
                 let message = format!("the partition's first session has the number {session}, not 0");
                 problems.push(problem(SESSION_COLUMN, message));
             }
@@ -155,15 +190,19 @@ impl OrderCheck {
             self.session_start = span.starts.map(|(_, last)| last).or(self.session_start);
         }
         self.last = Some(span.last);
+        self.runs.extend(span.runs.iter().skip(usize::from(continues)));
         let (path, decoded_bytes) = (path.to_owned(), span.decoded_bytes);
         self.row_groups.push(Ended { path, index, decoded_bytes, inside_session: false });
         problems
     }
 
-    /// The sessions of the partition, as the number of the last one tells in clustered order.
-    pub(super) fn sessions(&self) -> Option<u64> {
-        let (last, _) = self.last.filter(|_| self.order.is_clustered())?;
-        u64::try_from(last).ok()?.checked_add(1)
+    /// The number of sessions of the bucket, in clustered order; and one whose samples are not contiguous, if there is one.
+    pub(super) fn sessions(&self) -> (u64, Option<i64>) {
+        let mut sessions = self.runs.clone();
+        sessions.sort_unstable();
+        let split = sessions.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+        sessions.dedup();
+        (sessions.len() as u64, split)
     }
 
     /// Row groups that begin inside a session.
@@ -200,6 +239,8 @@ mod tests {
 
     /// The messages for row groups of (session, time).
     fn messages(order: Order, row_groups: &[&[(i64, i64)]]) -> Vec<String> {
+        // As numbers they are in order, and as hashes they are as well.
+        let order = SessionOrder { order, numbered: true };
         let mut check = OrderCheck::new(order);
         let mut found = Vec::new();
         for (index, rows) in row_groups.iter().enumerate() {
@@ -251,19 +292,40 @@ mod tests {
 
     #[test]
     fn a_session_may_be_cut_only_where_it_does_not_fit() {
-        let mut check = OrderCheck::new(Order::Session);
+        let mut check = OrderCheck::new(SessionOrder { order: Order::Session, numbered: false });
         for (index, (first, last, decoded_bytes)) in
             [((0, 1), (1, 5), 100), ((1, 5), (1, 6), 210), ((1, 6), (3, 9), 120), ((4, 9), (4, 9), 10)]
                 .into_iter()
                 .enumerate()
         {
-            let span = Span { rows: 2, first, last, starts: None, decoded_bytes };
+            let runs = (first.0..=last.0).collect();
+            let span = Span { rows: 2, first, last, starts: None, runs, decoded_bytes };
             assert!(check.next("file", index, Some(span)).is_empty());
         }
-        assert_eq!((check.row_groups_inside_sessions(), check.sessions()), (2, Some(5)));
+        assert_eq!((check.row_groups_inside_sessions(), check.sessions()), (2, (5, None)));
         assert!(check.small_row_groups().is_empty());
         check.row_groups[0].decoded_bytes = 59;
         let small = check.small_row_groups();
         assert_eq!((small.len(), small[0].row_group), (1, Some(0)));
+    }
+
+    #[test]
+    fn hashed_sessions_are_contiguous_and_in_their_order() {
+        let found = |order, row_groups: [&[Place]; 2]| {
+            let order = SessionOrder { order, numbered: false };
+            let mut check = OrderCheck::new(order);
+            let mut problems = 0;
+            for (index, rows) in row_groups.iter().enumerate() {
+                let (sessions, times): (Vec<i64>, Vec<i64>) = rows.iter().copied().unzip();
+                let (span, within) = check_row_group(order, &sessions, &times);
+                problems += within.len() + check.next("file", index, Some(span)).len();
+            }
+            (problems, check.sessions())
+        };
+        assert_eq!(found(Order::Session, [&[(9, 1), (9, 5), (4, 2)], &[(4, 3), (7, 3)]]), (0, (3, None)));
+        assert_eq!(found(Order::Session, [&[(9, 1), (4, 2)], &[(9, 3)]]), (0, (2, Some(9))));
+        assert_eq!(found(Order::Session, [&[(9, 5), (4, 2)], &[(8, 6)]]).0, 1);
+        assert_eq!(found(Order::SessionHash, [&[(4, 7), (9, 1)], &[(9, 2), (11, 1)]]), (0, (3, None)));
+        assert_eq!(found(Order::SessionHash, [&[(9, 1)], &[(4, 2)]]).0, 1);
     }
 }

@@ -2,15 +2,15 @@
 
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
-use super::order::{Span, check_row_group};
+use super::order::{SessionOrder, Span, check_row_group};
 use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFile, SampleLists};
-use crate::{FeatureGroup, FeatureStatistics, Manifest, Problem, SESSION_COLUMN, SparseFeature, TIME_COLUMN};
+use crate::{FeatureGroup, FeatureStatistics, Problem, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN};
 
 /// A row group to check.
 pub(super) struct RowGroupCheck<'a> {
-    pub(super) manifest: &'a Manifest,
+    pub(super) snapshot: &'a Snapshot,
     pub(super) file: &'a OpenFile,
     pub(super) index: usize,
     /// Where its samples are counted.
@@ -40,7 +40,7 @@ impl RowGroupCheck<'_> {
             counted = false;
             problem
         };
-        let schema = &self.manifest.schema;
+        let schema = &self.snapshot.schema;
         for name in schema.float_columns() {
             problems.extend(self.add_floats(name, &mut samples).err().map(&mut unreadable));
         }
@@ -68,13 +68,9 @@ impl RowGroupCheck<'_> {
     fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, Vec<SampleDigest>), Problem> {
         let sessions = self.file.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
         let times = self.file.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
-        let (span, found) = check_row_group(self.manifest.order, &sessions, &times);
+        let (span, found) = check_row_group(SessionOrder::of(self.snapshot), &sessions, &times);
         problems.extend(found.into_iter().map(|(column, row, message)| self.problem(column, row, message)));
-        problems.extend(
-            self.totals
-                .see_sessions(&sessions)
-                .map(|(row, message)| self.problem(SESSION_COLUMN, row, message)),
-        );
+        self.totals.see_sessions(&sessions);
         let seed = ColumnSeed::new(TIME_COLUMN);
         let mut samples = vec![SampleDigest::default(); times.len()];
         for (sample, time) in samples.iter_mut().zip(times.iter()) {
@@ -99,7 +95,7 @@ impl RowGroupCheck<'_> {
         feature: &SparseFeature,
         samples: &mut [SampleDigest],
     ) -> Result<(FeatureStatistics, Option<Problem>), Problem> {
-        let lists = self.file.lists(self.index, self.manifest.layout, group, feature)?;
+        let lists = self.file.lists(self.index, self.snapshot.layout, group, feature)?;
         let seed = ColumnSeed::new(&feature.name);
         let mut part = 0;
         for (i, sample) in samples.iter_mut().enumerate() {
@@ -120,7 +116,7 @@ impl RowGroupCheck<'_> {
         statistics: &FeatureStatistics,
     ) -> Option<Problem> {
         let name = feature.vocabulary.as_ref()?;
-        let largest = i64::try_from(self.manifest.vocabularies.get(name)?.entries).unwrap_or(i64::MAX);
+        let largest = i64::try_from(self.snapshot.vocabularies.get(name)?.entries).unwrap_or(i64::MAX);
         let known = |id: i64| (0..=largest).contains(&id);
         if statistics.min_id.is_none_or(known) && statistics.max_id.is_none_or(known) {
             return None;

@@ -1,21 +1,20 @@
-//! Sums over row groups, and their comparison with the manifest's.
+//! Sums over row groups, and their comparison with the snapshot's.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use super::partition_path;
 use crate::digest::Digest;
 use crate::scan::SampleLists;
-use crate::{FeatureStatistics, MANIFEST_FILE, Manifest, Partition, Problem, SESSION_COLUMN};
+use crate::snapshot::SNAPSHOTS;
+use crate::{FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot};
 
 /// What the row groups of a partition have together.
 #[derive(Debug)]
 pub(super) struct PartitionTotals {
     sums: Mutex<Sums>,
-    /// In arrival order, where sessions are not contiguous, a bit for every session: whether a sample of it was seen.
-    seen: Option<Vec<AtomicU64>>,
-    sessions: u64,
+    /// The sessions seen, in arrival order, where they are not contiguous: about 16 bytes a session.
+    seen: Option<Mutex<HashSet<i64>>>,
 }
 
 #[derive(Debug, Default)]
@@ -26,12 +25,9 @@ struct Sums {
 }
 
 impl PartitionTotals {
-    pub(super) fn new(manifest: &Manifest, partition: &Partition) -> Self {
-        // More sessions than samples are a problem of their own, and no reason to set bits aside for them.
-        let sessions = partition.sessions.min(partition.samples);
-        let words = usize::try_from(sessions.div_ceil(64)).unwrap_or(0);
-        let seen = (!manifest.order.is_clustered()).then(|| (0..words).map(|_| AtomicU64::new(0)).collect());
-        Self { sums: Mutex::default(), seen, sessions }
+    pub(super) fn new(snapshot: &Snapshot) -> Self {
+        let seen = (!snapshot.order.is_clustered()).then(Mutex::default);
+        Self { sums: Mutex::default(), seen }
     }
 
     /// Counts a row group, with its features in the schema's order.
@@ -44,54 +40,41 @@ impl PartitionTotals {
         sums.digest.merge(digest);
     }
 
-    /// Notes the sessions of a row group in arrival order; gives the first row whose session cannot be.
-    pub(super) fn see_sessions(&self, sessions: &[i64]) -> Option<(usize, String)> {
-        let seen = self.seen.as_ref()?;
-        let mut impossible = None;
-        for (row, session) in sessions.iter().enumerate() {
-            match u64::try_from(*session).ok().filter(|session| *session < self.sessions) {
-                Some(session) => {
-                    seen[(session / 64) as usize].fetch_or(1 << (session % 64), Ordering::Relaxed);
-                }
-                None if impossible.is_none() => {
-                    let message =
-                        format!("the partition has {} sessions, this is number {session}", self.sessions);
-                    impossible = Some((row, message));
-                }
-                None => {}
-            }
+    /// Notes the sessions of a row group in arrival order.
+    pub(super) fn see_sessions(&self, sessions: &[i64]) {
+        if let Some(seen) = &self.seen {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).extend(sessions);
         }
-        impossible
     }
 
-    /// Where the partition's samples, all of which were counted, are not what the manifest says. `last_session` tells
-    /// how many sessions they are in clustered order.
+    /// Where the partition's samples, all of which were counted, are not what the snapshot says. `clustered_sessions`
+    /// is how many sessions they are in clustered order.
     pub(super) fn problems(
         &self,
-        manifest: &Manifest,
+        snapshot: &Snapshot,
         partition: &Partition,
-        last_session: Option<u64>,
+        clustered_sessions: u64,
     ) -> Vec<Problem> {
         let path = partition_path(partition);
         let wrong = |message: String| Problem::new(&path, message);
         let mut problems = Vec::new();
         let sessions = match &self.seen {
-            None => last_session.unwrap_or(0),
-            Some(seen) => seen.iter().map(|bits| u64::from(bits.load(Ordering::Relaxed).count_ones())).sum(),
+            None => clustered_sessions,
+            Some(seen) => seen.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
         };
         if sessions != partition.sessions {
-            let message = format!("it has {sessions} sessions, the manifest says {}", partition.sessions);
+            let message = format!("it has {sessions} sessions, the snapshot says {}", partition.sessions);
             problems.push(wrong(message).in_column(SESSION_COLUMN));
         }
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = manifest.schema.sparse_features().zip(&sums.features);
+        let counted = snapshot.schema.sparse_features().zip(&sums.features);
         for (feature, found) in counted.filter(|_| !partition.features.is_empty()) {
             let expected = partition.features.get(&feature.name).copied().unwrap_or_default();
             problems.extend(differences(&expected, found).map(|m| wrong(m).in_column(&feature.name)));
         }
         if let Some(expected) = partition.digest.filter(|expected| *expected != sums.digest) {
             let message = format!(
-                "the samples are not those that were written: their digest is {}, the manifest says {expected}",
+                "the samples are not those that were written: their digest is {}, the snapshot says {expected}",
                 sums.digest
             );
             problems.push(wrong(message));
@@ -100,12 +83,12 @@ impl PartitionTotals {
     }
 }
 
-/// Where the manifest's figures over all partitions are not the sums of its partitions'.
-pub(super) fn manifest_problems(manifest: &Manifest) -> Vec<Problem> {
+/// Where the snapshot's figures over all partitions are not the sums of its partitions'.
+pub(super) fn snapshot_problems(snapshot: &Snapshot) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let statistics = &manifest.statistics;
+    let statistics = &snapshot.statistics;
     let sum = |of: &dyn Fn(&Partition) -> u64| {
-        manifest.partitions.iter().fold(0_u64, |s, p| s.saturating_add(of(p)))
+        snapshot.partitions.iter().fold(0_u64, |s, p| s.saturating_add(of(p)))
     };
     let bytes =
         |p: &Partition| p.files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes_on_disk));
@@ -115,45 +98,45 @@ pub(super) fn manifest_problems(manifest: &Manifest) -> Vec<Problem> {
     ];
     for (what, total, sum) in totals.into_iter().filter(|(_, total, sum)| total != sum) {
         let message = format!("the statistics count {total} {what}, the partitions {sum}");
-        problems.push(Problem::new(MANIFEST_FILE, message));
+        problems.push(Problem::new(SNAPSHOTS, message));
     }
-    if manifest.partitions.iter().any(|partition| !partition.features.is_empty()) {
+    if snapshot.partitions.iter().any(|partition| !partition.features.is_empty()) {
         let mut sums: BTreeMap<String, FeatureStatistics> = BTreeMap::new();
-        for (name, feature) in manifest.partitions.iter().flat_map(|partition| &partition.features) {
+        for (name, feature) in snapshot.partitions.iter().flat_map(|partition| &partition.features) {
             sums.entry(name.clone()).or_default().merge(feature);
         }
-        problems.extend(total_problems(manifest, &sums));
+        problems.extend(total_problems(snapshot, &sums));
     }
     problems
 }
 
 /// What was counted of the features in all partitions.
 pub(super) fn feature_sums(
-    manifest: &Manifest,
+    snapshot: &Snapshot,
     totals: &[PartitionTotals],
 ) -> BTreeMap<String, FeatureStatistics> {
     let mut sums: BTreeMap<String, FeatureStatistics> = BTreeMap::new();
     for partition in totals {
         let partition = partition.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        for (feature, counted) in manifest.schema.sparse_features().zip(&partition.features) {
+        for (feature, counted) in snapshot.schema.sparse_features().zip(&partition.features) {
             sums.entry(feature.name.clone()).or_default().merge(counted);
         }
     }
     sums
 }
 
-/// Where the manifest's figures of features over all partitions are not `sums`.
+/// Where the snapshot's figures of features over all partitions are not `sums`.
 pub(super) fn total_problems(
-    manifest: &Manifest,
+    snapshot: &Snapshot,
     sums: &BTreeMap<String, FeatureStatistics>,
 ) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for feature in manifest.schema.sparse_features() {
+    for feature in snapshot.schema.sparse_features() {
         let of = |figures: &BTreeMap<String, FeatureStatistics>| {
             figures.get(&feature.name).copied().unwrap_or_default()
         };
-        let found = differences(&of(&manifest.statistics.features), &of(sums));
-        problems.extend(found.map(|message| Problem::new(MANIFEST_FILE, message).in_column(&feature.name)));
+        let found = differences(&of(&snapshot.statistics.features), &of(sums));
+        problems.extend(found.map(|message| Problem::new(SNAPSHOTS, message).in_column(&feature.name)));
     }
     problems
 }
@@ -174,7 +157,7 @@ pub(super) fn count_lists(lists: &SampleLists) -> FeatureStatistics {
     counted
 }
 
-/// What differs between the figures that the manifest has and those that were found.
+/// What differs between the figures that the snapshot has and those that were found.
 fn differences(
     expected: &FeatureStatistics,
     found: &FeatureStatistics,
@@ -191,5 +174,5 @@ fn differences(
     let pairs = figures(expected).into_iter().zip(figures(found));
     pairs
         .filter(|(expected, found)| expected != found)
-        .map(|((what, expected), (_, found))| format!("its {what} is {found}, the manifest says {expected}"))
+        .map(|((what, expected), (_, found))| format!("its {what} is {found}, the snapshot says {expected}"))
 }

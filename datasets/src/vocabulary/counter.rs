@@ -24,13 +24,18 @@ impl CountBudget {
         self.limit - self.left.load(Ordering::Relaxed)
     }
 
+    /// Bytes of the whole budget.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.limit
+    }
+
     /// Takes `bytes`, or nothing if fewer are left.
-    fn take(&self, bytes: usize) -> bool {
+    pub(super) fn take(&self, bytes: usize) -> bool {
         let less = |left: u64| left.checked_sub(bytes as u64);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    fn give_back(&self, bytes: usize) {
+    pub(super) fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }

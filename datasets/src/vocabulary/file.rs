@@ -1,11 +1,11 @@
 //! The Parquet file of a vocabulary.
 
-use std::io::{Read, Seek};
-use std::path::{Component, Path};
+use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt64Array};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt64Type};
+use bytes::Bytes;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -14,20 +14,22 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
-use super::table::IdTable;
+use super::originals::{OriginalKind, Originals};
 use crate::process::catch_panic;
-use crate::{Error, Manifest, Result, commit, suggest, units};
+use crate::snapshot::stays_inside;
+use crate::storage::{HashingWriter, Storage, read_footer};
+use crate::{Error, Result, Snapshot, suggest, units};
 
 /// Rows that are encoded or decoded at once.
 const BATCH_ROWS: usize = 64 << 10;
 /// Rows of a row group.
 const ROW_GROUP_ROWS: usize = 1 << 20;
 
-/// What a manifest records of a vocabulary.
+/// What a snapshot records of a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyFile {
-    /// Path relative to the dataset directory, with `/` between its parts.
+    /// Path relative to the dataset's folder, with `/` between its parts.
     pub path: String,
     /// Originals that have an id: the largest id.
     pub entries: u64,
@@ -38,28 +40,22 @@ pub struct VocabularyFile {
 }
 
 impl Vocabulary {
-    /// Writes the vocabulary to the file `path` of the dataset in `directory`, and syncs it; folders on the way are made.
-    /// A file that is there is overwritten, so `path` is one that no committed manifest names.
+    /// Writes the vocabulary to the file `path` of the dataset in `storage`. `path` is one that no snapshot names.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] or [`Error::Parquet`] if it cannot be written; half a file may be left.
-    pub fn write(&self, directory: &Path, path: &str) -> Result<VocabularyFile> {
-        let full_path = directory.join(path);
-        let parent = full_path.parent().unwrap_or(directory);
-        fs_err::create_dir_all(parent)?;
-        let wrong = |source| Error::write_parquet(&full_path, source);
-        let properties = properties().map_err(wrong)?;
-        let file = fs_err::File::create(&full_path)?;
-        let mut writer = ArrowWriter::try_new(file, columns(), Some(properties)).map_err(wrong)?;
+    /// [`Error::Write`], [`Error::Store`] or [`Error::Parquet`] if it cannot be written; the file does not appear then.
+    pub fn write(&self, storage: &Storage, path: &str) -> Result<VocabularyFile> {
+        let shown = storage.shown(path);
+        let wrong = |source| Error::write_parquet(&shown, source);
+        let properties = properties(self.kind()).map_err(wrong)?;
+        let upload = HashingWriter::new(storage.upload(path)?);
+        let mut writer =
+            ArrowWriter::try_new(upload, columns(self.kind()), Some(properties)).map_err(wrong)?;
         for start in (0..self.len()).step_by(BATCH_ROWS) {
             writer.write(&self.batch(start)?).map_err(wrong)?;
         }
-        writer.finish().map_err(wrong)?;
-        writer.inner().sync_all()?;
-        drop(writer);
-        commit::sync_directory(parent)?;
-        let (bytes_on_disk, sha256) = checksum(&mut fs_err::File::open(&full_path)?)?;
+        let (bytes_on_disk, sha256) = writer.into_inner().map_err(wrong)?.finish()?;
         Ok(VocabularyFile { path: path.to_owned(), entries: self.len() as u64, bytes_on_disk, sha256 })
     }
 
@@ -67,137 +63,159 @@ impl Vocabulary {
     fn batch(&self, start: usize) -> Result<RecordBatch> {
         let end = self.len().min(start + BATCH_ROWS);
         let ids = Int64Array::from_iter_values(start as i64 + 1..=end as i64);
-        let originals = Int64Array::from(self.originals[start..end].to_vec());
+        let originals: ArrayRef = match &self.originals {
+            Originals::Integers(integers) => Arc::new(Int64Array::from(integers[start..end].to_vec())),
+            Originals::Texts(texts) => {
+                Arc::new((start..end).map(|at| texts.get(at)).collect::<StringArray>())
+            }
+        };
         let counts = UInt64Array::from(self.counts[start..end].to_vec());
-        let arrays: Vec<ArrayRef> = vec![Arc::new(ids), Arc::new(originals), Arc::new(counts)];
-        Ok(RecordBatch::try_new(columns(), arrays)?)
+        let arrays: Vec<ArrayRef> = vec![Arc::new(ids), originals, Arc::new(counts)];
+        Ok(RecordBatch::try_new(columns(self.kind()), arrays)?)
     }
 
-    /// Reads the vocabulary `name` of the dataset in `directory`, whose manifest this is.
+    /// Reads the vocabulary `name` of the dataset at `location`, of this snapshot.
     ///
     /// # Errors
     ///
     /// [`Error::Schema`] if the dataset has no vocabulary of that name, and as [`read`](Self::read).
-    pub fn load(directory: &Path, manifest: &Manifest, name: &str) -> Result<Self> {
-        match manifest.vocabularies.get(name) {
-            Some(file) => Self::read(directory, file),
+    pub fn load(location: &Path, snapshot: &Snapshot, name: &str) -> Result<Self> {
+        match snapshot.vocabularies.get(name) {
+            Some(file) => Self::read(&Storage::open(location)?, file),
             None => Err(Error::Schema {
                 message: format!("the dataset has no vocabulary `{name}`"),
-                hint: suggest(name, manifest.vocabularies.keys().map(String::as_str)),
+                hint: suggest(name, snapshot.vocabularies.keys().map(String::as_str)),
             }),
         }
     }
 
-    /// Reads the vocabulary that the manifest of the dataset in `directory` records as `file`, and checks all of it.
+    /// Whether the vocabulary that a snapshot of the dataset in `storage` records as `file` has integers or texts, from the
+    /// file's footer alone.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if there is no such file, [`Error::Vocabulary`] if its size, checksum, columns or number of
-    /// entries are not the recorded ones, the ids do not count from 1, or an original occurs twice.
-    pub fn read(directory: &Path, file: &VocabularyFile) -> Result<Self> {
-        let relative = Path::new(&file.path);
-        let path = directory.join(relative);
-        let wrong = |message| Error::Vocabulary { path: path.clone(), message };
-        if !relative.components().all(|part| matches!(part, Component::Normal(_))) {
+    /// [`Error::Vocabulary`] if there is no such file, or it is not a vocabulary.
+    pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
+        let footer = read_footer(storage, &file.path, file.bytes_on_disk, None);
+        footer
+            .and_then(|footer| kind_of(footer.schema()))
+            .map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })
+    }
+
+    /// Reads the vocabulary that a snapshot of the dataset in `storage` records as `file`, and checks all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size, checksum,
+    /// columns or number of entries are not the recorded ones, the ids do not count from 1, or an original occurs twice.
+    pub fn read(storage: &Storage, file: &VocabularyFile) -> Result<Self> {
+        let wrong = |message| Error::Vocabulary { path: storage.shown(&file.path), message };
+        if !stays_inside(&file.path) {
             return Err(wrong("the path leaves the dataset".to_owned()));
         }
-        let mut open = fs_err::File::open(&path)?;
-        let (bytes, sha256) = checksum(&mut open)?;
-        if (bytes, &sha256) != (file.bytes_on_disk, &file.sha256) {
-            let message = if bytes == file.bytes_on_disk {
-                "its SHA-256 is not the manifest's".to_owned()
-            } else {
-                format!("it has {bytes} bytes, the manifest records {}", file.bytes_on_disk)
-            };
+        let content = storage.read(&file.path)?.ok_or_else(|| wrong("it is missing".to_owned()))?;
+        if content.len() as u64 != file.bytes_on_disk {
+            let message =
+                format!("it has {} bytes, the snapshot records {}", content.len(), file.bytes_on_disk);
             return Err(wrong(message));
         }
-        open.rewind()?;
+        if units::format_hex(&Sha256::digest(&content)) != file.sha256 {
+            return Err(wrong("its SHA-256 is not the one that the snapshot records".to_owned()));
+        }
         // Decoders panic on some damaged bytes.
-        catch_panic(|| decode(open.into_file(), file.entries)).map_err(wrong)
+        catch_panic(|| decode(content, file.entries)).map_err(wrong)
     }
 }
 
-/// The file's columns.
-fn columns() -> SchemaRef {
+/// The columns of a file with originals of this kind.
+fn columns(kind: OriginalKind) -> SchemaRef {
+    let original = match kind {
+        OriginalKind::Integer => DataType::Int64,
+        OriginalKind::Text => DataType::Utf8,
+    };
     Arc::new(Schema::new(vec![
         Field::new("id", DataType::Int64, false),
-        Field::new("original", DataType::Int64, false),
+        Field::new("original", original, false),
         Field::new("count", DataType::UInt64, false),
     ]))
 }
 
-/// No column has values that repeat much: differences, compressed.
-fn properties() -> parquet::errors::Result<WriterProperties> {
-    Ok(WriterProperties::builder()
+/// The kind of the originals in a file with these columns; an error is a sentence.
+fn kind_of(found: &Schema) -> Result<OriginalKind, String> {
+    let same = |(a, b): (&Arc<Field>, &Arc<Field>)| (a.name(), a.data_type()) == (b.name(), b.data_type());
+    let fits = |kind: &OriginalKind| {
+        found.fields().len() == 3 && found.fields().iter().zip(columns(*kind).fields()).all(same)
+    };
+    [OriginalKind::Integer, OriginalKind::Text]
+        .into_iter()
+        .find(fits)
+        .ok_or_else(|| format!("it has the columns {found}, not `id`, `original` and `count`"))
+}
+
+/// Values seldom repeat: integers as differences, texts by their lengths, all compressed.
+fn properties(kind: OriginalKind) -> parquet::errors::Result<WriterProperties> {
+    let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?))
         .set_dictionary_enabled(false)
         .set_encoding(Encoding::DELTA_BINARY_PACKED)
-        .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
-        .build())
-}
-
-/// Size and SHA-256 of an open file.
-fn checksum(file: &mut fs_err::File) -> Result<(u64, String)> {
-    let (mut digest, mut bytes) = (Sha256::new(), 0);
-    let mut buffer = vec![0; 256 << 10];
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok((bytes, units::format_hex(&digest.finalize())));
+        .set_max_row_group_row_count(Some(ROW_GROUP_ROWS));
+    Ok(match kind {
+        OriginalKind::Integer => properties,
+        OriginalKind::Text => {
+            properties.set_column_encoding("original".into(), Encoding::DELTA_LENGTH_BYTE_ARRAY)
         }
-        digest.update(&buffer[..read]);
-        bytes += read as u64;
     }
+    .build())
 }
 
 /// Decodes and checks a file of `entries` rows; an error is a sentence.
-fn decode(file: std::fs::File, entries: u64) -> Result<Vocabulary, String> {
+fn decode(file: Bytes, entries: u64) -> Result<Vocabulary, String> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
-    let found = builder.schema();
-    let same = |(a, b): (&Arc<Field>, &Arc<Field>)| (a.name(), a.data_type()) == (b.name(), b.data_type());
-    if found.fields().len() != 3 || !found.fields().iter().zip(columns().fields()).all(same) {
-        return Err(format!("it has the columns {found}, not `id`, `original` and `count`"));
-    }
+    let kind = kind_of(builder.schema())?;
     let rows = builder.metadata().file_metadata().num_rows();
     if u64::try_from(rows) != Ok(entries) {
-        return Err(format!("it has {rows} entries, the manifest records {entries}"));
+        return Err(format!("it has {rows} entries, the snapshot records {entries}"));
     }
     let batches = builder.with_batch_size(BATCH_ROWS).build().map_err(|error| error.to_string())?;
-    let (mut originals, mut counts) = (Vec::new(), Vec::new());
+    let (mut originals, mut counts) = (Originals::empty(kind), Vec::new());
     for batch in batches {
         let batch = batch.map_err(|error| error.to_string())?;
         if let Some(column) = batch.columns().iter().position(|column| column.null_count() > 0) {
-            return Err(format!("there are nulls in the column `{}`", columns().field(column).name()));
+            return Err(format!("there are nulls in the column `{}`", columns(kind).field(column).name()));
         }
         let ids = batch.column(0).as_primitive::<Int64Type>().values();
         if let Some((row, id)) = (originals.len() as i64 + 1..).zip(ids).find(|(row, id)| row != *id) {
             return Err(format!("row {} has the id {id}; ids count from 1", row - 1));
         }
-        originals.extend_from_slice(batch.column(1).as_primitive::<Int64Type>().values());
+        match &mut originals {
+            Originals::Integers(integers) => {
+                integers.extend_from_slice(batch.column(1).as_primitive::<Int64Type>().values());
+            }
+            Originals::Texts(texts) => {
+                batch.column(1).as_string::<i32>().iter().flatten().for_each(|text| texts.push(text));
+            }
+        }
         counts.extend_from_slice(batch.column(2).as_primitive::<UInt64Type>().values());
     }
     if originals.len() as u64 != entries {
         return Err(format!("{} of {entries} entries could be read", originals.len()));
     }
-    if let Some(original) = repeated(&originals) {
-        return Err(format!("the original {original} has two ids"));
-    }
-    Ok(Vocabulary::from_columns(originals, counts))
-}
-
-/// A value that occurs twice, if there is one.
-fn repeated(values: &[i64]) -> Option<i64> {
-    let mut seen = IdTable::with_room_for(values.len());
-    values.iter().copied().find(|value| {
-        let known = seen.get(*value) != 0;
-        seen.add(*value, 1);
-        known
-    })
+    Vocabulary::from_columns(originals, counts)
+        .map_err(|original| format!("the original {original} has two ids"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn storage(directory: &tempfile::TempDir) -> Storage {
+        Storage::open(directory.path()).unwrap()
+    }
+
+    fn checksum(path: &Path) -> (u64, String) {
+        let bytes = fs_err::read(path).unwrap();
+        (bytes.len() as u64, units::format_hex(&Sha256::digest(&bytes)))
+    }
 
     /// A vocabulary of far originals, in a file of more than one batch.
     fn vocabulary() -> Vocabulary {
@@ -209,25 +227,26 @@ mod tests {
     fn what_is_written_is_what_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let written = vocabulary();
-        let file = written.write(directory.path(), "vocabularies/item-g3.parquet").unwrap();
+        let file = written.write(&storage(&directory), "vocabularies/item-g3.parquet").unwrap();
         assert_eq!(file.entries, written.len() as u64);
         assert!(written.len() > BATCH_ROWS);
-        let read = Vocabulary::read(directory.path(), &file).unwrap();
+        let read = Vocabulary::read(&storage(&directory), &file).unwrap();
         assert_eq!(read, written);
-        assert!(read.apply(&written.originals).into_iter().eq(1..=file.entries as i64));
+        let Originals::Integers(originals) = &written.originals else { panic!("texts") };
+        assert!(read.apply(originals).into_iter().eq(1..=file.entries as i64));
         let empty = Vocabulary::from_counts([], 1);
-        let file = empty.write(directory.path(), "empty.parquet").unwrap();
-        assert_eq!(Vocabulary::read(directory.path(), &file).unwrap(), empty);
+        let file = empty.write(&storage(&directory), "empty.parquet").unwrap();
+        assert_eq!(Vocabulary::read(&storage(&directory), &file).unwrap(), empty);
     }
 
     #[test]
     fn vocabularies_are_found_by_name() {
         let directory = tempfile::tempdir().unwrap();
-        let file = vocabulary().write(directory.path(), "item.parquet").unwrap();
-        let mut manifest = Manifest::parse(MANIFEST).unwrap();
-        manifest.vocabularies.insert("item".into(), file);
-        assert_eq!(Vocabulary::load(directory.path(), &manifest, "item").unwrap(), vocabulary());
-        let error = Vocabulary::load(directory.path(), &manifest, "items").unwrap_err().to_string();
+        let file = vocabulary().write(&storage(&directory), "item.parquet").unwrap();
+        let mut snapshot = Snapshot::parse(MANIFEST).unwrap();
+        snapshot.vocabularies.insert("item".into(), file);
+        assert_eq!(Vocabulary::load(directory.path(), &snapshot, "item").unwrap(), vocabulary());
+        let error = Vocabulary::load(directory.path(), &snapshot, "items").unwrap_err().to_string();
         assert_eq!(
             error,
             "the dataset has no vocabulary `items`\n  hint: did you mean `item`? Known names: `item`"
@@ -244,35 +263,38 @@ mod tests {
     #[test]
     fn equal_vocabularies_are_equal_files() {
         let directory = tempfile::tempdir().unwrap();
-        let sums = ["a", "b"].map(|name| vocabulary().write(directory.path(), name).unwrap().sha256);
+        let sums = ["a", "b"].map(|name| vocabulary().write(&storage(&directory), name).unwrap().sha256);
         assert_eq!(sums[0], sums[1]);
     }
 
     #[test]
     fn what_is_not_the_recorded_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let file = vocabulary().write(directory.path(), "v.parquet").unwrap();
+        let file = vocabulary().write(&storage(&directory), "v.parquet").unwrap();
         let path = directory.path().join("v.parquet");
-        let refused = |file: &VocabularyFile| match Vocabulary::read(directory.path(), file) {
+        let refused = |file: &VocabularyFile| match Vocabulary::read(&storage(&directory), file) {
             Err(error @ Error::Vocabulary { .. }) => error.to_string(),
             other => panic!("{other:?}"),
         };
         let away = VocabularyFile { path: "../v.parquet".into(), ..file.clone() };
         assert!(refused(&away).contains("leaves the dataset"));
         let other_count = VocabularyFile { entries: file.entries + 1, ..file.clone() };
-        assert!(refused(&other_count).contains("the manifest records"), "{}", refused(&other_count));
+        assert!(refused(&other_count).contains("the snapshot records"), "{}", refused(&other_count));
 
         let mut bytes = fs_err::read(&path).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
         fs_err::write(&path, &bytes).unwrap();
         let text = refused(&file);
-        assert!(text.contains("v.parquet`: its SHA-256 is not the manifest's\n  hint: "), "{text}");
+        assert!(
+            text.contains("v.parquet`: its SHA-256 is not the one that the snapshot records\n  hint: "),
+            "{text}"
+        );
         bytes.pop();
         fs_err::write(&path, &bytes).unwrap();
-        assert!(refused(&file).contains("bytes, the manifest records"));
+        assert!(refused(&file).contains("bytes, the snapshot records"));
         fs_err::remove_file(&path).unwrap();
-        assert!(matches!(Vocabulary::read(directory.path(), &file), Err(Error::Io(_))));
+        assert!(matches!(Vocabulary::read(&storage(&directory), &file), Err(Error::Vocabulary { .. })));
     }
 
     /// The error of reading a file of these columns with the right checksum.
@@ -290,10 +312,10 @@ mod tests {
         let mut writer = ArrowWriter::try_new(out, rows.schema(), None).unwrap();
         writer.write(&rows).unwrap();
         writer.finish().unwrap();
-        let (bytes_on_disk, sha256) = checksum(&mut fs_err::File::open(&path).unwrap()).unwrap();
+        let (bytes_on_disk, sha256) = checksum(&path);
         let entries = rows.num_rows() as u64;
         let file = VocabularyFile { path: "v.parquet".into(), entries, bytes_on_disk, sha256 };
-        Vocabulary::read(directory.path(), &file).unwrap_err().to_string()
+        Vocabulary::read(&storage(&directory), &file).unwrap_err().to_string()
     }
 
     #[test]
@@ -312,10 +334,9 @@ mod tests {
     fn a_file_that_is_no_parquet_is_refused_with_its_place() {
         let directory = tempfile::tempdir().unwrap();
         fs_err::write(directory.path().join("v"), b"no").unwrap();
-        let (bytes_on_disk, sha256) =
-            checksum(&mut fs_err::File::open(directory.path().join("v")).unwrap()).unwrap();
+        let (bytes_on_disk, sha256) = checksum(&directory.path().join("v"));
         let file = VocabularyFile { path: "v".into(), entries: 1, bytes_on_disk, sha256 };
-        let text = Vocabulary::read(directory.path(), &file).unwrap_err().to_string();
+        let text = Vocabulary::read(&storage(&directory), &file).unwrap_err().to_string();
         assert!(text.contains("/v`: ") && text.contains("hint: "), "{text}");
     }
 }

@@ -1,10 +1,9 @@
-//! Tests of appending: which partitions a dataset has, and what their figures are.
+//! Tests of appending: which partitions a dataset has, and what happens to two writers.
 
-use std::collections::BTreeMap;
-
+use super::tests::{content, in_last_bucket};
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
-use crate::{FeatureStatistics, Layout, Order};
+use crate::{FeatureStatistics, Layout, OperationKind, Order};
 
 fn options(commit: Commit) -> WriterOptions {
     WriterOptions { commit, layout: Layout::Folded, ..WriterOptions::new(Order::Session) }
@@ -16,32 +15,26 @@ fn samples(count: i64, first: i64) -> RecordBatch {
     rows(&(0..count).map(sample).collect::<Vec<_>>())
 }
 
-fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Manifest {
+fn writer(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> DatasetWriter {
     let mut writer = DatasetWriter::create(root, schema(), options(commit)).unwrap();
     for (key, rows) in partitions {
         writer.write(&PartitionKey::parse(key).unwrap(), rows).unwrap();
     }
-    writer.finish().unwrap()
+    writer
 }
 
-/// Partitions by key, without what tells one commit from another.
-fn content(manifest: &Manifest) -> Vec<Partition> {
-    let mut partitions = manifest.partitions.clone();
-    for file in partitions.iter_mut().flat_map(|partition| &mut partition.files) {
-        let (start, generation) = file.path.rsplit_once("-g").unwrap();
-        assert!(generation.ends_with(".parquet"), "{generation}");
-        file.path = start.to_owned();
-    }
-    partitions
+fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Snapshot {
+    writer(root, commit, partitions).finish().unwrap().snapshot
 }
 
-/// What is in the directory besides the manifest.
-fn data_files(root: &Path) -> Vec<PathBuf> {
-    let folders = fs_err::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
-    let files = folders.filter(|path| path.is_dir()).flat_map(|folder| {
-        fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
-    });
-    let mut files: Vec<_> = files.map(|path| path.strip_prefix(root).unwrap().to_owned()).collect();
+fn keys(snapshot: &Snapshot) -> Vec<String> {
+    snapshot.partitions.iter().map(|partition| partition.key.to_string()).collect()
+}
+
+/// Paths of the data files that are there.
+fn data_files(root: &Path) -> Vec<String> {
+    let mut files: Vec<String> =
+        Storage::open(root).unwrap().list(DATA, None).unwrap().into_iter().map(|o| o.path).collect();
     files.sort();
     files
 }
@@ -50,27 +43,24 @@ fn data_files(root: &Path) -> Vec<PathBuf> {
 fn partitions_written_replace_their_own_and_keep_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
-    let (a, b, c) = (("day=1", samples(5, 10)), ("day=2", samples(7, 20)), ("day=3", samples(9, 30)));
+    let (a, b, c) = (("day=1", samples(5, 10)), ("day=2", samples(7, 20)), ("day=3", samples(3, 30)));
     let first = write(root, Commit::Create, &[c.clone(), a.clone()]);
-    let keys =
-        |manifest: &Manifest| manifest.partitions.iter().map(|p| p.key.to_string()).collect::<Vec<_>>();
-    assert_eq!(keys(&first), ["day=1", "day=3"]);
-
+    assert_eq!((keys(&first), first.snapshot), (vec!["day=1".to_owned(), "day=3".to_owned()], 1));
     let new_c = ("day=3", samples(4, 100));
     let second = write(root, Commit::Append, &[b.clone(), new_c.clone()]);
-    assert_eq!(keys(&second), ["day=1", "day=2", "day=3"]);
+    assert_eq!((keys(&second).len(), second.snapshot, &second.dataset), (3, 2, &first.dataset));
     assert_eq!(second.partitions[0], first.partitions[0]);
-    assert_eq!((second.generation, second.statistics.samples), (2, 5 + 7 + 4));
+    assert_eq!((second.operation.kind, second.operation.samples_gained), (OperationKind::Append, 8));
     let item = FeatureStatistics { values: 16, min_id: Some(10), max_id: Some(103), max_length: 1 };
     assert_eq!(second.statistics.features["item"], item);
-    let named: Vec<_> = second.file_paths().collect();
-    assert_eq!(data_files(root), named);
-
+    // Both snapshots stay readable.
+    assert_eq!(Snapshot::load_at(root, Some(1)).unwrap(), first);
+    assert_eq!(Snapshot::load(root).unwrap(), second);
+    assert_eq!(data_files(root).len(), 4);
     // The same at once, into nothing.
     let whole = tempfile::tempdir().unwrap();
     let at_once = write(whole.path(), Commit::Append, &[a, b, new_c]);
-    assert_eq!(content(&at_once), content(&second));
-    assert_eq!(at_once.statistics, second.statistics);
+    assert_eq!((content(&at_once), &at_once.statistics), (content(&second), &second.statistics));
 }
 
 #[test]
@@ -78,26 +68,123 @@ fn appending_the_same_again_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, Commit::Create, &[("day=1", samples(5, 10))]);
-    let append = || write(root, Commit::Append, &[("day=2", samples(7, 20))]);
-    let (first, second) = (append(), append());
-    assert_eq!((content(&first), &first.statistics), (content(&second), &second.statistics));
-    assert_eq!((first.generation, second.generation), (2, 3));
-    assert_eq!(data_files(root), second.file_paths().collect::<Vec<_>>());
-    // Nothing is appended at all.
-    let third = write(root, Commit::Append, &[]);
-    assert_eq!((third.partitions, third.statistics), (second.partitions, second.statistics));
+    let first = write(root, Commit::Append, &[("day=2", samples(7, 20))]);
+    let files = data_files(root);
+    let again = writer(root, Commit::Append, &[("day=2", samples(7, 20))]).finish().unwrap();
+    assert!(!again.changed);
+    assert_eq!((again.snapshot, data_files(root)), (first.clone(), files));
+    let nothing = writer(root, Commit::Append, &[]).finish().unwrap();
+    assert_eq!((nothing.changed, nothing.snapshot), (false, first));
 }
 
 #[test]
-fn an_append_that_does_not_finish_leaves_the_dataset() {
+fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let before = write(root, Commit::Create, &[("day=1", samples(5, 10))]);
-    let mut writer = DatasetWriter::create(root, schema(), options(Commit::Append)).unwrap();
-    assert_eq!(writer.appended_to(), Some(&before));
-    writer.write(&PartitionKey::parse("day=1").unwrap(), &samples(3, 50)).unwrap();
-    drop(writer);
-    assert_eq!(Manifest::load(root).unwrap(), before);
+    let fewer = [("day=1", samples(3, 50)), ("day=2", samples(1, 50))];
+    let error = writer(root, Commit::Append, &fewer).finish().unwrap_err();
+    assert!(matches!(error, Error::FewerSamples { before: 5, now: 3, .. }), "{error}");
+    assert!(error.to_string().contains("`day=1` has 5 samples, and appending would leave 3"), "{error}");
+    assert_eq!(Snapshot::load(root).unwrap(), before);
+    assert_eq!(data_files(root), before.file_paths().collect::<Vec<_>>());
+    let replaced = write(root, Commit::Replace, &fewer);
+    assert_eq!((replaced.statistics.samples, replaced.operation.samples_gained), (4, -1));
+}
+
+#[test]
+fn a_merge_keeps_the_buckets_that_it_does_not_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let create = |commit| {
+        let options = WriterOptions { buckets: 4, ..options(commit) };
+        DatasetWriter::create(directory.path(), schema(), options).unwrap()
+    };
+    let key = PartitionKey::parse("day=1").unwrap();
+    let mut writer = create(Commit::Create);
+    writer.write(&key, &samples(5, 10)).unwrap();
+    writer.write(&key, &in_last_bucket(&samples(5, 20))).unwrap();
+    let before = writer.finish().unwrap().snapshot;
+    let mut writer = create(Commit::Merge);
+    writer.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
+    let merged = writer.finish().unwrap().snapshot;
+    let samples_of = |snapshot: &Snapshot| {
+        snapshot.partitions[0]
+            .buckets
+            .iter()
+            .map(|bucket| (bucket.bucket, bucket.samples))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(samples_of(&before), [(0, 5), (3, 5)]);
+    assert_eq!(samples_of(&merged), [(0, 5), (3, 7)]);
+    assert_eq!(merged.partitions[0].files[0], before.partitions[0].files[0]);
+    let mut writer = create(Commit::Merge);
+    writer.replaces(&key, 0).unwrap();
+    assert_eq!(samples_of(&writer.finish().unwrap().snapshot), [(3, 7)]);
+}
+
+#[test]
+fn writers_of_different_partitions_both_succeed() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, &[("day=1", samples(5, 10))]);
+    let first = writer(root, Commit::Append, &[("day=2", samples(7, 20))]);
+    let second = writer(root, Commit::Append, &[("day=3", samples(9, 30))]);
+    let same = writer(root, Commit::Append, &[("day=3", samples(11, 40))]);
+    let whole = writer(root, Commit::Overwrite, &[("day=9", samples(1, 1))]);
+    first.finish().unwrap();
+    let second = second.finish().unwrap().snapshot;
+    assert_eq!((second.snapshot, keys(&second).len(), second.statistics.samples), (3, 3, 21));
+    let error = same.finish().unwrap_err().to_string();
+    assert!(error.contains("another writer changed the partition `day=3` meanwhile (snapshot 3)"), "{error}");
+    let error = whole.finish().unwrap_err();
+    assert!(matches!(error, Error::Conflict { snapshot: 2, .. }), "{error}");
+    assert_eq!(Snapshot::load(root).unwrap(), second);
+    assert_eq!(data_files(root).len(), 3, "the writers that failed leave nothing");
+}
+
+#[test]
+fn of_two_writers_of_a_new_dataset_one_succeeds() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let [first, second] = [1, 2].map(|i| writer(root, Commit::Create, &[("day=1", samples(i, 10))]));
+    let first = first.finish().unwrap().snapshot;
+    let error = second.finish().unwrap_err();
+    assert!(error.to_string().contains("another writer created the dataset meanwhile"), "{error}");
+    assert_eq!(Snapshot::load(root).unwrap(), first);
+    let error = DatasetWriter::create(root, schema(), options(Commit::Create)).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
+}
+
+#[test]
+fn a_snapshot_of_many_partitions_refers_to_lists_of_those_that_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let day = |day: i64| format!("day={day:04}");
+    let head_bytes =
+        |snapshot: u64| fs_err::metadata(root.join(crate::snapshot::snapshot_path(snapshot))).unwrap().len();
+    let mut last = write(root, Commit::Create, &[(&day(0), samples(1, 0))]);
+    for i in 1..400 {
+        last = write(root, Commit::Append, &[(&day(i), samples(1, i))]);
+    }
+    assert_eq!((last.partitions.len(), last.statistics.samples), (400, 400));
+    assert!(last.partitions.is_sorted_by_key(|partition| partition.key.clone()));
+    // Between two lists snapshots grow; the largest do not.
+    let largest = |from: u64| (from..from + 129).map(head_bytes).max().unwrap();
+    assert!(largest(270) < largest(2) * 11 / 10, "{} bytes, then {}", largest(2), largest(270));
+    // A partition of a list is replaced, and nothing is lost or there twice.
+    let replaced = write(root, Commit::Append, &[(&day(3), samples(2, 7))]);
+    assert_eq!((replaced.partitions.len(), replaced.statistics.samples), (400, 401));
+    assert_eq!(replaced.statistics, crate::Statistics::of(&replaced.partitions));
+    assert_eq!(Snapshot::load(root).unwrap(), replaced);
+}
+
+#[test]
+fn a_writer_that_does_not_finish_leaves_the_dataset() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let before = write(root, Commit::Create, &[("day=1", samples(5, 10))]);
+    drop(writer(root, Commit::Append, &[("day=1", samples(8, 50))]));
+    assert_eq!(Snapshot::load(root).unwrap(), before);
     assert_eq!(data_files(root), before.file_paths().collect::<Vec<_>>());
 }
 
@@ -105,15 +192,11 @@ fn an_append_that_does_not_finish_leaves_the_dataset() {
 fn what_does_not_fit_is_not_appended() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
-    let before = write(root, Commit::Create, &[("day=1", samples(5, 10))]);
+    write(root, Commit::Create, &[("day=1", samples(5, 10))]);
     let refused = |schema: Schema, options: WriterOptions, part: &str| {
         let error = DatasetWriter::create(root, schema, options).unwrap_err();
         assert!(matches!(error, Error::Schema { .. }), "{error}");
-        assert!(error.to_string().contains(part), "{error}");
-        assert!(
-            error.to_string().contains("hint: ") && error.to_string().contains("`--overwrite`"),
-            "{error}"
-        );
+        assert!(error.to_string().contains(part) && error.to_string().contains("hint: "), "{error}");
     };
     let append = || options(Commit::Append);
     let mut other = schema();
@@ -121,46 +204,11 @@ fn what_does_not_fit_is_not_appended() {
     refused(other, append(), "has another schema");
     refused(schema(), WriterOptions { layout: Layout::Rows, ..append() }, "has another layout");
     refused(schema(), WriterOptions { order: Order::Arrival, ..append() }, "has another order");
-
-    let mut writer = DatasetWriter::create(root, schema(), append()).unwrap();
+    let mut writer = writer(root, Commit::Append, &[]);
     let error =
         writer.write(&PartitionKey::parse("hour=1").unwrap(), &samples(1, 1)).unwrap_err().to_string();
-    assert!(error.contains("the partition `hour=1` does not fit beside `day=1`"), "{error}");
-    drop(writer);
-
-    // A dataset of version 2 has no figures by partition.
-    let mut old = before.clone();
-    old.format_version = 2;
-    old.partitions[0].features = BTreeMap::new();
-    old.partitions[0].digest = None;
-    old.store(root).unwrap();
-    refused(schema(), append(), "is of format version 2, whose partitions (`day=1`) have no figures");
-    assert_eq!(Manifest::load(root).unwrap(), old);
-}
-
-/// `/dev/full` fails every write as a full disk does.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_leaves_the_dataset_and_says_so() {
-    for commit in [Commit::Append, Commit::Overwrite] {
-        for full in ["day=2/part-00000-g2.parquet", ".manifest.json.tmp"] {
-            let directory = tempfile::tempdir().unwrap();
-            let root = directory.path();
-            let before = write(root, Commit::Create, &[("day=1", samples(5, 10))]);
-            let mut writer = DatasetWriter::create(root, schema(), options(commit)).unwrap();
-            fs_err::create_dir_all(root.join("day=2")).unwrap();
-            fs_err::os::unix::fs::symlink("/dev/full", root.join(full)).unwrap();
-            writer.write(&PartitionKey::parse("day=2").unwrap(), &samples(700, 50)).unwrap();
-            let error = writer.finish().unwrap_err().to_string();
-            let named = if full.starts_with("day") { full } else { MANIFEST_FILE };
-            assert!(error.contains(&format!("{named}` cannot be written: ")), "{error}");
-            assert!(error.contains("hint: the disk is full: free space on it"), "{error}");
-            assert_eq!(Manifest::load(root).unwrap(), before);
-            assert_eq!(data_files(root), before.file_paths().collect::<Vec<_>>());
-            let names = fs_err::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name());
-            let mut names: Vec<_> = names.collect();
-            names.sort();
-            assert_eq!(names, ["day=1", MANIFEST_FILE], "{full}");
-        }
-    }
+    assert!(
+        error.contains("the partition `hour=1` does not fit: the dataset is partitioned by `day`"),
+        "{error}"
+    );
 }

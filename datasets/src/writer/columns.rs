@@ -127,7 +127,12 @@ fn in_order(rows: &SchemaRef, first: &[String]) -> Result<Vec<usize>> {
 }
 
 fn sorting_columns(fields: &[FieldRef], order: Order) -> Vec<SortingColumn> {
-    let names: &[&str] = if order.is_clustered() { &[SESSION_COLUMN, TIME_COLUMN] } else { &[TIME_COLUMN] };
+    let names: &[&str] = match order {
+        // Sessions are ordered by their start, which is no column.
+        Order::Session => &[],
+        Order::SessionHash => &[SESSION_COLUMN, TIME_COLUMN],
+        Order::Arrival => &[TIME_COLUMN],
+    };
     let places = names.iter().filter_map(|name| fields.iter().position(|field| field.name() == name));
     let ascending = |place| SortingColumn { column_idx: place as i32, descending: false, nulls_first: false };
     places.map(ascending).collect()
@@ -141,7 +146,7 @@ mod tests {
     fn columns(column_order: &[&str]) -> Result<Columns> {
         let column_order = column_order.iter().map(|name| (*name).to_owned()).collect();
         let options =
-            WriterOptions { layout: Layout::Folded, column_order, ..WriterOptions::new(Order::Session) };
+            WriterOptions { layout: Layout::Folded, column_order, ..WriterOptions::new(Order::SessionHash) };
         Columns::new(&schema(), &options)
     }
 

@@ -1,4 +1,4 @@
-//! What the manifest says of samples: figures by sparse feature, and a digest.
+//! What the snapshot says of samples: figures by sparse feature, and a digest.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! One Parquet file while it is written.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -13,13 +13,13 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use rayon::ThreadPool;
-use sha2::{Digest, Sha256};
 
 use super::columns::{Columns, leaf_path};
 use super::count::{Counter, Counts};
 use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
-use crate::{DataFile, Error, Result, units};
+use crate::storage::{HashingWriter, Storage};
+use crate::{DataFile, Error, Result};
 
 /// What all files of a dataset have in common.
 #[derive(Debug)]
@@ -67,23 +67,19 @@ struct Encoder {
 /// A file, empty until the first row group has told how its columns are encoded.
 #[derive(Debug)]
 enum Output {
-    Empty(HashingWriter),
+    Empty(Box<HashingWriter>),
     Begun(Box<SerializedFileWriter<HashingWriter>>, ArrowRowGroupWriterFactory),
     Failed,
 }
 
 impl OpenFile {
-    /// Starts the file `path` of the dataset in `root`, and the folders that it lies in.
-    pub(super) fn create(root: &Path, path: String, shared: &Arc<Shared>) -> Result<Self> {
-        let full_path = root.join(&path);
-        if let Some(parent) = full_path.parent() {
-            fs_err::create_dir_all(parent).map_err(|error| Error::write(&full_path, error))?;
-        }
-        let file = fs_err::File::create(&full_path).map_err(|error| Error::write(&full_path, error))?;
-        let output = Output::Empty(HashingWriter { file, digest: Sha256::new(), bytes: 0 });
-        let encoder =
-            Encoder { path: full_path, shared: Arc::clone(shared), output, counts: shared.counter.nothing() };
-        let encoder = State::Idle(Box::new(encoder));
+    /// Starts the file `path` of the dataset in `storage`.
+    pub(super) fn create(storage: &Storage, path: String, shared: &Arc<Shared>) -> Result<Self> {
+        let upload = storage.upload(&path)?;
+        let output = Output::Empty(Box::new(HashingWriter::new(upload)));
+        let (path_shown, shared) = (storage.shown(&path), Arc::clone(shared));
+        let counts = shared.counter.nothing();
+        let encoder = State::Idle(Box::new(Encoder { path: path_shown, shared, output, counts }));
         Ok(Self { path, encoder, rows: Vec::new(), samples: 0, file_bytes: 0, group_bytes: 0 })
     }
 
@@ -123,32 +119,27 @@ impl OpenFile {
         }
     }
 
-    /// Ends the file and makes it last; gives what its samples count.
+    /// Ends the file, which appears in the storage then; gives the statistics of its samples.
     pub(super) fn finish(mut self) -> Result<(DataFile, Counts)> {
         self.end_row_group()?;
         let encoder = self.encoder()?;
         let (samples, path) = (self.samples, std::mem::take(&mut self.path));
         let Encoder { path: full_path, output, counts, .. } = *encoder;
-        let Output::Begun(mut writer, _) = output else {
+        let Output::Begun(writer, _) = output else {
             return Err(Error::write(full_path, io::Error::other("it has no rows")));
         };
-        let metadata = writer.finish().map_err(|error| Error::write_parquet(&full_path, error))?;
-        let output = writer.inner_mut();
-        output.file.sync_all().map_err(|error| Error::write(&full_path, error))?;
-        let file = DataFile {
-            path,
-            samples,
-            row_groups: metadata.num_row_groups() as u64,
-            bytes_on_disk: output.bytes,
-            sha256: units::format_hex(&output.digest.clone().finalize()),
-        };
+        let row_groups = writer.flushed_row_groups().len() as u64;
+        // Writes the footer.
+        let writer = writer.into_inner().map_err(|error| Error::write_parquet(&full_path, error))?;
+        let (bytes_on_disk, sha256) = writer.finish()?;
+        let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
         Ok((file, counts))
     }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        // Whoever drops a file removes it, so nobody may write it any more.
+        // The encoder must not go on writing a file that is given up.
         if let State::Busy(thread) = std::mem::replace(&mut self.encoder, State::Failed) {
             let _ = thread.join();
         }
@@ -182,7 +173,7 @@ impl Encoder {
             let Output::Empty(file) = std::mem::replace(&mut self.output, Output::Failed) else {
                 return Ok(Vec::new());
             };
-            self.output = begin(file, columns, *level, &encodings).map_err(wrong)?;
+            self.output = begin(*file, columns, *level, &encodings).map_err(wrong)?;
         }
         match &self.output {
             Output::Begun(writer, factory) => {
@@ -218,25 +209,4 @@ fn begin(
     let writer = SerializedFileWriter::new(file, schema.root_schema_ptr(), Arc::new(properties))?;
     let factory = ArrowRowGroupWriterFactory::new(&writer, Arc::clone(&columns.file));
     Ok(Output::Begun(Box::new(writer), factory))
-}
-
-/// A file that digests what is written to it.
-#[derive(Debug)]
-struct HashingWriter {
-    file: fs_err::File,
-    digest: Sha256,
-    bytes: u64,
-}
-
-impl Write for HashingWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.digest.update(&bytes[..written]);
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
 }

@@ -2,33 +2,44 @@
 
 use crate::{Layout, Order};
 
-/// What a writer does with what is already in its directory.
+/// What a writer does with a dataset that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
-    /// Nothing may be there.
+    /// It is refused: nothing may be there.
     Create,
-    /// A dataset there is replaced.
+    /// The whole dataset is replaced.
     Overwrite,
-    /// Of a dataset there, the partitions written replace those of the same key, and the others are kept. Its schema,
-    /// layout and order must be those of the writer. No dataset there: it is created.
+    /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
+    /// schema, layout and order must be those of the writer. No dataset there: it is created.
     Append,
+    /// As `Append`, but a partition may lose samples.
+    Replace,
+    /// As `Append`, but of a partition only the buckets written are replaced.
+    Merge,
+}
+
+impl Commit {
+    /// Whether partitions that are not written are kept.
+    pub fn keeps_others(self) -> bool {
+        matches!(self, Self::Append | Self::Replace | Self::Merge)
+    }
 }
 
 /// How a dataset is written.
 #[derive(Debug, Clone)]
 pub struct WriterOptions {
-    /// How sparse features are stored. What is written to the [`DatasetWriter`](crate::DatasetWriter) does not depend
-    /// on it.
+    /// How sparse features are stored. It does not change what the [`DatasetWriter`](crate::DatasetWriter) is given.
     pub layout: Layout,
-    /// The order in which the samples will arrive at [`DatasetWriter::write`](crate::DatasetWriter::write); recorded in
-    /// the manifest.
+    /// The order in which the samples will arrive at [`DatasetWriter::write`](crate::DatasetWriter::write).
     pub order: Order,
     /// What becomes of an existing dataset.
     pub commit: Commit,
+    /// The number of buckets of a new dataset. A dataset that is appended to keeps its own.
+    pub buckets: u32,
     /// Threads that encode the columns of a row group, while the next one is gathered. What is written does not depend
     /// on their number.
     pub threads: usize,
-    /// Columns that stand first in the files, in this order: those that jobs read most, side by side, are read in fewer
+    /// Columns that come first in the files, in this order: those that jobs read most, side by side, are read in fewer
     /// requests. The others follow in the schema's order, which readers see in any case.
     pub column_order: Vec<String>,
     /// A row group ends at the first session boundary after this many decoded bytes (4 GiB at most), and at the latest
@@ -41,13 +52,14 @@ pub struct WriterOptions {
 }
 
 impl WriterOptions {
-    /// The options for samples in this order: a new dataset in the layout `rows`, one thread, columns in the schema's
-    /// order, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
+    /// The options for samples in this order: a new dataset of one bucket in the layout `rows`, one thread, columns in
+    /// the schema's order, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
     pub fn new(order: Order) -> Self {
         Self {
             layout: Layout::Rows,
             order,
             commit: Commit::Create,
+            buckets: 1,
             threads: 1,
             column_order: Vec::new(),
             row_group_bytes: 64 << 20,

@@ -89,7 +89,7 @@ pub struct GenerateSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Schema`] if the number of samples is 0 or above 2^40; [`Error::Exists`] if something is at `out`
+/// [`Error::Options`] if the number of samples is 0 or above 2^40; [`Error::Output`] if something is at `out`
 /// that may not be replaced; [`Error::Io`] and [`Error::Parquet`] if a file cannot be written.
 pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) -> Result<GenerateSummary> {
     let started = Instant::now();

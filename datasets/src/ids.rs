@@ -1,0 +1,73 @@
+//! Ids of 63 bits for texts and other values: the definition of `ids = "hash"`.
+//!
+//! An id is a hash of bytes. A text stands for its UTF-8 bytes, an integer of any width for its decimal text (`17`, `-17`:
+//! no leading zeros, no plus sign), a boolean for `true` or `false`, and a binary value for its bytes. So the text `17` of
+//! one log and the integer 17 of another have the same id.
+//!
+//! The definition never changes: datasets and models that were made with it stay valid.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The id of a value with these bytes: XXH3 (Collet) with 64 bits and seed 0, without its highest bit. It is never negative.
+#[inline]
+pub fn hash_id(bytes: &[u8]) -> i64 {
+    (xxh3_64(bytes) & i64::MAX as u64) as i64
+}
+
+/// Calls `use_it` with the decimal text of an integer: that of its absolute value `magnitude`, after a minus sign if it
+/// `is_negative`.
+#[inline]
+pub fn with_decimal<T>(is_negative: bool, magnitude: u64, use_it: impl FnOnce(&str) -> T) -> T {
+    // A sign and the 20 digits of the largest number.
+    let mut text = [0_u8; 21];
+    let (mut at, mut rest) = (text.len(), magnitude);
+    loop {
+        at -= 1;
+        text[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    if is_negative {
+        at -= 1;
+        text[at] = b'-';
+    }
+    // Digits and a sign are ASCII.
+    use_it(std::str::from_utf8(&text[at..]).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computed with the C library of XXH3 0.8: `XXH3_64bits(bytes) & 0x7fffffffffffffff`.
+    #[test]
+    fn hashes_never_change() {
+        let golden: [(&[u8], i64); 11] = [
+            (b"", 3_244_421_341_483_603_138),
+            (b"17", 2_471_101_067_911_095_003),
+            (b"-17", 745_329_282_863_897_325),
+            (b"N55689", 2_767_284_040_330_994_559),
+            (b"true", 4_664_556_114_322_093_609),
+            (b"false", 4_892_910_023_070_901_890),
+            ("Zürich".as_bytes(), 838_883_168_505_079_630),
+            (b"18446744073709551615", 1_238_959_881_147_528_055),
+            (b"-9223372036854775808", 7_892_131_320_478_909_585),
+            (&[0xff, 0x00], 794_437_103_675_513_319),
+            (&[b'a'; 300], 4_742_701_083_148_385_825),
+        ];
+        for (bytes, id) in golden {
+            assert_eq!(hash_id(bytes), id, "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn integers_are_their_decimal_text() {
+        for number in [0, 1, -1, 9, 10, -10, 17, 1_000_000_007, i64::MAX, i64::MIN] {
+            let text = with_decimal(number < 0, number.unsigned_abs(), str::to_owned);
+            assert_eq!(text, number.to_string());
+        }
+        assert_eq!(with_decimal(false, u64::MAX, str::to_owned), u64::MAX.to_string());
+    }
+}

@@ -1,0 +1,206 @@
+//! The commit: the next snapshot is created if it is not there yet, which of several writers one does.
+//!
+//! A writer that finds its number taken reads the snapshots since its own. If one of them touched a partition that the
+//! writer writes, the commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the
+//! next number. So writers of different partitions all succeed, and of writers of one partition the first does.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+
+use super::store::{HINT, read_list};
+use super::{
+    FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, OperationKind, Order, Partition, PartitionList,
+    SNAPSHOTS, Snapshot, Statistics, heads_after, snapshot_path,
+};
+use crate::storage::{Created, Storage};
+use crate::{Error, PartitionKey, Result, Schema, VocabularyFile, random_name};
+
+/// What a writer has written: a new dataset, or partitions of one.
+#[derive(Debug, Clone)]
+pub(crate) struct Changes {
+    pub(crate) kind: OperationKind,
+    pub(crate) layout: Layout,
+    pub(crate) order: Order,
+    pub(crate) buckets: u32,
+    pub(crate) schema: Schema,
+    pub(crate) partition_columns: Vec<String>,
+    /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
+    pub(crate) partitions: BTreeMap<PartitionKey, Partition>,
+    pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
+}
+
+impl Changes {
+    /// Whether the changes replace a whole dataset.
+    fn replaces_everything(&self) -> bool {
+        matches!(self.kind, OperationKind::Create | OperationKind::Overwrite)
+    }
+}
+
+/// Commits `changes` to the dataset in `storage`; `base` is the snapshot (without its lists) that they were made for.
+///
+/// # Errors
+///
+/// [`Error::Conflict`] if another writer has changed the same partitions, vocabularies or the whole dataset since `base`;
+/// [`Error::Write`] and [`Error::Read`] if the storage fails. Nothing is committed then.
+pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
+    let mut base = base.cloned();
+    loop {
+        let next = apply(storage, base.as_ref(), changes)?;
+        let mut text = serde_json::to_vec_pretty(&next).map_err(std::io::Error::other)?;
+        text.push(b'\n');
+        if storage.create(&snapshot_path(next.snapshot), text)? == Created::Yes {
+            // Only a hint: whoever looks for the newest snapshot lists what comes after it.
+            let _ = storage.replace(HINT, format!("{}\n", next.snapshot).into_bytes());
+            return next.with_lists(storage);
+        }
+        let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
+        if let Some(other) = since.iter().find_map(|other| conflict(storage, base.as_ref(), changes, other)) {
+            return Err(other);
+        }
+        base = since.into_iter().last().or(base);
+    }
+}
+
+/// The error that `changes`, made for `base`, cannot be applied after `other`; `None` if they can.
+fn conflict(
+    storage: &Storage,
+    base: Option<&Snapshot>,
+    changes: &Changes,
+    other: &Snapshot,
+) -> Option<Error> {
+    let what = if base.is_none() {
+        "created the dataset".to_owned()
+    } else if changes.replaces_everything() {
+        "changed the dataset".to_owned()
+    } else if matches!(other.operation.kind, OperationKind::Create | OperationKind::Overwrite) {
+        "replaced the whole dataset".to_owned()
+    } else if let Some(key) =
+        other.operation.partitions.iter().find(|key| changes.partitions.contains_key(*key))
+    {
+        if key.columns().is_empty() {
+            "changed the dataset".to_owned()
+        } else {
+            format!("changed the partition `{key}`")
+        }
+    } else {
+        let before = |name: &String| base.and_then(|base| base.vocabularies.get(name));
+        let changed = |(name, file): &(&String, &VocabularyFile)| {
+            other.vocabularies.get(*name) != before(name) && Some(*file) != before(name)
+        };
+        let (name, _) = changes.vocabularies.iter().find(changed)?;
+        format!("extended the vocabulary `{name}`")
+    };
+    Some(Error::Conflict { path: storage.location().to_owned(), snapshot: other.snapshot, what })
+}
+
+/// The snapshot after `base` with `changes`. Lists that it needs are written.
+fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
+    let kept = base.filter(|_| !changes.replaces_everything());
+    let (mut partitions, mut lists) = match kept {
+        None => (Vec::new(), Vec::new()),
+        Some(base) => unchanged(storage, base, changes)?,
+    };
+    let samples_before = base.map_or(0, |base| base.statistics.samples);
+    partitions.extend(changes.partitions.values().filter(|partition| partition.samples > 0).cloned());
+    partitions.sort_by(|a, b| a.key.cmp(&b.key));
+    // What was written now stays in the snapshot, unless that alone is too much.
+    if partitions.len() > LIST_PARTITIONS {
+        let (moved, stays): (Vec<_>, Vec<_>) = partitions.into_iter().partition(|partition| {
+            changes.partitions.len() > LIST_PARTITIONS || !changes.partitions.contains_key(&partition.key)
+        });
+        for chunk in moved.chunks(LIST_PARTITIONS) {
+            lists.push(write_list(storage, chunk)?);
+        }
+        partitions = stays;
+    }
+    let mut statistics = Statistics::of(&partitions);
+    lists.iter().for_each(|list| statistics.merge(&list.statistics));
+    let gained = i128::from(statistics.samples) - i128::from(samples_before);
+    Ok(Snapshot {
+        format_version: FORMAT_VERSION,
+        dataset: base.filter(|base| base.snapshot > 0).map_or_else(random_name, |base| base.dataset.clone()),
+        snapshot: base.map_or(0, |base| base.snapshot) + 1,
+        committed: DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Millis, true),
+        operation: Operation {
+            kind: changes.kind,
+            partitions: changes.partitions.keys().cloned().collect(),
+            samples_gained: i64::try_from(gained).unwrap_or_default(),
+        },
+        layout: changes.layout,
+        order: changes.order,
+        buckets: changes.buckets,
+        schema: changes.schema.clone(),
+        partition_columns: changes.partition_columns.clone(),
+        partitions,
+        lists,
+        vocabularies: vocabularies(kept, changes),
+        statistics,
+    })
+}
+
+fn vocabularies(kept: Option<&Snapshot>, changes: &Changes) -> BTreeMap<String, VocabularyFile> {
+    let mut all = kept.map(|base| base.vocabularies.clone()).unwrap_or_default();
+    all.extend(changes.vocabularies.clone());
+    all
+}
+
+/// The partitions and lists of `base` that `changes` do not touch. Of a list that holds a touched partition the others
+/// move back into the snapshot.
+fn unchanged(
+    storage: &Storage,
+    base: &Snapshot,
+    changes: &Changes,
+) -> Result<(Vec<Partition>, Vec<PartitionList>)> {
+    let is_touched = |key: &PartitionKey| changes.partitions.contains_key(key);
+    let mut partitions: Vec<Partition> =
+        base.partitions.iter().filter(|partition| !is_touched(&partition.key)).cloned().collect();
+    let mut lists = Vec::new();
+    for list in &base.lists {
+        if changes.partitions.range(&list.first..=&list.last).next().is_none() {
+            lists.push(list.clone());
+            continue;
+        }
+        let listed = read_list(storage, list)?;
+        if listed.iter().any(|partition| is_touched(&partition.key)) {
+            partitions.extend(listed.into_iter().filter(|partition| !is_touched(&partition.key)));
+        } else {
+            lists.push(list.clone());
+        }
+    }
+    Ok((partitions, lists))
+}
+
+/// Writes a list of partitions, which are in order.
+fn write_list(storage: &Storage, partitions: &[Partition]) -> Result<PartitionList> {
+    let path = format!("{SNAPSHOTS}/partitions-{}.json", random_name());
+    storage.create(&path, serde_json::to_vec(partitions).map_err(std::io::Error::other)?)?;
+    let key =
+        |partition: Option<&Partition>| partition.map(|partition| partition.key.clone()).unwrap_or_default();
+    Ok(PartitionList {
+        path,
+        partitions: partitions.len() as u64,
+        first: key(partitions.first()),
+        last: key(partitions.last()),
+        statistics: Statistics::of(partitions),
+    })
+}
+
+/// The partition of `base` with this key, also from a list.
+pub(crate) fn find_partition(
+    storage: &Storage,
+    base: &Snapshot,
+    key: &PartitionKey,
+) -> Result<Option<Partition>> {
+    if let Some(partition) = base.partitions.iter().find(|partition| partition.key == *key) {
+        return Ok(Some(partition.clone()));
+    }
+    for list in base.lists.iter().filter(|list| (&list.first..=&list.last).contains(&key)) {
+        if let Some(partition) = read_list(storage, list)?.into_iter().find(|partition| partition.key == *key)
+        {
+            return Ok(Some(partition));
+        }
+    }
+    Ok(None)
+}

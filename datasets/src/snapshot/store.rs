@@ -1,0 +1,200 @@
+//! Snapshots in storage: their names, and finding the newest one.
+
+use serde::Serialize;
+
+use super::{MANIFEST_FILE, OperationKind, Partition, PartitionList, Snapshot};
+use crate::storage::Storage;
+use crate::{Error, Result};
+
+/// The folder of the snapshots.
+pub(crate) const SNAPSHOTS: &str = "snapshots";
+/// Holds the number of a recent snapshot. It is written after a commit and may be old or missing: listing begins there.
+pub(crate) const HINT: &str = "snapshots/latest";
+
+/// The path of snapshot `number`.
+pub(crate) fn snapshot_path(number: u64) -> String {
+    format!("{SNAPSHOTS}/{number:08}.json")
+}
+
+/// The number of the snapshot whose path this is.
+pub(crate) fn snapshot_number(path: &str) -> Option<u64> {
+    let digits = path.strip_prefix(SNAPSHOTS)?.strip_prefix('/')?.strip_suffix(".json")?;
+    let number =
+        (digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok());
+    number.flatten()
+}
+
+/// The numbers of the snapshots that are there, in ascending order; with `after`, only greater ones.
+pub(crate) fn numbers(storage: &Storage, after: Option<u64>) -> Result<Vec<u64>> {
+    let after_path = after.map(snapshot_path);
+    let objects = storage.list(SNAPSHOTS, after_path.as_deref())?;
+    let mut numbers: Vec<u64> = objects.iter().filter_map(|object| snapshot_number(&object.path)).collect();
+    numbers.retain(|number| after.is_none_or(|after| *number > after));
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The number of the newest snapshot; `None` if there is none.
+pub(crate) fn newest_number(storage: &Storage) -> Result<Option<u64>> {
+    let hint =
+        storage.read(HINT)?.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse::<u64>().ok());
+    if let Some(newest) = hint.and_then(|hint| hint.checked_sub(1))
+        && let Some(newest) = numbers(storage, Some(newest))?.last()
+    {
+        return Ok(Some(*newest));
+    }
+    // Without a hint, or where it names a snapshot that is gone.
+    Ok(numbers(storage, None)?.last().copied())
+}
+
+/// The newest snapshot, without its lists; that of a `manifest.json` if there is no other.
+pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
+    // A vacuum may remove the snapshot between the listing and the reading; there is a newer one then.
+    for _ in 0..3 {
+        let Some(number) = newest_number(storage)? else { return read(storage, MANIFEST_FILE) };
+        if let Some(head) = read(storage, &snapshot_path(number))? {
+            return Ok(Some(head));
+        }
+    }
+    Ok(None)
+}
+
+/// Snapshot `number`, without its lists; 0 is a `manifest.json`.
+pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
+    let path = if number == 0 { MANIFEST_FILE.to_owned() } else { snapshot_path(number) };
+    if let Some(head) = read(storage, &path)? {
+        return Ok(head);
+    }
+    let there = numbers(storage, None)?;
+    let (Some(first), Some(last)) = (there.first(), there.last()) else { return Err(not_a_dataset(storage)) };
+    let hint = match there.len() {
+        1 => format!("the dataset has only snapshot {first}"),
+        _ => format!("the dataset has snapshots {first} to {last}; `onefold-ingest history` lists them"),
+    };
+    Err(Error::NoSnapshot { path: storage.location().to_owned(), snapshot: number, hint })
+}
+
+/// The snapshots after number `after`, in order, without their lists.
+pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>> {
+    numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
+}
+
+fn read(storage: &Storage, path: &str) -> Result<Option<Snapshot>> {
+    let Some(bytes) = storage.read(path)? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&bytes);
+    let snapshot = Snapshot::parse(&text).and_then(|snapshot| match snapshot_number(path) {
+        Some(number) if number != snapshot.snapshot => {
+            Err(format!("it says that it is snapshot {}", snapshot.snapshot))
+        }
+        _ => Ok(snapshot),
+    });
+    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(path), message })
+}
+
+/// The partitions of a list.
+pub(crate) fn read_list(storage: &Storage, list: &PartitionList) -> Result<Vec<Partition>> {
+    let wrong = |message: String| Error::Snapshot { path: storage.shown(&list.path), message };
+    let bytes =
+        storage.read(&list.path)?.ok_or_else(|| wrong("it is missing, a snapshot names it".to_owned()))?;
+    let partitions: Vec<Partition> =
+        serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    if partitions.len() as u64 != list.partitions {
+        return Err(wrong(format!(
+            "it has {} partitions, the snapshot says {}",
+            partitions.len(),
+            list.partitions
+        )));
+    }
+    Ok(partitions)
+}
+
+impl Snapshot {
+    /// The same with all partitions, and no lists.
+    pub(crate) fn with_lists(mut self, storage: &Storage) -> Result<Self> {
+        let lists = std::mem::take(&mut self.lists);
+        if lists.is_empty() {
+            return Ok(self);
+        }
+        // Requests wait for each other's latency otherwise.
+        let read: Vec<Result<Vec<Partition>>> = std::thread::scope(|scope| {
+            let chunks = lists.chunks(lists.len().div_ceil(16));
+            let threads: Vec<_> = chunks
+                .map(|chunk| {
+                    let read = || chunk.iter().map(|list| read_list(storage, list)).collect::<Vec<_>>();
+                    scope.spawn(read)
+                })
+                .collect();
+            let joined = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().flat_map(joined).collect()
+        });
+        for partitions in read {
+            self.partitions.extend(partitions?);
+        }
+        self.partitions.sort_by(|a, b| a.key.cmp(&b.key));
+        let path = || storage.shown(&snapshot_path(self.snapshot));
+        if let Some(pair) = self.partitions.windows(2).find(|pair| pair[0].key == pair[1].key) {
+            let message = format!("it has the partition `{}` twice", pair[0].key);
+            return Err(Error::Snapshot { path: path(), message });
+        }
+        self.check().map_err(|message| Error::Snapshot { path: path(), message })?;
+        Ok(self)
+    }
+}
+
+pub(super) fn not_a_dataset(storage: &Storage) -> Error {
+    let hint =
+        "give the path or URL that `onefold-ingest build` wrote; if a build was interrupted, run it again";
+    Error::NotADataset { path: storage.location().to_owned(), hint: hint.to_owned() }
+}
+
+/// A line of a dataset's history.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SnapshotEntry {
+    /// The number of the snapshot.
+    pub snapshot: u64,
+    /// When it was committed: RFC 3339, UTC.
+    pub committed: String,
+    /// The kind of commit.
+    pub operation: OperationKind,
+    /// The partitions that the commit wrote.
+    pub partitions_written: Vec<String>,
+    /// How many samples the dataset gained.
+    pub samples_gained: i64,
+    /// Samples of the dataset.
+    pub samples: u64,
+    /// Sessions of the dataset.
+    pub sessions: u64,
+    /// Size of its data files.
+    pub bytes_on_disk: u64,
+}
+
+/// The snapshots of the dataset in `storage` that are there, the oldest first; with `limit`, the last ones only.
+///
+/// # Errors
+///
+/// [`Error::NotADataset`] if there are none, [`Error::Snapshot`] and [`Error::Read`] if one cannot be read.
+pub fn history(storage: &Storage, limit: Option<usize>) -> Result<Vec<SnapshotEntry>> {
+    let numbers = numbers(storage, None)?;
+    let skipped = limit.map_or(0, |limit| numbers.len().saturating_sub(limit));
+    let mut heads = Vec::new();
+    for number in &numbers[skipped..] {
+        // A vacuum may have removed it meanwhile.
+        heads.extend(read(storage, &snapshot_path(*number))?);
+    }
+    if heads.is_empty() {
+        heads.push(latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?);
+    }
+    let entry = |head: Snapshot| SnapshotEntry {
+        snapshot: head.snapshot,
+        committed: head.committed,
+        operation: head.operation.kind,
+        partitions_written: head.operation.partitions.iter().map(ToString::to_string).collect(),
+        samples_gained: head.operation.samples_gained,
+        samples: head.statistics.samples,
+        sessions: head.statistics.sessions,
+        bytes_on_disk: head.statistics.bytes_on_disk,
+    };
+    Ok(heads.into_iter().map(entry).collect())
+}

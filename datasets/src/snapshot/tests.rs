@@ -1,0 +1,169 @@
+//! Tests of loading snapshots: what is refused, and what old versions are read as.
+
+use super::*;
+use crate::folded::samples::{rows, schema};
+use crate::vacuum::{VacuumOptions, vacuum};
+use crate::{Commit, DatasetWriter, WriterOptions};
+
+fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> Snapshot {
+    let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
+    let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
+    let sample = [vec![1], vec![], vec![2], vec![samples as i64]];
+    writer.write(&PartitionKey::parse(key).unwrap(), &rows(&vec![sample; samples])).unwrap();
+    writer.finish().unwrap().snapshot
+}
+
+/// The message that refuses a snapshot with an edit.
+fn refused(edit: impl FnOnce(&mut serde_json::Value)) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), Commit::Create, "split=a", 3);
+    let path = directory.path().join(snapshot_path(1));
+    let mut json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+    edit(&mut json);
+    fs_err::write(&path, json.to_string()).unwrap();
+    let error = Snapshot::load(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("snapshots/00000001.json`: ") && error.contains("hint: "), "{error}");
+    error
+}
+
+#[test]
+fn snapshots_that_contradict_themselves_are_refused() {
+    use serde_json::json;
+    let error = refused(|json| json["format_version"] = json!(5));
+    assert!(error.contains("format version 5, this program reads 1 to 4"), "{error}");
+    assert!(refused(|json| json["snapshot"] = json!(7)).contains("it says that it is snapshot 7"));
+    assert!(refused(|json| json["surprise"] = json!(7)).contains("unknown field `surprise`"));
+    let path = "/partitions/0/files/0/path";
+    for outside in ["../secret.parquet", "/etc/passwd", ""] {
+        let error = refused(|json| *json.pointer_mut(path).unwrap() = json!(outside));
+        assert!(error.contains("leaves the dataset"), "{error}");
+    }
+    let error = refused(|json| *json.pointer_mut("/partitions/0/files/0/samples").unwrap() = json!(4));
+    assert!(error.contains("has 3 samples, its files have 4"), "{error}");
+    let error = refused(|json| json["partitions"][0]["files"][0]["bucket"] = json!(1));
+    assert!(error.contains("is of bucket 1, but there are 1"), "{error}");
+    assert!(refused(|json| json["buckets"] = json!(0)).contains("it has 0 buckets"));
+    assert!(
+        refused(|json| json["statistics"]["samples"] = json!(4)).contains("the statistics count 4 samples")
+    );
+}
+
+#[test]
+fn a_folder_without_snapshots_is_no_dataset() {
+    let directory = tempfile::tempdir().unwrap();
+    for location in [directory.path(), &directory.path().join("nowhere")] {
+        let error = Snapshot::load(location).unwrap_err();
+        assert!(matches!(error, Error::NotADataset { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_gone_names_those_that_are_there() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), Commit::Create, "day=1", 3);
+    write(directory.path(), Commit::Append, "day=2", 3);
+    let error = Snapshot::load_at(directory.path(), Some(9)).unwrap_err().to_string();
+    assert!(error.contains("has no snapshot 9") && error.contains("has snapshots 1 to 2"), "{error}");
+}
+
+#[test]
+fn the_newest_snapshot_is_found_without_a_hint_and_with_a_wrong_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, "day=1", 3);
+    let newest = write(root, Commit::Append, "day=2", 3);
+    for hint in [Some("1"), Some("2"), Some("900"), Some("rubbish"), None] {
+        match hint {
+            Some(text) => fs_err::write(root.join(HINT), text).unwrap(),
+            None => fs_err::remove_file(root.join(HINT)).unwrap(),
+        }
+        assert_eq!(Snapshot::load(root).unwrap(), newest, "{hint:?}");
+    }
+}
+
+#[test]
+fn history_tells_what_each_commit_did() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, "day=1", 3);
+    write(root, Commit::Append, "day=2", 5);
+    write(root, Commit::Replace, "day=1", 1);
+    let storage = Storage::open(root).unwrap();
+    let all = history(&storage, None).unwrap();
+    let kinds: Vec<_> =
+        all.iter().map(|entry| (entry.snapshot, entry.operation.name(), entry.samples_gained)).collect();
+    assert_eq!(kinds, [(1, "create", 3), (2, "append", 5), (3, "replace", -2)]);
+    assert_eq!(all[2].partitions_written, ["day=1"]);
+    assert_eq!(history(&storage, Some(1)).unwrap(), all[2..]);
+}
+
+#[test]
+fn a_vacuum_keeps_what_kept_snapshots_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let first = write(root, Commit::Create, "day=1", 3);
+    write(root, Commit::Append, "day=2", 5);
+    let third = write(root, Commit::Append, "day=1", 4);
+    // What a killed writer leaves.
+    let left_over = ["data/day=1/part-00000-0123456789abcdef.parquet", "data/day=3/part-00000-ff.parquet#1"];
+    for path in left_over {
+        fs_err::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+        fs_err::write(root.join(path), b"half").unwrap();
+    }
+    let storage = Storage::open(root).unwrap();
+    let young = vacuum(&storage, &VacuumOptions { keep: 1, ..VacuumOptions::default() }).unwrap();
+    assert_eq!((young.snapshots_removed, young.files_removed, young.young_files_kept), (vec![], 0, 2));
+    let now = VacuumOptions { keep: 1, older_than: std::time::Duration::ZERO, dry_run: true };
+    let planned = vacuum(&storage, &now).unwrap();
+    assert_eq!((planned.snapshots_kept, &planned.snapshots_removed), (vec![3], &vec![1, 2]));
+    assert!(root.join(&first.partitions[0].files[0].path).exists(), "a dry run removes nothing");
+    let done = vacuum(&storage, &VacuumOptions { dry_run: false, ..now }).unwrap();
+    assert_eq!((done.snapshots_removed, done.files_removed), (vec![1, 2], 3));
+    assert_eq!(Snapshot::load(root).unwrap(), third);
+    let mut there: Vec<String> =
+        storage.list("data", None).unwrap().into_iter().map(|object| object.path).collect();
+    there.sort();
+    assert_eq!(there, third.file_paths().collect::<Vec<_>>());
+    assert!(!root.join("data/day=3").exists());
+    assert!(matches!(Snapshot::load_at(root, Some(1)), Err(Error::NoSnapshot { .. })));
+    // The next commit goes on from there.
+    assert_eq!(write(root, Commit::Append, "day=4", 1).snapshot, 4);
+}
+
+#[test]
+fn figures_of_partitions_add_up() {
+    let of = |values, min_id, max_id, max_length| FeatureStatistics { values, min_id, max_id, max_length };
+    let mut all = FeatureStatistics::default();
+    for (part, sum) in [
+        (of(0, None, None, 0), of(0, None, None, 0)),
+        (of(3, Some(-2), Some(5), 2), of(3, Some(-2), Some(5), 2)),
+        (of(0, None, None, 0), of(3, Some(-2), Some(5), 2)),
+        (of(4, Some(1), Some(9), 1), of(7, Some(-2), Some(9), 2)),
+    ] {
+        all.merge(&part);
+        assert_eq!(all, sum);
+    }
+}
+
+#[test]
+fn a_filter_that_chooses_nothing_names_what_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot = write(directory.path(), Commit::Create, "split=a", 3);
+    let error = snapshot.select(&PartitionFilter::parse("split=b").unwrap()).unwrap_err().to_string();
+    assert!(error.contains("no partition matches") && error.contains("`split=a`"), "{error}");
+}
+
+#[test]
+fn version_1_is_read_but_knows_no_folded_layout() {
+    let manifest = |layout: &str| {
+        format!(
+            r#"{{ "format_version": 1, "generation": 1, "layout": "{layout}", "order": "session",
+                "schema": {{ "labels": ["label"], "dense": ["age"], "groups": [] }}, "partitions": [],
+                "statistics": {{ "samples": 0, "sessions": 0, "bytes_on_disk": 0, "features": {{}} }} }}"#
+        )
+    };
+    let error = Snapshot::parse(&manifest("folded")).unwrap_err();
+    assert!(error.contains("format version 1 has only the layout `rows`"), "{error}");
+    let snapshot = Snapshot::parse(&manifest("rows")).unwrap();
+    assert_eq!((snapshot.format_version, snapshot.snapshot, snapshot.buckets), (1, 0, 1));
+}

@@ -1,0 +1,639 @@
+//! Where datasets lie: folders of a local disk or of an object store, through one interface.
+//!
+//! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
+//! [`object_store`] parses). Credentials and endpoints come from the environment only (`AWS_…`, `GOOGLE_…`, `AZURE_…`).
+//! Requests run on one small runtime per process; functions here block the calling thread, and may be called from any
+//! thread, also one of another runtime.
+//!
+//! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential backoff
+//! for a minute. A request is retried by itself: nothing that was read before is read again. Objects of a dataset never
+//! change, and requests for an object whose ETag is known say so: a changed object is an error.
+
+mod error;
+mod footer;
+mod ranges;
+mod runtime;
+mod upload;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
+use object_store::{
+    ClientOptions, GetOptions, GetRange, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig,
+};
+use sha2::{Digest, Sha256};
+use url::Url;
+
+pub use self::error::explain;
+pub(crate) use self::error::io_error;
+pub use self::footer::read_footer;
+use self::ranges::coalesce;
+pub use self::ranges::{RANGE_GAP, Ranges};
+pub(crate) use self::upload::HashingWriter;
+pub use self::upload::Upload;
+use crate::{Error, Result, commit, units};
+
+/// Requests for one object that run at a time.
+const REQUESTS_AT_A_TIME: usize = 8;
+/// A request of this size is split, so that parts arrive at a time.
+const LARGEST_REQUEST: u64 = 8 << 20;
+
+/// An object as the store lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// Its path relative to the dataset's folder, with `/` between its parts.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// When it was written.
+    pub modified: SystemTime,
+    /// The store's tag of this version of the object, if it has one.
+    pub e_tag: Option<String>,
+}
+
+/// Whether an object was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// It did not exist, and does now.
+    Yes,
+    /// It existed already, and was not touched.
+    Exists,
+}
+
+/// A folder that holds a dataset.
+#[derive(Clone)]
+pub struct Storage {
+    location: PathBuf,
+    store: Arc<dyn ObjectStore>,
+    /// The folder within the store.
+    prefix: ObjectPath,
+    /// The folder, if it is one of a local disk.
+    local: Option<PathBuf>,
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Storage").field(&self.location).finish()
+    }
+}
+
+/// Whether a location is a URL rather than a local path.
+pub fn is_url(location: &Path) -> bool {
+    location.to_str().is_some_and(|text| {
+        text.split_once("://").is_some_and(|(scheme, _)| {
+            scheme.len() > 1
+                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+        })
+    })
+}
+
+impl Storage {
+    /// The storage at `location`, a local path or a URL. Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Location`] if the URL is malformed, of an unknown scheme, or the environment's settings for its store
+    /// contradict each other.
+    pub fn open(location: &Path) -> Result<Self> {
+        if !is_url(location) {
+            return Ok(Self::of_disk(location, location.to_owned()));
+        }
+        let text = location.to_str().unwrap_or_default();
+        let wrong = |message: String, hint: &str| Error::Location {
+            location: text.to_owned(),
+            message,
+            hint: hint.to_owned(),
+        };
+        let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
+                         `az://container/folder` or `file:///folder`";
+        let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
+        let (scheme, path) =
+            ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string(), write_url))?;
+        if scheme == ObjectStoreScheme::Local {
+            let path = url.to_file_path().map_err(|()| wrong("it is no local path".to_owned(), write_url))?;
+            return Ok(Self::of_disk(&path, location.to_owned()));
+        }
+        let store = connect(&scheme, &url).map_err(|error| {
+            let (message, hint) = explain(&error);
+            Error::Location { location: text.to_owned(), message, hint }
+        })?;
+        let store = store
+            .ok_or_else(|| wrong(format!("the scheme `{}` is not supported", url.scheme()), write_url))?;
+        Ok(Self { location: location.to_owned(), store, prefix: path, local: None })
+    }
+
+    fn of_disk(folder: &Path, location: PathBuf) -> Self {
+        // The store wants absolute paths; a folder that cannot be made absolute fails at its first request.
+        let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        let prefix = ObjectPath::from_absolute_path(&absolute).unwrap_or_default();
+        Self { location, store: Arc::new(LocalFileSystem::new()), prefix, local: Some(folder.to_owned()) }
+    }
+
+    /// A storage over any store, for tests.
+    #[doc(hidden)]
+    pub fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
+        Self {
+            location: format!("memory:///{prefix}").into(),
+            store,
+            prefix: ObjectPath::from(prefix),
+            local: None,
+        }
+    }
+
+    /// The path or URL of the folder.
+    pub fn location(&self) -> &Path {
+        &self.location
+    }
+
+    /// The folder, if it is one of a local disk.
+    pub fn local(&self) -> Option<&Path> {
+        self.local.as_deref()
+    }
+
+    /// The full path or URL of the object `path`, for messages.
+    pub fn shown(&self, path: &str) -> PathBuf {
+        let base = self.location.to_string_lossy();
+        format!("{}/{path}", base.trim_end_matches('/')).into()
+    }
+
+    /// Reads a whole object; `None` if there is no such object.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not give it.
+    pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        self.wait(path, async move {
+            match store.get(&key).await {
+                Ok(object) => object.bytes().await.map(Some),
+                Err(object_store::Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Size, time and ETag of an object; `None` if there is no such object.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not answer.
+    pub fn head(&self, path: &str) -> Result<Option<Object>> {
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let found = self.wait(path, async move {
+            match store.head(&key).await {
+                Ok(found) => Ok(Some(found)),
+                Err(object_store::Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })?;
+        Ok(found.map(|found| Object {
+            path: path.to_owned(),
+            bytes: found.size,
+            modified: found.last_modified.into(),
+            e_tag: found.e_tag,
+        }))
+    }
+
+    /// Reads byte ranges of an object of `length` bytes with few large requests, several at a time. With an `e_tag`, an
+    /// object of another version is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not give them, [`Error::Changed`] if the object has another ETag.
+    pub fn read_ranges(
+        &self,
+        path: &str,
+        length: u64,
+        wanted: Vec<Range<u64>>,
+        e_tag: Option<String>,
+    ) -> Result<Ranges> {
+        let request = self.request_ranges(path, length, wanted, e_tag)?;
+        self.wait(path, request)
+    }
+
+    /// As [`read_ranges`](Self::read_ranges), but without waiting: `then` is called with the result on a thread that
+    /// must not be blocked for long.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's error if threads cannot be started.
+    pub fn start_reading(
+        &self,
+        path: &str,
+        length: u64,
+        wanted: Vec<Range<u64>>,
+        e_tag: Option<String>,
+        then: impl FnOnce(Result<Ranges>) + Send + 'static,
+    ) -> Result<()> {
+        let request = self.request_ranges(path, length, wanted, e_tag)?;
+        let (storage, path) = (self.clone(), path.to_owned());
+        runtime::handle()?.spawn(async move {
+            let ranges = request.await;
+            then(ranges.map_err(|error| storage.read_error(&path, error)));
+        });
+        Ok(())
+    }
+
+    fn request_ranges(
+        &self,
+        path: &str,
+        length: u64,
+        wanted: Vec<Range<u64>>,
+        e_tag: Option<String>,
+    ) -> Result<impl Future<Output = object_store::Result<Ranges>> + Send + 'static> {
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let requests: Vec<Range<u64>> = coalesce(wanted, RANGE_GAP).into_iter().flat_map(split).collect();
+        Ok(async move {
+            let fetch = |range: Range<u64>| {
+                let (store, key, if_match) = (Arc::clone(&store), key.clone(), e_tag.clone());
+                async move {
+                    let options = GetOptions {
+                        range: Some(GetRange::Bounded(range.clone())),
+                        if_match,
+                        ..GetOptions::default()
+                    };
+                    let bytes = store.get_opts(&key, options).await?.bytes().await?;
+                    if bytes.len() as u64 != range.end - range.start {
+                        let message = format!("{} bytes came of {}", bytes.len(), range.end - range.start);
+                        return Err(object_store::Error::Generic {
+                            store: "storage",
+                            source: message.into(),
+                        });
+                    }
+                    Ok((range.start, bytes))
+                }
+            };
+            let fetched = stream::iter(requests).map(fetch).buffered(REQUESTS_AT_A_TIME);
+            let parts: Vec<(u64, Bytes)> = fetched.try_collect().await?;
+            Ok(Ranges::new(length, join_adjacent(parts)))
+        })
+    }
+
+    /// The SHA-256 of an object, in hexadecimal. `read` is told of the bytes as they come.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_ranges`](Self::read_ranges).
+    pub fn sha256(&self, path: &str, object: &Object, read: impl Fn(u64)) -> Result<String> {
+        let mut digest = Sha256::new();
+        let step = REQUESTS_AT_A_TIME as u64 * LARGEST_REQUEST / 4;
+        for start in (0..object.bytes).step_by(step as usize) {
+            let range = start..object.bytes.min(start + step);
+            let wanted = std::iter::once(range).collect();
+            let ranges = self.read_ranges(path, object.bytes, wanted, object.e_tag.clone())?;
+            for (_, bytes) in ranges.parts() {
+                digest.update(bytes);
+                read(bytes.len() as u64);
+            }
+        }
+        Ok(units::format_hex(&digest.finalize()))
+    }
+
+    /// The objects below the folder `folder` (all if it is empty), in no particular order. With `after`, only those whose
+    /// path is greater.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not list them.
+    pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
+        let (store, key) = (Arc::clone(&self.store), self.key(folder)?);
+        let after = after.map(|after| self.key(after)).transpose()?;
+        if let Some(local) = &self.local
+            && !local.join(folder).exists()
+        {
+            return Ok(Vec::new());
+        }
+        let found: Vec<_> = self.wait(folder, async move {
+            match after {
+                Some(after) => store.list_with_offset(Some(&key), &after).try_collect().await,
+                None => store.list(Some(&key)).try_collect().await,
+            }
+        })?;
+        let prefix = self.prefix.as_ref();
+        let relative = |path: &ObjectPath| {
+            path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
+        };
+        let object = |meta: object_store::ObjectMeta| Object {
+            path: relative(&meta.location),
+            bytes: meta.size,
+            modified: meta.last_modified.into(),
+            e_tag: meta.e_tag,
+        };
+        Ok(found.into_iter().map(object).collect())
+    }
+
+    /// Creates an object that must not exist yet. Of several writers at a time one creates it. On a local disk it is
+    /// synced, and so is its folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses it for another reason than that it exists.
+    pub fn create(&self, path: &str, bytes: Vec<u8>) -> Result<Created> {
+        if let Some(local) = &self.local {
+            let created = commit::create_file(&local.join(path), &bytes);
+            return created.map_err(|error| Error::write(self.shown(path), error));
+        }
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let payload = Bytes::from(bytes);
+        let put = {
+            let (store, key, payload) = (Arc::clone(&store), key.clone(), payload.clone());
+            async move { store.put_opts(&key, payload.into(), PutMode::Create.into()).await }
+        };
+        match runtime::wait(put)? {
+            Ok(_) => Ok(Created::Yes),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                // A retried request may find what its first try created.
+                let found = runtime::wait(async move { store.get(&key).await?.bytes().await })?;
+                Ok(if found.is_ok_and(|found| found == payload) { Created::Yes } else { Created::Exists })
+            }
+            Err(error) => Err(self.write_error(path, &error)),
+        }
+    }
+
+    /// Writes an object whole, also over one that is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses it.
+    pub fn replace(&self, path: &str, bytes: Vec<u8>) -> Result<()> {
+        if let Some(local) = &self.local {
+            let path = local.join(path);
+            return commit::write_atomically(&path, &bytes).map_err(|error| Error::write(path, error));
+        }
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let put = runtime::wait(async move { store.put(&key, Bytes::from(bytes).into()).await })?;
+        put.map(|_| ()).map_err(|error| self.write_error(path, &error))
+    }
+
+    /// Starts an object that is written as a stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses it.
+    pub fn upload(&self, path: &str) -> Result<Upload> {
+        if let Some(parent) =
+            self.local.as_ref().and_then(|local| local.join(path).parent().map(Path::to_owned))
+        {
+            fs_err::create_dir_all(&parent).map_err(|error| Error::write(self.shown(path), error))?;
+        }
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let multipart = runtime::wait(async move { store.put_multipart(&key).await })?;
+        let multipart = multipart.map_err(|error| self.write_error(path, &error))?;
+        Ok(Upload::new(self.clone(), path.to_owned(), multipart))
+    }
+
+    /// Removes objects; those that are not there are no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses to remove one.
+    pub fn delete(&self, paths: Vec<String>) -> Result<()> {
+        if let Some(local) = &self.local {
+            for path in paths {
+                match fs_err::remove_file(local.join(&path)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(Error::write(self.shown(&path), error));
+                    }
+                    _ => {}
+                }
+            }
+            return Ok(());
+        }
+        let keys = paths.iter().map(|path| self.key(path)).collect::<Result<Vec<_>>>()?;
+        let store = Arc::clone(&self.store);
+        let deleted = runtime::wait(async move {
+            let keys = stream::iter(keys.into_iter().map(Ok)).boxed();
+            let mut deleted = store.delete_stream(keys);
+            while let Some(result) = deleted.next().await {
+                match result {
+                    Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })?;
+        deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
+    }
+
+    /// The names of files and folders directly in the dataset's folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not list them.
+    pub(crate) fn entries(&self) -> Result<Vec<String>> {
+        if let Some(local) = &self.local {
+            if !local.exists() {
+                return Ok(Vec::new());
+            }
+            let names =
+                fs_err::read_dir(local)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            return Ok(names.collect::<io::Result<_>>()?);
+        }
+        let (store, key) = (Arc::clone(&self.store), self.key("")?);
+        let listed = self.wait("", async move { store.list_with_delimiter(Some(&key)).await })?;
+        let paths =
+            listed.common_prefixes.into_iter().chain(listed.objects.into_iter().map(|meta| meta.location));
+        Ok(paths.filter_map(|path| path.filename().map(str::to_owned)).collect())
+    }
+
+    /// Files of a local disk that a killed writer left half-written; the store does not list them.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's error if a folder cannot be listed.
+    pub(crate) fn left_over_files(&self) -> Result<Vec<Object>> {
+        let mut found = Vec::new();
+        if let Some(local) = &self.local {
+            for folder in WRITTEN_FOLDERS {
+                left_over_below(local, folder, &mut found)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes local folders that hold nothing, as far as that is possible.
+    pub(crate) fn remove_empty_folders(&self) {
+        let Some(local) = &self.local else { return };
+        for folder in WRITTEN_FOLDERS {
+            remove_empty_below(&local.join(folder));
+        }
+        let _ = fs_err::remove_dir(local);
+    }
+
+    /// Makes a local file and the entry in its folder survive a power cut; stores do that by themselves.
+    fn sync(&self, path: &str) -> io::Result<()> {
+        let Some(local) = &self.local else { return Ok(()) };
+        let path = local.join(path);
+        fs_err::File::open(&path)?.sync_all()?;
+        let inside = path.ancestors().skip(1).take_while(|folder| folder.starts_with(local));
+        inside.take(16).try_for_each(commit::sync_directory)
+    }
+
+    fn key(&self, path: &str) -> Result<ObjectPath> {
+        let key = match (self.prefix.as_ref(), path) {
+            ("", path) => path.to_owned(),
+            (prefix, "") => prefix.to_owned(),
+            (prefix, path) => format!("{prefix}/{path}"),
+        };
+        ObjectPath::parse(&key).map_err(|error| Error::Location {
+            location: self.shown(path).display().to_string(),
+            message: error.to_string(),
+            hint: "use another name".to_owned(),
+        })
+    }
+
+    fn wait<T: Send + 'static>(
+        &self,
+        path: &str,
+        request: impl Future<Output = object_store::Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        runtime::wait(request)?.map_err(|error| self.read_error(path, error))
+    }
+
+    fn read_error(&self, path: &str, error: object_store::Error) -> Error {
+        let path = self.shown(path);
+        match error {
+            object_store::Error::Precondition { .. } => Error::Changed { path },
+            error => {
+                let (message, hint) = explain(&error);
+                Error::Read { path, message, hint }
+            }
+        }
+    }
+
+    fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
+        if self.local.is_some() {
+            return Error::write(self.shown(path), io_error_of(error));
+        }
+        let (message, hint) = explain(error);
+        Error::Store { path: self.shown(path), message, hint }
+    }
+}
+
+/// The folders that writers write to.
+const WRITTEN_FOLDERS: [&str; 3] =
+    [crate::writer::DATA, crate::writer::VOCABULARIES, crate::snapshot::SNAPSHOTS];
+
+/// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created.
+fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Result<()> {
+    let path = root.join(folder);
+    if !path.is_dir() {
+        return Ok(());
+    }
+    for entry in fs_err::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = format!("{folder}/{name}");
+        let metadata = entry.metadata()?;
+        let is_upload = name.rsplit_once('#').is_some_and(|(_, digits)| digits.parse::<u32>().is_ok());
+        if metadata.is_dir() {
+            left_over_below(root, &path, found)?;
+        } else if is_upload || name.starts_with('.') && name.ends_with(".tmp") {
+            found.push(Object { path, bytes: metadata.len(), modified: metadata.modified()?, e_tag: None });
+        }
+    }
+    Ok(())
+}
+
+fn remove_empty_below(folder: &Path) {
+    let Ok(entries) = fs_err::read_dir(folder) else { return };
+    for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
+        remove_empty_below(&entry.path());
+    }
+    // It fails if something is in there, which is as well.
+    let _ = fs_err::remove_dir(folder);
+}
+
+fn io_error_of(error: &object_store::Error) -> io::Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return io::Error::new(error.kind(), error.to_string());
+        }
+        cause = error.source();
+    }
+    io::Error::other(error.to_string())
+}
+
+/// The store that `url` names; `None` if this program has no client for it.
+fn connect(scheme: &ObjectStoreScheme, url: &Url) -> object_store::Result<Option<Arc<dyn ObjectStore>>> {
+    let retry =
+        RetryConfig { max_retries: 10, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() };
+    let options = |allow_http: Option<String>| {
+        ClientOptions::new()
+            .with_allow_http(
+                allow_http.is_some_and(|allowed| allowed.eq_ignore_ascii_case("true") || allowed == "1"),
+            )
+            .with_connect_timeout(Duration::from_secs(5))
+            .with_timeout(Duration::from_secs(60))
+    };
+    let variable = |name: &str| std::env::var(name).ok();
+    Ok(Some(match scheme {
+        ObjectStoreScheme::AmazonS3 => {
+            let builder = AmazonS3Builder::from_env().with_url(url.as_str());
+            Arc::new(
+                builder.with_retry(retry).with_client_options(options(variable("AWS_ALLOW_HTTP"))).build()?,
+            )
+        }
+        ObjectStoreScheme::GoogleCloudStorage => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
+            Arc::new(
+                builder
+                    .with_retry(retry)
+                    .with_client_options(options(variable("GOOGLE_ALLOW_HTTP")))
+                    .build()?,
+            )
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
+            Arc::new(
+                builder
+                    .with_retry(retry)
+                    .with_client_options(options(variable("AZURE_ALLOW_HTTP")))
+                    .build()?,
+            )
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Parts of a large request.
+fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let starts = (range.start..range.end).step_by(LARGEST_REQUEST as usize);
+    starts.map(move |start| start..range.end.min(start + LARGEST_REQUEST))
+}
+
+/// Joins parts that follow each other without a gap, so that a column chunk is contiguous.
+fn join_adjacent(parts: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
+    let mut joined: Vec<(u64, Vec<Bytes>, u64)> = Vec::new();
+    for (start, bytes) in parts {
+        let end = start + bytes.len() as u64;
+        match joined.last_mut() {
+            Some((_, pieces, last)) if *last == start => {
+                pieces.push(bytes);
+                *last = end;
+            }
+            _ => joined.push((start, vec![bytes], end)),
+        }
+    }
+    let join = |(start, mut pieces, _): (u64, Vec<Bytes>, u64)| match pieces.len() {
+        1 => (start, pieces.remove(0)),
+        _ => (start, pieces.concat().into()),
+    };
+    joined.into_iter().map(join).collect()
+}
+
+#[cfg(test)]
+mod tests;

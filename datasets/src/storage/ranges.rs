@@ -1,0 +1,112 @@
+//! Byte ranges of an object, fetched with few large requests and then read from memory.
+
+use std::ops::Range;
+
+use bytes::{Buf, Bytes};
+use parquet::errors::{ParquetError, Result as ParquetResult};
+use parquet::file::reader::{ChunkReader, Length};
+
+/// Ranges closer than this are fetched with one request: the bytes between them cost less than another request. (Meta's
+/// readers merge ranges within about 1 MiB.)
+pub const RANGE_GAP: u64 = 1 << 20;
+
+/// Some ranges of an object, in memory. Parquet's decoder reads from it.
+#[derive(Debug)]
+pub struct Ranges {
+    length: u64,
+    /// The start and the bytes of each part, in ascending order and without overlap.
+    parts: Vec<(u64, Bytes)>,
+}
+
+impl Ranges {
+    /// Ranges of an object of `length` bytes: the start and the bytes of each part, in ascending order.
+    pub(super) fn new(length: u64, parts: Vec<(u64, Bytes)>) -> Self {
+        Self { length, parts }
+    }
+
+    /// The start and the bytes of each part.
+    pub(super) fn parts(&self) -> &[(u64, Bytes)] {
+        &self.parts
+    }
+
+    /// The number of bytes fetched.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+    }
+
+    /// The bytes from `start` to the end of the part that holds `start`.
+    fn from(&self, start: u64) -> ParquetResult<Bytes> {
+        let part = self.parts.partition_point(|(first, _)| *first <= start).checked_sub(1);
+        let found = part.map(|part| &self.parts[part]).and_then(|(first, bytes)| {
+            let skipped = usize::try_from(start - first).ok()?;
+            (skipped <= bytes.len()).then(|| bytes.slice(skipped..))
+        });
+        found.ok_or_else(|| ParquetError::EOF(format!("byte {start} lies outside the columns' ranges")))
+    }
+}
+
+impl Length for Ranges {
+    fn len(&self) -> u64 {
+        self.length
+    }
+}
+
+impl ChunkReader for Ranges {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
+        Ok(self.from(start)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        let bytes = self.from(start)?;
+        if bytes.len() < length {
+            let message = format!("{length} bytes at {start} end after the columns' ranges");
+            return Err(ParquetError::EOF(message));
+        }
+        Ok(bytes.slice(..length))
+    }
+}
+
+/// The requests that cover `wanted`: sorted, and merged where the gap is at most `gap` bytes.
+pub(super) fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
+    wanted.retain(|range| !range.is_empty());
+    wanted.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in wanted {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end.saturating_add(gap) => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn close_ranges_become_one_request() {
+        assert_eq!(coalesce(vec![20..30, 0..10, 12..15], 2), [0..15, 20..30]);
+        assert_eq!(coalesce(vec![0..10, 2..5, 10..11, 40..40], 0), std::slice::from_ref(&(0..11)));
+        assert!(coalesce(vec![], 5).is_empty());
+    }
+
+    #[test]
+    fn bytes_outside_the_fetched_ranges_are_an_error() {
+        let content: Bytes = (0..=255).cycle().take(1000).collect::<Vec<u8>>().into();
+        let ranges = Ranges::new(1000, vec![(10, content.slice(10..40)), (500, content.slice(500..507))]);
+        assert_eq!(ranges.bytes(), 37);
+        assert_eq!(ranges.get_bytes(12, 25).unwrap(), &content[12..37]);
+        assert_eq!(ranges.get_bytes(500, 7).unwrap(), &content[500..507]);
+        let mut read = Vec::new();
+        ranges.get_read(35).unwrap().read_to_end(&mut read).unwrap();
+        assert_eq!(read, &content[35..40]);
+        for (start, length) in [(0, 1), (12, 29), (41, 1), (500, 8)] {
+            assert!(ranges.get_bytes(start, length).is_err(), "{length} bytes at {start}");
+        }
+    }
+}

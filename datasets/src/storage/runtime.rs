@@ -1,0 +1,48 @@
+//! The threads that wait for storage. One small runtime per process serves every dataset and every reader: requests
+//! run on it, and decoding does not wait on threads that could compute.
+
+use std::future::Future;
+use std::io;
+use std::sync::OnceLock;
+use std::sync::mpsc::sync_channel;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// Threads that drive requests. They only wait and copy, so two serve many requests at a time.
+const THREADS: usize = 2;
+/// Local files are read on threads of their own, at most so many at a time.
+const BLOCKING_THREADS: usize = 16;
+
+/// A handle to the process's runtime for storage requests.
+///
+/// # Errors
+///
+/// The operating system's error if its threads cannot be started.
+pub(super) fn handle() -> io::Result<&'static Handle> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime.handle());
+    }
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("onefold-storage")
+        .enable_all()
+        .build()?;
+    Ok(RUNTIME.get_or_init(|| runtime).handle())
+}
+
+/// Runs `request` on the storage runtime and waits for its result. Unlike `Runtime::block_on` this also works on a thread
+/// of another runtime, which it blocks.
+///
+/// # Errors
+///
+/// The operating system's error if the threads cannot be started, or if the request panicked.
+pub(super) fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> io::Result<T> {
+    let (sender, receiver) = sync_channel(1);
+    handle()?.spawn(async move {
+        // The caller waits below, so somebody receives.
+        let _ = sender.send(request.await);
+    });
+    receiver.recv().map_err(|_| io::Error::other("a storage request ended without a result"))
+}

@@ -1,0 +1,100 @@
+use std::io::Write;
+
+use object_store::memory::InMemory;
+
+use super::*;
+
+fn storages() -> (tempfile::TempDir, Vec<Storage>) {
+    let directory = tempfile::tempdir().unwrap();
+    // Characters that paths, URLs and stores treat differently.
+    let local = Storage::open(&directory.path().join("a dataset#1 100%")).unwrap();
+    (directory, vec![local, Storage::over(Arc::new(InMemory::new()), "some/folder")])
+}
+
+#[test]
+fn objects_are_created_once() {
+    let (_directory, storages) = storages();
+    for storage in storages {
+        let path = "snapshots/00000001.json";
+        assert_eq!(storage.read(path).unwrap(), None);
+        assert_eq!(storage.create(path, b"first".to_vec()).unwrap(), Created::Yes);
+        assert_eq!(storage.create(path, b"second".to_vec()).unwrap(), Created::Exists, "{storage:?}");
+        assert_eq!(storage.read(path).unwrap().unwrap(), "first");
+        storage.replace(path, b"third".to_vec()).unwrap();
+        assert_eq!(storage.read(path).unwrap().unwrap(), "third");
+        assert_eq!(storage.list("", None).unwrap().len(), 1, "nothing is left beside it");
+    }
+}
+
+#[test]
+fn of_many_writers_one_creates_an_object() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = Storage::open(directory.path()).unwrap();
+    let created: usize = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..8)
+            .map(|writer: u8| {
+                let storage = storage.clone();
+                scope.spawn(move || {
+                    let created = |n: i32| storage.create(&format!("{n}.json"), vec![writer]).unwrap();
+                    (0..50).filter(|n| created(*n) == Created::Yes).count()
+                })
+            })
+            .collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).sum()
+    });
+    assert_eq!(created, 50);
+}
+
+#[test]
+fn ranges_of_a_streamed_object_are_its_bytes() {
+    let (_directory, storages) = storages();
+    let content: Vec<u8> = (0..=250).cycle().take(20 << 20).collect();
+    for storage in storages {
+        let path = "data/day=1%2F2/bucket=003/part.parquet";
+        let mut upload = storage.upload(path).unwrap();
+        content.chunks(999_983).for_each(|chunk| upload.write_all(chunk).unwrap());
+        assert!(storage.head(path).unwrap().is_none(), "visible before it is finished");
+        upload.finish().unwrap();
+        let found = storage.head(path).unwrap().unwrap();
+        assert_eq!(found.bytes, content.len() as u64);
+        let wanted = vec![5..9, 18 << 20..20 << 20, 3 << 20..12 << 20];
+        let ranges = storage.read_ranges(path, found.bytes, wanted, found.e_tag.clone()).unwrap();
+        for (start, length) in [(5, 4), (18 << 20, 2 << 20), (3 << 20, 9 << 20)] {
+            let read = parquet::file::reader::ChunkReader::get_bytes(&ranges, start as u64, length).unwrap();
+            assert!(read == content[start..start + length], "{storage:?}");
+        }
+        let listed = storage.list("data", None).unwrap();
+        assert_eq!(listed.len(), 1);
+        assert_eq!(listed[0].path, path, "{storage:?}");
+        let other = Some("another version".to_owned());
+        let error = storage.read_ranges(path, found.bytes, vec![0..1, 3..4], other).unwrap_err();
+        assert!(matches!(error, Error::Changed { .. }), "{error}");
+        storage.delete(vec![path.to_owned(), "data/none.parquet".to_owned()]).unwrap();
+        assert!(storage.list("", None).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn an_upload_that_is_dropped_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = Storage::open(directory.path()).unwrap();
+    let mut upload = storage.upload("part.parquet").unwrap();
+    upload.write_all(&vec![1; 9 << 20]).unwrap();
+    drop(upload);
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_location_that_cannot_be_opened_says_what_to_write() {
+    for (location, message) in
+        [("ftp://host/folder", "ftp"), ("s3://", "s3://"), ("memory:///folder", "not supported")]
+    {
+        let error = Storage::open(Path::new(location)).unwrap_err().to_string();
+        assert!(error.contains(message) && error.contains("hint: "), "{error}");
+    }
+    for path in ["folder", "./a:b", "/c://d", "C://x"] {
+        assert!(Storage::open(Path::new(path)).unwrap().local().is_some(), "{path}");
+    }
+    let url = Storage::open(Path::new("file:///tmp/a%20b")).unwrap();
+    assert_eq!(url.local(), Some(Path::new("/tmp/a b")));
+}

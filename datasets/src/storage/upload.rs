@@ -1,0 +1,143 @@
+//! Streaming uploads: what is written goes to the store in parts, some of them at a time, and the object appears whole
+//! when the upload is finished.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+
+use bytes::Bytes;
+use object_store::MultipartUpload;
+use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
+
+use super::{Storage, io_error, runtime};
+use crate::{Error, Result, units};
+
+/// Bytes of a part. S3 allows 10,000 parts an object, so an object may have 78 GiB.
+const PART_BYTES: usize = 8 << 20;
+/// Parts in flight at most; their bytes are in memory.
+const PARTS_IN_FLIGHT: usize = 3;
+
+/// An object that is being written. Dropped before [`finish`](Self::finish), it does not appear.
+pub struct Upload {
+    storage: Storage,
+    path: String,
+    multipart: Option<Box<dyn MultipartUpload>>,
+    buffer: Vec<u8>,
+    in_flight: VecDeque<JoinHandle<object_store::Result<()>>>,
+}
+
+impl std::fmt::Debug for Upload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upload").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Upload {
+    pub(super) fn new(storage: Storage, path: String, multipart: Box<dyn MultipartUpload>) -> Self {
+        Self { storage, path, multipart: Some(multipart), buffer: Vec::new(), in_flight: VecDeque::new() }
+    }
+
+    /// Sends what is left and makes the object appear. On a local disk the file is synced before this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses a part or the whole; the object does not appear then.
+    pub fn finish(mut self) -> Result<()> {
+        let path = self.storage.shown(&self.path);
+        let wrong = |error| Error::write(path, error);
+        self.send_part().and_then(|()| self.wait_for_parts(0)).map_err(wrong.clone())?;
+        let Some(mut multipart) = self.multipart.take() else { return Ok(()) };
+        let done = runtime::wait(async move { multipart.complete().await });
+        done.and_then(|done| done.map_err(io_error)).map_err(wrong.clone())?;
+        self.storage.sync(&self.path).map_err(wrong)
+    }
+
+    /// Starts sending the buffered bytes.
+    fn send_part(&mut self) -> io::Result<()> {
+        let Some(multipart) = &mut self.multipart else { return Ok(()) };
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let part = std::mem::take(&mut self.buffer);
+        // The local store opens its blocking task when the part is created.
+        let _runtime = runtime::handle()?.enter();
+        let sent = multipart.put_part(Bytes::from(part).into());
+        self.in_flight.push_back(runtime::handle()?.spawn(sent));
+        self.wait_for_parts(PARTS_IN_FLIGHT)
+    }
+
+    /// Waits until at most `left` parts are in flight.
+    fn wait_for_parts(&mut self, left: usize) -> io::Result<()> {
+        while self.in_flight.len() > left {
+            let Some(part) = self.in_flight.pop_front() else { break };
+            runtime::wait(part)?.map_err(io::Error::other)?.map_err(io_error)?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Upload {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.buffer.capacity() == 0 {
+            self.buffer.reserve_exact(PART_BYTES);
+        }
+        let taken = bytes.len().min(PART_BYTES - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..taken]);
+        if self.buffer.len() == PART_BYTES {
+            self.send_part()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An upload that digests what is written to it.
+#[derive(Debug)]
+pub(crate) struct HashingWriter {
+    upload: Upload,
+    digest: Sha256,
+    bytes: u64,
+}
+
+impl HashingWriter {
+    pub(crate) fn new(upload: Upload) -> Self {
+        Self { upload, digest: Sha256::new(), bytes: 0 }
+    }
+
+    /// Ends the upload; gives its size in bytes and its SHA-256 in hexadecimal.
+    ///
+    /// # Errors
+    ///
+    /// As [`Upload::finish`].
+    pub(crate) fn finish(self) -> Result<(u64, String)> {
+        self.upload.finish()?;
+        Ok((self.bytes, units::format_hex(&self.digest.finalize())))
+    }
+}
+
+impl Write for HashingWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.upload.write(bytes)?;
+        self.digest.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.upload.flush()
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let Some(mut multipart) = self.multipart.take() else { return };
+        for part in self.in_flight.drain(..) {
+            part.abort();
+        }
+        // The error that led here counts. Parts that cannot be removed are removed by the store's lifecycle rules.
+        let _ = runtime::wait(async move { multipart.abort().await });
+    }
+}

@@ -1,0 +1,130 @@
+//! From originals to ids.
+
+use super::OUT_OF_VOCABULARY;
+use super::table::IdTable;
+
+/// An array of ids is used where it has at most this many entries for each original, and a hash table elsewhere.
+const ARRAY_ENTRIES_PER_ORIGINAL: u64 = 4;
+
+/// A map from 64-bit originals to ids; [`OUT_OF_VOCABULARY`] for all others.
+#[derive(Debug, Clone)]
+pub struct IdMap(Form);
+
+#[derive(Debug, Clone)]
+enum Form {
+    /// Originals that lie close together: `ids[original - first]`.
+    Array {
+        first: i64,
+        ids: Vec<i64>,
+    },
+    Table(IdTable),
+}
+
+impl Default for IdMap {
+    fn default() -> Self {
+        Self(Form::Table(IdTable::default()))
+    }
+}
+
+impl IdMap {
+    /// The ids of distinct originals: their positions, from 1 on.
+    pub(super) fn of_integers(originals: &[i64]) -> Self {
+        let numbered = || (1_i64..).zip(originals);
+        let (first, last) = (originals.iter().min(), originals.iter().max());
+        if let (Some(&first), Some(&last)) = (first, last)
+            && last.abs_diff(first) < ARRAY_ENTRIES_PER_ORIGINAL.saturating_mul(originals.len() as u64)
+        {
+            let mut ids = vec![OUT_OF_VOCABULARY; last.abs_diff(first) as usize + 1];
+            for (id, original) in numbered() {
+                ids[original.abs_diff(first) as usize] = id;
+            }
+            return Self(Form::Array { first, ids });
+        }
+        // Frequent originals are added first, so that they are found with the fewest probes.
+        let mut map = Self::with_room_for(originals.len());
+        numbered().for_each(|(id, original)| map.add(*original, id));
+        map
+    }
+
+    /// The ids of distinct originals in pairs of original and id.
+    pub(super) fn of_pairs(pairs: impl Iterator<Item = (i64, i64)>) -> Self {
+        let mut map = Self::default();
+        pairs.for_each(|(original, id)| map.add(original, id));
+        map
+    }
+
+    /// An empty map that takes `originals` originals without growing.
+    pub(super) fn with_room_for(originals: usize) -> Self {
+        Self(Form::Table(IdTable::with_room_for(originals)))
+    }
+
+    /// Adds a positive id of an original that has none. The map is not an array.
+    pub(super) fn add(&mut self, original: i64, id: i64) {
+        if let Form::Table(table) = &mut self.0 {
+            if table.is_full() {
+                table.grow();
+            }
+            table.add(original, id as u64);
+        }
+    }
+
+    /// A value that occurs twice, if there is one.
+    pub(super) fn repeated(values: &[i64]) -> Option<i64> {
+        let mut seen = IdTable::with_room_for(values.len());
+        values.iter().copied().find(|value| {
+            let is_known = seen.get(*value) != 0;
+            seen.add(*value, 1);
+            is_known
+        })
+    }
+
+    /// The id of `original`, [`OUT_OF_VOCABULARY`] if it has none.
+    #[inline]
+    pub fn get(&self, original: i64) -> i64 {
+        match &self.0 {
+            Form::Array { first, ids } => in_array(ids, *first, original),
+            Form::Table(table) => in_table(table, original),
+        }
+    }
+
+    /// The ids of a list of originals.
+    pub fn apply(&self, originals: &[i64]) -> Vec<i64> {
+        // One branch for all of them, not one each.
+        match &self.0 {
+            Form::Array { first, ids } => {
+                originals.iter().map(|original| in_array(ids, *first, *original)).collect()
+            }
+            Form::Table(table) => originals.iter().map(|original| in_table(table, *original)).collect(),
+        }
+    }
+
+    /// The entries of the array, if the map is one.
+    #[cfg(test)]
+    pub(super) fn array_len(&self) -> Option<usize> {
+        match &self.0 {
+            Form::Array { ids, .. } => Some(ids.len()),
+            Form::Table(_) => None,
+        }
+    }
+
+    /// Bytes that the map takes in memory.
+    pub fn memory_bytes(&self) -> usize {
+        match &self.0 {
+            Form::Array { ids, .. } => size_of::<i64>() * ids.capacity(),
+            Form::Table(table) => table.memory_bytes(),
+        }
+    }
+}
+
+#[inline]
+fn in_array(ids: &[i64], first: i64, original: i64) -> i64 {
+    // Originals below `first` wrap to positions beyond the end of any array.
+    let at = usize::try_from(original.wrapping_sub(first) as u64).unwrap_or(usize::MAX);
+    ids.get(at).copied().unwrap_or(OUT_OF_VOCABULARY)
+}
+
+#[inline]
+fn in_table(table: &IdTable, original: i64) -> i64 {
+    // The table returns 0 for keys that it does not contain.
+    table.get(original) as i64
+}

@@ -1,0 +1,246 @@
+//! Numbers that stand for text ids between reading and writing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::CountBudget;
+use super::table::IdTable;
+use crate::{Error, Result, hash_id};
+
+/// A function from the bytes of a text to a number that is not negative.
+pub(super) type TextHash = fn(&[u8]) -> i64;
+
+/// Parts of [`TextIds`] that threads lock one by one: a power of two.
+const SHARDS: usize = 64;
+/// The bits of a number that do not choose the shard.
+const WITHIN_SHARD: i64 = (1 << (63 - SHARDS.trailing_zeros())) - 1;
+/// Bytes that the texts of a shard take at least, once there is one.
+const FEWEST_TEXT_BYTES: usize = 1 << 10;
+/// Bytes in front of each text: its length.
+const LENGTH_BYTES: usize = size_of::<usize>();
+
+/// The numbers that a text may have, in the order in which they are tried: its hash, then the numbers after it in the
+/// hash's shard. A text has the first of them that no other text has taken. So two texts never share a number, also
+/// if their hashes are equal.
+pub(super) fn candidates(hash: i64) -> impl Iterator<Item = i64> {
+    let shard = hash & !WITHIN_SHARD;
+    (0..=WITHIN_SHARD).map(move |step| shard | (hash.wrapping_add(step) & WITHIN_SHARD))
+}
+
+/// Gives every distinct text a number and keeps the text, exactly: two texts never have the same number. Threads share
+/// it. The number is the text's [`hash_id`], unless another text with the same hash was there first.
+///
+/// A text takes its bytes, 8 bytes more, and 21 to 43 bytes of a table; the memory comes from a [`CountBudget`].
+#[derive(Debug)]
+pub struct TextIds {
+    feature: String,
+    budget: CountBudget,
+    shards: Vec<Mutex<Shard>>,
+    distinct: AtomicU64,
+    hash: TextHash,
+}
+
+/// The texts whose hashes have the same high bits.
+#[derive(Debug, Default)]
+struct Shard {
+    /// From a text's number to one more than its place in `texts`.
+    places: IdTable,
+    /// Each text after its length.
+    texts: Vec<u8>,
+}
+
+/// The texts and their numbers, while no other thread adds any.
+#[derive(Debug)]
+pub struct LockedTextIds<'t> {
+    shards: Vec<MutexGuard<'t, Shard>>,
+}
+
+impl TextIds {
+    /// No texts yet of `feature`, or of the vocabulary with this name. They take their memory from `budget` and return
+    /// it when this is dropped.
+    pub fn new(feature: &str, budget: &CountBudget) -> Self {
+        Self::with_hash(feature, budget, hash_id)
+    }
+
+    pub(super) fn with_hash(feature: &str, budget: &CountBudget, hash: TextHash) -> Self {
+        Self {
+            feature: feature.to_owned(),
+            budget: budget.clone(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            distinct: AtomicU64::new(0),
+            hash,
+        }
+    }
+
+    /// The number of `text`, which is not negative.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooManyIds`] if the budget does not suffice for one more text.
+    pub fn number(&self, text: &str) -> Result<i64> {
+        let hash = (self.hash)(text.as_bytes());
+        let mut shard = lock(&self.shards[shard_of(hash)]);
+        for number in candidates(hash) {
+            match shard.places.get(number) {
+                0 => return self.add(&mut shard, number, text),
+                place if shard.text(place) == text.as_bytes() => return Ok(number),
+                _ => {}
+            }
+        }
+        Err(self.too_many())
+    }
+
+    /// Adds a text that has no number yet.
+    fn add(&self, shard: &mut Shard, number: i64, text: &str) -> Result<i64> {
+        if shard.places.is_full() {
+            let (old, new) = (shard.places.memory_bytes(), shard.places.grown_bytes());
+            self.take(new)?;
+            shard.places.grow();
+            self.budget.give_back(old);
+        }
+        let bytes = shard.texts.len() + LENGTH_BYTES + text.len();
+        let old = shard.texts.capacity();
+        if bytes > old {
+            let new = bytes.max(2 * old).max(FEWEST_TEXT_BYTES);
+            self.take(new)?;
+            shard.texts.reserve_exact(new - shard.texts.len());
+            self.budget.give_back(old);
+        }
+        let place = shard.texts.len() as u64 + 1;
+        shard.texts.extend_from_slice(&text.len().to_le_bytes());
+        shard.texts.extend_from_slice(text.as_bytes());
+        shard.places.add(number, place);
+        self.distinct.fetch_add(1, Ordering::Relaxed);
+        Ok(number)
+    }
+
+    fn take(&self, bytes: usize) -> Result<()> {
+        if self.budget.take(bytes) { Ok(()) } else { Err(self.too_many()) }
+    }
+
+    fn too_many(&self) -> Error {
+        let distinct = self.distinct.load(Ordering::Relaxed);
+        Error::TooManyIds { feature: self.feature.clone(), distinct, limit: self.budget.limit_bytes() }
+    }
+
+    /// The number of distinct texts.
+    pub fn distinct(&self) -> u64 {
+        self.distinct.load(Ordering::Relaxed)
+    }
+
+    /// Stops other threads from adding texts, to look texts up by their numbers.
+    pub fn lock(&self) -> LockedTextIds<'_> {
+        LockedTextIds { shards: self.shards.iter().map(lock).collect() }
+    }
+}
+
+impl Drop for TextIds {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            let shard = lock(shard);
+            self.budget.give_back(shard.places.memory_bytes() + shard.texts.capacity());
+        }
+    }
+}
+
+impl Shard {
+    /// The bytes of the text at `place`, as `places` holds it; empty if no text begins there.
+    fn text(&self, place: u64) -> &[u8] {
+        let start = place as usize - 1;
+        let length = self.texts.get(start..start + LENGTH_BYTES).and_then(|bytes| bytes.try_into().ok());
+        let length = length.map_or(0, usize::from_le_bytes);
+        self.texts.get(start + LENGTH_BYTES..).and_then(|bytes| bytes.get(..length)).unwrap_or(&[])
+    }
+}
+
+impl LockedTextIds<'_> {
+    /// The text whose number this is.
+    pub fn text(&self, number: i64) -> Option<&str> {
+        let shard = self.shards.get(shard_of(number))?;
+        match shard.places.get(number) {
+            0 => None,
+            place => std::str::from_utf8(shard.text(place)).ok(),
+        }
+    }
+
+    /// All numbers and their texts, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (i64, &str)> {
+        let pairs = self.shards.iter().flat_map(|shard| {
+            shard.places.iter().map(|(number, place)| (number, std::str::from_utf8(shard.text(place)).ok()))
+        });
+        pairs.filter_map(|(number, text)| Some((number, text?)))
+    }
+}
+
+/// The shard of a number that is not negative.
+fn shard_of(number: i64) -> usize {
+    ((number & !WITHIN_SHARD) >> (63 - SHARDS.trailing_zeros())) as usize % SHARDS
+}
+
+/// A shard is complete after every change, so a thread that panicked leaves nothing to repair.
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_hashes_and_the_same_for_all_threads() {
+        let budget = CountBudget::new(16 << 20);
+        let texts = TextIds::new("item", &budget);
+        let text = |i: i64| format!("N{}", i % 3_000);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let texts = &texts;
+                scope.spawn(move || {
+                    for i in 0..6_000 {
+                        let text = text(i * 7 + thread);
+                        assert_eq!(texts.number(&text).unwrap(), hash_id(text.as_bytes()));
+                    }
+                });
+            }
+        });
+        assert_eq!(texts.distinct(), 3_000);
+        let locked = texts.lock();
+        let all: BTreeMap<i64, &str> = locked.iter().collect();
+        assert_eq!(all.len(), 3_000);
+        assert!((0..3_000).all(|i| all[&hash_id(text(i).as_bytes())] == text(i)));
+        assert_eq!(locked.text(hash_id(b"N17")), Some("N17"));
+        assert_eq!(locked.text(5), None);
+        drop(locked);
+        assert!(budget.used_bytes() > 3_000 * (8 + 4 + 16));
+        drop(texts);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn texts_whose_hashes_are_equal_have_numbers_of_their_own() {
+        // The end of a shard, where the next number is the shard's first.
+        for hash in [(|_| 5) as TextHash, |_| i64::MAX, |_| WITHIN_SHARD] {
+            let texts = TextIds::with_hash("item", &CountBudget::new(1 << 20), hash);
+            let numbers: Vec<i64> = (0..50).map(|i| texts.number(&i.to_string()).unwrap()).collect();
+            assert_eq!(numbers.iter().collect::<BTreeSet<_>>().len(), 50);
+            assert!(numbers.iter().all(|number| *number >= 0 && shard_of(*number) == shard_of(hash(b""))));
+            let again: Vec<i64> = (0..50).map(|i| texts.number(&i.to_string()).unwrap()).collect();
+            assert_eq!(numbers, again);
+            let locked = texts.lock();
+            assert!((0..50).all(|i| locked.text(numbers[i]) == Some(i.to_string().as_str())));
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_texts_are_counted() {
+        let budget = CountBudget::new(1 << 20);
+        let texts = TextIds::new("page", &budget);
+        let long = "x".repeat(10_000);
+        let error = (0..1_000).find_map(|i| texts.number(&format!("{i}{long}")).err()).unwrap();
+        assert!((20..105).contains(&texts.distinct()), "{} texts", texts.distinct());
+        assert!(error.to_string().starts_with("feature `page`: "), "{error}");
+        // Texts that have a number still have it.
+        assert_eq!(texts.number(&format!("0{long}")).unwrap(), hash_id(format!("0{long}").as_bytes()));
+    }
+}

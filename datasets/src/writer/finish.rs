@@ -1,0 +1,186 @@
+//! The end of writing: partitions are put together, compared with what the dataset has, and committed.
+
+use std::collections::BTreeMap;
+
+use super::{Commit, DatasetWriter, WrittenBucket};
+use crate::digest::Digest;
+use crate::snapshot::{Changes, OperationKind, Partition, Snapshot, commit, find_partition};
+use crate::{Error, PartitionKey, Result, VocabularyFile};
+
+/// What a writer has committed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Written {
+    /// The dataset now.
+    pub snapshot: Snapshot,
+    /// Whether something was committed; `false` if the dataset had these samples already.
+    pub changed: bool,
+    /// The samples that each partition written had before, and has now.
+    pub partitions: BTreeMap<PartitionKey, (u64, u64)>,
+}
+
+impl DatasetWriter {
+    /// Closes the files and commits: from the moment the next snapshot is created, readers that open the dataset see it.
+    /// If the dataset has the samples of all partitions written already, nothing is committed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Samples`] if the samples are not those [expected](Self::expect); [`Error::FewerSamples`] if a partition
+    /// would lose samples and may not; [`Error::Conflict`] if another writer has changed the same partitions meanwhile;
+    /// [`Error::Schema`] if a feature's vocabulary was not added; [`Error::Write`], [`Error::Store`] and
+    /// [`Error::Parquet`] if a file or the snapshot cannot be written. The dataset is then as it was.
+    pub fn finish(mut self) -> Result<Written> {
+        self.close_file()?;
+        self.check_expected()?;
+        let base = self.base.clone();
+        let kept = base.as_ref().filter(|_| self.options.commit.keeps_others());
+        let old = self.old_partitions(kept)?;
+        let partition_columns = self.partition_columns();
+        let written = std::mem::take(&mut self.written);
+        let new: BTreeMap<PartitionKey, Partition> = written
+            .into_iter()
+            .map(|(key, buckets)| (key.clone(), self.partition(&key, buckets, old.get(&key))))
+            .collect();
+        self.check_losses(&old, &new)?;
+        let partitions = new.iter().map(|(key, partition)| {
+            (key.clone(), (old.get(key).map_or(0, |old| old.samples), partition.samples))
+        });
+        let partitions = partitions.collect();
+        let mut vocabularies = kept.map(|kept| kept.vocabularies.clone()).unwrap_or_default();
+        vocabularies.extend(std::mem::take(&mut self.vocabularies));
+        self.check_vocabularies(&vocabularies)?;
+        if let Some(kept) = kept.filter(|kept| same_samples(&old, &new) && same_entries(kept, &vocabularies))
+        {
+            // Dropped unfinished, so that the files written are removed.
+            let snapshot = kept.clone().with_lists(&self.storage)?;
+            return Ok(Written { snapshot, changed: false, partitions });
+        }
+        let changes = Changes {
+            kind: match (self.options.commit, kept) {
+                (Commit::Overwrite, _) if base.is_some() => OperationKind::Overwrite,
+                (Commit::Create | Commit::Overwrite, _) | (_, None) => OperationKind::Create,
+                (Commit::Append, _) => OperationKind::Append,
+                (Commit::Replace, _) => OperationKind::Replace,
+                (Commit::Merge, _) => OperationKind::Merge,
+            },
+            layout: self.options.layout,
+            order: self.options.order,
+            buckets: self.options.buckets,
+            schema: self.schema.clone(),
+            partition_columns,
+            partitions: new,
+            vocabularies,
+        };
+        let snapshot = commit(&self.storage, base.as_ref(), &changes)?;
+        self.finished = true;
+        Ok(Written { snapshot, changed: true, partitions })
+    }
+
+    /// The partitions of the dataset that were written.
+    fn old_partitions(&self, kept: Option<&Snapshot>) -> Result<BTreeMap<PartitionKey, Partition>> {
+        let Some(kept) = kept else { return Ok(BTreeMap::new()) };
+        let mut old = BTreeMap::new();
+        for key in self.written.keys() {
+            if let Some(partition) = find_partition(&self.storage, kept, key)? {
+                old.insert(key.clone(), partition);
+            }
+        }
+        Ok(old)
+    }
+
+    /// The partition of the buckets written; when merging, together with the other buckets of `old`.
+    fn partition(
+        &self,
+        key: &PartitionKey,
+        buckets: BTreeMap<u32, WrittenBucket>,
+        old: Option<&Partition>,
+    ) -> Partition {
+        let mut partition = Partition::empty(key.clone());
+        if self.options.commit == Commit::Merge
+            && let Some(old) = old
+        {
+            let is_kept = |bucket: u32| !buckets.contains_key(&bucket);
+            partition.files.extend(old.files.iter().filter(|file| is_kept(file.bucket)).cloned());
+            partition.buckets.extend(old.buckets.iter().filter(|old| is_kept(old.bucket)).cloned());
+        }
+        for written in buckets.into_values().filter(|written| written.bucket.samples > 0) {
+            partition.files.extend(written.files);
+            partition.buckets.push(written.bucket);
+        }
+        partition.files.sort_by_key(|file| file.bucket);
+        partition.buckets.sort_by_key(|bucket| bucket.bucket);
+        partition.add_up();
+        if self.options.buckets == 1 {
+            partition.buckets.clear();
+        }
+        partition
+    }
+
+    /// Refuses to append a partition with fewer samples than it has.
+    fn check_losses(
+        &self,
+        old: &BTreeMap<PartitionKey, Partition>,
+        new: &BTreeMap<PartitionKey, Partition>,
+    ) -> Result<()> {
+        if !matches!(self.options.commit, Commit::Append | Commit::Merge) {
+            return Ok(());
+        }
+        // A merge may move a session that starts earlier now to another partition.
+        let lost = new.iter().filter_map(|(key, new)| {
+            let before = old.get(key)?.samples;
+            (self.options.commit == Commit::Append && new.samples < before).then_some((
+                key,
+                before,
+                new.samples,
+            ))
+        });
+        let lost: Vec<_> = lost.collect();
+        let Some((key, before, now)) = lost.first() else { return Ok(()) };
+        Err(Error::FewerSamples {
+            path: self.storage.location().to_owned(),
+            partition: key.to_string(),
+            before: *before,
+            now: *now,
+            partitions: lost.len(),
+        })
+    }
+
+    fn check_expected(&self) -> Result<()> {
+        let Some((expected, digest)) = self.expected else { return Ok(()) };
+        let (mut written, mut all) = (0, Digest::default());
+        for bucket in self.written.values().flat_map(BTreeMap::values) {
+            written += bucket.bucket.samples;
+            all.merge(bucket.bucket.digest);
+        }
+        if (written, all) == (expected, digest) { Ok(()) } else { Err(Error::Samples { expected, written }) }
+    }
+
+    fn check_vocabularies(&self, all: &BTreeMap<String, VocabularyFile>) -> Result<()> {
+        let of_feature =
+            |name: &String| self.schema.sparse_features().any(|f| f.vocabulary.as_ref() == Some(name));
+        let mut named = self.schema.sparse_features().filter_map(|feature| feature.vocabulary.as_ref());
+        let wrong = named.find(|name| !all.contains_key(*name)).map(|name| (name, "was not added"));
+        let wrong = wrong.or_else(|| {
+            all.keys().find(|name| !of_feature(name)).map(|name| (name, "belongs to no feature"))
+        });
+        let Some((name, what)) = wrong else { return Ok(()) };
+        let message = format!("the vocabulary `{name}` {what}");
+        let hint = "add the vocabularies that features name, and no others".to_owned();
+        Err(Error::Schema { message, hint })
+    }
+}
+
+/// Whether the new partitions have the samples of the old ones.
+fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<PartitionKey, Partition>) -> bool {
+    new.iter().all(|(key, new)| match old.get(key) {
+        Some(old) => old.samples == new.samples && old.digest.is_some() && old.digest == new.digest,
+        None => new.samples == 0,
+    })
+}
+
+/// Whether vocabularies have the same entries as those of the dataset. They only grow, so their number tells.
+fn same_entries(kept: &Snapshot, vocabularies: &BTreeMap<String, VocabularyFile>) -> bool {
+    vocabularies.len() == kept.vocabularies.len()
+        && vocabularies
+            .iter()
+            .all(|(name, file)| kept.vocabularies.get(name).is_some_and(|old| old.sha256 == file.sha256))
+}
