@@ -17,12 +17,12 @@ fi
 cd "$here"
 # Without a sanitizer the stable toolchain suffices: there is no unsafe code to watch.
 options=(--fuzz-dir "$here" --sanitizer none --release)
-for name in folded manifest folded_file; do
+for name in folded snapshot folded_file; do
     cargo fuzz build "${options[@]}" "$name"
     corpus="$target/fuzz/corpus/$name"
     mkdir -p "$corpus" "$target/fuzz/artifacts/$name"
     case "$name" in
-        manifest) cp "$here"/../../tests/data/v*/manifest.json --target-directory "$corpus" --backup=numbered 2>/dev/null || true ;;
+        snapshot) cp "$here"/../../tests/data/v*/manifest.json "$here"/../../tests/data/v*/snapshots/0*.json --target-directory "$corpus" --backup=numbered 2>/dev/null || true ;;
         folded_file) find "$ONEFOLD_FUZZ_DATASET" -name '*.parquet' -exec cp {} "$corpus/" \; ;;
     esac
     echo "fuzzing $name for $seconds seconds" >&2

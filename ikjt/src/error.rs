@@ -11,7 +11,7 @@ pub enum Error {
     #[error("{0}")]
     Io(#[from] std::io::Error),
 
-    /// The dataset's manifest or a partition filter.
+    /// The dataset's snapshot or a partition filter.
     #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
@@ -56,7 +56,7 @@ pub enum Error {
         rows: u64,
     },
 
-    /// A data file that is not what the manifest says.
+    /// A data file that is not what the snapshot says.
     #[error("`{}`: {message}\n  hint: the file was replaced or removed after the build; build the dataset again", path.display())]
     Mismatch {
         /// The file.

@@ -27,7 +27,7 @@
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```
 //!
-//! This crate builds on `onefold-datasets` (feature schema, manifest, console) and, to count what a dataset's batches look
+//! This crate builds on `onefold-datasets` (feature schema, snapshot, console) and, to count what a dataset's batches look
 //! up, on `onefold-ikjt` (reader, preprocessing); `onefold-trainer` builds on this one.
 #![forbid(unsafe_code)]
 

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use onefold_datasets::{
-    FeatureGroup, FeatureStatistics, Layout, MANIFEST_FILE, Manifest, Order, Schema, SparseFeature,
-    SparseKind, Statistics,
+    FeatureGroup, FeatureStatistics, Layout, MANIFEST_FILE, Order, Schema, SparseFeature, SparseKind,
+    Statistics,
 };
 use onefold_sharding::{Plan, Pooling, TableFile, TableOptimizer, Topology};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A directory in which commands run.
@@ -318,7 +318,7 @@ kind = "adagrad"
 learning_rate = 0.02
 "#;
 
-/// The manifest of a dataset of 100 samples; `onefold-shard` reads no more of a dataset.
+/// The snapshot of a dataset of 100 samples; `onefold-shard` reads no more of a dataset.
 fn write_dataset(directory: &Path) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group = |name: &str, deduplicated, feature| FeatureGroup {
@@ -340,32 +340,16 @@ fn write_dataset(directory: &Path) {
     let features =
         BTreeMap::from([("history".into(), figures(2_550, 4_999)), ("item_id".into(), figures(100, 999))]);
     let key = onefold_datasets::PartitionKey::default();
-    let file = onefold_datasets::DataFile {
-        path: "part-00000-g1.parquet".into(),
-        samples: 100,
-        row_groups: 1,
-        bytes_on_disk: 9,
-        sha256: "00".into(),
-    };
-    let manifest = Manifest {
-        format_version: 1,
-        generation: 1,
-        layout: Layout::Rows,
-        order: Order::Session,
-        schema,
-        partitions: vec![onefold_datasets::Partition {
-            key,
-            samples: 100,
-            sessions: 10,
-            files: vec![file],
-            features: BTreeMap::new(),
-            digest: None,
-        }],
-        vocabularies: BTreeMap::new(),
-        statistics: Statistics { samples: 100, sessions: 10, bytes_on_disk: 9, features },
-    };
+    let file = json!({
+        "path": "part-00000-g1.parquet", "samples": 100, "row_groups": 1, "bytes_on_disk": 9, "sha256": "00"
+    });
+    let snapshot = json!({
+        "format_version": 1, "generation": 1, "layout": Layout::Rows, "order": Order::Session, "schema": schema,
+        "partitions": [{ "key": key, "samples": 100, "sessions": 10, "files": [file] }],
+        "statistics": Statistics { samples: 100, sessions: 10, bytes_on_disk: 9, features },
+    });
     fs_err::create_dir(directory).unwrap();
-    fs_err::write(directory.join(MANIFEST_FILE), serde_json::to_string(&manifest).unwrap()).unwrap();
+    fs_err::write(directory.join(MANIFEST_FILE), snapshot.to_string()).unwrap();
 }
 
 fn with_dataset() -> Dir {
@@ -375,7 +359,7 @@ fn with_dataset() -> Dir {
     dir
 }
 
-/// The dataset of these tests has a manifest and no samples.
+/// The dataset of these tests has a snapshot and no samples.
 const TABLES: &str = "tables train.toml --data dataset --samples 0 --out tables.json";
 
 #[test]
@@ -414,19 +398,22 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
     let dir = with_dataset();
     // The dataset again with two partitions: the lists of the held-out one are ten times as long.
     let path = dir.path("dataset").join(MANIFEST_FILE);
-    let mut manifest: Manifest = serde_json::from_str(&fs_err::read_to_string(&path).unwrap()).unwrap();
+    let mut snapshot: Value = serde_json::from_str(&fs_err::read_to_string(&path).unwrap()).unwrap();
     let part = |split: &str, values: u64| {
-        let mut partition = manifest.partitions[0].clone();
-        partition.key = onefold_datasets::PartitionKey::parse(&format!("split={split}")).unwrap();
-        let all = manifest.statistics.features.clone();
-        partition.features =
-            all.into_iter().map(|(name, found)| (name, FeatureStatistics { values, ..found })).collect();
-        partition.samples = 50;
-        partition.files[0].samples = 50;
+        let mut partition = snapshot["partitions"][0].clone();
+        partition["key"] = json!(format!("split={split}"));
+        partition["features"] = snapshot["statistics"]["features"].clone();
+        partition["features"]
+            .as_object_mut()
+            .unwrap()
+            .values_mut()
+            .for_each(|feature| feature["values"] = json!(values));
+        partition["samples"] = json!(50);
+        partition["files"][0]["samples"] = json!(50);
         partition
     };
-    manifest.partitions = vec![part("holdout", 5_000), part("train", 500)];
-    fs_err::write(&path, serde_json::to_string(&manifest).unwrap()).unwrap();
+    snapshot["partitions"] = json!([part("holdout", 5_000), part("train", 500)]);
+    fs_err::write(&path, snapshot.to_string()).unwrap();
     let pooling_factor = |train: &str| {
         dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
         dir.run(&format!("{TABLES} --overwrite")).succeeded();

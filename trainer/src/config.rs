@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{Manifest, PartitionFilter, Schema, suggest};
+use onefold_datasets::{PartitionFilter, Schema, Snapshot, suggest};
 use onefold_sharding::{EmbeddingConfig, TableConfig, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
@@ -302,7 +302,7 @@ impl TrainConfig {
     /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`] for
     /// tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
     /// choose nothing.
-    pub fn tables(&self, manifest: &Manifest, schema: &Schema) -> Result<Vec<TableConfig>> {
+    pub fn tables(&self, snapshot: &Snapshot, schema: &Schema) -> Result<Vec<TableConfig>> {
         let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
         self.check_labels(schema)?;
         if schema.groups.is_empty() {
@@ -318,14 +318,14 @@ impl TrainConfig {
                 suggest(name, names()),
             ));
         }
-        manifest.select(&self.train_partitions()?)?;
+        snapshot.select(&self.train_partitions()?)?;
         if let Some(eval) = self.eval_partitions()? {
-            manifest.select(&eval)?;
+            snapshot.select(&eval)?;
         }
         let refused = |source| Error::Sharding { path: self.path.clone(), source };
         let tables = resolve_tables(&self.embedding, &self.tables, schema).map_err(refused)?;
         if self.data.preprocess.is_none() {
-            check_ids(&tables, &manifest.statistics.features).map_err(refused)?;
+            check_ids(&tables, &snapshot.statistics.features).map_err(refused)?;
         }
         if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
             return Err(wrong(

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{Manifest, PartitionFilter};
+use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 use onefold_sharding::{IdPolicy, TableConfig};
 use serde::Serialize;
@@ -68,6 +68,8 @@ pub struct EvaluateOptions {
     pub checkpoint: Option<CheckpointChoice>,
     /// The GPU that computes, if it is not the processor.
     pub device: Option<Accelerator>,
+    /// The number of the dataset's snapshot; the newest one if `None`.
+    pub snapshot: Option<u64>,
     /// Partitions; those that the run's configuration names for evaluation if `None`, and all if it names none.
     pub partitions: Option<PartitionFilter>,
 }
@@ -91,18 +93,19 @@ pub fn evaluate(
         Some(filter) => filter.clone(),
         None => config.eval_partitions()?.unwrap_or_default(),
     };
-    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
     let preprocessing = Preprocessing::of_run(config, run)?;
-    description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &manifest.schema)?, run)?;
+    description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     let reader = ReaderOptions {
         dedupe: options.dedupe,
         threads: options.threads.div_ceil(2),
+        snapshot: Some(snapshot.snapshot),
         partitions,
         preprocess: preprocessing.map(|steps| steps.config),
         table_rows: checked_rows(&description.tables),
         ..ReaderOptions::new(config.train.batch_size)
     };
-    let reader = open_for_evaluation(dataset, &manifest, reader)?;
+    let reader = open_for_evaluation(dataset, &snapshot, reader)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let device = options.device.as_ref();
     let (model, steps) = description.load_model(run, options.checkpoint, options.threads, device)?;
@@ -123,10 +126,10 @@ pub(crate) fn tasks(config: &TrainConfig, schema: &onefold_datasets::Schema) -> 
 /// Opens what is evaluated, which may be fewer samples than a batch of training has.
 pub(crate) fn open_for_evaluation(
     dataset: &Path,
-    manifest: &Manifest,
+    snapshot: &Snapshot,
     options: ReaderOptions,
 ) -> Result<Reader> {
-    let samples = manifest.chosen_samples(&options.partitions).map_err(onefold_ikjt::Error::from)?;
+    let samples = snapshot.chosen_samples(&options.partitions).map_err(onefold_ikjt::Error::from)?;
     let batch_size = options.batch_size.min(usize::try_from(samples.max(1)).unwrap_or(usize::MAX));
     Ok(Reader::open(dataset, ReaderOptions { batch_size, ..options })?)
 }

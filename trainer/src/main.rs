@@ -15,7 +15,7 @@ use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{OutputOptions, Printer};
-use onefold_trainer::checkpoint::CheckpointChoice;
+use onefold_trainer::checkpoint::{CheckpointChoice, Run};
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
@@ -86,9 +86,12 @@ enum Command {
 struct RunArguments {
     /// The configuration: data, model, tables, optimizers
     config: PathBuf,
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
+    /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
+    #[arg(long, value_name = "SNAPSHOT")]
+    at: Option<u64>,
     /// Directory of the run: checkpoints, metrics, model, summary
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
@@ -119,9 +122,12 @@ struct RunArguments {
 struct EvalArguments {
     /// Directory of the run
     run: PathBuf,
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
+    /// The number of the dataset's snapshot [default: the newest]
+    #[arg(long, value_name = "SNAPSHOT")]
+    at: Option<u64>,
     /// Which partitions, as `split=holdout` [default: those that the run's configuration names]
     #[arg(long, value_name = "FILTER")]
     partitions: Option<PartitionFilter>,
@@ -243,6 +249,7 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
     let options = TrainOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
+        snapshot: arguments.at.or_else(|| snapshot_of_run(arguments)),
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
         simulate_ranks: arguments.simulate_ranks,
@@ -257,11 +264,19 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
     Ok(printer.summary(&describe_run(&summary, &arguments.out), &summary)?)
 }
 
+/// The snapshot that the run to go on with was begun on; `None` for a run that begins.
+fn snapshot_of_run(arguments: &RunArguments) -> Option<u64> {
+    // A run that cannot be read is an error when it is resumed.
+    let run = arguments.resume.then(|| Run::load(&arguments.out).ok()).flatten();
+    run.and_then(|run| run.snapshot)
+}
+
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
     let options = EvaluateOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
         checkpoint: arguments.checkpoint,
+        snapshot: arguments.at,
         device: arguments.shared.device.open()?,
         partitions: arguments.partitions.clone(),
     };

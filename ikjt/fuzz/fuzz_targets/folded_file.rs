@@ -7,41 +7,44 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use onefold_datasets::Manifest;
+use onefold_datasets::Snapshot;
 use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions};
 
 /// A copy of the dataset of its own for this process, whose data file is replaced by every input.
 struct Dataset {
     directory: PathBuf,
-    manifest: Manifest,
+    snapshot: Snapshot,
 }
 
 fn dataset() -> &'static Dataset {
     static DATASET: OnceLock<Dataset> = OnceLock::new();
     DATASET.get_or_init(|| {
         let source = PathBuf::from(std::env::var_os("ONEFOLD_FUZZ_DATASET").expect("ONEFOLD_FUZZ_DATASET is set"));
-        let manifest = Manifest::load(&source).expect("a dataset");
+        let snapshot = Snapshot::load(&source).expect("a dataset");
         let directory = std::env::temp_dir().join(format!("onefold-fuzz-{}", std::process::id()));
-        let file = directory.join(&manifest.partitions[0].files[0].path);
+        let file = directory.join(&snapshot.partitions[0].files[0].path);
         std::fs::create_dir_all(file.parent().expect("a folder")).expect("a writable folder");
-        Dataset { directory, manifest }
+        std::fs::create_dir_all(directory.join("snapshots")).expect("a writable folder");
+        Dataset { directory, snapshot }
     })
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let Dataset { directory, manifest } = dataset();
-    let mut manifest = manifest.clone();
-    manifest.partitions.truncate(1);
-    manifest.partitions[0].files.truncate(1);
-    let file = &mut manifest.partitions[0].files[0];
+    let Dataset { directory, snapshot } = dataset();
+    let mut snapshot = snapshot.clone();
+    // As if it had always been of this version.
+    (snapshot.format_version, snapshot.snapshot) = (4, 1);
+    snapshot.partitions.truncate(1);
+    snapshot.partitions[0].files.truncate(1);
+    let file = &mut snapshot.partitions[0].files[0];
     std::fs::write(directory.join(&file.path), bytes).expect("a written file");
     file.bytes_on_disk = bytes.len() as u64;
     let samples = file.samples;
-    manifest.partitions[0].samples = samples;
-    manifest.statistics.samples = samples;
-    manifest.statistics.sessions = manifest.partitions[0].sessions;
-    manifest.statistics.bytes_on_disk = bytes.len() as u64;
-    std::fs::write(directory.join("manifest.json"), serde_json::to_string(&manifest).expect("JSON")).expect("a written manifest");
+    snapshot.partitions[0].samples = samples;
+    snapshot.statistics.samples = samples;
+    snapshot.statistics.sessions = snapshot.partitions[0].sessions;
+    snapshot.statistics.bytes_on_disk = bytes.len() as u64;
+    std::fs::write(directory.join("snapshots/00000001.json"), serde_json::to_string(&snapshot).expect("JSON")).expect("a written snapshot");
     for dedupe in [Dedupe::Window, Dedupe::Off] {
         let options = ReaderOptions {
             dedupe,
@@ -50,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
             memory_limit: 256 << 20,
             ..ReaderOptions::new(7.min(samples as usize))
         };
-        let reader = Reader::open(directory, options).expect("a valid manifest");
+        let reader = Reader::open(directory, options).expect("a valid snapshot");
         for batch in reader.batches().expect("threads") {
             match batch {
                 Ok(_) => {}

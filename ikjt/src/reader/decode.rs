@@ -9,6 +9,7 @@ use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
+use onefold_datasets::storage::{RANGE_GAP, Ranges};
 use onefold_datasets::{FeatureGroup, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -16,7 +17,6 @@ use parquet::file::metadata::RowGroupMetaData;
 
 use super::budget::Reservation;
 use super::file::{OpenFile, guarded};
-use super::ranges::{GAP, Ranges};
 use super::stages::Stages;
 use crate::{Batch, BatchParts, Error, Feature, Group, Result};
 
@@ -74,7 +74,8 @@ impl RowGroup {
             if !self.file.columns.leaf_included(leaf) {
                 continue;
             }
-            compressed = compressed.saturating_add(natural(column.compressed_size())).saturating_add(GAP);
+            compressed =
+                compressed.saturating_add(natural(column.compressed_size())).saturating_add(RANGE_GAP);
             // 8 bytes an id and two levels of 2 bytes; offsets and sizes, or the interleaved floats, per row; the page
             // and the dictionary that are being read, 1 MiB each as they are written.
             let ids = natural(column.num_values()).saturating_mul(12);
@@ -84,26 +85,42 @@ impl RowGroup {
         bytes.saturating_add(compressed.min(all_compressed))
     }
 
-    /// Decodes the row group.
+    /// Starts reading the row group's bytes; `then` is called with them on a thread that must not be blocked for long.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file is gone, [`Error::Corrupt`] if its bytes do not decode to what `decoding` expects: with
-    /// the column, and the row where that can be told.
+    /// [`Error::Corrupt`] if the footer's byte ranges lie outside the file.
+    pub(super) fn start_reading(
+        &self,
+        stages: &Arc<Stages>,
+        then: impl FnOnce(Result<Ranges>) + Send + 'static,
+    ) -> Result<()> {
+        let (started, stages) = (Instant::now(), Arc::clone(stages));
+        let OpenFile { storage, object, .. } = &*self.file;
+        let ranges = self.byte_ranges(&self.file.columns)?;
+        storage.start_reading(&object.path, object.bytes, ranges, object.e_tag.clone(), move |ranges| {
+            then(ranges.map_err(Error::from).inspect(|ranges| stages.read(started, ranges.bytes())));
+        })?;
+        Ok(())
+    }
+
+    /// Decodes the row group from its bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] if the bytes do not decode to what `decoding` expects: with the column, and the row where that
+    /// can be told.
     pub(super) fn decode(
         self,
+        ranges: Ranges,
         decoding: &Decoding,
         mut reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
         let started = Instant::now();
-        let file = fs_err::File::open(self.file.path.as_path())?;
-        let ranges = self.read_ranges(&file)?;
-        stages.read(started, ranges.bytes());
-        let started = Instant::now();
         let columns = match self.decode_columns(ranges, self.file.columns.clone()) {
             Ok(columns) => columns,
-            Err(error) => return Err(self.find_damage(&file).unwrap_or(error)),
+            Err(error) => return Err(self.find_damage().unwrap_or(error)),
         };
         stages.decoded(started);
         let started = Instant::now();
@@ -117,18 +134,18 @@ impl RowGroup {
         Ok(Decoded { batch, origin: self, sessions, ids, _reservation: reservation })
     }
 
-    fn read_ranges(&self, file: &fs_err::File) -> Result<Ranges> {
-        let ranges = guarded(&self.file.path, Some(self.index), || {
+    /// The byte ranges of some columns of the row group.
+    fn byte_ranges(&self, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
+        guarded(&self.file.path, Some(self.index), || {
             let leaves = self.metadata().columns().iter().enumerate();
-            let wanted = leaves.filter(|(leaf, _)| self.file.columns.leaf_included(*leaf));
+            let wanted = leaves.filter(|(leaf, _)| columns.leaf_included(*leaf));
             let range = |(start, length): (u64, u64)| {
-                let end = start.checked_add(length).filter(|end| *end <= self.file.bytes);
+                let end = start.checked_add(length).filter(|end| *end <= self.file.object.bytes);
                 end.map(|end| start..end)
                     .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
             };
             wanted.map(|(_, column)| range(column.byte_range())).collect::<Result<Vec<_>, _>>()
-        })?;
-        Ranges::read(file, self.file.bytes, ranges)
+        })
     }
 
     fn decode_columns(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch> {
@@ -157,14 +174,17 @@ impl RowGroup {
     }
 
     /// Decodes column by column to say which one is damaged.
-    fn find_damage(&self, file: &fs_err::File) -> Option<Error> {
+    fn find_damage(&self) -> Option<Error> {
         let fields = self.file.metadata.schema().fields();
         let parquet = self.file.metadata.parquet_schema();
         let wanted = |leaf: &usize| self.file.columns.leaf_included(*leaf);
         (0..parquet.num_columns()).filter(wanted).find_map(|leaf| {
             let root = parquet.get_column_root_idx(leaf);
             let mask = ProjectionMask::roots(parquet, [root]);
-            let error = self.read_ranges(file).and_then(|ranges| self.decode_columns(ranges, mask)).err()?;
+            let OpenFile { storage, object, .. } = &*self.file;
+            let read = |ranges| storage.read_ranges(&object.path, object.bytes, ranges, object.e_tag.clone());
+            let ranges = self.byte_ranges(&mask).and_then(|ranges| read(ranges).map_err(Error::from));
+            let error = ranges.and_then(|ranges| self.decode_columns(ranges, mask)).err()?;
             let name = fields.get(root).map(|field| field.name().clone());
             Some(match error {
                 Error::Corrupt { path, row_group, row, message, .. } => {

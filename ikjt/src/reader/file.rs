@@ -1,23 +1,21 @@
-//! Data files: checked against the manifest, footers read.
+//! Data files: checked against the snapshot, footers read.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use onefold_datasets::process::catch_panic;
-use onefold_datasets::units::format_hex;
+use onefold_datasets::storage::{Object, Storage, read_footer};
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
-use sha2::{Digest, Sha256};
+use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
 use crate::{Error, Result};
 
-/// The files whose bytes were found to be what the manifest says.
+/// The files whose bytes were found to be what the snapshot says.
 #[derive(Debug, Default)]
-pub(super) struct Verified(Mutex<HashSet<PathBuf>>);
+pub(super) struct Verified(Mutex<HashSet<String>>);
 
 /// The columns to read, and those that a file must have.
 #[derive(Debug)]
@@ -28,11 +26,13 @@ pub(super) struct Columns {
     pub(super) wanted: HashSet<String>,
 }
 
-/// A data file whose footer agrees with the manifest.
+/// A data file whose footer agrees with the snapshot.
 #[derive(Debug)]
 pub(super) struct OpenFile {
+    /// The full path or URL.
     pub(super) path: Arc<PathBuf>,
-    pub(super) bytes: u64,
+    pub(super) storage: Storage,
+    pub(super) object: Object,
     pub(super) metadata: ArrowReaderMetadata,
     pub(super) columns: ProjectionMask,
 }
@@ -50,75 +50,55 @@ impl Columns {
 }
 
 impl OpenFile {
-    /// Checks a file's size, row count and columns against the manifest.
+    /// Checks a file's size, row count and columns against the snapshot.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the manifest says,
+    /// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the snapshot says,
     /// [`Error::Corrupt`] if the footer cannot be decoded.
-    pub(super) fn open(directory: &Path, file: &DataFile, columns: &Columns) -> Result<Self> {
-        let (path, handle) = Self::check_size(directory, file)?;
+    pub(super) fn open(storage: &Storage, file: &DataFile, columns: &Columns) -> Result<Self> {
+        let object = check_size(storage, file)?;
+        let path = storage.shown(&file.path);
         let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
-        let load = || ArrowReaderMetadata::load(handle.file(), ArrowReaderOptions::new());
-        let metadata = guarded(&path, None, || load().map_err(|error| error.to_string()))?;
+        let footer = read_footer(storage, &file.path, file.bytes_on_disk, object.e_tag.clone());
+        let metadata = footer.map_err(|message| Error::corrupt(&path, message))?;
         let rows = metadata.metadata().file_metadata().num_rows();
         if u64::try_from(rows).ok() != Some(file.samples) {
-            return Err(mismatch(format!("it has {rows} rows, the manifest says {}", file.samples)));
+            return Err(mismatch(format!("it has {rows} rows, the snapshot says {}", file.samples)));
         }
         let row_groups = metadata.metadata().num_row_groups();
         if row_groups as u64 != file.row_groups {
-            let message = format!("it has {row_groups} row groups, the manifest says {}", file.row_groups);
+            let message = format!("it has {row_groups} row groups, the snapshot says {}", file.row_groups);
             return Err(mismatch(message));
         }
         let places = find_columns(&path, &metadata, &columns.all)?;
         let is_wanted = |(field, _): &(&Arc<Field>, usize)| columns.wanted.contains(field.name());
         let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
-        let open = Self { path: Arc::new(path), bytes: file.bytes_on_disk, metadata, columns: mask };
+        let (storage, path) = (storage.clone(), Arc::new(path));
+        let open = Self { path, storage, object, metadata, columns: mask };
         open.row_counts()?;
         Ok(open)
     }
 
-    fn check_size(directory: &Path, file: &DataFile) -> Result<(PathBuf, fs_err::File)> {
-        let path = directory.join(&file.path);
-        let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
-        let handle = fs_err::File::open(&path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => mismatch("it is missing, the manifest names it".to_owned()),
-            _ => error.into(),
-        })?;
-        let bytes = handle.metadata()?.len();
-        if bytes != file.bytes_on_disk {
-            let message = format!("it has {bytes} bytes, the manifest says {}", file.bytes_on_disk);
-            return Err(mismatch(message));
-        }
-        Ok((path, handle))
-    }
-
-    /// Checks the file's bytes once. Pages carry no checksums, so a flipped bit in one may decode to other samples.
+    /// Checks the file's bytes once. Pages carry no checksums, so a flipped bit in one may decode to other samples. Gives
+    /// the number of bytes read for it.
     ///
-    /// Gives the bytes that were read for it.
-    pub(super) fn verify(directory: &Path, file: &DataFile, verified: &Verified) -> Result<u64> {
-        let path = directory.join(&file.path);
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records.
+    pub(super) fn verify(storage: &Storage, file: &DataFile, verified: &Verified) -> Result<u64> {
         let known = || verified.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().contains(&path) {
+        if known().contains(&file.path) {
             return Ok(0);
         }
-        let (_, mut handle) = Self::check_size(directory, file)?;
-        let mut digest = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let length = handle.read(&mut buffer)?;
-            match buffer.get(..length) {
-                None | Some([]) => break,
-                Some(bytes) => digest.update(bytes),
-            }
-        }
-        let found = format_hex(&digest.finalize());
+        let object = check_size(storage, file)?;
+        let found = storage.sha256(&file.path, &object, |_| ())?;
         if found != file.sha256 {
-            let message = format!("its bytes have SHA-256 {found}, the manifest says {}", file.sha256);
-            return Err(Error::corrupt(&path, message));
+            let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
+            return Err(Error::corrupt(&storage.shown(&file.path), message));
         }
-        known().insert(path);
+        known().insert(file.path.clone());
         Ok(file.bytes_on_disk)
     }
 
@@ -145,6 +125,18 @@ impl OpenFile {
         }
         Ok(counts)
     }
+}
+
+/// The object of a data file, which must have the size that the snapshot says.
+fn check_size(storage: &Storage, file: &DataFile) -> Result<Object> {
+    let mismatch = |message: String| Error::Mismatch { path: storage.shown(&file.path), message };
+    let object = storage.head(&file.path)?;
+    let object = object.ok_or_else(|| mismatch("it is missing, the snapshot names it".to_owned()))?;
+    if object.bytes != file.bytes_on_disk {
+        let message = format!("it has {} bytes, the snapshot says {}", object.bytes, file.bytes_on_disk);
+        return Err(mismatch(message));
+    }
+    Ok(object)
 }
 
 /// Where the `expected` columns stand in a file: wherever its writer thought that they are read best.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! files ─verify, open─▶ row groups ─read ranges, decode─▶ samples ─cut─▶ B samples ─deduplicate, preprocess─▶ Batch
-//!        file, source                 ranges, decode               pipeline            convert
+//!        file, source                 decode                       pipeline            convert
 //! ```
 //!
 //! `order` says which samples an epoch delivers in which order, `budget` how much of that is in memory. From the `rows`
@@ -23,7 +23,6 @@ mod decode;
 mod file;
 mod order;
 mod pipeline;
-mod ranges;
 mod source;
 mod stages;
 
@@ -32,8 +31,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onefold_datasets::process::available_threads;
+use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    FeatureGroup, Layout, Manifest, PartitionFilter, SESSION_COLUMN, Schema, TIME_COLUMN, suggest,
+    FeatureGroup, Layout, PartitionFilter, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN, suggest,
 };
 
 use self::convert::Conversion;
@@ -51,6 +51,9 @@ pub use stages::StageFigures;
 
 /// The memory limit of [`ReaderOptions::new`]: 1 GiB.
 pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
+
+/// Row groups that may be on their way from an object store, whose answers take tens of milliseconds.
+const REMOTE_READS_AHEAD: usize = 8;
 
 /// Whether rows are deduplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +77,8 @@ pub struct ReaderOptions {
     pub dedupe: Dedupe,
     /// Threads that decode, deduplicate and preprocess. The batches do not depend on it.
     pub threads: usize,
+    /// The number of the snapshot that is read; the newest one if `None`.
+    pub snapshot: Option<u64>,
     /// Which partitions are read.
     pub partitions: PartitionFilter,
     /// Which sparse features are read; all if `None`. Others are not decoded, and not read either unless files are
@@ -85,7 +90,7 @@ pub struct ReaderOptions {
     pub shard: Shard,
     /// Bytes of memory for row groups and batches.
     pub memory_limit: u64,
-    /// Whether a file's checksum is compared with the manifest's when it is first read, which reads all of it.
+    /// Whether a file's checksum is compared with the snapshot's when it is first read, which reads all of it.
     pub verify: bool,
     /// A pipeline that every batch goes through.
     pub preprocess: Option<PreprocessConfig>,
@@ -102,6 +107,7 @@ impl ReaderOptions {
             batch_size,
             dedupe: Dedupe::Exact,
             threads: available_threads(),
+            snapshot: None,
             partitions: PartitionFilter::default(),
             features: None,
             shuffle: None,
@@ -140,7 +146,7 @@ impl ReaderOptions {
 /// A dataset opened for reading.
 #[derive(Debug)]
 pub struct Reader {
-    manifest: Manifest,
+    snapshot: Snapshot,
     /// What is read.
     source_schema: Schema,
     /// What the batches have.
@@ -152,17 +158,18 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens the dataset in `directory`.
+    /// Opens the dataset at `location`, a local path or a URL. Later commits do not change what the reader reads.
     ///
     /// # Errors
     ///
     /// [`Error::Dataset`] if there is none or the filter chooses nothing, [`Error::Options`] for options that cannot work
     /// (a batch larger than the shard, a feature that the dataset does not have), [`Error::Preprocess`] for
     /// a pipeline that does not fit the dataset.
-    pub fn open(directory: &Path, options: ReaderOptions) -> Result<Self> {
+    pub fn open(location: &Path, options: ReaderOptions) -> Result<Self> {
         options.check()?;
-        let manifest = Manifest::load(directory)?;
-        let samples = options.shard.range(manifest.chosen_samples(&options.partitions)?);
+        let storage = Storage::open(location)?;
+        let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
+        let samples = options.shard.range(snapshot.chosen_samples(&options.partitions)?);
         let samples = samples.end - samples.start;
         if samples > 0 && options.batch_size as u64 > samples {
             return Err(Error::Options {
@@ -173,7 +180,7 @@ impl Reader {
                 hint: format!("take batches of at most {samples}"),
             });
         }
-        let source_schema = project(&manifest.schema, options.features.as_deref())?;
+        let source_schema = project(&snapshot.schema, options.features.as_deref())?;
         let preprocessor = match &options.preprocess {
             None => None,
             Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
@@ -183,13 +190,13 @@ impl Reader {
         let mut options = options;
         options.timestamps |=
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
-        let files = Arc::new(choose_files(directory, &manifest, &source_schema, &options)?);
-        Ok(Self { manifest, source_schema, schema, preprocessor, options, files, samples })
+        let files = Arc::new(choose_files(storage, &snapshot, &source_schema, &options)?);
+        Ok(Self { snapshot, source_schema, schema, preprocessor, options, files, samples })
     }
 
-    /// The dataset's manifest.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    /// The snapshot that is read.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
     }
 
     /// The schema of the batches: the dataset's, less the features that are not read, and as preprocessing changes it.
@@ -202,7 +209,7 @@ impl Reader {
         self.samples
     }
 
-    /// The batches of the first epoch. Every file is checked against the manifest's checksum the first time it is read,
+    /// The batches of the first epoch. Every file is checked against the snapshot's checksum the first time it is read,
     /// unless `verify` is off.
     ///
     /// # Errors
@@ -266,7 +273,8 @@ impl Reader {
     pub fn position(&self, epoch: u64) -> Position {
         Position {
             format_version: order::POSITION_VERSION,
-            generation: self.manifest.generation,
+            dataset: self.snapshot.dataset.clone(),
+            snapshot: self.snapshot.snapshot,
             partitions: self.options.partitions.to_string(),
             shuffle: self.options.shuffle,
             shard: self.options.shard,
@@ -283,13 +291,13 @@ impl Reader {
             threads: options.threads,
             batch_size: options.batch_size,
             decoding: Arc::new(Decoding {
-                layout: self.manifest.layout,
+                layout: self.snapshot.layout,
                 schema: self.source_schema.clone(),
                 sessions: options.shuffle.is_some(),
                 timestamps: options.timestamps,
             }),
             conversion: Arc::new(Conversion {
-                layout: self.manifest.layout,
+                layout: self.snapshot.layout,
                 dedupe: options.dedupe,
                 deduplicated,
                 sample_bytes: sample_bytes(&self.source_schema),
@@ -298,6 +306,7 @@ impl Reader {
             }),
             stages: Arc::new(Stages::default()),
             budget: budget::Budget::within(options.memory_limit),
+            reads_ahead: if self.files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
             headroom: self
                 .expected_batch_bytes()
                 .saturating_mul(options.threads as u64 + 1)
@@ -307,7 +316,7 @@ impl Reader {
 
     /// The bytes of an average batch that carries every list.
     fn expected_batch_bytes(&self) -> u64 {
-        let statistics = &self.manifest.statistics;
+        let statistics = &self.snapshot.statistics;
         let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
         let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
@@ -323,14 +332,14 @@ fn sample_bytes(schema: &Schema) -> u64 {
 }
 
 fn choose_files(
-    directory: &Path,
-    manifest: &Manifest,
+    storage: Storage,
+    snapshot: &Snapshot,
     schema: &Schema,
     options: &ReaderOptions,
 ) -> Result<Files> {
-    let all = match manifest.layout {
-        Layout::Rows => manifest.schema.to_arrow(),
-        Layout::Folded => manifest.schema.to_folded_arrow(),
+    let all = match snapshot.layout {
+        Layout::Rows => snapshot.schema.to_arrow(),
+        Layout::Folded => snapshot.schema.to_folded_arrow(),
     };
     let mut extra = Vec::new();
     if options.shuffle.is_some() {
@@ -339,9 +348,9 @@ fn choose_files(
     if options.timestamps {
         extra.push(TIME_COLUMN);
     }
-    let chosen = manifest.select(&options.partitions)?;
+    let chosen = snapshot.select(&options.partitions)?;
     Ok(Files {
-        directory: directory.into(),
+        storage,
         files: chosen.into_iter().flat_map(|partition| partition.files.clone()).collect(),
         columns: Columns::new(all, schema, &extra),
         verify: options.verify,

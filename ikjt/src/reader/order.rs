@@ -53,10 +53,12 @@ impl Shard {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Version of this format, 1.
+    /// Version of this format, 2.
     pub format_version: u32,
-    /// The manifest's generation: another one has other files.
-    pub generation: u64,
+    /// The identity of the dataset.
+    pub dataset: String,
+    /// The number of the snapshot: another one has other files.
+    pub snapshot: u64,
     /// The partition filter.
     pub partitions: String,
     /// How the epoch is shuffled.
@@ -70,7 +72,7 @@ pub struct Position {
 }
 
 /// The version of [`Position`] that this code writes and reads.
-pub(super) const POSITION_VERSION: u32 = 1;
+pub(super) const POSITION_VERSION: u32 = 2;
 
 impl Position {
     /// Refuses a position of another dataset, order or shard.
@@ -85,8 +87,11 @@ impl Position {
         if self.format_version != expected.format_version {
             return differs("format version", &self.format_version, &expected.format_version);
         }
-        if self.generation != expected.generation {
-            return differs("dataset generation", &self.generation, &expected.generation);
+        if self.dataset != expected.dataset {
+            return differs("dataset", &self.dataset, &expected.dataset);
+        }
+        if self.snapshot != expected.snapshot {
+            return differs("snapshot", &self.snapshot, &expected.snapshot);
         }
         if self.partitions != expected.partitions {
             return differs("partitions", &self.partitions, &expected.partitions);

@@ -68,6 +68,8 @@ pub(super) struct Work {
     pub(super) conversion: Arc<Conversion>,
     pub(super) stages: Arc<Stages>,
     pub(super) budget: Arc<Budget>,
+    /// Row groups that may be on their way from the storage while threads decode others.
+    pub(super) reads_ahead: usize,
     /// Bytes that reading ahead leaves to batches.
     pub(super) headroom: u64,
 }
@@ -262,7 +264,8 @@ impl Scheduler {
 
     /// Starts decoding what comes next: enough to keep the threads busy and to complete a chunk, as memory allows.
     fn decode_ahead(&mut self) -> Result<(), Stop> {
-        let ahead = self.work.threads.saturating_add(self.shuffle.map_or(1, |shuffle| shuffle.row_groups));
+        let mixed = self.shuffle.map_or(1, |shuffle| shuffle.row_groups);
+        let ahead = self.work.threads.saturating_add(mixed).saturating_add(self.work.reads_ahead);
         while self.decoding.len() < ahead && self.failed.is_none() {
             let next =
                 match self.next.take().map_or_else(|| self.source.next(&self.work), |next| Ok(Some(next))) {
@@ -287,15 +290,34 @@ impl Scheduler {
                 }
             };
             let Next { row_group, rows, ends_chunk } = next;
-            let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
-            let budget = Arc::clone(&self.work.budget);
-            let promise = self.work.pool.promise(move || {
-                budget.check_open()?;
-                row_group.decode(&decoding, reservation, &stages)
-            });
+            let promise = match self.start_decoding(row_group, reservation) {
+                Ok(promise) => promise,
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            };
             self.decoding.push_back(InDecoding { promise, rows, ends_chunk });
         }
         Ok(())
+    }
+
+    /// Starts reading a row group, which a pool thread decodes when its bytes are there.
+    fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
+        let (sender, promise) = sync_channel(1);
+        let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
+        let (pool, budget) = (self.work.pool.clone(), Arc::clone(&self.work.budget));
+        row_group.clone().start_reading(&self.work.stages, move |ranges| {
+            pool.0.spawn(move || {
+                let decoded = budget
+                    .check_open()
+                    .and(ranges)
+                    .and_then(|ranges| row_group.decode(ranges, &decoding, reservation, &stages));
+                // The caller may have gone.
+                let _ = sender.send(decoded);
+            });
+        })?;
+        Ok(promise)
     }
 
     fn send(&mut self, pieces: Pieces, queue: &Queue) -> Result<(), Stop> {

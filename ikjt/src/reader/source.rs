@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use onefold_datasets::DataFile;
+use onefold_datasets::storage::Storage;
 
 use super::decode::RowGroup;
 use super::file::{Columns, OpenFile, Verified};
@@ -21,7 +21,7 @@ const OPEN_FILES: usize = 64;
 /// The files that the reader's options choose.
 #[derive(Debug)]
 pub(super) struct Files {
-    pub(super) directory: Box<Path>,
+    pub(super) storage: Storage,
     pub(super) files: Vec<DataFile>,
     pub(super) columns: Columns,
     pub(super) verify: bool,
@@ -32,14 +32,14 @@ impl Files {
     fn open(&self, file: usize, stages: &Stages) -> Result<OpenFile> {
         if self.verify {
             let started = Instant::now();
-            let bytes = OpenFile::verify(&self.directory, &self.files[file], &self.verified)?;
+            let bytes = OpenFile::verify(&self.storage, &self.files[file], &self.verified)?;
             stages.verified(started, bytes);
         }
         self.open_footer(file)
     }
 
     pub(super) fn open_footer(&self, file: usize) -> Result<OpenFile> {
-        OpenFile::open(&self.directory, &self.files[file], &self.columns)
+        OpenFile::open(&self.storage, &self.files[file], &self.columns)
     }
 
     /// The rows of all files' row groups, from their footers: what a shuffled epoch is planned with.

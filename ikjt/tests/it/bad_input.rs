@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int32Array, ListArray, RecordBatch};
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::Schema as ArrowSchema;
-use onefold_datasets::{Layout, Manifest};
+use onefold_datasets::{Layout, Snapshot};
 use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -23,7 +23,7 @@ fn first_error(directory: &Path, options: ReaderOptions) -> Error {
     }
 }
 
-/// Replaces a data file by its rows as `change` leaves them, with the manifest's figures adapted.
+/// Replaces a data file by its rows as `change` leaves them, with the snapshot's figures adapted.
 fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> RecordBatch) {
     let path = &files(directory)[file];
     let open = fs_err::File::open(path).unwrap().into_file();
@@ -37,9 +37,9 @@ fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> Record
     let samples = rows.iter().map(RecordBatch::num_rows).sum::<usize>();
     let bytes = writer.into_inner().unwrap();
     fs_err::write(path, &bytes).unwrap();
-    let manifest = directory.join("manifest.json");
+    let snapshot = directory.join("snapshots/00000001.json");
     let mut json: serde_json::Value =
-        serde_json::from_str(&fs_err::read_to_string(&manifest).unwrap()).unwrap();
+        serde_json::from_str(&fs_err::read_to_string(&snapshot).unwrap()).unwrap();
     let mut number = 0;
     for partition in json["partitions"].as_array_mut().unwrap() {
         for entry in partition["files"].as_array_mut().unwrap() {
@@ -53,7 +53,7 @@ fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> Record
     }
     let sizes: u64 = files(directory).iter().map(|path| fs_err::metadata(path).unwrap().len()).sum();
     json["statistics"]["bytes_on_disk"] = sizes.into();
-    fs_err::write(&manifest, serde_json::to_string(&json).unwrap()).unwrap();
+    fs_err::write(&snapshot, serde_json::to_string(&json).unwrap()).unwrap();
 }
 
 fn with_column(rows: &RecordBatch, name: &str, column: ArrayRef) -> RecordBatch {
@@ -178,9 +178,9 @@ fn truncated_and_empty_files_are_refused() {
 fn errors_come_after_the_batches_before_them() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Rows);
-    let manifest = Manifest::load(directory.path()).unwrap();
+    let snapshot = Snapshot::load(directory.path()).unwrap();
     let sizes: Vec<u64> =
-        manifest.partitions.iter().flat_map(|partition| &partition.files).map(|file| file.samples).collect();
+        snapshot.partitions.iter().flat_map(|partition| &partition.files).map(|file| file.samples).collect();
     fs_err::remove_file(&files(directory.path())[2]).unwrap();
     for threads in [1, 2, 8] {
         let options = ReaderOptions { threads, ..ReaderOptions::new(10) };
@@ -208,9 +208,9 @@ fn ids_outside_their_table_are_placed() {
         assert_eq!((column.as_str(), *id, *rows), ("city", 4, 4));
         // The first sample of the dataset that has the id, by file, row group and row.
         let sample = written.iter().position(|sample| sample.lists[0] == [4]).unwrap();
-        let manifest = Manifest::load(directory.path()).unwrap();
-        let file = manifest.file_paths().position(|file| directory.path().join(file) == *path).unwrap();
-        let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
+        let snapshot = Snapshot::load(directory.path()).unwrap();
+        let file = snapshot.file_paths().position(|file| directory.path().join(file) == *path).unwrap();
+        let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
         let before: u64 = files.take(file).map(|file| file.samples).sum();
         let open = fs_err::File::open(path).unwrap().into_file();
         let metadata = ParquetRecordBatchReaderBuilder::try_new(open).unwrap().metadata().clone();

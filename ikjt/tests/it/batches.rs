@@ -108,7 +108,7 @@ fn only_the_columns_asked_for_are_read() {
         let everything = Reader::open(directory.path(), ReaderOptions::new(50)).unwrap();
         let mut all = everything.batches().unwrap();
         assert!(all.by_ref().all(|batch| batch.is_ok()));
-        assert_eq!(all.stages().bytes_verified, everything.manifest().statistics.bytes_on_disk);
+        assert_eq!(all.stages().bytes_verified, everything.snapshot().statistics.bytes_on_disk);
         // A second epoch trusts the first one's check.
         let mut again = everything.batches().unwrap();
         assert!(again.by_ref().all(|batch| batch.is_ok()));

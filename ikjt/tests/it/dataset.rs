@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Layout, Manifest, Order, PartitionKey, Schema, SparseFeature, SparseKind,
+    DatasetWriter, FeatureGroup, Layout, Order, PartitionKey, Schema, Snapshot, SparseFeature, SparseKind,
     WriterOptions,
 };
 use onefold_ikjt::{Batch, Reader, ReaderOptions};
@@ -167,5 +167,5 @@ pub(crate) fn read(directory: &Path, options: ReaderOptions) -> Vec<Batch> {
 
 /// A dataset's data files.
 pub(crate) fn files(directory: &Path) -> Vec<std::path::PathBuf> {
-    Manifest::load(directory).unwrap().file_paths().map(|path| directory.join(path)).collect()
+    Snapshot::load(directory).unwrap().file_paths().map(|path| directory.join(path)).collect()
 }

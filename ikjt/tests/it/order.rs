@@ -137,8 +137,10 @@ fn positions_of_something_else_are_refused() {
     assert!(refused(ReaderOptions { shard, ..shuffled(1, 2) }, &position).contains("shard"));
     let partitions = "split=a".parse().unwrap();
     assert!(refused(ReaderOptions { partitions, ..shuffled(1, 2) }, &position).contains("partitions"));
-    let older = Position { generation: 0, ..position.clone() };
-    assert!(refused(shuffled(1, 2), &older).contains("generation"));
+    let older = Position { snapshot: 7, ..position.clone() };
+    assert!(refused(shuffled(1, 2), &older).contains("the position is of snapshot 7"));
+    let other = Position { dataset: "another".to_owned(), ..position.clone() };
+    assert!(refused(shuffled(1, 2), &other).contains("the position is of dataset \"another\""));
     let newer = Position { format_version: 2, ..position.clone() };
     assert!(refused(shuffled(1, 2), &newer).contains("format version"));
     let beyond = Position { samples: 1 << 40, ..position };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use onefold_datasets::units::{format_bytes, format_count};
-use onefold_datasets::{FeatureGroup, Manifest, Partition, PartitionFilter, Schema, suggest};
+use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_sharding::{
@@ -40,7 +40,7 @@ struct Training<'a> {
     config_path: &'a Path,
     data: &'a Path,
     config: TrainConfig,
-    manifest: Manifest,
+    snapshot: Snapshot,
     filter: PartitionFilter,
     steps: Option<PreprocessConfig>,
     /// Of the batches, as the steps change it.
@@ -72,21 +72,21 @@ fn of_dataset(
 impl<'a> Training<'a> {
     fn load(config_path: &'a Path, data: &'a Path) -> Result<Self> {
         let config = TrainConfig::load(config_path)?;
-        let manifest = Manifest::load(data)?;
+        let snapshot = Snapshot::load(data)?;
         let in_config = || format!("`{}`", config_path.display());
         let directory = config_path.parent().unwrap_or(Path::new(""));
         let steps = config.data.preprocess.as_ref().map(|path| PreprocessConfig::load(&directory.join(path)));
         let steps = steps.transpose()?;
         let schema = match &steps {
-            None => manifest.schema.clone(),
-            Some(steps) => Preprocessor::try_new(steps, &manifest.schema)?.schema().clone(),
+            None => snapshot.schema.clone(),
+            Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
         let configs = resolve_tables(&config.embedding, &config.tables, &schema).with_context(in_config)?;
         if steps.is_none() {
-            check_ids(&configs, &manifest.statistics.features).with_context(in_config)?;
+            check_ids(&configs, &snapshot.statistics.features).with_context(in_config)?;
         }
         let filter = PartitionFilter::parse(&config.data.train).with_context(in_config)?;
-        Ok(Self { config_path, data, config, manifest, filter, steps, schema, configs })
+        Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
 
     /// The tables by the dataset's statistics, which say nothing of lists that are preprocessed: these are then counted.
@@ -102,7 +102,7 @@ impl<'a> Training<'a> {
             return Ok(self.configs.iter().map(table_of).collect());
         }
         let in_data = || format!("`{}`", self.data.display());
-        let counts = Counts::of(&self.manifest, &self.filter).with_context(in_data)?;
+        let counts = Counts::of(&self.snapshot, &self.filter).with_context(in_data)?;
         self.configs.iter().map(|config| counts.table(config)).collect::<Result<_, _>>().with_context(in_data)
     }
 
@@ -184,16 +184,11 @@ struct Counts<'a> {
 }
 
 impl<'a> Counts<'a> {
-    fn of(manifest: &'a Manifest, filter: &PartitionFilter) -> Result<Self, Error> {
+    fn of(snapshot: &'a Snapshot, filter: &PartitionFilter) -> Result<Self, Error> {
         let wrong = |message: String, hint: &str| Error::Invalid { message, hint: hint.to_owned() };
-        let mut chosen: Vec<&Partition> = Vec::new();
-        for partition in &manifest.partitions {
-            if filter.matches(&partition.key)? {
-                chosen.push(partition);
-            }
-        }
-        let all = chosen.len() == manifest.partitions.len();
-        let statistics = &manifest.statistics;
+        let chosen = snapshot.matching(filter)?;
+        let all = chosen.len() == snapshot.partitions.len();
+        let statistics = &snapshot.statistics;
         let samples = if all { statistics.samples } else { chosen.iter().map(|part| part.samples).sum() };
         if samples == 0 {
             let (message, hint) = if filter.to_string().is_empty() {

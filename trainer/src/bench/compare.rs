@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use onefold_datasets::Manifest;
+use onefold_datasets::Snapshot;
 use onefold_datasets::progress::Reporter;
 use onefold_ikjt::Dedupe;
 use onefold_raw_logs::generate::Workload;
@@ -46,9 +46,9 @@ pub struct Comparison {
 ///
 /// As [`bench`](super::bench()), and [`Error::Device`](crate::Error::Device) if the device fails.
 pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
-    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
-    let config = reference_model(options.workload, &manifest.schema, dataset)?;
-    let tables = config.tables(&manifest, &manifest.schema)?;
+    let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let config = reference_model(options.workload, &snapshot.schema, dataset)?;
+    let tables = config.tables(&snapshot, &snapshot.schema)?;
     let batches = read(
         dataset,
         &config,
@@ -66,17 +66,17 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
     let forms = [Dedupe::Off, Dedupe::Exact, Dedupe::Window];
     reporter.begin("comparing", Some((2 * forms.len() * options.steps) as u64), "steps");
     let losses = |dedupe: Dedupe, device: Option<&Accelerator>| -> Result<Vec<f64>> {
-        let mut model = Model::at(&config, &manifest.schema, &tables, options.threads, device)?;
+        let mut model = Model::at(&config, &snapshot.schema, &tables, options.threads, device)?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
-        let mut next = deduplicated(&batches[0], &manifest.schema, dedupe)?;
+        let mut next = deduplicated(&batches[0], &snapshot.schema, dedupe)?;
         let mut losses = Vec::with_capacity(batches.len());
         for following in batches.iter().skip(1).map(Some).chain([None]) {
             let forward = model.forward(&next)?;
             let loss = model.loss(&forward.logits, &next);
             let gradients = model.backward(&next, &forward, &loss)?;
             if let Some(following) = following {
-                next = deduplicated(following, &manifest.schema, dedupe)?;
+                next = deduplicated(following, &snapshot.schema, dedupe)?;
                 model.stage_ahead(&next)?;
             }
             let norm = optimizer.gradient_norm();

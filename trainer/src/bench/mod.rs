@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{Manifest, Schema};
+use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, deduplicate, fold_windows};
 use onefold_raw_logs::generate::Workload;
 use rayon::prelude::*;
@@ -113,13 +113,13 @@ struct Measured {
 ///
 /// [`Error::Config`] if the dataset is not one of the workload or has too few samples; [`Error::Read`] for damaged data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
-    let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
-    let config = reference_model(options.workload, &manifest.schema, dataset)?;
-    let tables = config.tables(&manifest, &manifest.schema)?;
+    let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let config = reference_model(options.workload, &snapshot.schema, dataset)?;
+    let tables = config.tables(&snapshot, &snapshot.schema)?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let device = options.device.as_ref();
-    let mut model = Model::at(&config, &manifest.schema, &tables, options.threads, device)?;
+    let mut model = Model::at(&config, &snapshot.schema, &tables, options.threads, device)?;
     let mut optimizer =
         DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), options.threads)?;
     let variants = variants(options)?;
@@ -134,7 +134,7 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
             }
             let mut take = |batch: usize, measured: &mut Measured| {
                 let batch = &batches[(round + 3 * number + batch) % batches.len()];
-                step(&config, &manifest.schema, &mut model, &mut optimizer, variant, batch, measured)
+                step(&config, &snapshot.schema, &mut model, &mut optimizer, variant, batch, measured)
             };
             // Training takes steps of one form; in the first of a turn, caches and free memory are another's.
             take(0, &mut Measured::default())?;

@@ -37,6 +37,12 @@ pub struct Run {
     pub format_version: u32,
     /// The configuration that was trained.
     pub config: TrainConfig,
+    /// The identity of the dataset that it was trained on; runs of earlier versions do not name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
+    /// The number of the dataset's snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<u64>,
     /// The schema of the dataset that it was trained on.
     pub schema: Schema,
     /// The tables, in the schema's order of features.
@@ -60,8 +66,17 @@ impl Run {
     /// The description of a run that begins.
     pub fn new(config: &TrainConfig, schema: &Schema, tables: &[TableConfig]) -> Self {
         let (config, schema, tables) = (config.clone(), schema.clone(), tables.to_vec());
-        let shards = Vec::new();
-        Self { format_version: FORMAT_VERSION, config, schema, tables, shards, steps: 0, completed: false }
+        Self {
+            format_version: FORMAT_VERSION,
+            config,
+            dataset: None,
+            snapshot: None,
+            schema,
+            tables,
+            shards: Vec::new(),
+            steps: 0,
+            completed: false,
+        }
     }
 
     /// Writes the description into `directory`.

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{Manifest, Schema};
+use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 use onefold_sharding::{Plan, TableConfig};
 use serde::Serialize;
@@ -50,6 +50,8 @@ pub struct TrainOptions {
     pub dedupe: Dedupe,
     /// Threads of libtorch and of the tables; half as many read.
     pub threads: usize,
+    /// The number of the dataset's snapshot; if `None`, that of the run that goes on, or the newest one.
+    pub snapshot: Option<u64>,
     /// Ends training after this many steps, those before a resumption included.
     pub max_steps: Option<u64>,
     /// A plan to execute; all tables are on this rank without one.
@@ -164,10 +166,10 @@ impl<'a> Prepared<'a> {
     /// What [`TrainConfig::tables`] finds wrong; [`Error::Sharding`] for a plan that cannot be run here; [`Error::Read`] for
     /// a dataset or preprocessing that cannot be read; [`Error::Memory`] for a model beyond the memory limit.
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
-        let manifest = Manifest::load(dataset).map_err(onefold_ikjt::Error::from)?;
+        let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
         let preprocessing = Preprocessing::of(config)?;
-        let schema = Preprocessing::schema(preprocessing.as_ref(), &manifest.schema)?;
-        let tables = config.tables(&manifest, &schema)?;
+        let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
+        let tables = config.tables(&snapshot, &schema)?;
         let parameters = config.parameters(&tables, schema.dense.len());
         let rows = tables.iter().map(|table| table.rows).sum();
         let size = ModelSize::within(parameters, rows, options.memory_limit)?;
@@ -175,6 +177,8 @@ impl<'a> Prepared<'a> {
         let common = ReaderOptions {
             dedupe: options.dedupe,
             threads: options.threads.div_ceil(2),
+            // A commit between here and the opening of the readers must not change what is trained on.
+            snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
             table_rows: checked_rows(&tables),
             // Training's batches wait in memory while the model is evaluated.
@@ -187,7 +191,7 @@ impl<'a> Prepared<'a> {
         let held_out = match eval {
             None => None,
             Some(partitions) => {
-                Some(open_for_evaluation(dataset, &manifest, ReaderOptions { partitions, ..common })?)
+                Some(open_for_evaluation(dataset, &snapshot, ReaderOptions { partitions, ..common })?)
             }
         };
         let shards = shards(options, &tables)?;
@@ -215,7 +219,13 @@ impl<'a> Prepared<'a> {
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let mut directory = RunDirectory::create(out, self.options.existing)?;
         let run = Run::new(self.config, &self.schema, &self.tables);
-        let mut run = Run { shards: self.shards.clone(), ..run };
+        let snapshot = self.reader.snapshot();
+        let mut run = Run {
+            shards: self.shards.clone(),
+            dataset: Some(snapshot.dataset.clone()),
+            snapshot: Some(snapshot.snapshot),
+            ..run
+        };
         self.begin_or_check(&mut run, &directory)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
@@ -253,6 +263,19 @@ impl<'a> Prepared<'a> {
         if directory.is_resumed() {
             let begun = Run::load(path)?;
             begun.check_same(run, path)?;
+            if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) && begun.dataset.is_some() {
+                let of = |run: &Run| {
+                    let (snapshot, dataset) =
+                        (run.snapshot.unwrap_or(0), run.dataset.as_deref().unwrap_or(""));
+                    format!("snapshot {snapshot} of the dataset {dataset}")
+                };
+                return Err(Error::Run {
+                    path: path.to_owned(),
+                    message: format!("the run was begun on {}, so it cannot be continued on {}", of(&begun), of(run)),
+                    hint: "continue with the run's own dataset and snapshot, or begin a new run with another `--out`"
+                        .to_owned(),
+                });
+            }
             // A model that is there stays usable until there is a better one.
             (run.completed, run.steps) = (begun.completed, begun.steps);
             if let Some(steps) = &self.preprocessing

@@ -164,6 +164,7 @@ impl Runs {
             device: self.device.clone(),
             dedupe: Dedupe::Exact,
             threads: 1,
+            snapshot: None,
             max_steps: None,
             plan: None,
             simulate_ranks: false,

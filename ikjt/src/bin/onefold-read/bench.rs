@@ -57,7 +57,7 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
     printer.end();
     let by_group = groups.groups();
     let values = by_group.values().map(|group| group.figures.sample_values).sum();
-    let chosen = reader.manifest().select(&reading.partitions)?;
+    let chosen = reader.snapshot().select(&reading.partitions)?;
     let files = chosen.iter().flat_map(|partition| &partition.files);
     let factors = |factor: fn(&Figures) -> f64| {
         by_group.iter().map(|(name, group)| (name.clone(), factor(&group.figures))).collect()

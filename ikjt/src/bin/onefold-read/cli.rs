@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
-use onefold_datasets::{Manifest, PartitionFilter};
+use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shard, Shuffle};
 use onefold_terminal::OutputOptions;
@@ -47,8 +47,11 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Reading {
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     pub(crate) dataset: PathBuf,
+    /// The number of the snapshot to read [default: the newest]
+    #[arg(long, value_name = "SNAPSHOT")]
+    at: Option<u64>,
     /// Samples per batch [default: 2048, or all samples if they are fewer]
     #[arg(long)]
     batch_size: Option<usize>,
@@ -82,7 +85,7 @@ pub(crate) struct Reading {
     /// Rows of embedding tables, as `user_id=200000`, joined by commas: an id outside them is an error
     #[arg(long, value_name = "TABLES", value_delimiter = ',', value_parser = parse_table)]
     table_rows: Vec<(String, u64)>,
-    /// Do not compare the files' checksums with the manifest's
+    /// Do not compare the files' checksums with the snapshot's
     #[arg(long)]
     no_verify: bool,
 }
@@ -107,6 +110,7 @@ impl Reading {
                 DedupeArgument::Window => Dedupe::Window,
             },
             threads: self.threads(),
+            snapshot: self.at,
             partitions: self.partitions.clone(),
             features: self.features.clone(),
             shuffle: self.shuffle.map(|seed| Shuffle { seed, row_groups: self.shuffle_row_groups }),
@@ -124,7 +128,7 @@ impl Reading {
         if let Some(size) = self.batch_size {
             return Ok(size);
         }
-        let samples = Manifest::load(&self.dataset)?.chosen_samples(&self.partitions)?;
+        let samples = Snapshot::load_at(&self.dataset, self.at)?.chosen_samples(&self.partitions)?;
         let shard = self.shard.range(samples);
         Ok(usize::try_from(shard.end - shard.start).unwrap_or(usize::MAX).clamp(1, 2048))
     }
