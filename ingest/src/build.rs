@@ -4,19 +4,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::datatypes::TimestampMicrosecondType;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{
-    Commit, DatasetWriter, Layout, MANIFEST_FILE, Manifest, Order, PartitionFilter, PartitionKey,
-    WriterOptions,
+    Commit, DatasetWriter, Layout, Order, PartitionChoice, PartitionFilter, PartitionKey, Snapshot,
+    TIME_COLUMN, WriterOptions, Written,
 };
 use serde::Serialize;
 
-use crate::cluster::Clustering;
-use crate::decide::{Decided, GroupSummary, decide, has_features};
+use crate::cluster::{Clustering, partition_at};
+use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{EngineOptions, Joins};
-use crate::reading::{self, Reading, Wanted};
+use crate::ids::HashedIds;
+use crate::reading::{self, Reading, ReadingOptions};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result, sources};
 
@@ -38,6 +40,8 @@ pub struct BuildOptions {
     /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all if
     /// `None`. What is built then stands for the share of the sessions that [`BuildSummary::share`] says.
     pub about_samples: Option<u64>,
+    /// The number of buckets of a new dataset; that of the configuration, or by its size, if `None`.
+    pub buckets: Option<u32>,
     /// Partitions that are written; samples of others are left out and counted.
     pub partitions: PartitionFilter,
 }
@@ -66,8 +70,17 @@ pub struct BuildSummary {
     pub partitions_written: usize,
     /// Samples that this build wrote.
     pub samples_written: u64,
+    /// The number of the dataset's snapshot.
+    pub snapshot: u64,
+    /// Whether this build committed a snapshot; `false` if the dataset had these samples already.
+    pub changed: bool,
+    /// The number of buckets that the dataset's sessions are divided into.
+    pub buckets: u32,
     /// Samples of partitions that were not to be written.
     pub samples_of_other_partitions: u64,
+    /// Of these, the samples whose own time lies in a partition that was written, by the partition in which their session
+    /// started.
+    pub samples_of_earlier_sessions: BTreeMap<String, u64>,
     /// Files of the dataset.
     pub files: usize,
     /// Size of the data files.
@@ -80,10 +93,14 @@ pub struct BuildSummary {
     pub share: f64,
     /// Rows that declared steps left out or filled up.
     pub skipped: SkipCounts,
+    /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
+    pub ragged_rows_skipped: u64,
     /// The groups that were found, and why; empty if they were given.
     pub groups: Vec<GroupSummary>,
     /// Ids of each vocabulary.
     pub vocabularies: BTreeMap<String, u64>,
+    /// Of features with `ids = "hash"`: about how many distinct ids were read, and the collisions that are expected.
+    pub hashed_ids: BTreeMap<String, HashedIds>,
     /// Rows of the sources, all together; Parquet files say, others do not.
     pub source_rows: Option<u64>,
     /// Bytes of the sources' files.
@@ -98,7 +115,7 @@ pub struct BuildSummary {
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// Builds the dataset of `config` in the directory `out`. Nothing of it is visible before it is complete.
+/// Builds the dataset of `config` at `out`, a local path or a URL. Nothing of it is visible before it is complete.
 ///
 /// # Errors
 ///
@@ -106,16 +123,16 @@ pub struct BuildSummary {
 /// the query runs, [`Error::NoSamples`] if it gives none, [`Error::Memory`] if an operator that cannot spill
 /// needs more than the limit, [`Error::Dataset`] if `out` may not be or cannot be written. After any error
 /// `out` is as it was.
-pub fn build(
+pub async fn build(
     config: &Config,
     out: &Path,
     options: &BuildOptions,
     reporter: &dyn Reporter,
 ) -> Result<BuildSummary> {
     let started = Instant::now();
-    let mut summary = reading::run(config, options.engine.threads, reporter, async |joins| {
-        Build { config, out, options, joins, reporter }.run().await
-    })?;
+    let mut summary =
+        reading::run(reporter, async |joins| Build { config, out, options, joins, reporter }.run().await)
+            .await?;
     summary.wall_seconds = started.elapsed().as_secs_f64();
     summary.samples_per_second = summary.samples_written as f64 / summary.wall_seconds;
     summary.peak_rss_bytes = peak_rss_bytes();
@@ -136,31 +153,38 @@ impl Build<'_> {
         let Self { config, options, .. } = *self;
         let sources = sources::find(config).await?;
         // Before any work: whether there may be a dataset at all.
-        let old = self.old_manifest()?;
+        let old = self.old_snapshot()?;
         let mut writer = self.writer(match &old {
             Some(old) if options.groups == Groups::Auto && has_features(&old.schema, config) => &old.schema,
             _ => &config.schema,
         })?;
-        let wanted = Wanted {
+        let wanted = ReadingOptions {
             order: options.order,
+            buckets: old.as_ref().map(|old| old.buckets).or(options.buckets).or(config.buckets),
             observe_changes: options.groups == Groups::Auto,
             about_samples: options.about_samples,
+            vocabularies: match &old {
+                Some(old) => vocabulary_kinds(self.out, old)?,
+                None => BTreeMap::new(),
+            },
         };
         let reading = Reading::plan(config, sources, &options.engine, self.joins, &wanted).await?;
+        let choice = options.partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
         let folded = reading.fold(&mut clustering, self.reporter).await?;
         let (samples, digest) = (folded.samples, folded.digest);
         let old = writer.appended_to().map(|old| (self.out, old));
-        let decided = decide(config, &reading.context, &folded.facts, old, &reading.budget).await?;
+        let decided = decide(config, &reading, &folded.facts, old).await?;
         if decided.schema != *writer.schema() {
             drop(writer);
             writer = self.writer(&decided.schema)?;
         }
+        writer.set_buckets(reading.buckets(&wanted))?;
         if self.writes_all_that_is_folded() {
             writer.expect(samples, digest);
         }
-        let (manifest, written) = self.write(clustering, &decided, writer).await?;
-        Ok(self.summary(&manifest, &decided, &written, reading))
+        let (written, given) = self.write(clustering, &decided, writer, &choice).await?;
+        Ok(self.summary(&written, &decided, given, reading))
     }
 
     /// Whether what is written has the digest of what is folded: the same samples, and neither ids that vocabularies change
@@ -170,10 +194,16 @@ impl Build<'_> {
         config.vocabularies.is_empty() && config.timelines.is_empty() && *filter == PartitionFilter::default()
     }
 
-    /// The manifest of the dataset that will be appended to, if there is one.
-    fn old_manifest(&self) -> Result<Option<Manifest>> {
-        let is_there = self.options.commit == Commit::Append && self.out.join(MANIFEST_FILE).exists();
-        Ok(if is_there { Some(Manifest::load(self.out)?) } else { None })
+    /// The newest snapshot of the dataset that will be appended to, if there is one.
+    fn old_snapshot(&self) -> Result<Option<Snapshot>> {
+        if !self.options.commit.keeps_others() {
+            return Ok(None);
+        }
+        match Snapshot::load(self.out) {
+            Ok(old) => Ok(Some(old)),
+            Err(onefold_datasets::Error::NotADataset { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn writer(&self, schema: &onefold_datasets::Schema) -> Result<DatasetWriter> {
@@ -191,60 +221,68 @@ impl Build<'_> {
     async fn write(
         &self,
         clustering: Clustering<'_>,
-        decided: &Decided,
+        decided: &OutputPlan,
         mut writer: DatasetWriter,
-    ) -> Result<(Manifest, Written)> {
+        choice: &PartitionChoice<'_>,
+    ) -> Result<(Written, Given)> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let mut written = Written::default();
+        let mut given = Given::default();
         let mut give = |partition: &PartitionKey, batch: RecordBatch| {
-            if !self.options.partitions.matches(partition)? {
-                written.elsewhere += batch.num_rows() as u64;
-                return Ok(());
+            if !choice.matches(partition)? {
+                given.elsewhere += batch.num_rows() as u64;
+                return given.count_tails(self.config, partition, &batch, choice);
             }
-            written.samples += batch.num_rows() as u64;
-            if written.partitions.last() != Some(partition) {
-                written.partitions.push(partition.clone());
+            given.samples += batch.num_rows() as u64;
+            if given.partitions.last() != Some(partition) {
+                given.partitions.push(partition.clone());
             }
             Ok(writer.write(partition, &batch)?)
         };
         clustering.unfold(decided.lists.clone(), self.reporter, &mut give).await?;
-        if written.samples == 0 {
+        if given.samples == 0 {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
             return Err(Error::NoSamples { path: self.config.path.clone(), hint });
         }
-        Ok((writer.finish()?, written))
+        Ok((writer.finish()?, given))
     }
 
     fn summary(
         &self,
-        manifest: &Manifest,
-        decided: &Decided,
         written: &Written,
+        decided: &OutputPlan,
+        given: Given,
         reading: Reading<'_>,
     ) -> BuildSummary {
-        let statistics = &manifest.statistics;
+        let snapshot = &written.snapshot;
+        let statistics = &snapshot.statistics;
         let entries =
             |(name, file): (&String, &onefold_datasets::VocabularyFile)| (name.clone(), file.entries);
         BuildSummary {
             samples: statistics.samples,
             sessions: statistics.sessions,
             samples_per_session: statistics.samples as f64 / statistics.sessions.max(1) as f64,
-            partitions: manifest.partitions.len(),
-            partitions_written: written.partitions.len(),
-            samples_written: written.samples,
-            samples_of_other_partitions: written.elsewhere,
-            files: manifest.partitions.iter().map(|partition| partition.files.len()).sum(),
+            partitions: snapshot.partitions.len(),
+            snapshot: snapshot.snapshot,
+            changed: written.changed,
+            buckets: snapshot.buckets,
+            partitions_written: given.partitions.len(),
+            samples_written: given.samples,
+            samples_of_other_partitions: given.elsewhere,
+            samples_of_earlier_sessions: given.tails,
+            files: snapshot.partitions.iter().map(|partition| partition.files.len()).sum(),
             bytes_on_disk: statistics.bytes_on_disk,
-            layout: manifest.layout,
-            order: manifest.order,
+            layout: snapshot.layout,
+            order: snapshot.order,
             share: reading.share,
             source_rows: sources::total_rows(&reading.sources),
             source_bytes: sources::total_bytes(&reading.sources),
             skipped: reading.planned.skipped,
+            ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
             groups: decided.groups.clone(),
-            vocabularies: manifest.vocabularies.iter().map(entries).collect(),
+            vocabularies: snapshot.vocabularies.iter().map(entries).collect(),
+            hashed_ids: reading.ids.hashed(),
             sorted_joins: self.joins == Joins::Sorted,
             wall_seconds: 0.0,
             samples_per_second: 0.0,
@@ -255,8 +293,40 @@ impl Build<'_> {
 
 /// What went to the writer, and what did not.
 #[derive(Debug, Default)]
-struct Written {
+struct Given {
     samples: u64,
     partitions: Vec<PartitionKey>,
     elsewhere: u64,
+    /// Samples with a time of a chosen partition whose session started in one that is not chosen, by that one.
+    tails: BTreeMap<String, u64>,
+}
+
+impl Given {
+    /// Counts samples of a partition that is not chosen whose own time lies in a partition that is.
+    fn count_tails(
+        &mut self,
+        config: &Config,
+        partition: &PartitionKey,
+        batch: &RecordBatch,
+        choice: &PartitionChoice<'_>,
+    ) -> Result<()> {
+        let Some(times) = batch.column_by_name(TIME_COLUMN) else { return Ok(()) };
+        let times = times.as_primitive::<TimestampMicrosecondType>().values();
+        // Nearly all samples lie in the partition of their session.
+        let mut last: Option<(PartitionKey, bool)> = None;
+        for time in times {
+            let Some(own) = partition_at(config, partition, *time).filter(|own| own != partition) else {
+                continue;
+            };
+            let is_chosen = match &last {
+                Some((known, chosen)) if *known == own => *chosen,
+                _ => choice.matches(&own)?,
+            };
+            last = Some((own, is_chosen));
+            if is_chosen {
+                *self.tails.entry(partition.to_string()).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
 }

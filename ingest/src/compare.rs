@@ -1,4 +1,4 @@
-//! Compares a dataset with its sources: are its samples exactly those that the configuration makes of the logs?
+//! Compares a dataset with its sources: whether its samples are exactly those that the configuration makes of the logs.
 //!
 //! The logs are read, joined, sorted and unfolded as for a build, and the samples are digested in place of being written.
 
@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
-use onefold_datasets::{Manifest, PartitionFilter, Problem};
+use onefold_datasets::{PartitionFilter, Problem, Snapshot};
 use serde::Serialize;
 
-use crate::decide::{decide, has_features};
+use crate::decide::{decide, has_features, vocabulary_kinds};
 use crate::engine::{EngineOptions, Joins};
-use crate::reading::{self, Reading, Wanted};
+use crate::reading::{self, Reading, ReadingOptions};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result, sources};
 
@@ -21,7 +21,7 @@ use crate::{Config, Error, Result, sources};
 pub struct Comparison {
     /// Samples that the sources give, in the partitions that were compared.
     pub samples: u64,
-    /// What is not the same, by partition.
+    /// The differences, by partition.
     pub problems: Vec<Problem>,
     /// Rows that declared steps left out or filled up.
     pub skipped: SkipCounts,
@@ -30,31 +30,33 @@ pub struct Comparison {
 }
 
 /// Compares the samples of the dataset in `directory` that are in `partitions` with those that `config` makes of its
-/// sources. The dataset's own files are taken to be as its manifest says, which `verify` checks.
+/// sources. The dataset's own files are taken to be as its snapshot says, which `verify` checks.
 ///
 /// # Errors
 ///
 /// [`Error::Config`] if the dataset has other columns than the configuration, [`Error::Dataset`] if it cannot be read, and
-/// otherwise as [`build`](crate::build()). That the samples differ is no error of this function.
-pub fn compare(
+/// otherwise as [`build`](crate::build()). Samples that differ are part of the result, not an error.
+pub async fn compare(
     config: &Config,
     directory: &Path,
+    at: Option<u64>,
     partitions: &PartitionFilter,
     options: &EngineOptions,
     reporter: &dyn Reporter,
 ) -> Result<Comparison> {
     let started = Instant::now();
-    let manifest = Manifest::load(directory)?;
-    if !has_features(&manifest.schema, config) {
+    let snapshot = Snapshot::load_at(directory, at)?;
+    if !has_features(&snapshot.schema, config) {
         return Err(Error::Config {
             path: config.path.clone(),
             message: format!("its `[features]` are not the columns of the dataset `{}`", directory.display()),
             hint: "compare the dataset with the configuration that it was built from".to_owned(),
         });
     }
-    let mut comparison = reading::run(config, options.threads, reporter, async |joins| {
-        Compare { config, directory, manifest: &manifest, partitions, options, joins, reporter }.run().await
-    })?;
+    let mut comparison = reading::run(reporter, async |joins| {
+        Compare { config, directory, snapshot: &snapshot, partitions, options, joins, reporter }.run().await
+    })
+    .await?;
     comparison.wall_seconds = started.elapsed().as_secs_f64();
     Ok(comparison)
 }
@@ -63,7 +65,7 @@ pub fn compare(
 struct Compare<'a> {
     config: &'a Config,
     directory: &'a Path,
-    manifest: &'a Manifest,
+    snapshot: &'a Snapshot,
     partitions: &'a PartitionFilter,
     options: &'a EngineOptions,
     joins: Joins,
@@ -72,17 +74,24 @@ struct Compare<'a> {
 
 impl Compare<'_> {
     async fn run(&self) -> Result<Comparison> {
-        let Self { config, manifest, partitions, .. } = *self;
+        let Self { config, snapshot, partitions, .. } = *self;
         let sources = sources::find(config).await?;
-        let wanted = Wanted { order: manifest.order, observe_changes: false, about_samples: None };
+        let wanted = ReadingOptions {
+            order: snapshot.order,
+            buckets: Some(snapshot.buckets),
+            observe_changes: false,
+            about_samples: None,
+            vocabularies: vocabulary_kinds(self.directory, snapshot)?,
+        };
         let reading = Reading::plan(config, sources, self.options, self.joins, &wanted).await?;
+        let choice = partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
         let folded = reading.fold(&mut clustering, self.reporter).await?;
-        let old = Some((self.directory, manifest));
-        let decided = decide(config, &reading.context, &folded.facts, old, &reading.budget).await?;
-        let mut expected = ExpectedSamples::new(manifest, self.options.threads)?;
+        let old = Some((self.directory, snapshot));
+        let decided = decide(config, &reading, &folded.facts, old).await?;
+        let mut expected = ExpectedSamples::new(snapshot, self.options.threads)?;
         let mut count = |key: &_, samples| {
-            if partitions.matches(key)? {
+            if choice.matches(key)? {
                 expected.add(key, &samples)?;
             }
             Ok(())

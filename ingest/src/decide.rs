@@ -1,4 +1,4 @@
-//! What is decided between reading and writing, when every sample was seen once: vocabularies and feature groups.
+//! Decisions between reading and writing, when every sample was read once: vocabularies and feature groups.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,24 +8,27 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
+use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    CountBudget, FeatureGroup, Manifest, Schema, SparseFeature, Vocabulary, VocabularyCounter,
+    FeatureGroup, OriginalKind, Schema, Snapshot, SparseFeature, Vocabulary, VocabularyCounter,
+    VocabularyFile,
 };
 use serde::Serialize;
 
-use crate::cluster::{Facts, ListColumn, list_names};
+use crate::cluster::{ListColumn, SampleStatistics, list_names};
 use crate::groups::{ObservedFeature, choose_groups};
+use crate::reading::Reading;
 use crate::{Config, Result, timeline};
 
-/// What the samples are written as.
+/// How the samples are written.
 #[derive(Debug)]
-pub(crate) struct Decided {
+pub(crate) struct OutputPlan {
     pub(crate) schema: Schema,
-    /// The list columns of what is unfolded, in order.
+    /// The list columns of unfolded samples, in order.
     pub(crate) lists: Vec<ListColumn>,
     /// Vocabularies to be written with the dataset.
-    pub(crate) vocabularies: BTreeMap<String, Arc<Vocabulary>>,
-    /// Why groups were chosen, if they were.
+    pub(crate) vocabularies: BTreeMap<String, Vocabulary>,
+    /// The groups that were chosen from the data, and why; empty if `[features]` gives them.
     pub(crate) groups: Vec<GroupSummary>,
 }
 
@@ -44,20 +47,25 @@ pub struct GroupSummary {
     pub why: String,
 }
 
-/// Decides from what was counted. What a dataset that is appended to (`old`, in `root`) has decided stays.
+/// Decides from the statistics of the samples. Decisions of a dataset that is appended to (`old`, in `root`) stay.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`](crate::Error::Dataset) if a vocabulary of the old dataset cannot be read, or a timeline has more distinct
-/// ids than may be counted.
+/// [`Error::Dataset`](crate::Error::Dataset) if a vocabulary of the old dataset cannot be read, or a timeline has more
+/// distinct ids than may be counted.
 pub(crate) async fn decide(
     config: &Config,
-    context: &SessionContext,
-    facts: &Facts,
-    old: Option<(&Path, &Manifest)>,
-    budget: &CountBudget,
-) -> Result<Decided> {
-    let vocabularies = vocabularies(config, context, facts, old, budget).await?;
+    reading: &Reading<'_>,
+    facts: &SampleStatistics,
+    old: Option<(&Path, &Snapshot)>,
+) -> Result<OutputPlan> {
+    let mut vocabularies = BTreeMap::new();
+    let mut id_maps = BTreeMap::new();
+    for (name, counted) in config.vocabularies.keys().zip(&facts.counters) {
+        let vocabulary = vocabulary(config, reading, name, counted, old).await?;
+        id_maps.insert(name, vocabulary.id_map(reading.ids.texts(name)));
+        vocabularies.insert(name.clone(), vocabulary);
+    }
     let (schema, groups) = match (old, &facts.changes) {
         (_, None) => (config.schema.clone(), Vec::new()),
         (Some((_, old)), Some(_)) if has_features(&old.schema, config) => (old.schema.clone(), Vec::new()),
@@ -66,10 +74,10 @@ pub(crate) async fn decide(
     let feature = |name: &str| config.schema.sparse_features().find(|feature| feature.name == name);
     let lists = list_names(config).map(|name| {
         let vocabulary = feature(name).and_then(|feature| feature.vocabulary.as_ref());
-        let vocabulary = vocabulary.and_then(|name| vocabularies.get(name)).map(Arc::clone);
+        let vocabulary = vocabulary.and_then(|name| id_maps.get(name)).map(Arc::clone);
         ListColumn { name: name.to_owned(), vocabulary }
     });
-    Ok(Decided { schema, lists: lists.collect(), vocabularies, groups })
+    Ok(OutputPlan { schema, lists: lists.collect(), vocabularies, groups })
 }
 
 /// Whether a schema has the configuration's columns, whatever their groups.
@@ -82,34 +90,76 @@ pub(crate) fn has_features(schema: &Schema, config: &Config) -> bool {
     features(schema) == features(&config.schema)
 }
 
-/// The vocabularies that features name. Those of an old dataset are extended: an id that has a number keeps it, and its
-/// count, so that building a partition again changes nothing.
-async fn vocabularies(
+/// The kinds of the originals of a dataset's vocabularies.
+///
+/// # Errors
+///
+/// [`Error::Dataset`](crate::Error::Dataset) if the file of one cannot be read.
+pub(crate) fn vocabulary_kinds(
+    directory: &Path,
+    snapshot: &Snapshot,
+) -> Result<BTreeMap<String, OriginalKind>> {
+    let storage = Storage::open(directory)?;
+    let kind =
+        |(name, file): (&String, &VocabularyFile)| Ok((name.clone(), Vocabulary::read_kind(&storage, file)?));
+    snapshot.vocabularies.iter().map(kind).collect()
+}
+
+/// The vocabulary `name`, from the counts of the samples' lists. That of an old dataset is extended: an id that has a
+/// number keeps it, and its count, so that building a partition again changes nothing.
+async fn vocabulary(
     config: &Config,
-    context: &SessionContext,
-    facts: &Facts,
-    old: Option<(&Path, &Manifest)>,
-    budget: &CountBudget,
-) -> Result<BTreeMap<String, Arc<Vocabulary>>> {
-    let mut all = BTreeMap::new();
-    for ((name, vocabulary), counted) in config.vocabularies.iter().zip(&facts.counters) {
-        let mut counter = VocabularyCounter::new(name, budget);
-        for (id, count) in counted.counts() {
-            counter.add(id, count)?;
-        }
-        count_timelines(config, context, name, &mut counter).await?;
-        let made = match old.filter(|(_, old)| old.vocabularies.contains_key(name)) {
-            None => Vocabulary::from_counts(counter.counts(), vocabulary.min_count),
-            Some((root, old)) => {
-                let mut known = Vocabulary::load(root, old, name)?;
+    reading: &Reading<'_>,
+    name: &str,
+    counted: &VocabularyCounter,
+    old: Option<(&Path, &Snapshot)>,
+) -> Result<Vocabulary> {
+    // The counts of the samples are copied only where timelines add to them.
+    let mut with_timelines = None;
+    if timeline_columns(config, name).next().is_some() {
+        let mut counter = VocabularyCounter::new(name, &reading.budget);
+        counted.counts().try_for_each(|(id, count)| counter.add(id, count))?;
+        count_timelines(config, &reading.context, name, &mut counter).await?;
+        with_timelines = Some(counter);
+    }
+    let counter = with_timelines.as_ref().unwrap_or(counted);
+    let min_count = config.vocabularies[name].min_count;
+    let known = match old.filter(|(_, old)| old.vocabularies.contains_key(name)) {
+        Some((root, old)) => Some(Vocabulary::load(root, old, name)?),
+        None => None,
+    };
+    let Some(texts) = reading.ids.texts(name) else {
+        return Ok(match known {
+            None => Vocabulary::from_counts(counter.counts(), min_count),
+            Some(mut known) => {
                 let new: Vec<_> = counter.counts().filter(|(id, _)| known.id(*id) == 0).collect();
-                known.extend(new, vocabulary.min_count);
+                known.extend(new, min_count);
                 known
             }
-        };
-        all.insert(name.clone(), Arc::new(made));
-    }
-    Ok(all)
+        });
+    };
+    let texts = texts.lock();
+    let counts = counter.counts().filter_map(|(number, count)| Some((texts.text(number)?, count)));
+    Ok(match known {
+        None => Vocabulary::from_text_counts(counts, min_count),
+        Some(mut known) => {
+            let new: Vec<_> = counts.filter(|(text, _)| known.id_of_text(text) == 0).collect();
+            known.extend_texts(new, min_count);
+            known
+        }
+    })
+}
+
+/// Of the timelines' columns that have the vocabulary `name`: the timeline, and the place of the column there.
+fn timeline_columns<'c>(config: &'c Config, name: &'c str) -> impl Iterator<Item = (usize, usize)> + 'c {
+    let has_it = move |feature: &str| {
+        let mut features = config.schema.sparse_features();
+        features.any(|f| f.name == feature && f.vocabulary.as_deref() == Some(name))
+    };
+    config.timelines.iter().enumerate().flat_map(move |(number, timeline)| {
+        let columns = timeline.columns.iter().enumerate().filter(move |(_, (feature, _))| has_it(feature));
+        columns.map(move |(column, _)| (number, column))
+    })
 }
 
 /// Counts the ids that timelines give to features of the vocabulary `name`: as often as they are in the timeline.
@@ -119,19 +169,13 @@ async fn count_timelines(
     name: &str,
     counter: &mut VocabularyCounter,
 ) -> Result<()> {
-    let has_it = |feature: &str| {
-        let mut features = config.schema.sparse_features();
-        features.any(|f| f.name == feature && f.vocabulary.as_deref() == Some(name))
-    };
-    for (number, timeline) in config.timelines.iter().enumerate() {
-        for (column, _) in timeline.columns.iter().enumerate().filter(|(_, (feature, _))| has_it(feature)) {
-            let mut rows = context.sql(&timeline::counts_sql(number, column)).await?.execute_stream().await?;
-            while let Some(rows) = rows.next().await.transpose()? {
-                let (ids, counts) =
-                    (rows.column(0).as_primitive::<Int64Type>(), rows.column(1).as_primitive::<Int64Type>());
-                for (id, count) in ids.values().iter().zip(counts.values()) {
-                    counter.add(*id, count.unsigned_abs())?;
-                }
+    for (number, column) in timeline_columns(config, name) {
+        let mut rows = context.sql(&timeline::counts_sql(number, column)).await?.execute_stream().await?;
+        while let Some(rows) = rows.next().await.transpose()? {
+            let (ids, counts) =
+                (rows.column(0).as_primitive::<Int64Type>(), rows.column(1).as_primitive::<Int64Type>());
+            for (id, count) in ids.values().iter().zip(counts.values()) {
+                counter.add(*id, count.unsigned_abs())?;
             }
         }
     }
@@ -139,7 +183,7 @@ async fn count_timelines(
 }
 
 /// The schema with the groups that the data suggests.
-fn found_groups(config: &Config, facts: &Facts) -> (Schema, Vec<GroupSummary>) {
+fn found_groups(config: &Config, facts: &SampleStatistics) -> (Schema, Vec<GroupSummary>) {
     let Some(changes) = &facts.changes else { return (config.schema.clone(), Vec::new()) };
     let names = list_names(config).zip(&facts.values);
     let observed: Vec<ObservedFeature> = names

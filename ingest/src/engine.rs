@@ -7,9 +7,10 @@ use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
+use crate::ids::functions;
 use crate::memory::EnginePool;
 use crate::probe_lists::physical_rules;
-use crate::{Config, Result};
+use crate::{Config, Result, session_ids, signed_lengths};
 
 /// Bytes that a batch between two of the engine's operators should have. One row of a log can hold thousands of ids, so
 /// the rows of a batch follow from their width.
@@ -87,5 +88,9 @@ pub(crate) fn context(config: &Config, options: &EngineOptions, joins: Joins) ->
         .with_runtime_env(runtime)
         .with_physical_optimizer_rules(physical_rules())
         .build();
-    Ok(SessionContext::new_with_state(state))
+    let context = SessionContext::new_with_state(state);
+    signed_lengths::register(&context)?;
+    context.register_udf(session_ids::function());
+    functions::register(&context);
+    Ok(context)
 }

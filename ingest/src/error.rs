@@ -11,6 +11,17 @@ use datafusion::error::DataFusionError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A file of a log that is to be sharded does not have the expected form.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
     /// An operating-system error; `fs_err` puts the path into it.
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -19,7 +30,7 @@ pub enum Error {
     #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
-    /// `dataset.toml` does not say what it should.
+    /// `dataset.toml` is invalid.
     #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
@@ -30,7 +41,7 @@ pub enum Error {
         hint: String,
     },
 
-    /// A popularity file does not say what it should.
+    /// A popularity file is invalid.
     #[error("`{}`, line {line}: {message}\n  hint: {hint}", path.display())]
     Popularity {
         /// The file.
@@ -56,7 +67,7 @@ pub enum Error {
         hint: String,
     },
 
-    /// A column of the query is missing or has a type or values that its kind does not allow.
+    /// A column of the query is missing, or its kind does not allow its type or values.
     #[error("column `{column}`: {message}\n  hint: {hint}")]
     Column {
         /// The column.
@@ -67,12 +78,12 @@ pub enum Error {
         hint: String,
     },
 
-    /// Rows do not fit, and the configuration says that this is an error.
+    /// Rows break a rule, and the configuration makes that an error.
     #[error("{place}: {message}\n  hint: {hint}")]
     Rows {
         /// The key of the configuration that makes it one, or the section that reads the rows.
         place: String,
-        /// How many rows, what is wrong with them, and one of them.
+        /// How many rows break the rule, and an example.
         message: String,
         /// What to do.
         hint: String,
@@ -87,7 +98,7 @@ pub enum Error {
         hint: String,
     },
 
-    /// The engine ran out of the memory it was given.
+    /// The engine needs more memory than its limit.
     #[error(
         "the memory limit does not suffice: {message}\n  hint: raise `--memory-limit`, or lower `--threads` so that fewer operators share it"
     )]
@@ -102,15 +113,6 @@ pub enum Error {
     )]
     Spill {
         /// The engine's message.
-        message: String,
-    },
-
-    /// A source turned out to be damaged while the query read it.
-    #[error(
-        "a source cannot be read: {message}\n  hint: a file under `[sources]` is damaged or was changed while it was read; write it again"
-    )]
-    Unreadable {
-        /// The engine's message, which names no file.
         message: String,
     },
 
@@ -129,42 +131,38 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<DataFusionError> for Error {
     fn from(error: DataFusionError) -> Self {
-        // Our own error, on its way back through the engine.
+        // An error of this crate comes back through the engine.
         let error = match own(error) {
             Ok(error) => return error,
             Err(error) => error,
         };
-        // Shared, it cannot be taken out, but said again.
+        // A shared error cannot be taken out.
         if let DataFusionError::External(cause) = error.find_root()
-            && let Some(again) = cause.downcast_ref().and_then(Self::said_again)
+            && let Some(own) = cause.downcast_ref().and_then(Self::clone_own)
         {
-            return again;
+            return own;
         }
-        let message = error.strip_backtrace();
+        let message = engine_message(&error);
         let engine = |message, hint: &str| Self::Engine { message, hint: hint.to_owned() };
         if is_full(error.find_root()) {
             return Self::Spill { message };
         }
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
-            DataFusionError::ParquetError(_) | DataFusionError::ObjectStore(_) => {
-                Self::Unreadable { message }
+            DataFusionError::IoError(_) => {
+                engine(message, "check that `--spill-directory` is a folder that can be written")
             }
-            DataFusionError::ArrowError(cause, _) if matches!(**cause, ArrowError::ParquetError(_)) => {
-                Self::Unreadable { message }
+            _ => {
+                let hint = advice(&message).unwrap_or("check the query and the types of its columns");
+                engine(message, hint)
             }
-            DataFusionError::IoError(_) => engine(
-                message,
-                "check that no source changes while it is read, and that `--spill-directory` is a folder that can be written",
-            ),
-            _ => engine(message, "check the query and the types of its columns"),
         }
     }
 }
 
 impl Error {
-    /// An equal error, of those that the ETL's own parts of a query give.
-    fn said_again(&self) -> Option<Self> {
+    /// A copy of an error that the ETL's own parts of a query give.
+    fn clone_own(&self) -> Option<Self> {
         match self {
             Self::Source { source_name, path, message, hint } => Some(Self::Source {
                 source_name: source_name.clone(),
@@ -175,13 +173,36 @@ impl Error {
             Self::Column { column, message, hint } => {
                 Some(Self::Column { column: column.clone(), message: message.clone(), hint: hint.clone() })
             }
+            Self::Dataset(onefold_datasets::Error::TooManyIds { feature, distinct, limit }) => {
+                let (feature, distinct, limit) = (feature.clone(), *distinct, *limit);
+                Some(onefold_datasets::Error::TooManyIds { feature, distinct, limit }.into())
+            }
             _ => None,
         }
     }
 }
 
-/// Whether the operating system's error inside one of the engine's is that nothing more can be written. The engine wraps
-/// it more than once.
+/// The engine's message without the paragraph in which it asks for a report of a bug in the engine: nearly always an
+/// expression of a person's SQL is wrong.
+pub(crate) fn engine_message(error: &DataFusionError) -> String {
+    const REPORT: &str = "This issue was likely caused by a bug in DataFusion's code.";
+    let mut message = error.strip_backtrace();
+    while let Some(start) = message.find(REPORT) {
+        let end = message[start..].find("/datafusion/issues").map_or(message.len(), |at| start + at + 18);
+        message.replace_range(start..end, "");
+    }
+    message.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+/// What to do about some of the engine's messages that do not say it.
+pub(crate) fn advice(message: &str) -> Option<&'static str> {
+    (message.contains("failed to match any signature") || message.contains("does not support")).then_some(
+        "a function does not take values of these types; convert them, for example with `CAST(x AS BIGINT)`",
+    )
+}
+
+/// Whether the cause of one of the engine's errors is that the disk is full. The engine wraps the operating system's error
+/// more than once.
 fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<io::Error>() {
         let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
@@ -196,7 +217,7 @@ fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     }
 }
 
-/// Our own error inside one of the engine's, or the engine's error itself.
+/// Takes our own error out of one of the engine's, or gives the engine's error back.
 fn own(error: DataFusionError) -> Result<Error, DataFusionError> {
     match error {
         DataFusionError::Context(context, inner) => {
@@ -219,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_however_it_is_wrapped() {
+    fn a_full_disk_is_recognised_however_it_is_wrapped() {
         let full = || io::Error::from_raw_os_error(28);
         let arrow = |error| DataFusionError::ArrowError(Box::new(error), None);
         let wrapped = io::Error::other(ArrowError::IoError("written".to_owned(), full()));

@@ -33,7 +33,7 @@
 //! [`WORTHWHILE_FACTOR`]; a sequence also if its ids are, once its windows share them (the partial factor). No merge takes a
 //! group of features that are worth it below that factor.
 //!
-//! What changes together is observed as [`CoChange`]: how often each *set* of features changed. Sets are few, so this is
+//! Features that change together are observed as [`CoChange`]: how often each *set* of features changed. Sets are few, so this is
 //! cheap, and unlike the counts of pairs it gives `c` of any group.
 
 mod co_change;
@@ -59,7 +59,7 @@ const PLACE_BYTES: f64 = 8.0;
 /// Bytes of a sample's entry in an inverse index.
 const INDEX_BYTES: f64 = 4.0;
 
-/// What is known of one sparse feature over the samples that were observed.
+/// The statistics of one sparse feature over the samples that were observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedFeature {
     /// The feature.
@@ -67,14 +67,14 @@ pub struct ObservedFeature {
     /// Ids over all samples.
     pub values: u64,
     /// Of a sequence: ids that are stored if windows share them, that is all ids of a session's first sample and those
-    /// appended at later ones. Not looked at for other features.
+    /// appended at later ones. Ignored for other features.
     pub window_values: u64,
 }
 
 /// A group that was chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChosenGroup {
-    /// What the names of its features begin with, or the name of the first.
+    /// The common beginning of its features' names, or the name of the first.
     pub name: String,
     /// Whether it is worth deduplicating.
     pub deduplicated: bool,
@@ -147,7 +147,7 @@ fn weight(feature: &ObservedFeature, observed: &CoChange) -> f64 {
     ID_BYTES * feature.values as f64 / observed.samples().max(1) as f64 + PLACE_BYTES
 }
 
-/// How many times fewer ids are stored when windows share them; 1 for what is no sequence.
+/// How many times fewer ids are stored when windows share them; 1 for features that are not sequences.
 fn partial_factor(feature: &ObservedFeature) -> f64 {
     match feature.feature.kind {
         SparseKind::Sequence => feature.values as f64 / feature.window_values.max(1) as f64,
@@ -155,7 +155,7 @@ fn partial_factor(feature: &ObservedFeature) -> f64 {
     }
 }
 
-/// What is said of a group that is deduplicated.
+/// The reason why a group is deduplicated, for the summary.
 fn why_deduplicated(features: &[ObservedFeature], observed: &CoChange, group: &[usize]) -> String {
     let continued = observed.samples() - observed.sessions();
     let share = 100.0 * observed.group_changes(group) as f64 / continued.max(1) as f64;

@@ -20,23 +20,29 @@ mod decide;
 mod engine;
 mod error;
 pub mod groups;
+mod ids;
 mod memory;
 pub mod popularity;
 mod probe_lists;
 mod reading;
 pub mod samples;
+mod session_ids;
 pub mod sessionize;
 pub mod shard;
+mod signed_lengths;
 mod sources;
 mod spool;
 pub mod timeline;
+mod times;
 
 pub use build::{BuildOptions, BuildSummary, Groups, build};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStoreConfig, ObjectStores, PartitionBy,
-    SessionConfig, SourceConfig,
+    SessionConfig, SourceConfig, TimeConfig,
 };
 pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
+pub use ids::HashedIds;
+pub use times::TimeLimits;

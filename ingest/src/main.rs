@@ -27,7 +27,8 @@ enum Command {
     Build(commands::build::BuildArguments),
     /// Add partitions to a dataset, or build some of its partitions again
     ///
-    /// The partitions that the logs give replace those of the same key; the others stay. Running it again changes nothing.
+    /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others stay.
+    /// Running it again changes nothing.
     /// Layout, order and features must be those of the dataset; one that is not there is created.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
     Append(commands::build::AppendArguments),
@@ -40,6 +41,15 @@ enum Command {
     ///
     /// Example: onefold-ingest verify dataset
     Verify(commands::verify::VerifyArguments),
+    /// List the snapshots of a dataset: when each was committed, and what it changed
+    ///
+    /// Example: onefold-ingest history s3://bucket/dataset
+    History(commands::history::HistoryArguments),
+    /// Remove old snapshots, and the files that only they name
+    ///
+    /// Files that writers left when they were killed are removed too. The newest snapshot is always kept.
+    /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
+    Vacuum(commands::vacuum::VacuumArguments),
     /// Measure what repeats in a dataset, what it takes on disk in each layout, and what training can gain
     ///
     /// Example: onefold-ingest report dataset --html report.html
@@ -54,6 +64,8 @@ fn main() -> ExitCode {
         Command::Append(arguments) => commands::build::run_append(arguments, &printer),
         Command::Shard(arguments) => commands::shard::run(arguments, &printer),
         Command::Verify(arguments) => commands::verify::run(arguments, &printer),
+        Command::History(arguments) => commands::history::run(arguments, &printer),
+        Command::Vacuum(arguments) => commands::vacuum::run(arguments, &printer),
         Command::Report(arguments) => commands::report::run(arguments, &printer),
     })
 }

@@ -1,68 +1,49 @@
 //! What everything that reads all samples of a configuration has in common: the engine, its plan, and what happens when it
 //! cannot go on.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::collections::BTreeMap;
 
 use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{CountBudget, Order};
-use tokio::runtime::Runtime;
+use onefold_datasets::{CountBudget, Order, OriginalKind, PartitionTypes, default_buckets};
 
 use crate::cluster::{ClusterOptions, Clustering, Folded};
 use crate::engine::{self, EngineOptions, Joins};
+use crate::ids::FeatureIds;
 use crate::samples::{self, Samples};
-use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW};
+use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
 use crate::{Config, Error, Result};
 
-/// Runs `work` on an engine's runtime. If a join's held side does not fit into memory, it is run again with sorted joins.
-/// Where the engine cannot read a source, the error names it.
+/// Runs `work`. If a join's held side does not fit into memory, it is run again with sorted joins.
 ///
 /// # Errors
 ///
 /// Those of `work`.
-pub(crate) fn run<T>(
-    config: &Config,
-    threads: usize,
-    reporter: &dyn Reporter,
-    work: impl AsyncFn(Joins) -> Result<T>,
-) -> Result<T> {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(threads.max(1)).enable_all().build()?;
-    let once = |joins| name_unreadable(config, &runtime, || runtime.block_on(work(joins)));
-    match once(Joins::Hash) {
+pub(crate) async fn run<T>(reporter: &dyn Reporter, work: impl AsyncFn(Joins) -> Result<T>) -> Result<T> {
+    match work(Joins::Hash).await {
         // The held side of a hash join cannot spill. Nothing was written yet, or it was removed again.
         Err(Error::Memory { message }) => {
             tracing::info!("again, with sorted joins: {message}");
             reporter.end();
-            once(Joins::Sorted)
+            work(Joins::Sorted).await
         }
         other => other,
     }
 }
 
-/// Runs the engine. Where it cannot read a source, which decoders of damaged bytes say by an error or a panic, the
-/// source is named; other panics go on.
-fn name_unreadable<T>(config: &Config, runtime: &Runtime, engine: impl FnOnce() -> Result<T>) -> Result<T> {
-    let find_unreadable = || runtime.block_on(sources::find_unreadable(config));
-    match catch_unwind(AssertUnwindSafe(engine)) {
-        Ok(Err(error @ Error::Unreadable { .. })) => Err(find_unreadable().unwrap_or(error)),
-        Ok(result) => result,
-        Err(panic) => match find_unreadable() {
-            Some(error) => Err(error),
-            None => resume_unwind(panic),
-        },
-    }
-}
-
 /// What is wanted of the samples.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct ReadingOptions {
     pub(crate) order: Order,
+    /// The number of buckets; by the number of samples if `None`.
+    pub(crate) buckets: Option<u32>,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
     /// About how many samples, in whole sessions; all if `None`.
     pub(crate) about_samples: Option<u64>,
+    /// The kinds of the vocabularies of the dataset that is appended to or compared with, if there is one.
+    pub(crate) vocabularies: BTreeMap<String, OriginalKind>,
 }
 
 /// The samples of a configuration, planned.
@@ -74,8 +55,10 @@ pub(crate) struct Reading<'a> {
     pub(crate) planned: Samples,
     /// The share of the sessions that is taken.
     pub(crate) share: f64,
-    /// For the counts of vocabularies.
+    /// For the counts and texts of vocabularies.
     pub(crate) budget: CountBudget,
+    /// The forms of the features' ids, and what is known of them.
+    pub(crate) ids: FeatureIds,
 }
 
 impl<'a> Reading<'a> {
@@ -89,14 +72,28 @@ impl<'a> Reading<'a> {
         sources: Vec<Source>,
         options: &'a EngineOptions,
         joins: Joins,
-        wanted: &Wanted,
+        wanted: &ReadingOptions,
     ) -> Result<Self> {
         let context = engine::context(config, options, joins)?;
         sources::register(&context, &sources).await?;
+        let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);
+        let rows = samples::rows(&context, config).await?;
+        let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
+        let ids = ids.await?;
         let planned = samples::plan(&context, config).await?;
         let share = register_samples(config, &context, &planned, wanted.about_samples).await?;
-        let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);
-        Ok(Self { config, options, sources, context, planned, share, budget })
+        Ok(Self { config, options, sources, context, planned, share, budget, ids })
+    }
+
+    /// How the values of the dataset's partition columns compare.
+    pub(crate) fn partition_types(&self) -> PartitionTypes {
+        sessionize::partition_types(self.config, self.planned.wide.schema().as_arrow())
+    }
+
+    /// The number of buckets that sessions are divided into.
+    pub(crate) fn buckets(&self, wanted: &ReadingOptions) -> u32 {
+        let samples = self.planned.expected.or_else(|| sources::total_rows(&self.sources));
+        wanted.buckets.unwrap_or_else(|| default_buckets(samples.unwrap_or(0)))
     }
 
     /// Plans their clustering.
@@ -104,16 +101,17 @@ impl<'a> Reading<'a> {
     /// # Errors
     ///
     /// As [`Clustering::plan`].
-    pub(crate) async fn clustering(&self, wanted: &Wanted) -> Result<Clustering<'a>> {
+    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering<'a>> {
         let rows = engine::batch_rows(sources::widest_row_bytes(&self.sources));
         let options = ClusterOptions {
-            order: wanted.order,
+            order: SampleOrder { order: wanted.order, buckets: self.buckets(wanted) },
             state_bytes: engine::state_bytes(self.options.memory_limit),
             budget: self.budget.clone(),
             threads: self.options.threads,
             query_batch_rows: rows.min(self.context.copied_config().batch_size()),
             observe_changes: wanted.observe_changes,
-            not_after: self.planned.not_after,
+            time_limits: self.planned.time_limits,
+            ids: self.ids.clone(),
         };
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &options).await
@@ -123,13 +121,27 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Clustering::fold`], and [`Error::NoSamples`] if there are none.
+    /// As [`Clustering::fold`], [`Error::NoSamples`] if there are none, and [`Error::Engine`] if there are not as many as
+    /// the declared steps counted.
     pub(crate) async fn fold<'c>(
         &self,
         clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
     ) -> Result<&'c Folded> {
-        clustering.fold(reporter).await?.ok_or_else(|| {
+        let folded = clustering.fold(reporter).await?;
+        let found = folded.map_or(0, |folded| folded.samples);
+        // Where only some sessions are taken, nothing has counted their samples before.
+        if let Some(expected) =
+            self.planned.expected.filter(|expected| *expected != found && self.share == 1.0)
+        {
+            return Err(Error::Engine {
+                message: format!("the declared steps counted {expected} samples, but {found} were read afterwards"),
+                hint: "the query and the conditions must give the same rows each time they are evaluated: remove `random()` \
+                       and the like, and check that no source changed meanwhile"
+                    .to_owned(),
+            });
+        }
+        folded.ok_or_else(|| {
             let hint =
                 "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
             Error::NoSamples { path: self.config.path.clone(), hint: hint.to_owned() }
@@ -158,4 +170,62 @@ async fn register_samples(
         context.register_table(view, samples.into_view())?;
     }
     Ok(share)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use datafusion::arrow::array::{Int64Array, RecordBatch};
+    use onefold_datasets::progress::Silent;
+    use parquet::arrow::ArrowWriter;
+
+    use super::*;
+
+    const CONFIG: &str = "format_version = 1\n[sources]\nlog = \"log.parquet\"\n[samples]\nsource = \"log\"\n\
+         [session]\nkey = [\"id\"]\ntime = { column = \"id\", unit = \"s\" }\n\
+         [checks]\nnot_before = 1970-01-01\n[features]\nid = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
+
+    /// Reads three samples of which the steps are said to have counted `counted`.
+    fn read(folder: &Path, counted: Option<u64>) -> Result<u64> {
+        let config = Config::parse(&folder.join("dataset.toml"), CONFIG).unwrap();
+        let options = EngineOptions { memory_limit: 1 << 28, threads: 1, spill_directory: None };
+        let wanted = ReadingOptions {
+            order: Order::Session,
+            buckets: None,
+            observe_changes: false,
+            about_samples: None,
+            vocabularies: BTreeMap::new(),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(run(&Silent, async |joins| {
+            let sources = sources::find(&config).await?;
+            let mut reading = Reading::plan(&config, sources, &options, joins, &wanted).await?;
+            assert_eq!(reading.planned.expected, Some(3));
+            reading.planned.expected = counted;
+            let mut clustering = reading.clustering(&wanted).await?;
+            Ok(reading.fold(&mut clustering, &Silent).await?.samples)
+        }))
+    }
+
+    #[test]
+    fn samples_that_were_counted_and_not_read_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = Int64Array::from(vec![1, 2, 3]);
+        let batch =
+            RecordBatch::try_from_iter([("id", Arc::new(ids.clone()) as _), ("x", Arc::new(ids) as _)])
+                .unwrap();
+        let file = fs_err::File::create(folder.path().join("log.parquet")).unwrap();
+        let mut writer = ArrowWriter::try_new(file.into_file(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        assert_eq!(read(folder.path(), Some(3)).unwrap(), 3);
+        assert_eq!(read(folder.path(), None).unwrap(), 3);
+        for counted in [2, 4] {
+            let error = read(folder.path(), Some(counted)).unwrap_err().to_string();
+            let message = format!("counted {counted} samples, but 3 were read");
+            assert!(error.contains(&message) && error.contains("random()"), "{error}");
+        }
+    }
 }

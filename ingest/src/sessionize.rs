@@ -12,11 +12,12 @@
 
 use std::collections::BTreeSet;
 
-use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema, TimeUnit};
-use onefold_datasets::Order;
+use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
+use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionType, PartitionTypes};
 
-use crate::config::{SessionConfig, missing_column};
-use crate::{Config, Error, PartitionBy, Result, timeline};
+use crate::config::{RESERVED, SessionConfig, missing_column};
+use crate::session_ids::SESSION_ID;
+use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
 /// The view that holds the samples.
 pub const SAMPLES_VIEW: &str = "__onefold_samples";
@@ -26,16 +27,34 @@ pub const NARROW_VIEW: &str = "__onefold_narrow";
 pub const TIME: &str = "__onefold_time";
 /// The time of the first sample of a sample's session, likewise.
 pub const START: &str = "__onefold_start";
-/// Number of a sample's session within its partition, from 0 by start.
+/// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
+/// The start of the day or hour in which a sample's session starts, in microseconds since 1970.
+const PERIOD: &str = "__onefold_period";
+/// The bucket of a sample's session.
+const BUCKET: &str = "__onefold_bucket";
+
+/// The order of the samples of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleOrder {
+    /// The order within a bucket of a partition.
+    pub order: Order,
+    /// The number of buckets.
+    pub buckets: u32,
+}
+
+/// The bucket of a session, as SQL: [`onefold_datasets::bucket_of_session`].
+fn bucket(buckets: u32) -> String {
+    format!("(({SESSION} >> 47) * {buckets}) >> 16")
+}
 
 /// The query that gives the samples of `config`: the columns that the dataset needs, and [`TIME`]. `columns` are
 /// those of the samples' view.
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the configuration names a column that the query does not give; [`Error::Column`] if
-/// the time is neither a timestamp nor an integer, or a session or partition column is a list.
+/// [`Error::Config`] if the configuration names a column that the query does not give, or the time's type and
+/// configuration do not say what its values mean; [`Error::Column`] if a session or partition column is a list.
 pub fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
@@ -50,15 +69,15 @@ pub fn position_columns(config: &Config) -> Vec<String> {
 }
 
 /// The query that gives the rows of timeline `number` that the sessions need, in the order of the sessions; with the
-/// columns of [`slices_sql`](timeline::slices_sql), the keys being the partition columns, [`START`] (here the start of the
-/// session's partition) and [`SESSION`].
+/// columns of [`slices_sql`](timeline::slices_sql), the keys being the partition columns, the start of the session's day or
+/// hour, its bucket, [`START`] and [`SESSION`].
 ///
 /// # Errors
 ///
 /// As [`samples`].
-pub fn slices(config: &Config, columns: &ArrowSchema, order: Order, number: usize) -> Result<String> {
+pub fn slices(config: &Config, columns: &ArrowSchema, order: SampleOrder, number: usize) -> Result<String> {
     let time = time_in_micros(config, columns)?;
-    let bucket = config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), start_of_bucket);
+    let period = config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), start_of_period);
     let timeline = &config.timelines[number];
     let on: Vec<String> = timeline.on.iter().map(|(ours, _)| ours.clone()).collect();
     let ours = first_of_each([identity_columns(config), on].concat());
@@ -70,15 +89,25 @@ pub fn slices(config: &Config, columns: &ArrowSchema, order: Order, number: usiz
     );
     let columns: Vec<String> = quoted(&ours).iter().map(|column| format!("s.{column}")).collect();
     let sessions = format!(
-        "SELECT {}, s.{}, s.{}, {bucket} AS {START}, {SESSION} FROM ({}) n JOIN ({samples}) s ON {}",
+        "SELECT {}, s.{}, s.{}, {period} AS {PERIOD}, {} AS {BUCKET}, {START}, {SESSION} \
+         FROM ({}) n JOIN ({samples}) s ON {}",
         columns.join(", "),
         positions[0],
         positions[1],
-        numbered_sessions(config, &time, order),
+        bucket(order.buckets),
+        sessions(config, &time),
         same_session(config)
     );
-    let keys = [quoted(&config.partition_columns), vec![START.to_owned(), SESSION.to_owned()]].concat();
-    Ok(timeline::slices_sql(number, timeline, &sessions, &keys))
+    let within = match order.order {
+        Order::Session | Order::Arrival => [START, SESSION],
+        Order::SessionHash => [SESSION, START],
+    };
+    let keys = [
+        quoted(&config.partition_columns),
+        [PERIOD, BUCKET].map(str::to_owned).into(),
+        within.map(str::to_owned).into(),
+    ];
+    Ok(timeline::slices_sql(number, timeline, &sessions, &keys.concat()))
 }
 
 /// The condition that a sample `s` is one of the session `n`.
@@ -99,22 +128,25 @@ fn same_session(config: &Config) -> String {
 pub fn ordered(
     config: &Config,
     columns: &ArrowSchema,
-    order: Order,
+    order: SampleOrder,
     records: &str,
     last: &[&str],
 ) -> Result<String> {
     let time = time_in_micros(config, columns)?;
     let joined = format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({}) n RIGHT JOIN {records} s ON {}",
-        numbered_sessions(config, &time, order),
+        sessions(config, &time),
         same_session(config)
     );
-    let bucket = config.partition_by.map(start_of_bucket);
-    let place = [quoted(&config.partition_columns), bucket.into_iter().collect()].concat();
-    let within = match order {
-        Order::Session | Order::SessionHash => vec![SESSION.to_owned(), TIME.to_owned()],
-        Order::Arrival => vec![TIME.to_owned()],
+    let period = config.partition_by.map(start_of_period);
+    let place = [quoted(&config.partition_columns), period.into_iter().collect()].concat();
+    let bucket = (order.buckets > 1).then(|| bucket(order.buckets));
+    let within: &[&str] = match order.order {
+        Order::Session => &[START, SESSION, TIME],
+        Order::SessionHash => &[SESSION, TIME],
+        Order::Arrival => &[TIME],
     };
+    let within = bucket.into_iter().chain(within.iter().map(|column| (*column).to_owned())).collect();
     let last = [SESSION].into_iter().chain(last.iter().copied()).map(str::to_owned).collect();
     let keys = [place, within, quoted(&config.order), last].concat();
     Ok(format!("SELECT * FROM ({joined}) ORDER BY {}", first_of_each(keys).join(", ")))
@@ -133,6 +165,22 @@ pub fn identity_columns(config: &Config) -> Vec<String> {
 
 fn session_columns(config: &Config) -> Vec<String> {
     config.session_columns().into_iter().map(str::to_owned).collect()
+}
+
+/// How the values of the partition columns compare. Texts come one by one, so they compare by their form.
+pub fn partition_types(config: &Config, columns: &ArrowSchema) -> PartitionTypes {
+    let kind = |name: &String| match columns.field_with_name(name).map(|field| field.data_type()) {
+        Ok(DataType::Date32) => PartitionType::Date,
+        Ok(number) if number.is_numeric() => PartitionType::Number,
+        _ => PartitionType::Unknown,
+    };
+    let made = match config.partition_by {
+        None => &[][..],
+        Some(PartitionBy::Day) => &[("date", PartitionType::Date)][..],
+        Some(PartitionBy::Hour) => &[("date", PartitionType::Date), ("hour", PartitionType::Number)][..],
+    };
+    let columns = config.partition_columns.iter().map(|name| (name.clone(), kind(name)));
+    PartitionTypes::new(columns.chain(made.iter().map(|(name, kind)| ((*name).to_owned(), *kind))))
 }
 
 /// The condition by which about `wanted` of `all` samples are taken, in whole sessions (of whole users, where a pause ends a
@@ -157,8 +205,8 @@ fn identity_hash(config: &Config) -> String {
     format!("md5(concat_ws('/', {}))", texts.join(", "))
 }
 
-/// The narrow table of sessions: identity, start and number; with a gap one row for every instant of a user.
-fn numbered_sessions(config: &Config, time: &str, order: Order) -> String {
+/// The narrow table of sessions: identity, start and id; with a gap one row for every instant of a user.
+fn sessions(config: &Config, time: &str) -> String {
     let identity = identity(config);
     let by = identity.join(", ");
     let narrow = format!("SELECT {by}, {time} AS {TIME} FROM {NARROW_VIEW}");
@@ -166,26 +214,25 @@ fn numbered_sessions(config: &Config, time: &str, order: Order) -> String {
         SessionConfig::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
         SessionConfig::Gap { gap_micros, .. } => {
             let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
-            let before =
-                format!("SELECT *, lag({TIME}) {over}) AS before FROM (SELECT DISTINCT * FROM ({narrow}))");
-            let begins = format!("CASE WHEN {TIME} - before <= {gap_micros} THEN NULL ELSE {TIME} END");
+            let before = format!(
+                "SELECT *, lag({TIME}) {over}) AS __onefold_before FROM (SELECT DISTINCT * FROM ({narrow}))"
+            );
+            let begins =
+                format!("CASE WHEN {TIME} - __onefold_before <= {gap_micros} THEN NULL ELSE {TIME} END");
             format!(
                 "SELECT {by}, {TIME}, max({begins}) {over} ROWS UNBOUNDED PRECEDING) AS {START} FROM ({before})"
             )
         }
     };
-    let place =
-        [quoted(&config.partition_columns), config.partition_by.map(start_of_bucket).into_iter().collect()]
-            .concat();
-    let within = if place.is_empty() { String::new() } else { format!("PARTITION BY {} ", place.join(", ")) };
-    let hash = match order {
-        Order::SessionHash => format!("{}, ", identity_hash(config)),
-        _ => String::new(),
-    };
-    format!(
-        "SELECT *, CAST(dense_rank() OVER ({within}ORDER BY {hash}{START}, {by}) AS BIGINT) - 1 AS {SESSION} \
-         FROM ({starts})"
-    )
+    let whose = texts(&quoted(&session_columns(config)));
+    let which = texts(&[identity, vec![START.to_owned()]].concat());
+    format!("SELECT *, {SESSION_ID}({whose}, {which}) AS {SESSION} FROM ({starts})")
+}
+
+/// Columns as one text, as [`onefold_datasets::session_id`] wants it.
+fn texts(columns: &[String]) -> String {
+    let texts: Vec<String> = columns.iter().map(|column| format!("CAST({column} AS VARCHAR)")).collect();
+    format!("concat_ws(chr({}), {})", u32::from(IDENTITY_SEPARATOR), texts.join(", "))
 }
 
 /// The columns that identify a session, apart from its start, as SQL.
@@ -213,11 +260,22 @@ fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
 /// Every column that configuration names must be one of the query.
 fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let known: Vec<&str> = columns.fields().iter().map(|field| field.name().as_str()).collect();
+    let places = position_columns(config);
+    let is_reserved = |name: &&&str| name.starts_with(RESERVED) && places.iter().all(|place| place != **name);
+    if let Some(name) = known.iter().find(is_reserved) {
+        return Err(Error::Config {
+            path: config.path.clone(),
+            message: format!(
+                "the query gives a column `{name}`; names that begin with `{RESERVED}` are reserved"
+            ),
+            hint: "rename the column".to_owned(),
+        });
+    }
     let features = logged_features(config).map(|name| ("`[features]`", name));
     let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
     let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
     let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
-    let time = [("`[session].time`", config.time.as_str())];
+    let time = [("`[session].time`", config.time.column.as_str())];
     for (place, name) in features.chain(session).chain(order).chain(partition).chain(time) {
         if !known.contains(&name) {
             return Err(missing_column(config, place, name, &known));
@@ -241,35 +299,17 @@ fn needed_columns(config: &Config) -> Vec<String> {
 }
 
 fn time_in_micros(config: &Config, columns: &ArrowSchema) -> Result<String> {
-    let data_type = columns.field_with_name(&config.time).map(|field| field.data_type().clone());
-    let column = quote(&config.time);
-    match data_type {
-        Ok(DataType::Timestamp(unit, _)) => Ok(match unit {
-            TimeUnit::Second => format!("CAST({column} AS BIGINT) * 1000000"),
-            TimeUnit::Millisecond => format!("CAST({column} AS BIGINT) * 1000"),
-            TimeUnit::Microsecond => format!("CAST({column} AS BIGINT)"),
-            TimeUnit::Nanosecond => format!("CAST({column} AS BIGINT) / 1000"),
-        }),
-        Ok(other) if other.is_integer() => Ok(format!("CAST({column} AS BIGINT)")),
-        other => Err(Error::Column {
-            column: config.time.clone(),
-            message: format!(
-                "`[session].time` must be a timestamp or an integer of microseconds, but the column is {}",
-                other.map_or_else(|_| "missing".to_owned(), |data_type| data_type.to_string())
-            ),
-            hint: "convert it in the query, for example with `to_timestamp(…)`".to_owned(),
-        }),
-    }
+    times::micros_sql(config, &config.time, columns)
 }
 
 /// The start of the day or hour in which the session starts; a remainder that is never negative.
-fn start_of_bucket(by: PartitionBy) -> String {
-    let width = bucket_micros(by);
+fn start_of_period(by: PartitionBy) -> String {
+    let width = period_micros(by);
     format!("({START} - (({START} % {width} + {width}) % {width}))")
 }
 
 /// The length of a partition in time.
-pub(crate) fn bucket_micros(by: PartitionBy) -> i64 {
+pub(crate) fn period_micros(by: PartitionBy) -> i64 {
     match by {
         PartitionBy::Day => 86_400_000_000,
         PartitionBy::Hour => 3_600_000_000,
@@ -293,20 +333,24 @@ fn quote(column: &str) -> String {
 mod tests {
     use std::path::Path;
 
-    use datafusion::arrow::util::pretty::pretty_format_batches;
+    use datafusion::arrow::array::AsArray;
+    use datafusion::arrow::compute::concat_batches;
+    use datafusion::arrow::datatypes::Int64Type;
     use datafusion::prelude::SessionContext;
 
     use super::*;
 
-    /// The ordered samples of rows `(user, seconds, item)` under a `[session]` section, as a text table of item,
-    /// session number and start in seconds.
-    fn shown(rows: &str, session: &str, order: Order) -> String {
+    /// The ordered samples of rows `(user, seconds, item)` under a `[session]` section: item, session id, and start in
+    /// seconds.
+    fn ordered_samples(rows: &str, session: &str, order: Order) -> Vec<(i64, i64, i64)> {
         let text = format!(
-            "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\ntime = \"time\"\n{session}\n\
+            "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\ntime = {{ column = \"time\", unit = \"us\" }}\n{session}\n\
              [features]\nitem = {{ kind = \"label\" }}\nx = {{ kind = \"dense\" }}\n"
         );
         let config = Config::parse(Path::new("dataset.toml"), &text).unwrap();
         let context = SessionContext::new();
+        context.register_udf(times::function());
+        context.register_udf(crate::session_ids::function());
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
         runtime.block_on(async {
             let view = format!(
@@ -318,70 +362,56 @@ mod tests {
             context.register_table(NARROW_VIEW, narrow).unwrap();
             let columns = context.table(SAMPLES_VIEW).await.unwrap().schema().as_arrow().clone();
             let records = format!("({})", samples(&config, &columns).unwrap());
+            let order = SampleOrder { order, buckets: 1 };
             let sql = ordered(&config, &columns, order, &records, &["item"]).unwrap();
             let start = format!("{START} / 1000000 AS start");
             let shown = ["item", &format!("{SESSION} AS session"), &start];
             let samples = context.sql(&sql).await.unwrap().select_exprs(&shown).unwrap();
             let batches = samples.collect().await.unwrap();
-            pretty_format_batches(&batches).unwrap().to_string()
+            let schema = batches[0].schema();
+            let rows = concat_batches(&schema, &batches).unwrap();
+            let column = |i: usize| rows.column(i).as_primitive::<Int64Type>().values().to_vec();
+            column(0).into_iter().zip(column(1)).zip(column(2)).map(|((item, id), start)| (item, id, start)).collect()
         })
     }
 
     const LOG: &str =
         "('b', 5, 1), ('a', 0, 2), ('a', 90, 3), ('a', 30, 4), ('b', 5, 5), ('a', 61, 6), ('a', 200, 7)";
 
+    /// The items and starts, and the number of sessions.
+    fn shown(rows: &str, session: &str, order: Order) -> (Vec<(i64, i64)>, usize) {
+        let samples = ordered_samples(rows, session, order);
+        let ids: BTreeSet<i64> = samples.iter().map(|(_, id, _)| *id).collect();
+        (samples.iter().map(|(item, _, start)| (*item, *start)).collect(), ids.len())
+    }
+
     #[test]
     fn a_pause_beyond_the_gap_begins_a_session() {
         // User a: 0 and 30 are 30 s apart, which is no more than the gap; 61 is 31 s after 30, 90 is 29 s after 61.
-        let table = shown(LOG, "user = \"user\"\ngap = \"30s\"", Order::Session);
-        let expected = "\
-+------+---------+-------+
-| item | session | start |
-+------+---------+-------+
-| 2    | 0       | 0     |
-| 4    | 0       | 0     |
-| 1    | 1       | 5     |
-| 5    | 1       | 5     |
-| 6    | 2       | 61    |
-| 3    | 2       | 61    |
-| 7    | 3       | 200   |
-+------+---------+-------+";
-        assert_eq!(table, expected);
+        let samples = shown(LOG, "user = \"user\"\ngap = \"30s\"", Order::Session);
+        let expected = vec![(2, 0), (4, 0), (1, 5), (5, 5), (6, 61), (3, 61), (7, 200)];
+        assert_eq!(samples, (expected, 4));
     }
 
     #[test]
-    fn arrival_order_keeps_the_sessions_numbers() {
-        let table = shown(LOG, "key = [\"user\"]", Order::Arrival);
-        let expected = "\
-+------+---------+-------+
-| item | session | start |
-+------+---------+-------+
-| 2    | 0       | 0     |
-| 1    | 1       | 5     |
-| 5    | 1       | 5     |
-| 4    | 0       | 0     |
-| 6    | 0       | 0     |
-| 3    | 0       | 0     |
-| 7    | 0       | 0     |
-+------+---------+-------+";
-        assert_eq!(table, expected);
+    fn arrival_order_is_that_of_times() {
+        let samples = shown(LOG, "key = [\"user\"]", Order::Arrival);
+        assert_eq!(samples, (vec![(2, 0), (1, 5), (5, 5), (4, 0), (6, 0), (3, 0), (7, 0)], 2));
     }
 
     #[test]
-    fn hashed_sessions_are_another_order_of_the_same() {
-        let table = shown(LOG, "key = [\"user\"]", Order::SessionHash);
-        let expected = "\
-+------+---------+-------+
-| item | session | start |
-+------+---------+-------+
-| 2    | 0       | 0     |
-| 4    | 0       | 0     |
-| 6    | 0       | 0     |
-| 3    | 0       | 0     |
-| 7    | 0       | 0     |
-| 1    | 1       | 5     |
-| 5    | 1       | 5     |
-+------+---------+-------+";
-        assert_eq!(table, expected);
+    fn hashed_sessions_ascend_by_their_ids() {
+        let samples = ordered_samples(LOG, "key = [\"user\"]", Order::SessionHash);
+        assert!(samples.is_sorted_by_key(|(_, id, _)| *id));
+        let of_a: Vec<i64> =
+            samples.iter().filter(|(_, _, start)| *start == 0).map(|(item, ..)| *item).collect();
+        assert_eq!(of_a, [2, 4, 6, 3, 7]);
+    }
+
+    #[test]
+    fn ids_are_those_of_the_format() {
+        let samples = ordered_samples("('u1', 7, 1)", "key = [\"user\"]", Order::Session);
+        let id = onefold_datasets::session_id("u1", "u1\u{1f}7000000");
+        assert_eq!(samples, [(1, id, 7)]);
     }
 }

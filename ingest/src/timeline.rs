@@ -104,34 +104,36 @@ pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &
     let keys = keys.join(", ");
     let within = |time: &str| format!("greatest(least({time}, {LATEST}), -{LATEST})");
     let probes = format!(
-        "SELECT DISTINCT {}, __onefold_time AS __onefold_at, {} - 1 AS seen, CAST(NULL AS BIGINT) AS position \
-         FROM ({samples}) WHERE {}",
+        "SELECT DISTINCT {}, __onefold_time AS __onefold_at, {} - 1 AS __onefold_seen, \
+         CAST(NULL AS BIGINT) AS {POSITION} FROM ({samples}) WHERE {}",
         ours.join(", "),
         within("__onefold_time"),
         present.join(" AND ")
     );
     let rows = format!(
-        "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, {} + {} AS seen, {POSITION} AS position FROM {}",
+        "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, {} + {} AS __onefold_seen, {POSITION} FROM {}",
         within("__onefold_time"),
         config.delay_micros,
         table(timeline)
     );
     let window = |reach: &str| {
-        format!("OVER (PARTITION BY {keys} ORDER BY seen RANGE BETWEEN {reach} PRECEDING AND CURRENT ROW)")
+        format!(
+            "OVER (PARTITION BY {keys} ORDER BY __onefold_seen RANGE BETWEEN {reach} PRECEDING AND CURRENT ROW)"
+        )
     };
-    // A row is young enough if its time is at least the sample's less `max_age`; both are shifted to `seen` here.
+    // A row is young enough if its time is at least the sample's less `max_age`; both are shifted to `__onefold_seen` here.
     let young = match config.max_age_micros {
         Some(age) => window(&(age - config.delay_micros - 1).to_string()),
         None => window("UNBOUNDED"),
     };
     let ranked = format!(
-        "SELECT {keys}, __onefold_at, position, max(position) {} AS last, count(position) {young} AS young \
-         FROM ({probes} UNION ALL {rows})",
+        "SELECT {keys}, __onefold_at, {POSITION}, max({POSITION}) {} AS __onefold_last, \
+         count({POSITION}) {young} AS __onefold_young FROM ({probes} UNION ALL {rows})",
         window("UNBOUNDED")
     );
     format!(
-        "SELECT {keys}, __onefold_at, coalesce(last + 1, 0) - least(young, {}) AS {}, coalesce(last + 1, 0) AS {} \
-         FROM ({ranked}) WHERE position IS NULL",
+        "SELECT {keys}, __onefold_at, coalesce(__onefold_last + 1, 0) - least(__onefold_young, {}) AS {}, \
+         coalesce(__onefold_last + 1, 0) AS {} FROM ({ranked}) WHERE {POSITION} IS NULL",
         config.length,
         start_column(timeline),
         end_column(timeline),
@@ -154,7 +156,7 @@ pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str
 /// The query that gives the rows of timeline `timeline` that each session needs.
 ///
 /// `sessions` is a query with a row for every sample: the columns `keys`, written as SQL writes them (quoted where that is
-/// needed), which order and identify the sessions and end with [`SESSION`] (as partition columns, bucket, session), the timeline's `on` columns, and [`start_column`] and
+/// needed), which order and identify the sessions, [`SESSION`] among them, the timeline's `on` columns, and [`start_column`] and
 /// [`end_column`]. [`Samples::narrow`](crate::samples::Samples::narrow) joined with the sessions' numbers is such a query.
 ///
 /// The result has the columns `keys`, then [`POSITION`] (BIGINT), then the lists' values (BIGINT, without nulls), each
@@ -163,16 +165,17 @@ pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str
 ///
 /// A session's rows are found by blocks of positions, so that the join compares no session with all rows of its key.
 pub fn slices_sql(timeline: usize, config: &TimelineConfig, sessions: &str, keys: &[String]) -> String {
-    debug_assert!(keys.last().is_some_and(|key| key == SESSION));
+    debug_assert!(keys.iter().any(|key| key == SESSION));
     let (start, end) = (start_column(timeline), end_column(timeline));
     let keys = keys.join(", ");
     let on = list(config.on.iter().map(|(ours, _)| ours));
     let block = config.length.clamp(16, 1 << 16);
     let ranges = format!(
-        "SELECT {keys}, min({start}) AS low, max({end}) AS high FROM ({sessions}) WHERE {end} > {start} GROUP BY {keys}, {on}"
+        "SELECT {keys}, min({start}) AS __onefold_low, max({end}) AS __onefold_high FROM ({sessions}) WHERE {end} > {start} GROUP BY {keys}, {on}"
     );
-    let blocks =
-        format!("SELECT *, unnest(range(low / {block}, (high - 1) / {block} + 1)) AS block FROM ({ranges})");
+    let blocks = format!(
+        "SELECT *, unnest(range(__onefold_low / {block}, (__onefold_high - 1) / {block} + 1)) AS __onefold_block FROM ({ranges})"
+    );
     let values: Vec<String> = config
         .columns
         .iter()
@@ -180,8 +183,8 @@ pub fn slices_sql(timeline: usize, config: &TimelineConfig, sessions: &str, keys
         .map(|(i, (feature, _))| format!("t.{VALUE}{i} AS {}", quote(feature)))
         .collect();
     format!(
-        "SELECT {keys}, t.{POSITION}, {} FROM ({blocks}) r JOIN {} t ON r.block = t.{POSITION} / {block} \
-         AND t.{POSITION} >= r.low AND t.{POSITION} < r.high ORDER BY {keys}, t.{POSITION}",
+        "SELECT {keys}, t.{POSITION}, {} FROM ({blocks}) r JOIN {} t ON r.__onefold_block = t.{POSITION} / {block} \
+         AND t.{POSITION} >= r.__onefold_low AND t.{POSITION} < r.__onefold_high ORDER BY {keys}, t.{POSITION}",
         values.join(", "),
         table(timeline),
     )
@@ -227,8 +230,10 @@ pub(crate) mod tests {
             let key = if self.with_key { "key = [\"event\"]\n" } else { "" };
             let text = format!(
                 "format_version = 1\n[sources]\nfeatures = \"x\"\nevents = \"x\"\n[samples]\nsource = \"features\"\n\
-                 key = [\"request\"]\n[session]\nkey = [\"user\"]\ntime = \"time\"\n[[timelines]]\nsource = \"events\"\n\
-                 on = {{ user = \"who\" }}\ntime = \"at\"\norder = [\"event\"]\nlength = {}\ndelay = \"{}us\"\n{max_age}\
+                 key = [\"request\"]\n[session]\nkey = [\"user\"]\n\
+                 time = {{ column = \"time\", unit = \"us\", not_before = 1970-01-01 }}\n[[timelines]]\nsource = \"events\"\n\
+                 on = {{ user = \"who\" }}\n\
+                 time = {{ column = \"at\", unit = \"us\", not_before = 1970-01-01 }}\norder = [\"event\"]\nlength = {}\ndelay = \"{}us\"\n{max_age}\
                  {condition}{key}columns = {{ items = \"item\", events = \"event\" }}\n[features]\nrequest = {{ kind = \"label\" }}\n\
                  items = {{ kind = \"sequence\" }}\nevents = {{ kind = \"sequence\" }}\n",
                 self.length, self.delay
@@ -392,10 +397,12 @@ pub(crate) mod tests {
 
     #[test]
     fn times_at_the_ends_of_the_range_leak_nothing() {
+        // The first moment that checks allow here, and one long after the samples.
+        let (first, late) = (0, 1_600_000_000_000_000);
         let window = Window { length: 9, delay: 3, max_age: Some(10), only_clicks: false, with_key: true };
-        let events = [[1, i64::MAX, 1, 5, 0], [1, i64::MIN, 2, 6, 0], [1, 2, 3, 7, 0]];
-        let lists = run(&window, &events, &[[1, 1, 10], [2, 1, i64::MIN], [3, 1, 5]]);
-        assert_eq!(lists, BTreeMap::from([(1, vec![(7, 3)]), (2, vec![]), (3, vec![])]));
+        let events = [[1, late, 1, 5, 0], [1, first, 2, 6, 0], [1, 2, 3, 7, 0]];
+        let lists = run(&window, &events, &[[1, 1, 10], [2, 1, first], [3, 1, 5]]);
+        assert_eq!(lists, BTreeMap::from([(1, vec![(6, 2), (7, 3)]), (2, vec![]), (3, vec![(6, 2)])]));
     }
 
     /// Plans over events of which one has no item.

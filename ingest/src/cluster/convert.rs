@@ -1,12 +1,10 @@
-//! Columns of the query, made the columns of samples: numbers, times and lists of the types that a dataset has, and
-//! null and non-finite values refused.
+//! Converts the columns of the query to those of samples: numbers, times and lists of the types that a dataset has.
+//! Null and non-finite values are refused.
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray,
-};
-use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
+use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::{CastOptions, SortOptions, cast_with_options};
 use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
 use datafusion::arrow::error::ArrowError;
@@ -14,7 +12,9 @@ use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::sessionize::TIME;
+use crate::times::{TimeLimits, shown};
 use crate::{Config, Error, FeatureKind, Result};
 
 /// Some samples, column by column.
@@ -22,7 +22,7 @@ use crate::{Config, Error, FeatureKind, Result};
 pub(super) struct Converted {
     /// The columns that the sort and the sessions need, as the query gives them.
     pub(super) keys: Vec<ArrayRef>,
-    /// What identifies a session, apart from its time, as comparable bytes.
+    /// The columns that identify a session, apart from its time, as comparable bytes.
     pub(super) identity: Rows,
     /// A hash of the identity.
     pub(super) hashes: Vec<u64>,
@@ -30,7 +30,7 @@ pub(super) struct Converted {
     pub(super) time: ScalarBuffer<i64>,
     pub(super) floats: Vec<ScalarBuffer<f32>>,
     pub(super) positions: Vec<ScalarBuffer<i64>>,
-    /// What orders samples of one time, if anything does.
+    /// The columns that order samples of one time, as comparable bytes, if there are any.
     order: Option<Rows>,
     lists: Vec<(OffsetBuffer<i32>, ScalarBuffer<i64>)>,
 }
@@ -42,13 +42,13 @@ impl Converted {
         &ids[offsets[row] as usize..offsets[row + 1] as usize]
     }
 
-    /// What orders a sample among those of its time.
+    /// The bytes that order a sample among those of its time.
     pub(super) fn order_bytes(&self, row: usize) -> &[u8] {
         self.order.as_ref().map_or(&[], |order| order.row(row).data())
     }
 }
 
-/// Which columns of a query are what.
+/// The columns of a query by their use.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ColumnNames {
     /// Columns that are passed on as they are.
@@ -58,10 +58,11 @@ pub(super) struct ColumnNames {
     /// Columns that order samples of one time.
     pub(super) order: Vec<String>,
     pub(super) floats: Vec<String>,
-    pub(super) lists: Vec<String>,
+    /// Columns of ids, and the form that the ids get.
+    pub(super) lists: Vec<(String, IdForm)>,
     pub(super) positions: Vec<String>,
-    /// The last time that samples may have, in microseconds since 1970, if that is checked here.
-    pub(super) not_after: Option<i64>,
+    /// The times that samples may have, if that is checked here.
+    pub(super) time_limits: Option<TimeLimits>,
 }
 
 /// Converts batches of one query.
@@ -117,8 +118,8 @@ impl Converter {
             let floats = float_column(name, column(batch, name)?)?;
             Ok(floats.as_primitive::<Float32Type>().values().clone())
         });
-        let lists = self.names.lists.iter().map(|name| {
-            let lists = list_column(name, column(batch, name)?)?;
+        let lists = self.names.lists.iter().map(|(name, form)| {
+            let lists = list_column(name, column(batch, name)?, form)?;
             Ok((lists.offsets().clone(), lists.values().as_primitive::<Int64Type>().values().clone()))
         });
         let positions = self
@@ -139,16 +140,26 @@ impl Converter {
     }
 
     fn check_times(&self, times: &[i64]) -> Result<()> {
-        let Some(last) = self.names.not_after else { return Ok(()) };
-        let late = times.iter().filter(|time| **time > last).count();
-        let Some(first) = times.iter().find(|time| **time > last) else { return Ok(()) };
-        let shown = TimestampMicrosecondArray::from(vec![*first]).value_as_datetime(0);
-        let shown = shown.map_or_else(|| format!("{first} µs"), |time| time.to_string());
-        let message =
-            format!("{late} of {} samples have a time in the future, the first {shown}", times.len());
-        let hint = "check the unit of the time column (microseconds since 1970) and the clocks; set `[checks].not_after`, or \
-                    skip such rows with `[checks]` and `future = \"skip\"`";
-        Err(column_error("time", &message, hint))
+        let Some(limits) = self.names.time_limits else { return Ok(()) };
+        let refused = |side: &str, limit: i64, key: &str, policy: &str, is_outside: &dyn Fn(i64) -> bool| {
+            let mut outside = times.iter().filter(|time| is_outside(**time));
+            let Some(first) = outside.next() else { return Ok(()) };
+            let message = format!(
+                "{} of {} samples have a time {side} {}, the first {}",
+                1 + outside.count(),
+                times.len(),
+                shown(limit),
+                shown(*first)
+            );
+            let hint = format!(
+                "check the unit of the time column and the clocks; if such times are right, allow them with \
+                 `[checks].{key}`; or leave such rows out with `[checks]` and `{policy} = \"skip\"`"
+            );
+            Err(column_error("time", &message, &hint))
+        };
+        let (first, last) = (limits.not_before, limits.not_after);
+        refused("before", first, "not_before", "past", &|time| time < first)?;
+        refused("in the future, after", last, "not_after", "future", &|time| time > last)
     }
 }
 
@@ -156,39 +167,31 @@ impl Converter {
 ///
 /// # Errors
 ///
-/// [`Error::Column`] for the first one that has not.
+/// [`Error::Column`] for the first column that does not, with its type and a hint.
 pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
     for (name, kind) in config.feature_columns() {
         let Ok(field) = columns.field_with_name(name) else { continue };
         let data_type = field.data_type();
-        let (fits, wanted) = match kind {
-            FeatureKind::Label | FeatureKind::Weight | FeatureKind::Dense => {
-                (data_type.is_numeric() || *data_type == DataType::Boolean, "a number or boolean")
-            }
-            FeatureKind::Sparse => {
-                (data_type.is_integer() || is_id_list(data_type), "an integer or a list of integers")
-            }
-            FeatureKind::Sequence => (is_id_list(data_type), "a list of integers"),
+        let feature = config.schema.sparse_features().find(|feature| feature.name == name);
+        let wrong = match feature {
+            None => wrong_number_type(name, data_type),
+            Some(feature) => wrong_list_type(kind, feature, name, data_type),
         };
-        if !fits {
-            return Err(Error::Column {
-                column: name.to_owned(),
-                message: format!(
-                    "`[features]` makes it {kind:?}, which needs {wanted}, but its type is {data_type}"
-                ),
-                hint: "convert the column in the query with `CAST`, or correct its `kind`".to_owned(),
-            });
+        if let Some(WrongType { message, hint }) = wrong {
+            let message = format!("`[features]` makes it a {} of a column {message}", described(kind));
+            return Err(Error::Column { column: name.to_owned(), message, hint });
         }
     }
     Ok(())
 }
 
-fn is_id_list(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
-            item.data_type().is_integer()
-        }
-        _ => false,
+fn described(kind: FeatureKind) -> &'static str {
+    match kind {
+        FeatureKind::Label => "label",
+        FeatureKind::Weight => "weight",
+        FeatureKind::Dense => "dense feature",
+        FeatureKind::Sparse => "sparse feature",
+        FeatureKind::Sequence => "sequence",
     }
 }
 
@@ -227,61 +230,28 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     Ok(floats)
 }
 
-/// A sparse or sequence feature as lists of `i64`; a missing list or id is an empty list.
-fn list_column(name: &str, column: &ArrayRef) -> Result<ListArray> {
+/// A sparse or sequence feature as lists of `i64` without nulls. A null list is an empty list, and so is a null single id.
+fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray> {
     let item = Arc::new(Field::new("element", DataType::Int64, false));
-    if column.data_type().is_integer() {
-        let ids = cast(name, column, &DataType::Int64)?;
-        let ids = ids.as_primitive::<Int64Type>();
+    if item_type(column.data_type()).is_none() {
+        let ids = scalar_ids(name, column, form)?;
         let lengths = (0..ids.len()).map(|row| usize::from(ids.is_valid(row)));
+        let offsets = OffsetBuffer::from_lengths(lengths);
         let present: ScalarBuffer<i64> = ids.iter().flatten().collect();
-        let lists = ListArray::try_new(
-            item,
-            OffsetBuffer::from_lengths(lengths),
-            Arc::new(Int64Array::new(present, None)),
-            None,
-        );
-        return lists.map_err(engine);
+        return ListArray::try_new(item, offsets, Arc::new(Int64Array::new(present, None)), None)
+            .map_err(engine);
     }
-    let nullable = Arc::new(Field::new("element", DataType::Int64, true));
-    let lists = cast(name, column, &DataType::List(nullable))?;
-    let lists = without_null_lists(lists.as_list::<i32>());
-    let (start, end) = (lists.offsets()[0] as usize, lists.offsets()[lists.len()] as usize);
-    let ids = lists.values().slice(start, end - start);
+    // The lengths of null lists are 0.
+    let (_, offsets, ids, _) = list_ids(name, column, form)?.into_parts();
     if ids.null_count() > 0 {
         let message = format!("its lists hold {} nulls", ids.null_count());
-        return Err(column_error(
-            name,
-            &message,
-            "remove them in the query, as with `array_remove_all(…, NULL)`",
-        ));
+        let hint = format!("remove them in the query: `array_compact({name})`");
+        return Err(column_error(name, &message, &hint));
     }
-    let ids = Int64Array::new(ids.as_primitive::<Int64Type>().values().clone(), None);
-    let lengths = lists.offsets().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-    ListArray::try_new(item, OffsetBuffer::from_lengths(lengths), Arc::new(ids), None).map_err(engine)
+    ListArray::try_new(item, offsets, ids, None).map_err(engine)
 }
 
-/// Makes null lists empty. What a null list's offsets span is not part of it.
-fn without_null_lists(lists: &ListArray) -> ListArray {
-    let Some(nulls) = lists.nulls().filter(|nulls| nulls.null_count() > 0) else { return lists.clone() };
-    let values = lists.values().as_primitive::<Int64Type>();
-    let mut ids = Vec::new();
-    let mut valid = Vec::new();
-    let mut lengths = Vec::with_capacity(lists.len());
-    for (row, bounds) in lists.offsets().windows(2).enumerate() {
-        let length = if nulls.is_valid(row) { bounds[1] - bounds[0] } else { 0 };
-        for i in bounds[0] as usize..(bounds[0] + length) as usize {
-            ids.push(values.value(i));
-            valid.push(values.is_valid(i));
-        }
-        lengths.push(length as usize);
-    }
-    let ids = Int64Array::new(ids.into(), Some(NullBuffer::from(valid)));
-    let item = Arc::new(Field::new("element", DataType::Int64, true));
-    ListArray::new(item, OffsetBuffer::from_lengths(lengths), Arc::new(ids), None)
-}
-
-/// A cast that refuses what does not fit.
+/// A cast that refuses values that do not fit.
 pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     cast_with_options(column, to, &options).map_err(|error| {
@@ -290,12 +260,12 @@ pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
     })
 }
 
-pub(super) fn column_error(column: &str, message: &str, hint: &str) -> Error {
+pub(crate) fn column_error(column: &str, message: &str, hint: &str) -> Error {
     Error::Column { column: column.to_owned(), message: message.to_owned(), hint: hint.to_owned() }
 }
 
 /// An Arrow error on columns that were just made to fit: ours, not the user's.
-pub(super) fn engine(error: ArrowError) -> Error {
+pub(crate) fn engine(error: ArrowError) -> Error {
     Error::Engine {
         message: error.to_string(),
         hint: "this is a bug in Onefold; please report it".to_owned(),
@@ -313,27 +283,47 @@ mod tests {
         lists.iter().map(|list| list.unwrap().as_primitive::<Int64Type>().values().to_vec()).collect()
     }
 
+    fn integers(name: &str, column: &ArrayRef) -> Result<ListArray> {
+        list_column(name, column, &IdForm::Integers)
+    }
+
     #[test]
     fn scalars_and_missing_lists_become_lists() {
         let scalar: ArrayRef = Arc::new(Int64Array::from(vec![Some(7), None, Some(9)]));
-        assert_eq!(ids(&list_column("x", &scalar).unwrap()), [vec![7], vec![], vec![9]]);
+        assert_eq!(ids(&integers("x", &scalar).unwrap()), [vec![7], vec![], vec![9]]);
         let lists = LargeListArray::from_iter_primitive::<Int32Type, _, _>([
             Some(vec![Some(1), Some(2)]),
             None,
             Some(vec![]),
         ]);
         let lists: ArrayRef = Arc::new(lists);
-        assert_eq!(ids(&list_column("x", &lists).unwrap()), [vec![1, 2], vec![], vec![]]);
-        assert_eq!(ids(&list_column("x", &lists.slice(1, 2)).unwrap()), [vec![], vec![]] as [Vec<i64>; 2]);
+        assert_eq!(ids(&integers("x", &lists).unwrap()), [vec![1, 2], vec![], vec![]]);
+        assert_eq!(ids(&integers("x", &lists.slice(1, 2)).unwrap()), [vec![], vec![]] as [Vec<i64>; 2]);
     }
 
     #[test]
-    fn what_cannot_be_trained_on_is_refused() {
+    fn items_behind_a_null_list_do_not_belong_to_it() {
+        let field = Arc::new(Field::new("item", DataType::UInt64, true));
+        let items: ArrayRef = Arc::new(UInt64Array::from(vec![Some(1), Some(u64::MAX), None, Some(4)]));
+        let nulls = Some(vec![true, false, true].into());
+        let lists = ListArray::new(field, OffsetBuffer::from_lengths([1, 2, 1]), items, nulls);
+        let lists: ArrayRef = Arc::new(lists);
+        assert_eq!(ids(&integers("x", &lists).unwrap()), [vec![1], vec![], vec![4]]);
+    }
+
+    #[test]
+    fn values_that_no_sample_can_have_are_refused() {
         let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), None])]);
-        let error = list_column("history", &(Arc::new(lists) as ArrayRef)).unwrap_err().to_string();
+        let error = integers("history", &(Arc::new(lists) as ArrayRef)).unwrap_err().to_string();
         assert!(error.contains("column `history`: its lists hold 1 nulls"), "{error}");
-        let huge: ArrayRef = Arc::new(UInt64Array::from(vec![u64::MAX]));
-        assert!(list_column("x", &huge).unwrap_err().to_string().contains("does not fit Int64"));
+        assert!(error.contains("`array_compact(history)`"), "{error}");
+        let huge: ArrayRef = Arc::new(UInt64Array::from(vec![1, u64::MAX]));
+        let error = integers("x", &huge).unwrap_err().to_string();
+        assert!(error.contains("the id 18446744073709551615 does not fit into 63 bits\n  hint: "), "{error}");
+        assert!(
+            error.contains("`ids = \"hash\"`") && error.contains("`vocabulary = \"frequency\"`"),
+            "{error}"
+        );
         let wild: ArrayRef = Arc::new(Float64Array::from(vec![1.0, f64::NAN, 1e300]));
         assert!(float_column("age", &wild).unwrap_err().to_string().contains("2 of 3 samples"));
         let missing: ArrayRef = Arc::new(Float64Array::from(vec![Some(1.0), None]));

@@ -1,7 +1,8 @@
-//! What is counted while samples are folded: how often ids occur, for vocabularies, and which lists change together.
+//! Statistics that are counted while samples are folded: how often ids occur, for vocabularies, and which lists change
+//! together.
 //!
-//! Both are counted where a list changes, not where it repeats: an id is counted when it leaves its list, with the number
-//! of samples that it was in.
+//! Both are counted where a list changes, not where it repeats: an id is counted when it leaves its list, once for each
+//! sample that contained it.
 
 use std::iter;
 
@@ -10,9 +11,9 @@ use onefold_datasets::{CountBudget, VocabularyCounter};
 use crate::Result;
 use crate::groups::CoChange;
 
-/// What to count.
+/// Which statistics to count.
 #[derive(Debug, Clone)]
-pub(super) struct FactsWanted {
+pub(super) struct StatisticsOptions {
     /// Names of the vocabularies, whose ids are counted together.
     pub(super) vocabularies: Vec<String>,
     /// The vocabulary of each of the records' lists.
@@ -25,9 +26,9 @@ pub(super) struct FactsWanted {
     pub(super) changes: bool,
 }
 
-/// What was counted.
+/// The statistics of samples.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct SampleStatistics {
     vocabulary_of: Vec<Option<usize>>,
     /// Counts of each vocabulary's ids.
     pub(crate) counters: Vec<VocabularyCounter>,
@@ -46,8 +47,8 @@ pub(super) struct Entered {
     since: Vec<Vec<u64>>,
 }
 
-impl Facts {
-    pub(super) fn new(wanted: &FactsWanted) -> Self {
+impl SampleStatistics {
+    pub(super) fn new(wanted: &StatisticsOptions) -> Self {
         let lists = wanted.vocabulary_of.len() + wanted.timelines.iter().sum::<usize>();
         let counter = |name: &String| VocabularyCounter::new(name, &wanted.budget);
         let changes = wanted.changes.then(|| CoChange::new(lists));
@@ -94,7 +95,8 @@ impl Facts {
         self.values[list][1] += stored as u64;
     }
 
-    /// Counts what leaves list number `list` when `before` becomes `after`, whose first `known` ids `before` ends with.
+    /// Counts the ids that leave list number `list` when `before` becomes `after`. The first `known` ids of `after` are the
+    /// last ones of `before`.
     pub(super) fn replace(
         &mut self,
         list: usize,
@@ -128,7 +130,7 @@ impl Facts {
         Ok(())
     }
 
-    /// Adds what another worker counted.
+    /// Adds the statistics of another worker.
     pub(super) fn merge(&mut self, other: Self) -> Result<()> {
         for (counter, other) in self.counters.iter_mut().zip(other.counters) {
             counter.merge(other)?;

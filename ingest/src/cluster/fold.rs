@@ -1,4 +1,4 @@
-//! Samples in the order of the log, folded session by session: each becomes a record of what changed.
+//! Folds samples in the order of the log, session by session: each becomes a record of its changes.
 
 use std::collections::HashMap;
 use std::mem;
@@ -11,11 +11,11 @@ use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
 use onefold_datasets::overlap;
 
 use super::convert::{Converted, engine};
-use super::facts::{Entered, Facts, FactsWanted};
+use super::facts::{Entered, SampleStatistics, StatisticsOptions};
 use super::record::{RecordWriter, Shape};
 use crate::Result;
 
-/// What stands for a list that did not change among [`SessionFolder::known`].
+/// Marks a list that did not change, in [`SessionFolder::known`].
 const UNCHANGED: usize = usize::MAX;
 
 /// How samples are folded.
@@ -40,7 +40,7 @@ impl FoldOptions {
         Shape { floats: self.floats.len(), positions: self.positions, lists: self.lists.len() }
     }
 
-    /// What samples are digested with.
+    /// The seeds of the samples' digests.
     pub(super) fn seeds(&self) -> SampleSeeds {
         SampleSeeds::new(
             self.floats.iter().map(String::as_str),
@@ -65,13 +65,13 @@ pub(super) struct SessionFolder {
     outcome: Folded,
 }
 
-/// What is known of samples that were folded.
+/// The digest and statistics of folded samples.
 #[derive(Debug)]
 pub(crate) struct Folded {
     pub(crate) samples: u64,
     /// Of the times, floats and lists; lists from timelines are not known here.
     pub(crate) digest: Digest,
-    pub(crate) facts: Facts,
+    pub(crate) facts: SampleStatistics,
 }
 
 /// The last samples of sessions: those seen lately, and those seen before them. Two generations stand in for the order
@@ -91,13 +91,13 @@ struct Last {
     is_known: bool,
     chain: u64,
     time: i64,
-    /// What orders samples of one time, as comparable bytes.
+    /// The columns that order samples of one time, as comparable bytes.
     order: Box<[u8]>,
     digest: u128,
     lists: Vec<Vec<i64>>,
-    /// What each list adds to the sample's digest.
+    /// The part of each list in the sample's digest.
     parts: Vec<u128>,
-    /// Where it looks at timelines.
+    /// Its starts and ends in timelines.
     positions: Vec<i64>,
     entered: Entered,
 }
@@ -117,7 +117,7 @@ impl Folded {
 
 impl SessionFolder {
     /// The folder of one worker, whose chains differ from those of others.
-    pub(super) fn new(options: FoldOptions, facts: &FactsWanted, worker: usize) -> Self {
+    pub(super) fn new(options: FoldOptions, facts: &StatisticsOptions, worker: usize) -> Self {
         Self {
             seeds: options.seeds(),
             sessions: Sessions {
@@ -129,7 +129,7 @@ impl SessionFolder {
             next_chain: (worker as u64) << 48,
             record: RecordWriter::new(options.shape()),
             known: vec![0; options.lists.len()],
-            outcome: Folded { samples: 0, digest: Digest::default(), facts: Facts::new(facts) },
+            outcome: Folded { samples: 0, digest: Digest::default(), facts: SampleStatistics::new(facts) },
             options,
         }
     }
@@ -243,7 +243,7 @@ impl Row<'_> {
         self.batch.positions.iter().map(|positions| positions[self.row])
     }
 
-    /// Sets what is `known` of every list from the `last` sample, and adds the lists' parts to the digest.
+    /// Sets for every list how many ids are `known` from the `last` sample, and adds the lists' parts to the digest.
     fn compare(
         self,
         options: &FoldOptions,
@@ -280,7 +280,7 @@ impl Row<'_> {
     }
 
     /// Observes which lists changed, and how long those of timelines are.
-    fn observe(self, facts: &mut Facts, same_session: bool, last: &Last, known: &[usize]) {
+    fn observe(self, facts: &mut SampleStatistics, same_session: bool, last: &Last, known: &[usize]) {
         let positions: &[_] = &self.batch.positions;
         let pairs = last.positions.chunks(2).zip(positions.chunks(2));
         let moved =
@@ -297,7 +297,7 @@ impl Row<'_> {
     /// Makes the sample's lists and positions those of the `last` one; gives the bytes added and removed.
     fn replace(
         self,
-        facts: &mut Facts,
+        facts: &mut SampleStatistics,
         same_session: bool,
         last: &mut Last,
         known: &[usize],
@@ -323,7 +323,7 @@ impl Row<'_> {
 }
 
 impl Sessions {
-    /// Forgets the sessions not seen for long where there is no room for another; gives what is forgotten.
+    /// If there is no room for another session, forgets those not seen for long, and returns their last samples.
     fn make_room(&mut self) -> impl Iterator<Item = Last> + use<> {
         let mut forgotten = HashMap::new();
         if self.recent_bytes > self.limit / 2 {
@@ -345,7 +345,7 @@ impl Sessions {
 }
 
 impl Last {
-    /// About what it takes in memory, with the hash table's part.
+    /// About the bytes that it takes in memory, including its entry in the hash table.
     fn bytes(&self) -> usize {
         256 + self.lists.iter().map(|list| 64 + 8 * list.len()).sum::<usize>()
     }

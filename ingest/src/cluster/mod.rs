@@ -37,22 +37,26 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, Order, PartitionKey, SparseFeature, SparseKind};
+use onefold_datasets::{CountBudget, PartitionKey, SparseFeature, SparseKind};
 
 use self::convert::{ColumnNames, column};
-use self::facts::FactsWanted;
+use self::facts::StatisticsOptions;
 use self::fold::FoldOptions;
 use self::progress::Progress;
 use self::table::{FoldRun, RECORD};
 use self::timelines::{Slice, Slices};
 use self::unfold::{SessionRun, Unfolder};
 use crate::config::SessionConfig;
-use crate::sessionize::{self, SESSION, TIME};
+use crate::ids::FeatureIds;
+use crate::sessionize::{self, SESSION, SampleOrder, TIME};
+use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
 use self::convert::check_types;
-pub(crate) use self::facts::Facts;
+pub(crate) use self::convert::{column_error, engine};
+pub(crate) use self::facts::SampleStatistics;
 pub(crate) use self::fold::Folded;
+pub(crate) use self::place::partition_at;
 use self::table::{DIGEST, RECORDS_TABLE};
 pub(crate) use self::unfold::ListColumn;
 
@@ -62,7 +66,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// What clustering needs to know beside the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
-    pub(crate) order: Order,
+    pub(crate) order: SampleOrder,
     /// Bytes for the last samples of sessions.
     pub(crate) state_bytes: usize,
     /// Bytes for the counts of vocabularies.
@@ -72,8 +76,10 @@ pub(crate) struct ClusterOptions {
     pub(crate) query_batch_rows: usize,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
-    /// The last time that samples may have, in microseconds since 1970, if nothing has looked for later ones.
-    pub(crate) not_after: Option<i64>,
+    /// The times that samples may have, if nothing has checked them yet.
+    pub(crate) time_limits: Option<TimeLimits>,
+    /// The forms of the features' ids.
+    pub(crate) ids: FeatureIds,
 }
 
 /// The samples of a query on their way into the order of a dataset.
@@ -108,7 +114,7 @@ impl<'a> Clustering<'a> {
         let run = FoldRun::new(
             input,
             with_batch_rows(context, options.query_batch_rows),
-            ColumnNames { not_after: options.not_after, ..column_names(config) },
+            ColumnNames { time_limits: options.time_limits, ..column_names(config, &options.ids) },
             fold_options(config, options),
             facts_wanted(config, options),
             options.threads.max(1),
@@ -251,15 +257,15 @@ async fn unfold_batch(
 }
 
 /// The columns of the samples' query, by what they are.
-fn column_names(config: &Config) -> ColumnNames {
+fn column_names(config: &Config, ids: &FeatureIds) -> ColumnNames {
     ColumnNames {
         keys: sessionize::key_columns(config),
         identity: sessionize::identity_columns(config),
         order: config.order.clone(),
         floats: config.schema.float_columns().map(str::to_owned).collect(),
-        lists: logged_lists(config).map(|feature| feature.name.clone()).collect(),
+        lists: logged_lists(config).map(|feature| (feature.name.clone(), ids.of(&feature.name))).collect(),
         positions: sessionize::position_columns(config),
-        not_after: None,
+        time_limits: None,
     }
 }
 
@@ -284,15 +290,15 @@ fn fold_options(config: &Config, options: &ClusterOptions) -> FoldOptions {
             SessionConfig::Key(_) => None,
             SessionConfig::Gap { gap_micros, .. } => Some(gap_micros),
         },
-        chained: options.order.is_clustered(),
+        chained: options.order.order.is_clustered(),
         state_bytes: options.state_bytes / options.threads.max(1),
     }
 }
 
-fn facts_wanted(config: &Config, options: &ClusterOptions) -> FactsWanted {
+fn facts_wanted(config: &Config, options: &ClusterOptions) -> StatisticsOptions {
     let place = |name: &String| config.vocabularies.keys().position(|known| known == name);
     let vocabulary_of = logged_lists(config).map(|feature| feature.vocabulary.as_ref().and_then(place));
-    FactsWanted {
+    StatisticsOptions {
         vocabularies: config.vocabularies.keys().cloned().collect(),
         vocabulary_of: vocabulary_of.collect(),
         budget: options.budget.clone(),

@@ -9,15 +9,15 @@ use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
 
 use super::convert::{cast, column, column_error, engine, required};
-use crate::sessionize::{SESSION, START, bucket_micros};
+use crate::sessionize::{SESSION, START, period_micros};
 use crate::{Config, PartitionBy, Result};
 
 /// The runs of rows of a sorted batch that are of one session: where each starts and ends.
 pub(super) fn session_runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
     let starts = column(records, START)?.as_primitive::<Int64Type>().values();
-    let buckets = starts.iter().map(|start| config.partition_by.map_or(0, |by| bucket(*start, by)));
+    let periods = starts.iter().map(|start| config.partition_by.map_or(0, |by| start_of_period(*start, by)));
     let mut place: Vec<ArrayRef> =
-        vec![Arc::clone(column(records, SESSION)?), Arc::new(Int64Array::from_iter_values(buckets))];
+        vec![Arc::clone(column(records, SESSION)?), Arc::new(Int64Array::from_iter_values(periods))];
     for name in &config.partition_columns {
         place.push(Arc::clone(column(records, name)?));
     }
@@ -43,14 +43,23 @@ pub(super) fn partition_key(config: &Config, records: &RecordBatch, row: usize) 
     Ok(PartitionKey::new(key))
 }
 
+/// The partition that a time would lie in, were it the start of a session of the partition `key`; `None` if partitions are
+/// not cut by time, or the time is no date.
+pub(crate) fn partition_at(config: &Config, key: &PartitionKey, micros: i64) -> Option<PartitionKey> {
+    let made = date_and_hour(micros, config.partition_by?).ok()?;
+    let mut columns = key.columns()[..config.partition_columns.len()].to_vec();
+    columns.extend(made);
+    Some(PartitionKey::new(columns))
+}
+
 /// The start of the day or hour that holds `micros`.
-fn bucket(micros: i64, by: PartitionBy) -> i64 {
-    micros.div_euclid(bucket_micros(by)) * bucket_micros(by)
+fn start_of_period(micros: i64, by: PartitionBy) -> i64 {
+    micros.div_euclid(period_micros(by)) * period_micros(by)
 }
 
 /// The `date` (and `hour`) columns of the partition of a session that starts at `micros`.
 fn date_and_hour(micros: i64, by: PartitionBy) -> Result<Vec<(String, String)>> {
-    let time = timestamp_us_to_datetime(bucket(micros, by)).ok_or_else(|| {
+    let time = timestamp_us_to_datetime(start_of_period(micros, by)).ok_or_else(|| {
         let message = format!("the time {micros} (microseconds since 1970) is not a date");
         column_error("time", &message, "check the unit of the time column")
     })?;

@@ -1,4 +1,4 @@
-//! A sample as bytes, with what changed since the sample before it: what passes the sort in place of the lists.
+//! A sample as bytes, with its changes since the sample before it. Records pass the sort in place of the lists.
 //!
 //! ```text
 //! chain u64 │ floats 4 bytes each │ positions 8 bytes each │ one bit per list: changed? │ the changed lists
@@ -6,11 +6,11 @@
 //!                                                                bytes per id, the ids
 //! ```
 //!
-//! A **chain** is a run of samples of one session of which each is described by what changed since the one before; its
+//! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
 //! first sample has every list changed. A changed list is the last ids of the list before, followed by the ids stored.
 //! Nothing of this reaches a disk but the engine's spill files, so it has no version.
 
-/// What every record of a query has: how many floats, timeline positions and lists.
+/// How many floats, timeline positions and lists every record of a query has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) floats: usize,
@@ -52,7 +52,7 @@ impl RecordWriter {
         Self { shape, bytes: Vec::new(), bits: 0 }
     }
 
-    /// Starts a record; what was written before is forgotten.
+    /// Starts a record and discards the one before.
     pub(super) fn start(
         &mut self,
         chain: u64,
@@ -93,7 +93,7 @@ impl RecordWriter {
 }
 
 impl<'a> RecordReader<'a> {
-    /// Reads a record of `shape`; `None` if it is none.
+    /// Reads a record of `shape`; `None` if it is malformed.
     pub(super) fn new(shape: Shape, record: &'a [u8]) -> Option<Self> {
         let (chain, rest) = record.split_first_chunk()?;
         let (floats, rest) = rest.split_at_checked(4 * shape.floats)?;
@@ -119,7 +119,7 @@ impl<'a> RecordReader<'a> {
         self.bits[list / 8] & (1 << (list % 8)) != 0
     }
 
-    /// The next changed list; `None` if the record is none.
+    /// The next changed list; `None` if the record is malformed.
     pub(super) fn next_changed(&mut self) -> Option<ChangedList<'a>> {
         let length = usize::try_from(read_varint(&mut self.lists)?).ok()?;
         let stored = usize::try_from(read_varint(&mut self.lists)?).ok()?;

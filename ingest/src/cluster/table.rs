@@ -24,7 +24,7 @@ use futures::StreamExt;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::convert::{ColumnNames, Converted, Converter};
-use super::facts::FactsWanted;
+use super::facts::StatisticsOptions;
 use super::fold::{FoldOptions, Folded, SessionFolder};
 use super::progress::Progress;
 use crate::sessionize::TIME;
@@ -51,7 +51,7 @@ pub(super) struct FoldRun {
     context: Arc<TaskContext>,
     names: ColumnNames,
     options: FoldOptions,
-    facts: FactsWanted,
+    facts: StatisticsOptions,
     schema: SchemaRef,
     workers: usize,
     progress: Arc<Progress>,
@@ -83,7 +83,7 @@ impl FoldRun {
         context: Arc<TaskContext>,
         names: ColumnNames,
         options: FoldOptions,
-        facts: FactsWanted,
+        facts: StatisticsOptions,
         workers: usize,
         progress: Arc<Progress>,
     ) -> Result<Self> {

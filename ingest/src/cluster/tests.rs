@@ -10,10 +10,11 @@ use onefold_datasets::{CountBudget, PartitionKey};
 use proptest::prelude::*;
 
 use super::convert::{ColumnNames, Converted, Converter};
-use super::facts::FactsWanted;
+use super::facts::StatisticsOptions;
 use super::fold::{FoldOptions, Folded, SessionFolder};
 use super::timelines::Slice;
 use super::unfold::{ListColumn, SessionRun, Unfolder};
+use crate::ids::IdForm;
 use crate::sessionize::TIME;
 
 /// A sample: session, time, a number, a bag of ids and a sequence.
@@ -43,12 +44,12 @@ fn batch(samples: &[Sample]) -> RecordBatch {
 fn names() -> ColumnNames {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     ColumnNames {
-        not_after: None,
+        time_limits: None,
         keys: names(&["session"]),
         identity: names(&["session"]),
         order: Vec::new(),
         floats: names(&["x"]),
-        lists: names(&["bag", "past"]),
+        lists: ["bag", "past"].map(|name| (name.to_owned(), IdForm::Integers)).to_vec(),
         positions: names(&["start", "end"]),
     }
 }
@@ -64,8 +65,8 @@ fn options(chained: bool, state_bytes: usize) -> FoldOptions {
     }
 }
 
-fn wanted() -> FactsWanted {
-    FactsWanted {
+fn wanted() -> StatisticsOptions {
+    StatisticsOptions {
         vocabularies: vec!["ids".into()],
         vocabulary_of: vec![Some(0), Some(0)],
         budget: CountBudget::new(1 << 30),

@@ -9,7 +9,7 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use onefold_datasets::digest::{Digest, SampleSeeds};
-use onefold_datasets::{PartitionKey, SESSION_COLUMN, TIME_COLUMN, Vocabulary};
+use onefold_datasets::{IdMap, PartitionKey, SESSION_COLUMN, TIME_COLUMN};
 
 use super::fold::FoldOptions;
 use super::record::{ChangedList, RecordReader, Shape};
@@ -24,8 +24,8 @@ const BATCH_IDS: usize = 1 << 20;
 #[derive(Debug, Clone)]
 pub(crate) struct ListColumn {
     pub(crate) name: String,
-    /// What ids become, if they do not stay what they are.
-    pub(crate) vocabulary: Option<Arc<Vocabulary>>,
+    /// The ranks of its ids in a vocabulary, if it has one.
+    pub(crate) vocabulary: Option<Arc<IdMap>>,
 }
 
 /// A run of records of one session, in order.

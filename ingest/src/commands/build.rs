@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use onefold_datasets::units::{format_bytes, format_count};
-use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
+use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter};
 use onefold_ingest::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
 use onefold_terminal::Printer;
 
-use super::EngineArguments;
+use super::{EngineArguments, run_async};
 
 /// What `build` and `append` share.
 #[derive(Debug, clap::Args)]
 struct Common {
     /// The configuration: sources, samples, session, partitions, features
     config: PathBuf,
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long)]
     out: PathBuf,
     /// How lists of ids are stored
@@ -30,7 +30,7 @@ struct Common {
     /// How often jobs read each column, as lines `column,reads`: columns read most stand first and side by side
     #[arg(long, value_name = "FILE")]
     popularity: Option<PathBuf>,
-    /// Write only these partitions, as `date=2024-06-01`: conditions =, <, <=, >, >= joined by commas
+    /// Write only these partitions, as `date=2024-06-01`: conditions =, !=, <, <=, >, >= joined by commas
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     partition: PartitionFilter,
     #[command(flatten)]
@@ -45,6 +45,9 @@ pub(crate) struct BuildArguments {
     /// Replace the dataset that is at `--out`
     #[arg(long)]
     overwrite: bool,
+    /// Divide sessions into so many buckets [default: `[dataset] buckets`, or by the number of samples]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_BUCKETS)))]
+    buckets: Option<u32>,
 }
 
 /// The arguments of `append`.
@@ -52,6 +55,9 @@ pub(crate) struct BuildArguments {
 pub(crate) struct AppendArguments {
     #[command(flatten)]
     common: Common,
+    /// Replace partitions even by fewer samples than they have
+    #[arg(long)]
+    replace: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -83,15 +89,16 @@ enum GroupsArgument {
 /// Runs `build`.
 pub(crate) fn run_build(arguments: &BuildArguments, printer: &Printer) -> anyhow::Result<()> {
     let commit = if arguments.overwrite { Commit::Overwrite } else { Commit::Create };
-    run(&arguments.common, commit, printer)
+    run(&arguments.common, commit, arguments.buckets, printer)
 }
 
 /// Runs `append`.
 pub(crate) fn run_append(arguments: &AppendArguments, printer: &Printer) -> anyhow::Result<()> {
-    run(&arguments.common, Commit::Append, printer)
+    let commit = if arguments.replace { Commit::Replace } else { Commit::Append };
+    run(&arguments.common, commit, None, printer)
 }
 
-fn run(arguments: &Common, commit: Commit, printer: &Printer) -> anyhow::Result<()> {
+fn run(arguments: &Common, commit: Commit, buckets: Option<u32>, printer: &Printer) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     let options = BuildOptions {
         layout: match arguments.layout {
@@ -113,17 +120,39 @@ fn run(arguments: &Common, commit: Commit, printer: &Printer) -> anyhow::Result<
         },
         engine: arguments.engine.options(),
         commit,
+        buckets,
         about_samples: None,
         partitions: arguments.partition.clone(),
     };
-    let summary = build(&config, &arguments.out, &options, printer)?;
+    let work = build(&config, &arguments.out, &options, printer);
+    let summary = run_async(options.engine.threads, work).map_err(|error| with_flags(error, commit))?;
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
+}
+
+/// The error, with the option that allows what was refused.
+fn with_flags(error: anyhow::Error, commit: Commit) -> anyhow::Error {
+    let dataset = error.downcast_ref().and_then(|error| match error {
+        onefold_ingest::Error::Dataset(error) => Some(error),
+        _ => None,
+    });
+    let flag = match (dataset, commit) {
+        (Some(onefold_datasets::Error::FewerSamples { .. }), _) => {
+            "`--replace` replaces partitions even by fewer samples"
+        }
+        (Some(onefold_datasets::Error::Exists { .. }), Commit::Create) => "`--overwrite` replaces a dataset",
+        _ => return error,
+    };
+    error.context(format!("nothing was written\n  hint: {flag}"))
 }
 
 fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
     let mut lines = vec![format!(
         "{} {}: {} samples in {} sessions ({:.2} samples per session)",
-        if commit == Commit::Append { "appended to" } else { "built" },
+        match (commit.keeps_others(), summary.changed) {
+            (false, _) => "built",
+            (true, true) => "appended to",
+            (true, false) => "nothing to append to",
+        },
         out.display(),
         format_count(summary.samples),
         format_count(summary.sessions),
@@ -145,7 +174,7 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             Layout::Folded => "folded",
         },
     ));
-    if commit == Commit::Append {
+    if commit.keeps_others() {
         let (samples, partitions) = (format_count(summary.samples_written), summary.partitions_written);
         lines.push(format!("wrote {samples} samples in {partitions} partitions"));
     }
@@ -153,11 +182,28 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
         let samples = format_count(summary.samples_of_other_partitions);
         lines.push(format!("left out: {samples} samples of other partitions"));
     }
+    if summary.ragged_rows_skipped > 0 {
+        let rows = format_count(summary.ragged_rows_skipped);
+        lines.push(format!("left out: {rows} rows of CSV files with fewer or more values than columns"));
+    }
+    for (partition, samples) in &summary.samples_of_earlier_sessions {
+        let samples = format_count(*samples);
+        lines.push(format!(
+            "of these, {samples} samples belong to sessions that started in {partition}: append that partition again to add them"
+        ));
+    }
     for (what, count) in summary.skipped.described() {
         lines.push(format!("counted: {} {what}", format_count(count)));
     }
     for (name, ids) in &summary.vocabularies {
         lines.push(format!("vocabulary {name}: {} ids", format_count(*ids)));
+    }
+    for (name, hashed) in &summary.hashed_ids {
+        let ids = format_count(hashed.distinct_ids);
+        lines.push(format!(
+            "hashed ids of {name}: about {ids} distinct, {:.1e} collisions expected",
+            hashed.expected_collisions
+        ));
     }
     for group in &summary.groups {
         lines.push(format!("group {}: {} ({})", group.name, group.features.join(", "), group.why));

@@ -1,4 +1,4 @@
-//! What the commands do with their arguments: call the library, and say what it did.
+//! The commands: each calls the library with its arguments, and prints what was done.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,18 @@ use onefold_datasets::units::parse_bytes;
 use onefold_ingest::EngineOptions;
 
 pub(crate) mod build;
+pub(crate) mod history;
 pub(crate) mod report;
 pub(crate) mod shard;
+pub(crate) mod vacuum;
 pub(crate) mod verify;
+
+/// Runs a build or a comparison on a runtime of so many threads.
+fn run_async<T>(threads: usize, work: impl Future<Output = onefold_ingest::Result<T>>) -> anyhow::Result<T> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(threads.max(1)).enable_all().build()?;
+    Ok(runtime.block_on(work)?)
+}
 
 /// What the engine may use.
 #[derive(Debug, clap::Args)]

@@ -11,13 +11,18 @@ use onefold_ingest::{BuildOptions, Config, EngineOptions, Groups, build};
 use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};
 use onefold_terminal::Printer;
 
+use super::run_async;
+
 /// What a build of some sessions needs at least.
 const MINIMUM_BUILD_BYTES: u64 = 512 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     dataset: Option<PathBuf>,
+    /// The number of the snapshot to report on [default: the newest]
+    #[arg(long, value_name = "SNAPSHOT", requires = "dataset")]
+    at: Option<u64>,
     /// Report on the logs of this configuration, before anything is built: is it worth it?
     #[arg(long, value_name = "CONFIG", conflicts_with = "dataset")]
     from_logs: Option<PathBuf>,
@@ -45,6 +50,7 @@ pub(crate) struct ReportArguments {
 pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Result<()> {
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let options = ReportOptions {
+        snapshot: arguments.at,
         memory: arguments.memory_limit,
         encode_samples: arguments.encode_samples.max(1),
         scratch: arguments.scratch_directory.clone(),
@@ -54,7 +60,7 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
         (Some(config), _) => from_logs(config, arguments, &options, printer)?,
         (None, Some(dataset)) => gather(dataset, &options, printer)?,
         (None, None) => anyhow::bail!(
-            "there is neither a dataset nor logs to report on\n  hint: give the directory of a dataset, or `--from-logs dataset.toml`"
+            "there is neither a dataset nor logs to report on\n  hint: give a dataset, or `--from-logs dataset.toml`"
         ),
     };
     finish(&report, arguments.html.as_deref(), printer)
@@ -87,10 +93,12 @@ fn from_logs(
             spill_directory: arguments.scratch_directory.clone(),
         },
         commit: Commit::Create,
+        buckets: Some(1),
         about_samples: Some(arguments.samples),
         partitions: PartitionFilter::default(),
     };
-    let built = build(&config, &dataset, &build_options, printer)?;
+    let work = build(&config, &dataset, &build_options, printer);
+    let built = run_async(options.threads, work)?;
     let sampled = Some(built.share).filter(|share| *share < 1.0);
     Ok(gather(&dataset, &ReportOptions { sampled, ..options.clone() }, printer)?)
 }

@@ -9,12 +9,15 @@ use onefold_ingest::{Comparison, Config, compare};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
-use super::EngineArguments;
+use super::{EngineArguments, run_async};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArguments {
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     dataset: PathBuf,
+    /// The number of the snapshot to verify [default: the newest]
+    #[arg(long, value_name = "SNAPSHOT")]
+    at: Option<u64>,
     /// Read the sources of this configuration again, and compare their samples with the dataset's
     #[arg(long, value_name = "CONFIG")]
     against: Option<PathBuf>,
@@ -35,15 +38,23 @@ struct Verified<'a> {
     against: Option<&'a Comparison>,
 }
 
-/// Reads the dataset again; fails if anything is wrong with it, after telling what.
+/// Reads the dataset again; if anything is wrong with it, prints the problems and fails.
 pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Result<()> {
     let engine = arguments.engine.options();
-    // Before the long work: whether there is anything to compare with.
+    // A wrong configuration fails before the long work.
     let config = arguments.against.as_deref().map(Config::load).transpose()?;
-    let verification = verify(&arguments.dataset, &VerifyOptions { threads: engine.threads }, printer)?;
+    let verification = verify(
+        &arguments.dataset,
+        &VerifyOptions { threads: engine.threads, snapshot: arguments.at },
+        printer,
+    )?;
     let comparison = match &config {
         None => None,
-        Some(config) => Some(compare(config, &arguments.dataset, &arguments.partition, &engine, printer)?),
+        Some(config) => {
+            let work =
+                compare(config, &arguments.dataset, arguments.at, &arguments.partition, &engine, printer);
+            Some(run_async(engine.threads, work)?)
+        }
     };
     let dataset = arguments.dataset.display().to_string();
     let verified = Verified { verification: &verification, against: comparison.as_ref() };
@@ -68,25 +79,31 @@ fn describe(dataset: &str, verified: &Verified<'_>) -> String {
     lines.extend(compared.iter().map(Problem::to_string));
     lines.extend(verification.warnings.iter().map(|warning| format!("warning: {warning}")));
     if verification.is_sound() {
-        lines.push(describe_sound(dataset, verification));
+        let outcome = if compared.is_empty() { "sound" } else { "its files are undamaged" };
+        lines.push(format!("{}: {outcome}", describe_files(dataset, verification)));
     }
-    if let Some(against) = verified.against.filter(|against| against.problems.is_empty()) {
+    if let Some(against) = verified.against {
         let samples = format_count(against.samples);
-        lines.push(format!(
-            "compared with the sources: the same {samples} samples, in {:.1} s",
-            against.wall_seconds
-        ));
+        let outcome = match compared.len() {
+            0 => format!("the same {samples} samples"),
+            1 => format!("the sources have {samples} samples, and 1 partition differs"),
+            more => format!(
+                "the sources have {samples} samples, and {} partitions differ",
+                format_count(more as u64)
+            ),
+        };
+        lines.push(format!("compared with the sources: {outcome}, in {:.1} s", against.wall_seconds));
     }
     lines.join("\n")
 }
 
-fn describe_sound(dataset: &str, verification: &Verification) -> String {
+fn describe_files(dataset: &str, verification: &Verification) -> String {
     let inside = match verification.row_groups_inside_sessions {
         0 => String::new(),
         some => format!(" ({} begin inside a session)", format_count(some)),
     };
     format!(
-        "verified {dataset}: {} samples in {} sessions, {} partitions, {} files, {} row groups{inside}, {} in {:.1} s: sound",
+        "verified {dataset}: {} samples in {} sessions, {} partitions, {} files, {} row groups{inside}, {} in {:.1} s",
         format_count(verification.samples),
         format_count(verification.sessions),
         verification.partitions,

@@ -1,26 +1,26 @@
-//! `[features]` and `[vocabularies]`: what each column is, and whose ids are numbered anew.
+//! `[features]` and `[vocabularies]`: the kind of each column, and how ids become those of the dataset.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind, suggest};
+use onefold_datasets::{FeatureGroup, IdEncoding, Schema, SparseFeature, SparseKind, suggest};
 use serde::Deserialize;
 
 use super::FeatureKind;
 use super::columns::Wrong;
 
-/// The name of the group that holds the features which have none.
+/// The name of the group that holds the features without a `group`.
 const UNGROUPED: &str = "ungrouped";
-/// What a feature says that has a vocabulary of its own, and the one order of a vocabulary there is.
+/// The `vocabulary` of a feature that has one of its own. It is also the only `order` of vocabularies.
 const FREQUENCY: &str = "frequency";
 
-/// How a vocabulary is made: ids become their rank by frequency, from 1; 0 stands for those left out.
+/// How a vocabulary is made: ids become their rank by frequency, from 1; 0 stands for ids that are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyConfig {
     /// Occurrences over all samples below which an id is left out.
     #[serde(default = "once")]
     pub min_count: u64,
-    /// Looked at by [`Vocabularies::new`].
+    /// Checked by [`Vocabularies::new`].
     #[serde(default)]
     order: Option<String>,
 }
@@ -35,10 +35,11 @@ struct Feature {
     kind: FeatureKind,
     group: Option<String>,
     vocabulary: Option<String>,
+    ids: Option<IdEncoding>,
     min_count: Option<u64>,
 }
 
-/// The vocabularies that were declared, and those that features made and used.
+/// The vocabularies of `[vocabularies]` and those of single features, and which of them features use.
 struct Vocabularies {
     declared: BTreeMap<String, VocabularyConfig>,
     used: BTreeSet<String>,
@@ -59,23 +60,34 @@ impl Vocabularies {
         Ok(Self { declared, used: BTreeSet::new() })
     }
 
-    /// The vocabulary that a feature names, or that is its own.
+    /// The vocabulary of a feature: the one that it names, or its own.
     fn of_feature(&mut self, name: &str, feature: &Feature) -> Result<Option<String>, Wrong> {
         let wrong =
             |message: &str, hint: &str| Err((format!("`[features].{name}`: {message}"), hint.to_owned()));
+        let has_ids = matches!(feature.kind, FeatureKind::Sparse | FeatureKind::Sequence);
+        if feature.ids.is_some() && !has_ids {
+            return wrong(
+                "only sparse and sequence features have `ids`",
+                "remove `ids`, or correct the `kind`",
+            );
+        }
+        if feature.ids.is_some() && feature.vocabulary.is_some() {
+            let hint = "keep `vocabulary` for numbers by frequency, which can be undone, or `ids = \"hash\"` for hashes";
+            return wrong("a feature has either `ids` or a `vocabulary`", hint);
+        }
         let Some(vocabulary) = &feature.vocabulary else {
             return match feature.min_count {
                 None => Ok(None),
                 Some(_) => wrong("`min_count` needs a `vocabulary`", "add `vocabulary = \"frequency\"`"),
             };
         };
-        if !matches!(feature.kind, FeatureKind::Sparse | FeatureKind::Sequence) {
+        if !has_ids {
             return wrong("only sparse and sequence features have a `vocabulary`", "remove the `vocabulary`");
         }
         if vocabulary != FREQUENCY {
             if feature.min_count.is_some() {
                 let hint = format!("write it under `[vocabularies.{vocabulary}]`");
-                return wrong("a vocabulary that is shared has one `min_count`", &hint);
+                return wrong("`min_count` belongs to the shared vocabulary", &hint);
             }
             if !self.declared.contains_key(vocabulary) {
                 let known = self.declared.keys().map(String::as_str).chain([FREQUENCY]);
@@ -97,7 +109,7 @@ impl Vocabularies {
         Ok(Some(name.to_owned()))
     }
 
-    /// All of them, if all are used.
+    /// All vocabularies; an error if no feature uses one of them.
     fn used(self) -> Result<BTreeMap<String, VocabularyConfig>, Wrong> {
         if let Some(unused) = self.declared.keys().find(|name| !self.used.contains(*name)) {
             let message = format!("`[vocabularies.{unused}]`: no feature uses it");
@@ -107,7 +119,7 @@ impl Vocabularies {
     }
 }
 
-/// Builds the schema of `[features]`, and the vocabularies that they name out of those `declared`.
+/// Builds the schema of `[features]`, and the vocabularies that features use; `declared` are those of `[vocabularies]`.
 pub(super) fn schema(
     features: &toml::Table,
     declared: BTreeMap<String, VocabularyConfig>,
@@ -117,12 +129,16 @@ pub(super) fn schema(
     let mut ungrouped = Vec::new();
     for (name, value) in features {
         let feature: Feature = value.clone().try_into().map_err(|error: toml::de::Error| {
-            let hint = "kinds are `label`, `weight`, `dense`, `sparse`, `sequence`; write `{ kind = \"sparse\", group = \"user\" }`";
+            let hint = "kinds are `label`, `weight`, `dense`, `sparse`, `sequence`; a sparse feature is written as `{ kind = \"sparse\", group \
+                        = \"user\" }`, with `ids = \"hash\"` or `vocabulary = \"frequency\"` where its ids are texts";
             (format!("`[features].{name}`: {}", error.message()), hint.to_owned())
         })?;
         let vocabulary = vocabularies.of_feature(name, &feature)?;
-        let sparse =
-            |kind| SparseFeature { vocabulary: vocabulary.clone(), ..SparseFeature::new(name, kind) };
+        let sparse = |kind| SparseFeature {
+            vocabulary: vocabulary.clone(),
+            ids: feature.ids,
+            ..SparseFeature::new(name, kind)
+        };
         let sparse = match feature.kind {
             FeatureKind::Sparse => sparse(SparseKind::Sparse),
             FeatureKind::Sequence => sparse(SparseKind::Sequence),
@@ -171,4 +187,35 @@ pub(super) fn schema(
         });
     }
     Ok((schema, vocabularies.used()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(features: &str) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), Wrong> {
+        schema(&toml::from_str(features).unwrap(), BTreeMap::new())
+    }
+
+    #[test]
+    fn ids_are_hashed_or_numbered_and_not_both() {
+        let text = "a = { kind = \"sparse\", ids = \"hash\" }\nb = { kind = \"sequence\", group = \"b\" }";
+        let (schema, vocabularies) = of(text).unwrap();
+        let ids: Vec<_> = schema.sparse_features().map(|feature| (&*feature.name, feature.ids)).collect();
+        assert_eq!(ids, [("b", None), ("a", Some(IdEncoding::Hash))]);
+        assert!(vocabularies.is_empty());
+        for (feature, part) in [
+            (
+                "{ kind = \"sparse\", ids = \"hash\", vocabulary = \"frequency\" }",
+                "either `ids` or a `vocabulary`",
+            ),
+            ("{ kind = \"label\", ids = \"hash\" }", "only sparse and sequence features have `ids`"),
+            ("{ kind = \"sparse\", ids = \"md5\" }", "`hash`"),
+            ("{ kind = \"sparse\", ids = \"hash\", min_count = 3 }", "`min_count` needs a `vocabulary`"),
+        ] {
+            let (message, hint) = of(&format!("a = {feature}")).unwrap_err();
+            assert!(message.starts_with("`[features].a`: ") && message.contains(part), "{message}");
+            assert!(!hint.is_empty());
+        }
+    }
 }

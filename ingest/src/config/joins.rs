@@ -3,6 +3,7 @@
 use onefold_datasets::suggest;
 use serde::Deserialize;
 
+use super::TimeConfig;
 use super::columns::{Columns, Policy, Wrong, duration, known_source, once, wrong};
 
 /// `[join]`: the event log, and the labels that it gives.
@@ -13,7 +14,7 @@ pub struct JoinConfig {
     /// Pairs of a column of the samples and the events' column that equals it.
     pub on: Vec<(String, String)>,
     /// The events' time.
-    pub time: String,
+    pub time: TimeConfig,
     /// An event counts if it is no earlier than its sample and at most this much later, in microseconds.
     pub window_micros: i64,
     /// Columns that identify an event; if empty, rows equal in all columns are one event.
@@ -62,7 +63,7 @@ pub struct AttributesConfig {
     /// Pairs of a column of the samples and the source's column that equals it.
     pub on: Vec<(String, String)>,
     /// The time from which a row holds; without one, the source has one row per key.
-    pub time: Option<String>,
+    pub time: Option<TimeConfig>,
     /// Pairs of the column's name in the samples and in the source.
     pub columns: Vec<(String, String)>,
     /// What becomes of samples without a row.
@@ -88,7 +89,7 @@ pub enum MissingAttributes {
 pub(super) struct JoinSection {
     source: String,
     on: Columns,
-    time: String,
+    time: toml::Value,
     window: String,
     #[serde(default)]
     key: Vec<String>,
@@ -112,7 +113,7 @@ struct LabelSection {
 pub(super) struct AttributesSection {
     source: String,
     on: Columns,
-    time: Option<String>,
+    time: Option<toml::Value>,
     columns: Columns,
     missing: Option<MissingAttributes>,
     #[serde(default)]
@@ -133,7 +134,7 @@ impl JoinSection {
             window_micros: duration("`[join].window`", &self.window)?,
             labels: labels.collect::<Result<_, Wrong>>()?,
             source: self.source,
-            time: self.time,
+            time: TimeConfig::parse("`[join].time`", self.time)?,
             key: self.key,
             missing: self.missing.unwrap_or(MissingEvents::Negative),
             late: self.late.unwrap_or(Policy::Skip),
@@ -180,10 +181,11 @@ impl AttributesSection {
                 format!("{place}: `default` is for samples without a row, which `missing` leaves out");
             return Err(wrong(message, "remove `default`, or write `missing = \"null\"`"));
         }
+        let time = self.time.map(|time| TimeConfig::parse(format!("{place}: `time`"), time)).transpose()?;
         Ok(AttributesConfig {
             on: self.on.pairs(&format!("{place}: `on`"))?,
             source: self.source,
-            time: self.time,
+            time,
             columns,
             missing: self.missing.unwrap_or(MissingAttributes::Null),
             default,

@@ -4,29 +4,35 @@ mod columns;
 mod features;
 mod joins;
 mod samples;
-mod timelines;
-
 mod sources;
+mod timelines;
+mod times;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{Schema, SparseKind, suggest, units};
+use onefold_datasets::{MOST_BUCKETS, Schema, SparseKind, suggest, units};
 use serde::Deserialize;
 
 pub use self::columns::Policy;
-use self::columns::Wrong;
+use self::columns::{Wrong, once};
 pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
 pub(crate) use self::sources::credentials_hint;
-pub use self::sources::{Compression, Format, MissingColumns, ObjectStoreConfig, ObjectStores, SourceConfig};
+pub use self::sources::{
+    Compression, Format, MissingColumns, ObjectStoreConfig, ObjectStores, Quote, Ragged, SourceConfig,
+};
 pub use self::timelines::TimelineConfig;
+pub use self::times::{EpochUnit, TimeConfig};
 use crate::{Error, Result};
 
 /// The version of `dataset.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
+
+/// How the names begin of the tables, columns and functions that the ETL makes; users' names may not begin so.
+pub(crate) const RESERVED: &str = "__onefold_";
 
 /// A checked `dataset.toml`.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,13 +58,15 @@ pub struct Config {
     /// What makes a session.
     pub session: SessionConfig,
     /// The samples' column that holds a sample's time.
-    pub time: String,
+    pub time: TimeConfig,
     /// Columns that break ties of time within a session.
     pub order: Vec<String>,
     /// Columns of the samples whose values make partitions.
     pub partition_columns: Vec<String>,
     /// Whether partitions are also cut by the session's start.
     pub partition_by: Option<PartitionBy>,
+    /// The number of buckets of a new dataset, if the configuration says it.
+    pub buckets: Option<u32>,
     /// The dataset's schema, in the order of `[features]`.
     pub schema: Schema,
     /// How the vocabularies that features name are made.
@@ -125,9 +133,17 @@ struct File {
     session: Session,
     #[serde(default)]
     partition: Partition,
+    #[serde(default)]
+    dataset: Dataset,
     features: toml::Table,
     #[serde(default)]
     vocabularies: BTreeMap<String, VocabularyConfig>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Dataset {
+    buckets: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -137,7 +153,7 @@ struct Session {
     key: Vec<String>,
     user: Option<String>,
     gap: Option<String>,
-    time: String,
+    time: toml::Value,
     #[serde(default)]
     order: Vec<String>,
 }
@@ -176,6 +192,11 @@ impl Config {
             .map_err(|(message, hint)| wrong(message, &hint))?;
         let sources =
             sources::parse_sources(&file.sources).map_err(|(message, hint)| wrong(message, &hint))?;
+        let reserved = sources.keys().find(|name| name.starts_with(RESERVED));
+        if let Some(name) = reserved {
+            let message = format!("`[sources].{name}`: names that begin with `{RESERVED}` are reserved");
+            return Err(wrong(message, "rename the source"));
+        }
         let object_stores = sources::parse_object_stores(&file.object_stores)
             .map_err(|(message, hint)| wrong(message, &hint))?;
         let (schema, vocabularies) = features::schema(&file.features, file.vocabularies)
@@ -186,6 +207,7 @@ impl Config {
         let session = session(&file.session).map_err(|message| {
             wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
         })?;
+        check_partition(&file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
         let names: Vec<&str> = sources.keys().map(String::as_str).collect();
         let refused = |(message, hint): Wrong| wrong(message, &hint);
         let samples = file.samples.check(&names).map_err(refused)?;
@@ -198,6 +220,10 @@ impl Config {
         let timelines = sections("timelines", file.timelines, |place, section| {
             section.check(place, &names, join.as_ref(), |name| kind(&schema, name))
         });
+        if file.dataset.buckets.is_some_and(|buckets| !(1..=MOST_BUCKETS).contains(&buckets)) {
+            let message = "`[dataset].buckets` is not a number of buckets that a dataset can have";
+            return Err(wrong(message.to_owned(), &format!("write 1 to {MOST_BUCKETS}")));
+        }
         Ok(Self {
             path: path.to_owned(),
             sources,
@@ -209,10 +235,11 @@ impl Config {
             timelines: timelines.map_err(refused)?,
             checks: file.checks.map(samples::ChecksSection::check).transpose().map_err(refused)?,
             session,
-            time: file.session.time,
+            time: TimeConfig::parse("`[session].time`", file.session.time).map_err(refused)?,
             order: file.session.order,
             partition_columns: file.partition.columns,
             partition_by: file.partition.by,
+            buckets: file.dataset.buckets,
             schema,
             vocabularies,
         })
@@ -283,6 +310,23 @@ fn session(section: &Session) -> Result<SessionConfig, String> {
         ([], None, None) => Err("`[session]` says nothing about what makes a session".to_owned()),
         ([], _, _) => Err("`[session]` has one of `user` and `gap` without the other".to_owned()),
         _ => Err("`[session]` has both `key` and `user` or `gap`".to_owned()),
+    }
+}
+
+/// Refuses columns that stand twice, and those that would have the name of a column that `by` makes.
+fn check_partition(section: &Partition) -> Result<(), Wrong> {
+    once("`[partition].columns`", &section.columns)?;
+    let made = section.columns.iter().find(|name| ["date", "hour"].contains(&name.as_str()));
+    match (section.by, made) {
+        (Some(_), Some(name)) => {
+            let message = format!(
+                "`[partition].columns` has `{name}`, and `by` makes partition columns `date` and `hour` of the sessions' start"
+            );
+            let hint =
+                format!("remove `by` to partition by the log's `{name}`, or remove `{name}` from `columns`");
+            Err((message, hint))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -360,5 +404,10 @@ zip = { kind = "sparse", group = "user" }
                 .contains("only sparse")
         );
         assert!(refused("features = \"features/*.parquet\"", "").contains("`[sources]` is empty"));
+        assert!(refused("[\"split\"]", "[\"split\", \"split\"]").contains("`split` twice"));
+        assert!(refused("[\"split\"]", "[\"date\"]").contains("`[partition].columns` has `date`"));
+        assert!(refused("[\"split\"]", "[\"hour\"]").contains("remove `by`"));
+        let source = refused("features = \"features", "__onefold_rows = \"features");
+        assert!(source.contains("`[sources].__onefold_rows`") && source.contains("reserved"), "{source}");
     }
 }

@@ -1,10 +1,9 @@
 //! `[samples]`, `[sampling]` and `[checks]`: which rows are samples, which of them are kept, and which are refused.
 
-use datafusion::arrow::array::types::TimestampMicrosecondType;
-use datafusion::arrow::compute::kernels::cast_utils::Parser;
 use serde::Deserialize;
 
 use super::columns::{Policy, Wrong, known_source, once, wrong};
+use super::times::instant;
 
 /// `[samples]`: where the samples come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,21 +43,27 @@ pub struct SamplingConfig {
 /// `[checks]`: what is refused, or skipped and counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChecksConfig {
-    /// Samples with a time after `not_after`.
+    /// Rows of any source with a time before `not_before`.
+    pub past: Policy,
+    /// The first time that is not in the past, in microseconds since 1970; 1990 begins with it if `None`.
+    pub not_before: Option<i64>,
+    /// Rows of any source with a time after `not_after`.
     pub future: Policy,
-    /// The last time that is not in the future, in microseconds since 1970; when the build begins if `None`.
+    /// The last time that is not in the future, likewise; when the build begins if `None`.
     pub not_after: Option<i64>,
-    /// Rows with a null in what identifies or places them.
+    /// Rows without a value in a column that identifies them, or their time.
     pub null_keys: Policy,
     /// Columns of lists that have equal lengths in every row, as ids and their weights.
     pub parallel: Vec<Vec<String>>,
-    /// Rows in which they have not.
+    /// Rows in which their lengths differ.
     pub ragged: Policy,
 }
 
 impl Default for ChecksConfig {
     fn default() -> Self {
         Self {
+            past: Policy::Error,
+            not_before: None,
             future: Policy::Error,
             not_after: None,
             null_keys: Policy::Error,
@@ -93,19 +98,14 @@ pub(super) struct SamplingSection {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ChecksSection {
+    past: Option<Policy>,
+    not_before: Option<toml::Value>,
     future: Option<Policy>,
-    not_after: Option<NotAfter>,
+    not_after: Option<toml::Value>,
     null_keys: Option<Policy>,
     #[serde(default)]
     parallel: Vec<Vec<String>>,
     ragged: Option<Policy>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a time, as 2024-06-01 or \"2024-06-01T12:00:00Z\"")]
-enum NotAfter {
-    Text(String),
-    Time(toml::value::Datetime),
 }
 
 impl SamplesSection {
@@ -178,18 +178,11 @@ impl SamplingSection {
 
 impl ChecksSection {
     pub(super) fn check(self) -> Result<ChecksConfig, Wrong> {
-        let text = match self.not_after {
-            None => None,
-            Some(NotAfter::Text(text)) => Some(text),
-            Some(NotAfter::Time(time)) => Some(time.to_string()),
+        let limit = |key: &str, value: Option<toml::Value>| {
+            value.map(|value| instant(&format!("`[checks].{key}`"), &value)).transpose()
         };
-        let not_after = match text {
-            None => None,
-            Some(text) => Some(TimestampMicrosecondType::parse(&text).ok_or_else(|| {
-                let hint = "write it as `2024-06-01` or `2024-06-01T12:00:00Z`; without a zone it is UTC";
-                wrong(format!("`[checks].not_after`: `{text}` is not a time"), hint)
-            })?),
-        };
+        let not_before = limit("not_before", self.not_before)?;
+        let not_after = limit("not_after", self.not_after)?;
         for columns in &self.parallel {
             once("`[checks].parallel`", columns)?;
             if columns.len() < 2 {
@@ -205,6 +198,8 @@ impl ChecksSection {
         }
         let default = ChecksConfig::default();
         Ok(ChecksConfig {
+            past: self.past.unwrap_or(default.past),
+            not_before,
             future: self.future.unwrap_or(default.future),
             not_after,
             null_keys: self.null_keys.unwrap_or(default.null_keys),

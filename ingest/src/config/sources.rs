@@ -25,6 +25,12 @@ pub struct SourceConfig {
     pub delimiter: Option<u8>,
     /// Whether CSV files begin with a row of column names.
     pub header: bool,
+    /// What encloses values of CSV that hold delimiters or line ends.
+    pub quote: Quote,
+    /// What stands before a quote that is part of a quoted value of CSV, beside a second quote.
+    pub escape: Option<u8>,
+    /// What is done about CSV rows with fewer or more values than there are columns.
+    pub ragged: Ragged,
     /// Types of columns that are made of `name=value` folders; text where there is none.
     pub partition_columns: Vec<(String, DataType)>,
     /// Types of columns of CSV and JSON files, in the order written; the others are inferred.
@@ -42,6 +48,9 @@ impl SourceConfig {
             compression: None,
             delimiter: None,
             header: true,
+            quote: Quote::default(),
+            escape: None,
+            ragged: Ragged::default(),
             partition_columns: Vec::new(),
             schema: Vec::new(),
             missing_columns: MissingColumns::Error,
@@ -75,6 +84,42 @@ pub enum Compression {
     Xz,
     /// `.zst`
     Zstd,
+}
+
+/// What encloses values of CSV that hold delimiters or line ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Quote {
+    /// `"`. Lines that are one row with their quotes, but several rows without them, are an error.
+    #[default]
+    Guarded,
+    /// This ASCII character.
+    Character(u8),
+    /// Nothing: quotes are part of the texts.
+    None,
+}
+
+impl Quote {
+    /// The character, if there is one.
+    pub fn character(self) -> Option<u8> {
+        match self {
+            Self::Guarded => Some(b'"'),
+            Self::Character(character) => Some(character),
+            Self::None => None,
+        }
+    }
+}
+
+/// What is done about CSV rows with fewer or more values than there are columns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ragged {
+    /// They are an error.
+    #[default]
+    Error,
+    /// Missing values are null; more values than columns are an error.
+    Null,
+    /// They are left out and counted.
+    Skip,
 }
 
 /// What is done about a column that some files of a source have and others have not.
@@ -133,6 +178,9 @@ struct Table {
     compression: Option<Compression>,
     delimiter: Option<String>,
     header: Option<bool>,
+    quote: Option<String>,
+    escape: Option<String>,
+    ragged: Option<Ragged>,
     #[serde(default)]
     partition_columns: toml::Table,
     #[serde(default)]
@@ -183,6 +231,14 @@ fn source(table: Table) -> Result<SourceConfig, Wrong> {
             "write for example `\";\"`, or `\"\\t\"` for a tab".to_owned(),
         )),
     });
+    let delimiter = delimiter.transpose()?;
+    let quote = match table.quote.as_deref() {
+        None => Quote::Guarded,
+        Some("none") => Quote::None,
+        Some(text) => Quote::Character(one_character("quote", text)?),
+    };
+    let escape = table.escape.as_deref().map(|text| one_character("escape", text)).transpose()?;
+    check_quotes(delimiter, quote, escape)?;
     let source = SourceConfig {
         paths: match table.path {
             Paths::One(path) => vec![path],
@@ -190,25 +246,74 @@ fn source(table: Table) -> Result<SourceConfig, Wrong> {
         },
         format: table.format,
         compression: table.compression,
-        delimiter: delimiter.transpose()?,
+        delimiter,
         header: table.header.unwrap_or(true),
+        quote,
+        escape,
+        ragged: table.ragged.unwrap_or_default(),
         partition_columns: types("partition_columns", &table.partition_columns)?,
         schema: types("schema", &table.schema)?,
         missing_columns: table.missing_columns,
     };
-    let of_text = [
-        ("compression", !matches!(source.compression, None | Some(Compression::None))),
+    let of_csv = [
         ("delimiter", source.delimiter.is_some()),
         ("header", !source.header),
-        ("schema", !source.schema.is_empty()),
+        ("quote", source.quote != Quote::Guarded),
+        ("escape", source.escape.is_some()),
+        ("ragged", source.ragged != Ragged::Error),
     ];
+    if source.format == Some(Format::Json)
+        && let Some((key, _)) = of_csv.into_iter().find(|(_, given)| *given)
+    {
+        let hint = format!("remove `{key}`, or set `format = \"csv\"`");
+        return Err((format!("`{key}` is for CSV files, and `format` is JSON"), hint));
+    }
+    let mut of_text = of_csv.into_iter().chain([
+        ("compression", !matches!(source.compression, None | Some(Compression::None))),
+        ("schema", !source.schema.is_empty()),
+    ]);
     if source.format == Some(Format::Parquet)
-        && let Some((key, _)) = of_text.into_iter().find(|(_, given)| *given)
+        && let Some((key, _)) = of_text.find(|(_, given)| *given)
     {
         let hint = "Parquet files say this themselves; use `CAST` in the query for another type";
         return Err((format!("`{key}` is for CSV and JSON files, and `format` is Parquet"), hint.to_owned()));
     }
     Ok(source)
+}
+
+fn one_character(key: &str, text: &str) -> Result<u8, Wrong> {
+    match text.as_bytes() {
+        &[byte] if byte.is_ascii_graphic() => Ok(byte),
+        _ => Err((
+            format!("`{key}` is {text:?}, which is not one visible ASCII character"),
+            match key {
+                "quote" => {
+                    "write for example `quote = \"'\"`, or `quote = \"none\"` if quotes are part of the texts"
+                }
+                _ => "write for example `escape = \"\\\\\"`, that is, one backslash",
+            }
+            .to_owned(),
+        )),
+    }
+}
+
+/// Checks that the characters of CSV are different ones.
+fn check_quotes(delimiter: Option<u8>, quote: Quote, escape: Option<u8>) -> Result<(), Wrong> {
+    let quote_character = quote.character();
+    let same = |a: &str, b: &str| {
+        let hint = "give them different characters; a quote within a quoted value may be written twice without `escape`";
+        Err((format!("`{a}` and `{b}` are the same character"), hint.to_owned()))
+    };
+    match escape {
+        Some(_) if quote_character.is_none() => {
+            let hint = "remove `escape`: it applies within quotes only";
+            Err(("there is an `escape`, but `quote` is \"none\"".to_owned(), hint.to_owned()))
+        }
+        Some(_) if escape == quote_character => same("escape", "quote"),
+        Some(_) if escape == delimiter => same("escape", "delimiter"),
+        _ if delimiter.is_some() && delimiter == quote_character => same("quote", "delimiter"),
+        _ => Ok(()),
+    }
 }
 
 /// Columns and types, in the order written.
@@ -332,6 +437,9 @@ mod tests {
             compression = "gzip"
             delimiter = "\t"
             header = false
+            quote = "'"
+            escape = "\\"
+            ragged = "skip"
             partition_columns = { date = "Utf8", hour = "INT" }
             schema = { z = "BIGINT", a = "VARCHAR", m = "BIGINT[]", t = "TIMESTAMP", x = "Float32" }
             missing_columns = "null"
@@ -342,6 +450,8 @@ mod tests {
         assert_eq!(whole.paths, ["a.csv", "s3://logs/b.tsv.gz"]);
         assert_eq!((whole.format, whole.compression), (Some(Format::Csv), Some(Compression::Gzip)));
         assert_eq!((whole.delimiter, whole.header), (Some(b'\t'), false));
+        let quotes = (whole.quote, whole.escape, whole.ragged);
+        assert_eq!(quotes, (Quote::Character(b'\''), Some(b'\\'), Ragged::Skip));
         assert_eq!(whole.missing_columns, MissingColumns::Null);
         let types = |columns: &[(String, DataType)]| {
             columns.iter().map(|(name, kind)| format!("{name} {kind}")).collect::<Vec<_>>().join(", ")
@@ -363,6 +473,23 @@ mod tests {
             ("e = { path = 'a', format = 'avro' }", "`avro`", "README"),
             ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "README"),
             ("e = { path = 'a', delimiter = '::' }", "`delimiter`", "\"\\t\""),
+            ("e = { path = 'a', quote = '' }", "`quote` is \"\"", "quote = \"none\""),
+            ("e = { path = 'a', quote = '\"\"' }", "`quote` is", "quote = \"none\""),
+            ("e = { path = 'a', escape = 'no' }", "`escape` is \"no\"", "backslash"),
+            ("e = { path = 'a', escape = '\"' }", "`escape` and `quote` are the same", "different"),
+            (
+                "e = { path = 'a', escape = '|', delimiter = '|' }",
+                "`escape` and `delimiter` are",
+                "different",
+            ),
+            ("e = { path = 'a', quote = '|', delimiter = '|' }", "`quote` and `delimiter` are", "different"),
+            ("e = { path = 'a', quote = 'none', escape = '\\' }", "`quote` is \"none\"", "remove `escape`"),
+            ("e = { path = 'a', ragged = 'fill' }", "`fill`", "README"),
+            (
+                "e = { path = 'a', format = 'json', ragged = 'skip' }",
+                "`ragged` is for CSV",
+                "format = \"csv\"",
+            ),
             ("e = { path = 'a', schema = { x = 'BIGNT' } }", "the column `x`", "BIGINT[]"),
             ("e = { path = 'a', schema = { x = 'BIGINT) + (1' } }", "the column `x`", "BIGINT[]"),
             ("e = { path = 'a', partition_columns = { x = 3 } }", "`partition_columns`", "VARCHAR"),

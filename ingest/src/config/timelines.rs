@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::columns::{Columns, Wrong, duration, duration_or_zero, known_source, once, wrong};
-use super::{FeatureKind, JoinConfig};
+use super::{FeatureKind, JoinConfig, TimeConfig};
 
 /// A `[[timelines]]` section: parallel lists of the last rows before a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct TimelineConfig {
     /// Pairs of a column of the samples and the source's column that equals it.
     pub on: Vec<(String, String)>,
     /// The rows' time.
-    pub time: String,
+    pub time: TimeConfig,
     /// An SQL condition that the rows fulfil.
     pub condition: Option<String>,
     /// The most ids a list has: the latest ones, oldest first.
@@ -35,7 +35,7 @@ pub struct TimelineConfig {
 pub(super) struct TimelineSection {
     source: String,
     on: Columns,
-    time: String,
+    time: toml::Value,
     #[serde(rename = "where")]
     condition: Option<String>,
     length: usize,
@@ -87,7 +87,7 @@ impl TimelineSection {
         Ok(TimelineConfig {
             on: self.on.pairs(&format!("{place}: `on`"))?,
             source: self.source,
-            time: self.time,
+            time: TimeConfig::parse(format!("{place}: `time`"), self.time)?,
             condition: self.condition,
             length: self.length,
             delay_micros,

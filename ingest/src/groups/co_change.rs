@@ -1,4 +1,4 @@
-//! What changes together, counted by set of features.
+//! Counts which features change together, by set of features.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ pub struct CoChange {
 }
 
 impl CoChange {
-    /// Nothing observed yet of so many features.
+    /// Starts without observations, of so many features.
     pub fn new(features: usize) -> Self {
         Self::with_most_sets(features, MOST_SETS)
     }
@@ -61,14 +61,14 @@ impl CoChange {
         for feature in bits(changed).filter(|feature| *feature < self.features) {
             self.changes[feature] += times;
         }
-        // Of what comes one by one, one in 2^thinned is kept; more at once are thinned like what came before.
+        // Of changes that come one by one, one in 2^thinned is kept; several at once are thinned like earlier ones.
         let seed = scramble(self.samples ^ changed[0]);
         let kept = (0..self.thinned).fold(times, |times, round| half(times, seed ^ u64::from(round) << 48));
         self.count(changed, kept);
         self.thin_to(self.thinned);
     }
 
-    /// Adds what another has observed of the same features, in other sessions. Gives the same whatever ran in
+    /// Adds another's observations of the same features, in other sessions. Gives the same whatever ran in
     /// parallel, if the parts are the same and merged in the same order.
     ///
     /// # Panics

@@ -77,7 +77,7 @@ pub(super) fn merge_groups(
 }
 
 /// The sets of features that changed, reduced to those in question, and how often each did, ready to count unions: the
-/// bits of the counts are kept apart, so that 64 sets are looked at at once.
+/// bits of the counts are kept apart, so that 64 sets are handled at once.
 #[derive(Debug)]
 struct Sets {
     /// The sets, most frequent first; bit `i` stands for the `i`th feature in question.

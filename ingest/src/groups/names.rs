@@ -1,11 +1,11 @@
-//! What groups are called.
+//! The names of groups.
 
 use std::collections::BTreeSet;
 
 use super::{ObservedFeature, UNGROUPED};
 
 /// A name for every group: that of its only feature, or the words that the names of all begin with, or else that of the
-/// first. What would be the name of several groups gets a letter behind it.
+/// first. A name that several groups would have gets a letter behind it.
 pub(super) fn group_names(features: &[ObservedFeature], groups: &[Vec<usize>]) -> Vec<String> {
     let name = |feature: &usize| features[*feature].feature.name.as_str();
     let stem = |group: &Vec<usize>| {
@@ -26,7 +26,7 @@ pub(super) fn group_names(features: &[ObservedFeature], groups: &[Vec<usize>]) -
     stems.iter().map(&mut named).collect()
 }
 
-/// The words that all names begin with; a word ends before what is no letter.
+/// The words that all names begin with; a word ends before a character that is not a letter.
 fn common_words<'a>(names: &[&'a str]) -> &'a str {
     let first = names[0];
     let is_boundary = |end: usize| {

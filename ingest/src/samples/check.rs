@@ -9,14 +9,14 @@ use datafusion::logical_expr::{Expr, ExprSchemable};
 use datafusion::prelude::SessionContext;
 use onefold_datasets::suggest;
 
-use super::sql::{key_kind, micros, quote, table};
+use super::sql::{key_kind, table};
 use crate::config::{
-    AttributesConfig, JoinConfig, LabelConfig, SamplingConfig, TimelineConfig, missing_column,
+    AttributesConfig, JoinConfig, LabelConfig, RESERVED, SamplingConfig, TimeConfig, TimelineConfig,
+    missing_column,
 };
-use crate::{Config, Error, Result};
-
-/// What names the columns that the steps make; the sources may not have such columns.
-const RESERVED: &str = "__onefold";
+use crate::error::engine_message;
+use crate::ids::wrong_item_type;
+use crate::{Config, Error, Result, times};
 
 /// The columns that the steps of a configuration are written over.
 pub(super) struct Columns<'a> {
@@ -44,17 +44,19 @@ impl<'a> Columns<'a> {
         let attributes = config.attributes.iter().map(|attributes| &attributes.source);
         for name in join.chain(attributes).chain(config.timelines.iter().map(|timeline| &timeline.source)) {
             let table = context.table(name.as_str()).await?;
-            columns.sources.insert(name.clone(), table.schema().as_arrow().clone());
+            let schema = table.schema().as_arrow().clone();
+            columns.check_reserved(&format!("`{name}`"), schema.fields().iter().map(|field| field.name()))?;
+            columns.sources.insert(name.clone(), schema);
         }
         columns.check_rows()?;
         if let Some(join) = &config.join {
             columns.check_join(join).await?;
         }
         for (i, attributes) in config.attributes.iter().enumerate() {
-            columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes)?;
+            columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes).await?;
         }
         for (i, timeline) in config.timelines.iter().enumerate() {
-            columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline)?;
+            columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline).await?;
         }
         columns.check_made()?;
         if let Some(sampling) = &config.sampling {
@@ -68,13 +70,9 @@ impl<'a> Columns<'a> {
         &self.sources[source]
     }
 
-    /// Microseconds of a time column that was checked.
-    pub(super) fn time(&self, schema: &ArrowSchema, column: &str) -> String {
-        schema
-            .field_with_name(column)
-            .ok()
-            .and_then(|field| micros(field.data_type(), &quote(column)))
-            .unwrap_or_else(|| quote(column))
+    /// The SQL expression for the microseconds since 1970 of a time column, which was checked.
+    pub(super) fn time(&self, schema: &ArrowSchema, time: &TimeConfig) -> Result<String> {
+        times::micros_sql(self.config, time, schema)
     }
 
     /// The columns of a source that the expression `sql`, which was checked, reads.
@@ -102,24 +100,8 @@ impl<'a> Columns<'a> {
     }
 
     fn check_rows(&self) -> Result<()> {
-        if let Some(field) = self.rows.fields().iter().find(|field| field.name().starts_with(RESERVED)) {
-            let message = format!(
-                "a column is called `{}`; names that begin with `{RESERVED}` are reserved",
-                field.name()
-            );
-            return Err(self.wrong(message, "rename the column"));
-        }
         self.key("`[samples].key`", &self.config.samples.key)?;
-        let time = self.in_rows("`[session].time`", &self.config.time)?;
-        if micros(time, "").is_none() {
-            return Err(Error::Column {
-                column: self.config.time.clone(),
-                message: format!(
-                    "`[session].time` must be a timestamp or an integer of microseconds, but the column is {time}"
-                ),
-                hint: "convert it in a query, for example with `to_timestamp(…)`".to_owned(),
-            });
-        }
+        self.in_rows(&self.config.time.place, &self.config.time.column)?;
         for name in self.config.checks.iter().flat_map(|checks| &checks.parallel).flatten() {
             let data_type = self.in_rows("`[checks].parallel`", name)?;
             if !matches!(data_type, DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..))
@@ -137,7 +119,7 @@ impl<'a> Columns<'a> {
     async fn check_join(&self, join: &JoinConfig) -> Result<()> {
         let events = self.of(&join.source);
         self.pairs("`[join].on`", &join.source, &join.on)?;
-        self.source_time("`[join].time`", &join.source, &join.time)?;
+        self.source_time(&join.source, &join.time).await?;
         for name in &join.key {
             self.in_source("`[join].key`", &join.source, name)?;
         }
@@ -153,10 +135,10 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    fn check_attributes(&self, place: &str, attributes: &AttributesConfig) -> Result<()> {
+    async fn check_attributes(&self, place: &str, attributes: &AttributesConfig) -> Result<()> {
         self.pairs(&format!("{place}: `on`"), &attributes.source, &attributes.on)?;
         if let Some(time) = &attributes.time {
-            self.source_time(&format!("{place}: `time`"), &attributes.source, time)?;
+            self.source_time(&attributes.source, time).await?;
         }
         for (_, column) in &attributes.columns {
             self.in_source(&format!("{place}: `columns`"), &attributes.source, column)?;
@@ -164,20 +146,22 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    fn check_timeline(&self, place: &str, timeline: &TimelineConfig) -> Result<()> {
+    async fn check_timeline(&self, place: &str, timeline: &TimelineConfig) -> Result<()> {
         let source = &timeline.source;
         self.pairs(&format!("{place}: `on`"), source, &timeline.on)?;
-        self.source_time(&format!("{place}: `time`"), source, &timeline.time)?;
+        self.source_time(source, &timeline.time).await?;
         for name in timeline.order.iter().chain(&timeline.key) {
             self.in_source(&format!("{place}: `order` or `key`"), source, name)?;
         }
         for (feature, column) in &timeline.columns {
             let data_type = self.in_source(&format!("{place}: `columns`"), source, column)?;
-            if !data_type.is_integer() {
+            let made = self.config.schema.sparse_features().find(|made| made.name == *feature);
+            if let Some(wrong) = made.and_then(|made| wrong_item_type(made, column, data_type)) {
                 let message = format!(
-                    "{place}: `{feature}` takes the column `{column}` of `{source}`, which is {data_type}"
+                    "{place}: `{feature}` takes the column `{column}` of `{source}`, {}",
+                    wrong.message
                 );
-                return Err(self.wrong(message, "lists hold integer ids; give the column an integer type"));
+                return Err(self.wrong(message, &wrong.hint));
             }
         }
         match &timeline.condition {
@@ -200,6 +184,7 @@ impl<'a> Columns<'a> {
             }
             made.push(name);
         }
+        self.check_reserved("a step", made.iter().copied())?;
         made.extend(self.config.sampling.iter().map(|sampling| sampling.weight.as_str()));
         let config = self.config;
         let features = config.feature_columns().map(|(name, _)| ("`[features]`", name));
@@ -232,7 +217,7 @@ impl<'a> Columns<'a> {
         for (value, _) in &sampling.keep {
             if is_number && !value.parse::<f64>().is_ok_and(f64::is_finite) {
                 let message = format!(
-                    "`[sampling].keep`: `{value}` is no value of `{}`, which is {data_type}",
+                    "`[sampling].keep`: `{value}` is not a value of `{}`, which is {data_type}",
                     sampling.label
                 );
                 return Err(self.wrong(message, "write the label's numbers, as `keep = { \"0\" = 0.1 }`"));
@@ -261,7 +246,7 @@ impl<'a> Columns<'a> {
                 let message = format!(
                     "{place}: `{ours}` of the samples is {our_type}, `{theirs}` of `{source}` is {their_type}"
                 );
-                return Err(self.wrong(message, "make them one type, which is no list"));
+                return Err(self.wrong(message, &one_type(ours, our_type, theirs, their_type)));
             }
         }
         Ok(())
@@ -284,15 +269,23 @@ impl<'a> Columns<'a> {
         Ok(field.data_type())
     }
 
-    fn source_time(&self, place: &str, source: &str, name: &str) -> Result<()> {
-        let data_type = self.in_source(place, source, name)?;
-        if micros(data_type, "").is_none() {
-            let message = format!("{place}: `{name}` of `{source}` is {data_type}, which is no time");
-            return Err(
-                self.wrong(message, "a time is a timestamp, a date or an integer of microseconds since 1970")
-            );
+    /// The time column of a source is there, and says what its values mean.
+    async fn source_time(&self, source: &str, time: &TimeConfig) -> Result<()> {
+        self.in_source(&time.place, source, &time.column)?;
+        times::check(self.config, time, self.context.table(source).await?).await
+    }
+
+    /// No column that `owner` has bears a name that is kept for the columns of the steps.
+    fn check_reserved<S: AsRef<str>>(&self, owner: &str, names: impl IntoIterator<Item = S>) -> Result<()> {
+        match names.into_iter().find(|name| name.as_ref().starts_with(RESERVED)) {
+            None => Ok(()),
+            Some(name) => {
+                let name = name.as_ref();
+                let message =
+                    format!("{owner} has a column `{name}`; names that begin with `{RESERVED}` are reserved");
+                Err(self.wrong(message, "rename the column"))
+            }
         }
-        Ok(())
     }
 
     /// An SQL condition over the columns of `schema`.
@@ -301,11 +294,11 @@ impl<'a> Columns<'a> {
         match expression.get_type(&schema) {
             Ok(DataType::Boolean) => Ok(()),
             Ok(other) => {
-                let message = format!("{place}: `{sql}` is no condition, its type is {other}");
+                let message = format!("{place}: `{sql}` is not a condition, its type is {other}");
                 Err(self.wrong(message, "compare something, as `kind = 'click'`"))
             }
             Err(error) => {
-                Err(self.wrong(format!("{place}: {}", error.strip_backtrace()), "correct the condition"))
+                Err(self.wrong(format!("{place}: {}", engine_message(&error)), "correct the condition"))
             }
         }
     }
@@ -316,16 +309,18 @@ impl<'a> Columns<'a> {
         let (expression, _) = self.expression(place, self.of(source), sql)?;
         if !expression.exists(|part| Ok(matches!(part, Expr::AggregateFunction(_))))? {
             return Err(self.wrong(
-                format!("{place}: `{sql}` is no aggregate, but a sample may have many events"),
+                format!("{place}: `{sql}` is not an aggregate, but a sample may have many events"),
                 hint,
             ));
         }
         let planned = self.context.sql(&format!("SELECT {sql}\n AS label FROM {}", table(source))).await;
         let planned =
-            planned.map_err(|error| self.wrong(format!("{place}: {}", error.strip_backtrace()), hint))?;
+            planned.map_err(|error| self.wrong(format!("{place}: {}", engine_message(&error)), hint))?;
         let data_type = planned.schema().field(0).data_type().clone();
         if !data_type.is_numeric() && data_type != DataType::Boolean {
-            return Err(self.wrong(format!("{place}: `{sql}` gives {data_type}, which is no number"), hint));
+            return Err(
+                self.wrong(format!("{place}: `{sql}` gives {data_type}, which is not a number"), hint)
+            );
         }
         Ok(())
     }
@@ -336,12 +331,22 @@ impl<'a> Columns<'a> {
         let expression = self.context.state().create_logical_expr(sql, &columns).map_err(|error| {
             let names = schema.fields().iter().map(|field| format!("`{}`", field.name())).collect::<Vec<_>>();
             let hint = format!("write one SQL expression over the columns {}", names.join(", "));
-            self.wrong(format!("{place}: {}", error.strip_backtrace()), &hint)
+            self.wrong(format!("{place}: {}", engine_message(&error)), &hint)
         })?;
         Ok((expression, columns))
     }
 
     fn wrong(&self, message: String, hint: &str) -> Error {
         Error::Config { path: self.config.path.clone(), message, hint: hint.to_owned() }
+    }
+}
+
+/// What to do where a column `ours` of the samples and a column `theirs` of a source have types of different kinds.
+fn one_type(ours: &str, our_type: &DataType, theirs: &str, their_type: &DataType) -> String {
+    match (key_kind(our_type), key_kind(their_type)) {
+        (Some(_), Some(_)) => format!(
+            "values of different types are never equal: convert `{ours}` in `[samples].query`, for example with `CAST({ours} AS VARCHAR)`, or, in CSV and JSON, give the source's column the other type: `schema = {{ {theirs} = \"VARCHAR\" }}`"
+        ),
+        _ => "compare columns of numbers, texts or times".to_owned(),
     }
 }

@@ -8,8 +8,10 @@ use crate::{Error, Result};
 /// Rows that the declared steps left out or filled up, by reason. A step that is not declared counts nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SkipCounts {
-    /// Rows with a null in what identifies or places a sample (`[checks].null_keys`).
+    /// Rows without a value in a column that identifies a sample, or its time (`[checks].null_keys`).
     pub null_key_samples: u64,
+    /// Rows with a time before the first allowed one (`[checks].past`).
+    pub past_samples: u64,
     /// Rows with a time after the last allowed one (`[checks].future`).
     pub future_samples: u64,
     /// Rows whose parallel lists have different lengths (`[checks].ragged`).
@@ -18,6 +20,10 @@ pub struct SkipCounts {
     pub duplicate_samples: u64,
     /// Rows of events, attributes and timelines without a key, time or value (`[checks].null_keys`).
     pub null_key_rows: u64,
+    /// Rows of events, attributes and timelines with a time before the first allowed one (`[checks].past`).
+    pub past_rows: u64,
+    /// Rows of events, attributes and timelines with a time after the last allowed one (`[checks].future`).
+    pub future_rows: u64,
     /// Rows of the events, and of timelines over other sources, that repeat another row.
     pub duplicate_events: u64,
     /// Events after the attribution window of every sample that they belong to.
@@ -40,10 +46,13 @@ impl SkipCounts {
     pub fn described(&self) -> Vec<(&'static str, u64)> {
         let all = [
             ("rows with a null key or time", self.null_key_samples),
-            ("rows from the future", self.future_samples),
+            ("rows with a time too far in the past", self.past_samples),
+            ("rows with a time in the future", self.future_samples),
             ("rows with parallel lists of different lengths", self.ragged_samples),
             ("duplicate samples", self.duplicate_samples),
             ("rows of other sources with a null key, time or value", self.null_key_rows),
+            ("rows of other sources with a time too far in the past", self.past_rows),
+            ("rows of other sources with a time in the future", self.future_rows),
             ("duplicate events", self.duplicate_events),
             ("late events", self.late_events),
             ("early events", self.early_events),
@@ -56,17 +65,17 @@ impl SkipCounts {
     }
 }
 
-/// Rows of one kind that do not fit, and what the configuration wants done with them.
+/// Rows that do not fit for one reason, and whether the configuration skips or refuses them.
 pub(super) struct Misfits<'a> {
     /// The key that decides, as `` `[samples].duplicates` ``.
     pub(super) place: &'a str,
     /// Its value.
     pub(super) policy: Policy,
-    /// How many rows there are.
+    /// The number of rows.
     pub(super) count: u64,
-    /// What they are, to follow the count.
+    /// The reason, as a sentence without its subject: "have the key of an earlier row".
     pub(super) what: &'a str,
-    /// What else a person can do about them.
+    /// What a person can do besides skipping them.
     pub(super) remedy: &'a str,
 }
 
@@ -76,7 +85,7 @@ impl Misfits<'_> {
         self.policy == Policy::Error && self.count > 0
     }
 
-    /// The error that says so, with the `example` of a row.
+    /// The error that refuses them, with one row as an `example`.
     pub(super) fn error(&self, example: &str) -> Error {
         let example = if example.is_empty() { String::new() } else { format!(", the first with {example}") };
         Error::Rows {

@@ -14,8 +14,8 @@
 //! with those alone that say where a sample belongs. Both have exactly the same samples, in any order. Each has, for
 //! the timeline `N` of the configuration, the columns that [`crate::timeline`] defines.
 //!
-//! What is counted is exact, and counted before the log's lists are read, so that what is an error by configuration
-//! costs little time.
+//! Counts are exact and taken before the log's lists are read, so that rows which the configuration refuses are found
+//! early.
 
 mod check;
 mod counts;
@@ -23,8 +23,6 @@ pub(crate) mod sql;
 mod steps;
 #[cfg(test)]
 mod tests;
-
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::execution::context::SQLOptions;
@@ -34,8 +32,10 @@ use self::check::Columns;
 pub use self::counts::SkipCounts;
 use self::counts::{Misfits, exactly};
 use self::steps::{BASE, CANDIDATES, EVENTS, LABELS, REPEATED, ROWS, Steps};
-use crate::config::{MissingAttributes, Rows};
+use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
+use crate::error::{advice, engine_message};
 use crate::spool::{Spool, counts, example};
+use crate::times::{self, TimeLimits, shown};
 use crate::{Config, Error, Result, timeline};
 
 /// The samples of a configuration, planned but not yet read.
@@ -49,8 +49,8 @@ pub struct Samples {
     pub skipped: SkipCounts,
     /// How many samples there are; unknown for a query without declared steps.
     pub expected: Option<u64>,
-    /// The last time, in microseconds since 1970, that is not in the future: `None` where the steps have looked for those.
-    pub not_after: Option<i64>,
+    /// The times that samples may have; `None` where the steps have checked them.
+    pub time_limits: Option<TimeLimits>,
     /// The files of the tables that the plans read.
     _spool: Spool,
 }
@@ -64,10 +64,13 @@ pub struct Samples {
 /// [`Error::Config`] and [`Error::Column`] for names and types that do not fit, before anything is read;
 /// [`Error::Rows`] for rows that the configuration does not allow; [`Error::Memory`] if a join's keys do not fit.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
+    context.register_udf(times::function());
     let rows = match &config.samples.rows {
         Rows::Query(query) => user_query(context, config, query).await?,
         Rows::Source(source) => context.table(source.as_str()).await?,
     };
+    times::check(config, &config.time, rows.clone()).await?;
+    let limits = TimeLimits::of_checks(config);
     if !has_steps(config) {
         let (narrow, skipped) = (rows.clone(), SkipCounts::default());
         return Ok(Samples {
@@ -75,16 +78,16 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
             narrow,
             skipped,
             expected: None,
-            not_after: Some(not_after(config)),
+            time_limits: Some(limits.of(&config.time)),
             _spool: Spool::default(),
         });
     }
     let columns: ArrowSchema = rows.schema().as_arrow().clone();
     let columns = Columns::check(context, config, columns).await?;
     context.register_table(BASE, rows.into_view())?;
-    let steps = Steps::new(config, &columns, not_after(config))?;
-    let mut planner =
-        Planner { context, config, steps, spool: Spool::default(), skipped: SkipCounts::default() };
+    let steps = Steps::new(config, &columns, limits)?;
+    let (spool, skipped) = (Spool::default(), SkipCounts::default());
+    let mut planner = Planner { context, config, limits, steps, spool, skipped };
     planner.rows().await?;
     planner.events().await?;
     planner.attributes().await?;
@@ -93,7 +96,7 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
         planner.timeline(i).await?;
     }
     let narrow = context.sql(&planner.steps.narrow_samples()).await?;
-    let wide = planner.steps.wide_samples(planner.skipped.duplicate_samples > 0);
+    let wide = planner.steps.wide_samples(planner.skipped.duplicate_samples > 0)?;
     tracing::debug!("samples: {wide}");
     let wide = context.sql(&wide).await?;
     Ok(Samples {
@@ -101,9 +104,17 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
         narrow,
         skipped: planner.skipped,
         expected: Some(expected),
-        not_after: None,
+        time_limits: None,
         _spool: planner.spool,
     })
+}
+
+/// The rows that become samples, before the declared steps.
+pub(crate) async fn rows(context: &SessionContext, config: &Config) -> Result<DataFrame> {
+    match &config.samples.rows {
+        Rows::Query(query) => user_query(context, config, query).await,
+        Rows::Source(source) => Ok(context.table(source.as_str()).await?),
+    }
 }
 
 /// Whether anything is declared beyond a query.
@@ -124,60 +135,66 @@ async fn user_query(context: &SessionContext, config: &Config, query: &str) -> R
     let read_only =
         SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let planned = context.sql_with_options(query, read_only).await;
-    planned.map_err(|error| Error::Config {
-        path: config.path.clone(),
-        message: format!("`[samples].query`: {}", error.strip_backtrace()),
-        hint: format!(
-            "write one `SELECT` in DataFusion's SQL over the tables {}",
-            config.sources.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-        ),
+    planned.map_err(|error| {
+        let message = engine_message(&error);
+        let hint = advice(&message).map(str::to_owned).unwrap_or_else(|| {
+            let tables = config.sources.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>();
+            format!("write one `SELECT` in DataFusion's SQL over the tables {}", tables.join(", "))
+        });
+        Error::Config { path: config.path.clone(), message: format!("`[samples].query`: {message}"), hint }
     })
 }
 
-/// The last time, in microseconds since 1970, that is not in the future.
-fn not_after(config: &Config) -> i64 {
-    config.checks.as_ref().and_then(|checks| checks.not_after).unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
-    })
+/// The state of a row whose time is too early, as [`Steps`] numbers them.
+const PAST: u8 = 5;
+/// The state of a row whose time is in the future.
+const FUTURE: u8 = 3;
+
+/// A table of the rows of a log, and the section that reads it.
+struct LogRows<'a> {
+    table: &'a str,
+    place: &'a str,
+    source: &'a str,
+    on: &'a [(String, String)],
+    time: &'a TimeConfig,
 }
 
 /// Runs the narrow queries, one step after the other.
 struct Planner<'a> {
     context: &'a SessionContext,
     config: &'a Config,
+    limits: TimeLimits,
     steps: Steps<'a>,
     spool: Spool,
     skipped: SkipCounts,
 }
 
 impl Planner<'_> {
-    /// The feature log's narrow rows: which are null, from the future or duplicates.
+    /// The feature log's narrow rows: which lack a key, have a time outside of the limits, or are duplicates.
     async fn rows(&mut self) -> Result<()> {
-        self.spool.table(self.context, ROWS, &self.steps.rows()).await?;
+        self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
+        let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT count(*) FILTER (WHERE __onefold_state = 2), count(*) FILTER (WHERE __onefold_state = 3), \
-             count(*) FILTER (WHERE __onefold_state = 4), \
-             count(*) FILTER (WHERE __onefold_state = 0 AND __onefold_row > 1) FROM {ROWS}"
+            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = 0 AND __onefold_row > 1) FROM {ROWS}",
+            count(2),
+            count(3),
+            count(4),
+            count(5),
         );
-        let [null_keys, future, ragged, duplicates] = exactly(counts(self.context, &sql).await?)?;
+        let [null_keys, future, ragged, past, duplicates] = exactly(counts(self.context, &sql).await?)?;
         let checks = self.config.checks.clone().unwrap_or_default();
         let nulls = Misfits {
             place: "`[checks].null_keys`",
             policy: checks.null_keys,
             count: null_keys,
-            what: "rows have no value in what identifies or places a sample",
+            what: "rows have no value in a column that identifies a sample, or no time",
             remedy: "leave them out with `[samples].where`",
         };
         self.refuse(&nulls, &self.steps.example_row(2)).await?;
-        let late = Misfits {
-            place: "`[checks].future`",
-            policy: checks.future,
-            count: future,
-            what: "rows have a time in the future",
-            remedy: "check the unit of the time column and the clocks, set `[checks].not_after`",
-        };
-        self.refuse(&late, &self.steps.example_row(3)).await?;
+        for (state, count) in [(PAST, past), (FUTURE, future)] {
+            let example = self.steps.example_row(state);
+            self.outside(state, count, &self.config.time, "rows", &example).await?;
+        }
         let uneven = Misfits {
             place: "`[checks].ragged`",
             policy: checks.ragged,
@@ -198,6 +215,7 @@ impl Planner<'_> {
             self.spool.table(self.context, REPEATED, &self.steps.repeated()).await?;
         }
         self.skipped.null_key_samples = null_keys;
+        self.skipped.past_samples = past;
         self.skipped.future_samples = future;
         self.skipped.ragged_samples = ragged;
         self.skipped.duplicate_samples = duplicates;
@@ -208,9 +226,18 @@ impl Planner<'_> {
     async fn events(&mut self) -> Result<()> {
         let Some(join) = &self.config.join else { return Ok(()) };
         self.spool.table(self.context, EVENTS, &self.steps.events(join)?).await?;
-        self.skipped.duplicate_events += self.log_counts(EVENTS, "`[join]`", &join.source).await?;
+        let log = LogRows {
+            table: EVENTS,
+            place: "`[join]`",
+            source: &join.source,
+            on: &join.on,
+            time: &join.time,
+        };
+        self.skipped.duplicate_events += self.log_counts(&log).await?;
         let classes = self.steps.event_classes(join);
-        let sql = format!("SELECT sum(late), sum(early), sum(orphans) FROM ({classes})");
+        let sql = format!(
+            "SELECT sum(__onefold_late), sum(__onefold_early), sum(__onefold_orphans) FROM ({classes})"
+        );
         let [late, early, orphans] = exactly(counts(self.context, &sql).await?)?;
         let remedy = "raise `[join].window` or correct `[join].time`";
         for (place, class, policy, count, what, remedy) in [
@@ -251,12 +278,9 @@ impl Planner<'_> {
     async fn attributes(&mut self) -> Result<()> {
         for (i, attributes) in self.config.attributes.iter().enumerate() {
             let place = format!("`[[attributes]]` {}", i + 1);
-            let unusable = self.steps.unusable_attributes(attributes);
-            let [nulls] =
-                exactly(counts(self.context, &format!("SELECT count(*) FROM ({unusable})")).await?)?;
-            self.null_rows(&place, &attributes.source, nulls).await?;
+            self.attribute_counts(&place, attributes).await?;
             let name = steps::attributes_table(i);
-            self.spool.table(self.context, &name, &self.steps.attributes(attributes)).await?;
+            self.spool.table(self.context, &name, &self.steps.attributes(attributes)?).await?;
             let twice = example(self.context, &self.steps.contradiction(i, attributes)).await?;
             if !twice.is_empty() {
                 let (what, remedy) = match attributes.time {
@@ -320,8 +344,10 @@ impl Planner<'_> {
     async fn timeline(&mut self, i: usize) -> Result<()> {
         let timeline = &self.config.timelines[i];
         let log = timeline::log_table(i);
-        self.spool.table(self.context, &log, &self.steps.timeline_log(timeline)?).await?;
-        let repeated = self.log_counts(&log, &format!("`[[timelines]]` {}", i + 1), &timeline.source).await?;
+        self.spool.table(self.context, &log, &self.steps.timeline_log(i, timeline)?).await?;
+        let place = format!("`[[timelines]]` {}", i + 1);
+        let (source, on, time) = (&timeline.source, &timeline.on, &timeline.time);
+        let repeated = self.log_counts(&LogRows { table: &log, place: &place, source, on, time }).await?;
         let earlier = &self.config.timelines[..i];
         let mut counted = self.config.join.iter().map(|join| &join.source);
         if !counted.any(|source| *source == timeline.source)
@@ -336,15 +362,58 @@ impl Planner<'_> {
     }
 
     /// Counts the rows of a log that cannot be used, which may be an error, and gives the number of duplicates.
-    async fn log_counts(&mut self, table: &str, place: &str, source: &str) -> Result<u64> {
+    async fn log_counts(&mut self, log: &LogRows<'_>) -> Result<u64> {
+        let copies = |state: u8| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT sum(__onefold_copies) FILTER (WHERE __onefold_unusable), \
-             sum(__onefold_copies) FILTER (WHERE NOT __onefold_unusable), \
-             count(*) FILTER (WHERE NOT __onefold_unusable AND __onefold_row = 1) FROM {table}"
+            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = 0 AND __onefold_row = 1) FROM {}",
+            copies(0),
+            copies(2),
+            copies(PAST),
+            copies(FUTURE),
+            log.table,
         );
-        let [nulls, rows, distinct] = exactly(counts(self.context, &sql).await?)?;
-        self.null_rows(place, source, nulls).await?;
+        let [rows, nulls, past, future, distinct] = exactly(counts(self.context, &sql).await?)?;
+        self.null_rows(log.place, log.source, nulls).await?;
+        for (state, count) in [(PAST, past), (FUTURE, future)] {
+            let example = self.steps.example_log_row(log.table, log.on, log.time, state);
+            self.outside(state, count, log.time, &format!("rows of `{}`", log.source), &example).await?;
+        }
+        self.skipped.past_rows += past;
+        self.skipped.future_rows += future;
         Ok(rows - distinct)
+    }
+
+    /// Counts the rows of an `[[attributes]]` that cannot be used, which may be an error.
+    async fn attribute_counts(&mut self, place: &str, attributes: &AttributesConfig) -> Result<()> {
+        let sql = self.steps.attribute_counts(attributes)?;
+        let [nulls, past, future] = exactly(counts(self.context, &sql).await?)?;
+        self.null_rows(place, &attributes.source, nulls).await?;
+        let Some(time) = &attributes.time else { return Ok(()) };
+        for (state, count) in [(PAST, past), (FUTURE, future)] {
+            let example = self.steps.example_attribute(attributes, state)?;
+            self.outside(state, count, time, &format!("rows of `{}`", attributes.source), &example).await?;
+        }
+        self.skipped.past_rows += past;
+        self.skipped.future_rows += future;
+        Ok(())
+    }
+
+    /// Refuses `count` rows whose time is before ([`PAST`]) or after ([`FUTURE`]) the limits of the time column, unless the
+    /// configuration skips them.
+    async fn outside(&self, state: u8, count: u64, time: &TimeConfig, rows: &str, which: &str) -> Result<()> {
+        let checks = self.config.checks.clone().unwrap_or_default();
+        let limits = self.limits.of(time);
+        let (place, policy, which_side, limit, key) = match state {
+            PAST => ("`[checks].past`", checks.past, "before", limits.not_before, "not_before"),
+            _ => ("`[checks].future`", checks.future, "in the future, after", limits.not_after, "not_after"),
+        };
+        let what = format!("{rows} have a time ({}) {which_side} {}", time.place, shown(limit));
+        let remedy = format!(
+            "check the column's unit and the clocks; if such times are right, allow them with `time = {{ column = \"{}\", \
+             {key} = \"…\" }}` or `[checks].{key}`",
+            time.column
+        );
+        self.refuse(&Misfits { place, policy, count, what: &what, remedy: &remedy }, which).await
     }
 
     /// Counts rows of another source without a key, time or value, or refuses them.

@@ -1,6 +1,6 @@
-//! Pieces of SQL, and the types of columns as far as keys and times go.
+//! Pieces of SQL, and which types can be keys.
 
-use datafusion::arrow::datatypes::{DataType, TimeUnit};
+use datafusion::arrow::datatypes::DataType;
 use datafusion::common::TableReference;
 
 /// `"name"`, as SQL writes a name that is taken as it is.
@@ -23,20 +23,7 @@ pub(crate) fn numbered(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|i| format!("{prefix}{i}")).collect()
 }
 
-/// Microseconds since 1970 of the SQL expression `column`; `None` if its type is no time.
-pub(crate) fn micros(data_type: &DataType, column: &str) -> Option<String> {
-    Some(match data_type {
-        DataType::Timestamp(TimeUnit::Second, _) => format!("CAST({column} AS BIGINT) * 1000000"),
-        DataType::Timestamp(TimeUnit::Millisecond, _) => format!("CAST({column} AS BIGINT) * 1000"),
-        DataType::Timestamp(TimeUnit::Microsecond, _) => format!("CAST({column} AS BIGINT)"),
-        DataType::Timestamp(TimeUnit::Nanosecond, _) => format!("CAST({column} AS BIGINT) / 1000"),
-        DataType::Date32 => format!("CAST(CAST({column} AS INT) AS BIGINT) * 86400000000"),
-        integer if integer.is_integer() => format!("CAST({column} AS BIGINT)"),
-        _ => return None,
-    })
-}
-
-/// What kind of value a key is; keys of different kinds never mean the same. `None` for what cannot be a key.
+/// The kind of a key's values; keys of different kinds are never equal. `None` for a type that cannot be a key.
 pub(crate) fn key_kind(data_type: &DataType) -> Option<&'static str> {
     Some(match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "text",

@@ -1,11 +1,17 @@
 //! The SQL of the declared steps. Generated columns are called `__onefold_…`; those of a join's key are numbered.
 
+use datafusion::arrow::datatypes::Schema as ArrowSchema;
+use onefold_datasets::SparseFeature;
+
 use super::check::Columns;
 use super::sql::{all, enclosed, equal, is_sortable, list, numbered, quote, table};
 use crate::config::{
-    AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig,
+    AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig,
     TimelineConfig,
 };
+use crate::ids::IdType;
+use crate::ids::functions::timeline_function_name;
+use crate::times::TimeLimits;
 use crate::{Config, Result, timeline};
 
 /// The view of the rows that become samples: the feature log or the query.
@@ -30,7 +36,8 @@ pub(super) fn attributes_table(i: usize) -> String {
 pub(super) struct Steps<'a> {
     config: &'a Config,
     columns: &'a Columns<'a>,
-    not_after: i64,
+    /// The limits of `[checks]`.
+    limits: TimeLimits,
     /// Columns of the rows that the narrow tables have.
     narrow: Vec<String>,
     /// Columns of the rows that the dataset needs.
@@ -44,7 +51,7 @@ struct Log<'a> {
     source: &'a str,
     key: &'a [String],
     on: &'a [(String, String)],
-    time: &'a str,
+    time: &'a TimeConfig,
     condition: Option<&'a str>,
     /// Expression and name of the columns that the step needs.
     columns: Vec<(String, String)>,
@@ -55,14 +62,14 @@ struct Log<'a> {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(config: &'a Config, columns: &'a Columns<'a>, not_after: i64) -> Result<Self> {
+    pub(super) fn new(config: &'a Config, columns: &'a Columns<'a>, limits: TimeLimits) -> Result<Self> {
         let field = |name: &str| columns.rows.field_with_name(name).ok();
         let session = config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
         let places = [session, config.partition_columns.clone(), config.order.clone()].concat();
         let ours =
             |pairs: &[(String, String)]| pairs.iter().map(|(ours, _)| ours.clone()).collect::<Vec<_>>();
         let mut keys = config.samples.key.clone();
-        keys.push(config.time.clone());
+        keys.push(config.time.column.clone());
         keys.extend(config.join.iter().flat_map(|join| ours(&join.on)));
         keys.extend(config.attributes.iter().flat_map(|attributes| ours(&attributes.on)));
         keys.extend(config.timelines.iter().flat_map(|timeline| ours(&timeline.on)));
@@ -73,11 +80,12 @@ impl<'a> Steps<'a> {
         let wide =
             first_of_each(narrow.iter().chain(&places).chain(&features).filter(|name| field(name).is_some()));
         let made_narrow = first_of_each(places.iter().filter(|name| field(name).is_none()));
-        Ok(Self { config, columns, not_after, narrow, wide, made_narrow })
+        Ok(Self { config, columns, limits, narrow, wide, made_narrow })
     }
 
-    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future, 4 ragged.
-    pub(super) fn rows(&self) -> String {
+    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future, 4 ragged,
+    /// 5 from the past.
+    pub(super) fn rows(&self) -> Result<String> {
         let condition = self.config.samples.condition.as_deref().map(enclosed);
         // Whether an event belongs to a row that `where` leaves out is known only if that row is here.
         let (inside, filter) = match (&condition, &self.config.join) {
@@ -86,45 +94,43 @@ impl<'a> Steps<'a> {
             (None, _) => ("TRUE".to_owned(), String::new()),
         };
         let narrow = list(&self.narrow);
-        let time = self.columns.time(&self.columns.rows, &self.config.time);
+        let time = self.columns.time(&self.columns.rows, &self.config.time)?;
+        let limits = self.limits.of(&self.config.time);
         let inner = format!(
             "SELECT {narrow}, {time} AS __onefold_time, {inside} AS __onefold_in, {} AS __onefold_ragged FROM {BASE}{filter}",
             self.is_ragged(),
         );
         let states = format!(
-            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN 1 WHEN {} THEN 2 WHEN {} THEN 3 WHEN __onefold_ragged THEN 4 \
-             ELSE 0 END AS __onefold_state FROM ({inner})",
+            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN 1 WHEN {} THEN 2 WHEN {} THEN 5 WHEN {} THEN 3 \
+             WHEN __onefold_ragged THEN 4 ELSE 0 END AS __onefold_state FROM ({inner})",
             self.is_null(),
-            self.is_future("__onefold_time"),
+            limits.is_past("__onefold_time"),
+            limits.is_future("__onefold_time"),
         );
         let key = &self.config.samples.key;
         if key.is_empty() {
-            return format!("SELECT *, CAST(1 AS BIGINT) AS __onefold_row FROM ({states})");
+            return Ok(format!("SELECT *, CAST(1 AS BIGINT) AS __onefold_row FROM ({states})"));
         }
-        format!(
+        Ok(format!(
             "SELECT *, CAST(row_number() OVER (PARTITION BY {} ORDER BY __onefold_state, {}) AS BIGINT) AS __onefold_row \
              FROM ({states})",
             list(key),
             self.first_by(),
-        )
+        ))
     }
 
-    /// What the first of several rows of a key is first by, in the narrow tables.
+    /// The order in which the first of several rows of a key is taken, in the narrow tables.
     fn first_by(&self) -> String {
         let rest =
             self.narrow.iter().filter(|name| !self.config.samples.key.contains(name)).map(|name| quote(name));
         std::iter::once("__onefold_time".to_owned()).chain(rest).collect::<Vec<_>>().join(", ")
     }
 
-    /// The condition that a row lacks what identifies or places it.
+    /// The condition that a row has no value in a column that identifies it, or no time.
     fn is_null(&self) -> String {
         let nulls: Vec<String> =
             self.identifying().iter().map(|name| format!("{} IS NULL", quote(name))).collect();
         format!("({})", nulls.join(" OR "))
-    }
-
-    fn is_future(&self, time: &str) -> String {
-        format!("{time} > {}", self.not_after)
     }
 
     /// The condition that lists which should be parallel have different lengths; a null list is an empty one.
@@ -140,7 +146,7 @@ impl<'a> Steps<'a> {
     /// The columns of the log that may not be null: key, session and time.
     fn identifying(&self) -> Vec<String> {
         let session = self.config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let all = self.config.samples.key.iter().chain(&session).chain([&self.config.time]);
+        let all = self.config.samples.key.iter().chain(&session).chain([&self.config.time.column]);
         first_of_each(all.filter(|name| self.narrow.contains(name)))
     }
 
@@ -189,7 +195,7 @@ impl<'a> Steps<'a> {
         let read = first_of_each(&read);
         let sortable =
             |name: &&String| schema.field_with_name(name).is_ok_and(|field| is_sortable(field.data_type()));
-        Ok(self.log(&Log {
+        self.log(&Log {
             source: &join.source,
             key: &join.key,
             on: &join.on,
@@ -198,19 +204,42 @@ impl<'a> Steps<'a> {
             ordered: read.iter().filter(sortable).cloned().collect(),
             columns: read.into_iter().map(|name| (quote(&name), name)).collect(),
             required: Vec::new(),
-        }))
+        })
     }
 
-    /// The rows that `[[timelines]]` reads.
-    pub(super) fn timeline_log(&self, timeline: &TimelineConfig) -> Result<String> {
+    /// An id of a timeline from its column number `place`, BIGINT: integers as they are, others by the function of
+    /// [`FeatureIds`](crate::ids::FeatureIds).
+    fn timeline_id(
+        &self,
+        schema: &ArrowSchema,
+        timeline: usize,
+        place: usize,
+        feature: &str,
+        column: &str,
+    ) -> String {
+        let made = |f: &SparseFeature| f.name == feature && (f.ids.is_some() || f.vocabulary.is_some());
+        let data_type = schema.field_with_name(column).map(|field| field.data_type());
+        let is_integer = data_type.is_ok_and(|data_type| IdType::of(data_type) == Some(IdType::Integer));
+        let column = quote(column);
+        if is_integer && !self.config.schema.sparse_features().any(made) {
+            format!("CAST({column} AS BIGINT)")
+        } else {
+            format!("{}({column})", timeline_function_name(timeline, place))
+        }
+    }
+
+    /// The rows that `[[timelines]]` section `number`, from 0, reads.
+    pub(super) fn timeline_log(&self, number: usize, timeline: &TimelineConfig) -> Result<String> {
         let order = timeline.order.iter().enumerate();
         let order = order.map(|(i, name)| (quote(name), format!("{}{i}", timeline::ORDER)));
+        let schema = self.columns.of(&timeline.source);
         let values = timeline.columns.iter().enumerate();
-        let values = values.map(|(i, (_, column))| {
-            (format!("CAST({} AS BIGINT)", quote(column)), format!("{}{i}", timeline::VALUE))
+        let values = values.map(|(i, (feature, column))| {
+            let id = self.timeline_id(schema, number, i, feature, column);
+            (id, format!("{}{i}", timeline::VALUE))
         });
         let columns: Vec<(String, String)> = order.chain(values).collect();
-        Ok(self.log(&Log {
+        self.log(&Log {
             source: &timeline.source,
             key: &timeline.key,
             on: &timeline.on,
@@ -219,15 +248,18 @@ impl<'a> Steps<'a> {
             ordered: columns.iter().map(|(_, name)| name.clone()).collect(),
             columns,
             required: numbered(timeline::VALUE, timeline.columns.len()),
-        }))
+        })
     }
 
-    /// The rows of a log: its key for the join, its time, what the step reads; `__onefold_unusable` where something is
-    /// null, `__onefold_row` the rank among the rows of one event and `__onefold_copies` how many equal rows it stands for.
-    fn log(&self, log: &Log<'_>) -> String {
+    /// The rows of a log: its key for the join, its time, the columns that the step reads; `__onefold_state`, which is 0 for
+    /// a row that can be used, 2 where something is null, 3 and 5 as for [`rows`](Self::rows); `__onefold_unusable` where the
+    /// state is not 0; `__onefold_row`, the rank among the rows of one event; `__onefold_copies`, the number of equal rows
+    /// that it stands for.
+    fn log(&self, log: &Log<'_>) -> Result<String> {
         let schema = self.columns.of(log.source);
         let on = log.on.iter().enumerate().map(|(i, (_, theirs))| (quote(theirs), format!("__onefold_k{i}")));
-        let time = (self.columns.time(schema, log.time), "__onefold_time".to_owned());
+        let time = (self.columns.time(schema, log.time)?, "__onefold_time".to_owned());
+        let limits = self.limits.of(log.time);
         let read: Vec<(String, String)> = on.chain([time]).chain(log.columns.iter().cloned()).collect();
         let named: Vec<String> = read.iter().map(|(sql, name)| format!("{sql} AS {}", quote(name))).collect();
         let joined = numbered("__onefold_k", log.on.len());
@@ -240,25 +272,52 @@ impl<'a> Steps<'a> {
             .collect();
         let filter = log.condition.map(|sql| format!(" WHERE {}", enclosed(sql))).unwrap_or_default();
         let source = table(log.source);
-        let nulls = nulls.join(" OR ");
+        let state = format!(
+            "CASE WHEN {} THEN 2 WHEN {} THEN 5 WHEN {} THEN 3 ELSE 0 END AS __onefold_state",
+            nulls.join(" OR "),
+            limits.is_past("__onefold_time"),
+            limits.is_future("__onefold_time"),
+        );
+        let states = |rows: &str| {
+            format!(
+                "SELECT *, __onefold_state <> 0 AS __onefold_unusable FROM (SELECT *, {state} FROM ({rows}))"
+            )
+        };
         if log.key.is_empty() {
             let whole = list(schema.fields().iter().map(|field| field.name()));
             let distinct = format!(
                 "SELECT {whole}, count(*) AS __onefold_copies FROM {source}{filter} GROUP BY {whole}"
             );
             let read = format!("SELECT {}, __onefold_copies FROM ({distinct})", named.join(", "));
-            return format!(
-                "SELECT *, ({nulls}) AS __onefold_unusable, CAST(1 AS BIGINT) AS __onefold_row FROM ({read})"
-            );
+            return Ok(format!("SELECT *, CAST(1 AS BIGINT) AS __onefold_row FROM ({})", states(&read)));
         }
         let key: Vec<String> = key.enumerate().map(|(i, name)| format!("{name} AS __onefold_i{i}")).collect();
         let read = format!("SELECT {}, {} FROM {source}{filter}", named.join(", "), key.join(", "));
         let first_by = joined.iter().chain(&log.ordered).map(|name| quote(name)).collect::<Vec<_>>();
-        format!(
+        Ok(format!(
             "SELECT *, CAST(1 AS BIGINT) AS __onefold_copies, CAST(row_number() OVER (PARTITION BY __onefold_unusable, {} \
-             ORDER BY __onefold_time, {}) AS BIGINT) AS __onefold_row FROM (SELECT *, ({nulls}) AS __onefold_unusable FROM ({read}))",
+             ORDER BY __onefold_time, {}) AS BIGINT) AS __onefold_row FROM ({})",
             list(numbered("__onefold_i", log.key.len())),
             first_by.join(", "),
+            states(&read),
+        ))
+    }
+
+    /// The first row of a state in the table of a [`log`](Self::log), for a message.
+    pub(super) fn example_log_row(
+        &self,
+        table: &str,
+        on: &[(String, String)],
+        time: &TimeConfig,
+        state: u8,
+    ) -> String {
+        let keys = on.iter().enumerate().filter(|(_, (_, theirs))| *theirs != time.column);
+        let keys = keys.map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)));
+        format!(
+            "SELECT {}, {} AS {} FROM {table} WHERE __onefold_state = {state} ORDER BY 1, __onefold_time LIMIT 1",
+            keys.collect::<Vec<_>>().join(", "),
+            timestamp("__onefold_time"),
+            quote(&time.column),
         )
     }
 
@@ -269,22 +328,32 @@ impl<'a> Steps<'a> {
         let ours: Vec<String> =
             join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
         let (keys, ours) = (keys.join(", "), ours.join(", "));
-        let samples = format!("SELECT {ours}, __onefold_time AS t, 0 AS kind FROM ({})", self.distinct());
-        let events = format!("SELECT {keys}, __onefold_time AS t, 1 AS kind FROM {EVENTS} WHERE {USABLE}");
+        let samples = format!(
+            "SELECT {ours}, __onefold_time AS __onefold_at, 0 AS __onefold_kind FROM ({})",
+            self.distinct()
+        );
+        let events = format!(
+            "SELECT {keys}, __onefold_time AS __onefold_at, 1 AS __onefold_kind FROM {EVENTS} WHERE {USABLE}"
+        );
         let others = format!(
-            "SELECT {ours}, coalesce(__onefold_time, 0) AS t, 2 AS kind FROM {ROWS} WHERE __onefold_state <> 0"
+            "SELECT {ours}, coalesce(__onefold_time, 0) AS __onefold_at, 2 AS __onefold_kind FROM {ROWS} \
+             WHERE __onefold_state <> 0"
         );
         let over = format!(
-            "OVER (PARTITION BY {keys} ORDER BY t, kind ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+            "OVER (PARTITION BY {keys} ORDER BY __onefold_at, __onefold_kind \
+             ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
         );
         let seen = format!(
-            "SELECT {keys}, kind, t, max(CASE WHEN kind = 0 THEN t END) {over} AS seen \
+            "SELECT {keys}, __onefold_kind, __onefold_at, \
+             max(CASE WHEN __onefold_kind = 0 THEN __onefold_at END) {over} AS __onefold_seen \
              FROM ({samples} UNION ALL {events} UNION ALL {others})"
         );
         format!(
-            "SELECT {keys}, count(*) FILTER (WHERE kind = 1 AND t > seen + {}) AS late, \
-             CASE WHEN min(kind) = 0 THEN count(*) FILTER (WHERE kind = 1 AND seen IS NULL) ELSE 0 END AS early, \
-             CASE WHEN min(kind) = 1 AND max(kind) = 1 THEN count(*) ELSE 0 END AS orphans FROM ({seen}) GROUP BY {keys}",
+            "SELECT {keys}, count(*) FILTER (WHERE __onefold_kind = 1 AND __onefold_at > __onefold_seen + {}) AS __onefold_late, \
+             CASE WHEN min(__onefold_kind) = 0 THEN count(*) FILTER (WHERE __onefold_kind = 1 AND __onefold_seen IS NULL) \
+             ELSE 0 END AS __onefold_early, \
+             CASE WHEN min(__onefold_kind) = 1 AND max(__onefold_kind) = 1 THEN count(*) ELSE 0 END AS __onefold_orphans \
+             FROM ({seen}) GROUP BY {keys}",
             join.window_micros
         )
     }
@@ -299,7 +368,7 @@ impl<'a> Steps<'a> {
             .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
             .collect();
         format!(
-            "SELECT {} FROM ({}) WHERE {class} > 0 ORDER BY {} LIMIT 1",
+            "SELECT {} FROM ({}) WHERE __onefold_{class} > 0 ORDER BY {} LIMIT 1",
             shown.join(", "),
             self.event_classes(join),
             keys.join(", ")
@@ -348,15 +417,9 @@ impl<'a> Steps<'a> {
         )
     }
 
-    /// Rows of the attributes that no sample can have: they lack the key or the time.
-    pub(super) fn unusable_attributes(&self, attributes: &AttributesConfig) -> String {
-        let needed = attributes.on.iter().map(|(_, theirs)| theirs).chain(&attributes.time);
-        let nulls: Vec<String> = needed.map(|name| format!("{} IS NULL", quote(name))).collect();
-        format!("SELECT 1 FROM {} WHERE {}", table(&attributes.source), nulls.join(" OR "))
-    }
-
-    /// The distinct attributes with the time from which, and until which, they hold.
-    pub(super) fn attributes(&self, attributes: &AttributesConfig) -> String {
+    /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and `__onefold_state`, as
+    /// for the rows of a [`log`](Self::log).
+    fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {
         let schema = self.columns.of(&attributes.source);
         let keys = numbered("__onefold_k", attributes.on.len());
         let mut read: Vec<String> = attributes
@@ -365,26 +428,68 @@ impl<'a> Steps<'a> {
             .zip(&keys)
             .map(|((_, theirs), key)| format!("{} AS {key}", quote(theirs)))
             .collect();
-        let mut needed: Vec<String> =
-            attributes.on.iter().map(|(_, theirs)| format!("{} IS NOT NULL", quote(theirs))).collect();
+        let mut nulls: Vec<String> = keys.iter().map(|key| format!("{key} IS NULL")).collect();
+        let mut outside = String::new();
         match &attributes.time {
             Some(time) => {
-                read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)));
-                needed.push(format!("{} IS NOT NULL", quote(time)));
+                let limits = self.limits.of(time);
+                read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)?));
+                nulls.push("__onefold_from IS NULL".to_owned());
+                outside = format!(
+                    "WHEN {} THEN 5 WHEN {} THEN 3 ",
+                    limits.is_past("__onefold_from"),
+                    limits.is_future("__onefold_from")
+                );
             }
             None => read.push("CAST(0 AS BIGINT) AS __onefold_from".to_owned()),
         }
         read.extend(
             attributes.columns.iter().map(|(name, column)| format!("{} AS {}", quote(column), quote(name))),
         );
-        format!(
-            "SELECT *, lead(__onefold_from) OVER (PARTITION BY {} ORDER BY __onefold_from) AS __onefold_to \
-             FROM (SELECT DISTINCT {} FROM {} WHERE {})",
-            keys.join(", "),
+        Ok(format!(
+            "SELECT *, CASE WHEN {} THEN 2 {outside}ELSE 0 END AS __onefold_state FROM (SELECT {} FROM {})",
+            nulls.join(" OR "),
             read.join(", "),
             table(&attributes.source),
-            all(&needed),
-        )
+        ))
+    }
+
+    /// How many rows of the attributes have each of the states 2, 5 and 3.
+    pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
+        let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
+        let rows = self.attribute_rows(attributes)?;
+        Ok(format!("SELECT {}, {}, {} FROM ({rows})", count(2), count(5), count(3)))
+    }
+
+    /// The first row of a state of the attributes, for a message.
+    pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: u8) -> Result<String> {
+        let mut shown: Vec<String> = attributes
+            .on
+            .iter()
+            .enumerate()
+            .map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)))
+            .collect();
+        let time = attributes.time.as_ref().map(|time| &time.column);
+        if let Some(time) = time.filter(|time| attributes.on.iter().all(|(_, theirs)| theirs != *time)) {
+            shown.push(format!("{} AS {}", timestamp("__onefold_from"), quote(time)));
+        }
+        Ok(format!(
+            "SELECT {} FROM ({}) WHERE __onefold_state = {state} ORDER BY __onefold_from, 1 LIMIT 1",
+            shown.join(", "),
+            self.attribute_rows(attributes)?
+        ))
+    }
+
+    /// The distinct attributes with the time from which, and until which, they hold.
+    pub(super) fn attributes(&self, attributes: &AttributesConfig) -> Result<String> {
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let columns = list(attributes.columns.iter().map(|(name, _)| name));
+        Ok(format!(
+            "SELECT *, lead(__onefold_from) OVER (PARTITION BY {0} ORDER BY __onefold_from) AS __onefold_to \
+             FROM (SELECT DISTINCT {0}, __onefold_from, {columns} FROM ({1}) WHERE __onefold_state = 0)",
+            keys.join(", "),
+            self.attribute_rows(attributes)?,
+        ))
     }
 
     /// The first key of the `i`th attributes that has different rows of one time, for a message.
@@ -560,8 +665,8 @@ impl<'a> Steps<'a> {
     }
 
     /// [`Samples::wide`](super::Samples::wide); `repeated` tells whether several rows have one key.
-    pub(super) fn wide_samples(&self, repeated: bool) -> String {
-        let usable = self.usable_rows();
+    pub(super) fn wide_samples(&self, repeated: bool) -> Result<String> {
+        let usable = self.usable_rows()?;
         let rows = if repeated { self.first_rows(&usable) } else { usable };
         let kept: Vec<String> = self.drops().into_iter().map(|(drop, _)| format!("NOT ({drop})")).collect();
         let joined = format!("SELECT * FROM ({}) WHERE {}", self.joined(&rows), all(&kept));
@@ -572,22 +677,24 @@ impl<'a> Steps<'a> {
         let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
         let made = labels.chain(attributes.map(|(name, _)| name));
         let columns = rows.chain(made).map(|name| quote(name));
-        self.placed(&joined, columns.chain(sampling.map(|sampling| self.weight(sampling))).collect())
+        Ok(self.placed(&joined, columns.chain(sampling.map(|sampling| self.weight(sampling))).collect()))
     }
 
     /// The rows of the log that are samples, with all columns that are needed.
-    fn usable_rows(&self) -> String {
-        let time = self.columns.time(&self.columns.rows, &self.config.time);
+    fn usable_rows(&self) -> Result<String> {
+        let time = self.columns.time(&self.columns.rows, &self.config.time)?;
+        let limits = self.limits.of(&self.config.time);
         let mut conditions: Vec<String> =
             self.identifying().iter().map(|name| format!("{} IS NOT NULL", quote(name))).collect();
-        conditions.push(format!("NOT ({})", self.is_future(&time)));
+        conditions.push(format!("NOT ({})", limits.is_past(&time)));
+        conditions.push(format!("NOT ({})", limits.is_future(&time)));
         conditions.push(format!("NOT {}", self.is_ragged()));
         conditions.extend(self.config.samples.condition.as_deref().map(enclosed));
-        format!(
+        Ok(format!(
             "SELECT {}, {time} AS __onefold_time FROM {BASE} WHERE {}",
             list(&self.wide),
             all(&conditions)
-        )
+        ))
     }
 
     /// The first of the `rows` of every key. Rows of a key that occurs once, which are nearly all, are only streamed.
@@ -625,6 +732,11 @@ impl<'a> Steps<'a> {
         let columns: Vec<String> = columns.into_iter().chain(places).collect();
         format!("SELECT {} FROM ({sql})", columns.join(", "))
     }
+}
+
+/// A time of microseconds since 1970 as a timestamp, for a message.
+fn timestamp(micros: &str) -> String {
+    format!("arrow_cast({micros}, 'Timestamp(Microsecond, None)')")
 }
 
 /// The condition for the rows of a log that count.

@@ -35,11 +35,13 @@ const USERS: &str = "SELECT column1 AS id, column2 * 1000000 AS valid_from, colu
      ('a', 90, 30, 'DK'))";
 
 const START: &str = "format_version = 1\n[sources]\nfeatures = \"x\"\nevents = \"x\"\nusers = \"x\"\n\
-     [session]\nuser = \"user\"\ngap = \"30m\"\ntime = \"time\"\n";
+     [session]\nuser = \"user\"\ngap = \"30m\"\ntime = { column = \"time\", unit = \"us\", not_before = 1970-01-01 }\n";
 const SAMPLES: &str = "[samples]\nsource = \"features\"\nkey = [\"request\"]\n";
-const JOIN: &str = "[join]\nsource = \"events\"\non = { request = \"req\" }\ntime = \"at\"\nwindow = \"60s\"\nkey = [\"event\"]\n\
+const JOIN: &str = "[join]\nsource = \"events\"\non = { request = \"req\" }\n\
+     time = { column = \"at\", unit = \"us\", not_before = 1970-01-01 }\nwindow = \"60s\"\nkey = [\"event\"]\n\
      [join.labels]\nclicked = { when = \"kind = 'click' -- or more\" }\nseconds = { value = \"max(seconds)\", missing = -1 }\n";
-const USER: &str = "[[attributes]]\nsource = \"users\"\non = { user = \"id\" }\ntime = \"valid_from\"\n\
+const USER: &str = "[[attributes]]\nsource = \"users\"\non = { user = \"id\" }\n\
+     time = { column = \"valid_from\", unit = \"us\", not_before = 1970-01-01 }\n\
      columns = { user_age = \"age\", country = \"country\" }\n";
 const FEATURE_KINDS: &str = "[features]\nitem = { kind = \"sparse\" }\nhistory = { kind = \"sequence\" }\n";
 
@@ -208,7 +210,9 @@ fn attributes_are_those_of_the_samples_time() {
         &format!("{SAMPLES}{USER}missing = \"error\"\n"),
         &["`[[attributes]]` 1: 3 samples have no row of `users`", "request = 3"],
     );
-    let without_time = USER.replace("time = \"valid_from\"\n", "");
+    let time = "time = { column = \"valid_from\", unit = \"us\", not_before = 1970-01-01 }\n";
+    assert!(USER.contains(time));
+    let without_time = USER.replace(time, "");
     refused(
         &format!("{SAMPLES}{without_time}"),
         &["`[[attributes]]` 1: `users` has several rows of one key", "id = a"],
@@ -304,7 +308,7 @@ fn mistakes_are_found_before_anything_is_read() {
     );
     refused(&SAMPLES.replace("\"request\"", "\"history\""), &["`[samples].key`", "`history`", "List"]);
     refused(&format!("{SAMPLES}where = \"usr = 1\"\n"), &["`[samples].where`", "usr"]);
-    refused(&format!("{SAMPLES}where = \"request\"\n"), &["`[samples].where`", "is no condition"]);
+    refused(&format!("{SAMPLES}where = \"request\"\n"), &["`[samples].where`", "is not a condition"]);
     refused(&format!("{SAMPLES}where = \"request > 1) OR (1 = 1\"\n"), &["`[samples].where`"]);
     refused("[samples]\nsource = \"features\"\nquery = \"SELECT 1\"\n", &["both `source` and `query`"]);
     refused("[samples]\n", &["neither `source` nor `query`"]);
@@ -314,12 +318,12 @@ fn mistakes_are_found_before_anything_is_read() {
         &["`[join].on`", "`request`, which `events` does not have", "known names: `event`, `req`"],
     );
     refused(&join("\"req\"", "\"kind\""), &["`[join].on`", "`kind` of `events` is Utf8"]);
-    refused(&join("\"at\"", "\"kind\""), &["`[join].time`", "which is no time"]);
+    refused(&join("\"at\"", "\"kind\""), &["column `kind`", "`[join].time`", "`click` is not a time"]);
     refused(&join("\"60s\"", "\"60 parsecs\""), &["`[join].window`"]);
     refused(&join("kind = 'click'", "knd = 'click'"), &["`[join.labels].clicked`", "knd", "`kind`"]);
-    refused(&join("max(seconds)", "seconds"), &["`[join.labels].seconds`", "is no aggregate"]);
+    refused(&join("max(seconds)", "seconds"), &["`[join.labels].seconds`", "is not an aggregate"]);
     refused(&join("max(seconds)", "max(seconds) + event"), &["`[join.labels].seconds`"]);
-    refused(&join("max(seconds)", "max(kind)"), &["`[join.labels].seconds`", "no number"]);
+    refused(&join("max(seconds)", "max(kind)"), &["`[join.labels].seconds`", "not a number"]);
     refused(&join("seconds = {", "item = {"), &["two steps", "`item`"]);
     refused(
         &format!("{SAMPLES}{}", USER.replace("\"age\"", "\"agee\"")),
@@ -347,7 +351,8 @@ fn two_threads() -> SessionContext {
 #[test]
 fn lists_are_streamed_past_all_declared_steps() {
     let sampling = "[sampling]\nlabel = \"clicked\"\nkeep = { \"0\" = 0.5 }\nweight = \"weight\"\n";
-    let timeline = "[[timelines]]\nsource = \"events\"\non = { user = \"kind\" }\ntime = \"at\"\nlength = 3\ncolumns = { past = \"event\" }\n";
+    let timeline = "[[timelines]]\nsource = \"events\"\non = { user = \"kind\" }\n\
+                    time = { column = \"at\", unit = \"us\", not_before = 1970-01-01 }\nlength = 3\ncolumns = { past = \"event\" }\n";
     let past = "past = { kind = \"sequence\" }\nweight = { kind = \"weight\" }\nhistory = { kind = \"sequence\" }\nclicked = { kind = \"label\" }\n";
     let text = format!("{START}{SAMPLES}{JOIN}{USER}{sampling}{timeline}[features]\n{past}");
     let config = Config::parse(Path::new("dataset.toml"), &text).unwrap();
@@ -462,10 +467,11 @@ proptest! {
         let key = if with_event_key { "key = [\"id\"]\n" } else { "" };
         let mut text = format!(
             "format_version = 1\n[sources]\nfeatures = \"x\"\nevents = \"x\"\nusers = \"x\"\n[samples]\nsource = \"features\"\n\
-             key = [\"request\"]\n[session]\nkey = [\"user\"]\ntime = \"time\"\n[join]\nsource = \"events\"\non = {{ request = \"of\" }}\n\
-             time = \"at\"\nwindow = \"{window}us\"\n{key}[join.labels]\nclicked = {{ when = \"kind = 1\" }}\n\
+             key = [\"request\"]\n[session]\nkey = [\"user\"]\n\
+             time = {{ column = \"time\", unit = \"us\", not_before = 1970-01-01 }}\n[join]\nsource = \"events\"\non = {{ request = \"of\" }}\n\
+             time = {{ column = \"at\", unit = \"us\", not_before = 1970-01-01 }}\nwindow = \"{window}us\"\n{key}[join.labels]\nclicked = {{ when = \"kind = 1\" }}\n\
              seconds = {{ value = \"max(seconds)\", missing = -7 }}\n[[attributes]]\nsource = \"users\"\non = [\"user\"]\n\
-             time = \"since\"\ncolumns = [\"age\"]\ndefault = {{ age = -1 }}\n"
+             time = {{ column = \"since\", unit = \"us\", not_before = 1970-01-01 }}\ncolumns = [\"age\"]\ndefault = {{ age = -1 }}\n"
         );
         if let Some(tenths) = keep {
             let probability = f64::from(tenths) / 10.0;

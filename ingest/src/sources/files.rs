@@ -177,6 +177,21 @@ fn walk(
     Ok(())
 }
 
+/// The path of a `file://` URL, which may be a pattern.
+///
+/// # Errors
+///
+/// If it names another host, or no absolute path.
+pub(super) fn path_of_url(url: &str) -> Result<String, Wrong> {
+    let rest = url.strip_prefix("file://").unwrap_or(url);
+    let path = rest.strip_prefix("localhost").unwrap_or(rest);
+    if !path.starts_with('/') {
+        let hint = "write `file:///folder/*.parquet`, with an absolute path and no host";
+        return Err(("the URL names no local path".to_owned(), hint.to_owned()));
+    }
+    Ok(percent_decoded(path))
+}
+
 fn unreadable(path: &Path, error: &std::io::Error) -> WrongPlace {
     let hint = "make it readable for the user that runs this, or leave it out of the path";
     (path.to_owned(), (format!("it cannot be read: {error}"), hint.to_owned()))
@@ -250,6 +265,13 @@ mod tests {
         fs_err::os::unix::fs::symlink("nowhere", directory.path().join("broken.csv")).unwrap();
         let (path, (message, _)) = futures::executor::block_on(local(directory.path(), "")).unwrap_err();
         assert!(path.ends_with("broken.csv") && message.contains("cannot be read"), "{message}");
+    }
+
+    #[test]
+    fn urls_of_files_are_paths() {
+        assert_eq!(path_of_url("file:///logs/a%20b/*.csv").unwrap(), "/logs/a b/*.csv");
+        assert_eq!(path_of_url("file://localhost/logs").unwrap(), "/logs");
+        assert!(path_of_url("file://logs/a.csv").unwrap_err().1.contains("file:///"));
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 
-use crate::config::{Compression, Format, SourceConfig};
+use super::csv::CsvRules;
+use crate::config::{Compression, Format, Quote, Ragged, SourceConfig};
 
 /// How the bytes of a source's files become rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +15,9 @@ pub(super) struct Dialect {
     pub(super) delimiter: u8,
     /// Whether CSV files begin with a row of column names.
     pub(super) header: bool,
+    pub(super) quote: Quote,
+    pub(super) escape: Option<u8>,
+    pub(super) ragged: Ragged,
 }
 
 /// Format and compression, as far as a file's name tells; and whether it is separated by tabs.
@@ -48,8 +52,20 @@ pub(super) fn name_tells(path: &Path) -> NameTells {
 impl Dialect {
     /// How files of `config` are read whose names tell `told`; `None` if nothing tells their format.
     pub(super) fn new(config: &SourceConfig, told: NameTells) -> Option<Self> {
+        Some(Self::of_format(config.format.or(told.format)?, config, told))
+    }
+
+    /// How files of `config` are read if they have this format.
+    pub(super) fn of_format(format: Format, config: &SourceConfig, told: NameTells) -> Self {
         let delimiter = config.delimiter.unwrap_or(if told.tabs { b'\t' } else { b',' });
-        Some(Self { format: config.format.or(told.format)?, delimiter, header: config.header })
+        let SourceConfig { header, quote, escape, ragged, .. } = *config;
+        Self { format, delimiter, header, quote, escape, ragged }
+    }
+
+    /// How CSV files are checked whose rows have as many columns.
+    pub(super) fn csv_rules(&self, columns: Option<usize>) -> CsvRules {
+        let Self { delimiter, quote, escape, ragged, .. } = *self;
+        CsvRules { delimiter, quote, escape, ragged, columns }
     }
 }
 
@@ -72,6 +88,8 @@ pub(super) fn not_text(bytes: &[u8]) -> Option<&'static str> {
         (b"BZh", "it is compressed with bzip2"),
         (b"\xfd7zXZ\0", "it is compressed with xz"),
         (b"\x28\xb5\x2f\xfd", "it is compressed with zstd"),
+        (b"\xff\xfe", "it is text in UTF-16, not in UTF-8"),
+        (b"\xfe\xff", "it is text in UTF-16, not in UTF-8"),
     ];
     let known = starts.iter().find(|(magic, _)| bytes.starts_with(magic));
     known.map(|(_, message)| *message).or(bytes.contains(&0).then_some("it is not text"))
@@ -103,6 +121,7 @@ mod tests {
         assert_eq!(not_text(b"PAR1...."), Some("it is a Parquet file"));
         assert_eq!(not_text(b"\x28\xb5\x2f\xfd."), Some("it is compressed with zstd"));
         assert_eq!(not_text(b"a,b\n1,\0\n"), Some("it is not text"));
+        assert_eq!(not_text(b"\xff\xfea\0"), Some("it is text in UTF-16, not in UTF-8"));
         assert_eq!(not_text("a,b\n1,é\n".as_bytes()), None);
     }
 }

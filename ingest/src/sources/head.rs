@@ -7,76 +7,130 @@ use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use arrow::json::reader::infer_json_schema;
 use futures::{Stream, StreamExt};
 
+use super::csv::{Checker, NO_QUOTE};
 use super::formats::{Dialect, not_text};
 use crate::config::Format;
 
-/// Rows that are looked at in every file.
+/// Rows of every file from which columns are inferred.
 const ROWS: usize = 1000;
 /// Fewer rows are enough when they have this many bytes.
 const BYTES: usize = 8 << 20;
-/// A row beyond this is taken for a file that has no rows.
+/// A line of JSON beyond this is taken for a file that has no lines.
 const ROW_BYTES: usize = 64 << 20;
-/// What separates and closes the values of CSV rows.
-const QUOTE: u8 = b'"';
 
 /// The first whole rows of a file.
 #[derive(Debug)]
 pub(super) struct Head {
     bytes: Vec<u8>,
-    /// Where the rows end, a header among them.
+    /// Number of rows, a header among them.
     rows: usize,
 }
 
 /// What is wrong with a file, and what to do.
 pub(super) type Wrong = (String, String);
 
-/// Reads the first rows of a decompressed stream and no more of it than that takes.
+/// Reads the first rows of a decompressed stream and no more of it than that takes. Rows of CSV are checked; they have as
+/// many values as `columns` says, or as the first row.
 ///
 /// # Errors
 ///
-/// If the stream fails, holds no text, or a row of more than 64 MiB.
+/// If the stream fails or holds no text, CSV has a row that is not clear, or JSON a line of more than 64 MiB.
 pub(super) async fn read_head<E: std::fmt::Display>(
     mut chunks: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
     dialect: Dialect,
+    columns: Option<usize>,
 ) -> Result<Head, Wrong> {
-    let mut splitter = RowSplitter::new(dialect);
-    let mut bytes = Vec::new();
-    let (mut rows, mut end) = (0, 0);
+    let mut rows = match dialect.format {
+        Format::Csv => HeadRows::Csv(Checker::new(dialect.csv_rules(columns))),
+        _ => HeadRows::Lines { begun: Vec::new(), rows: 0 },
+    };
+    let (mut bytes, mut start) = (Vec::new(), Vec::new());
     let wanted = ROWS + usize::from(dialect.format == Format::Csv && dialect.header);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| (format!("it cannot be read: {error}"), damaged_hint()))?;
-        let seen = bytes.len();
-        bytes.extend_from_slice(&chunk);
-        if seen < 4096
-            && let Some(message) = not_text(&bytes)
-        {
-            return Err((
-                message.to_owned(),
-                "set the source's `format` and `compression` to what it is".to_owned(),
-            ));
+        if start.len() < START_BYTES {
+            start.extend_from_slice(&chunk);
+            check_start(&start, dialect)?;
         }
-        for (place, byte) in chunk.iter().enumerate() {
-            if splitter.ends_row(*byte) {
-                rows += 1;
-                end = seen + place + 1;
-                if rows == wanted || (end >= BYTES && rows > 1) {
-                    bytes.truncate(end);
-                    return Ok(Head { bytes, rows });
+        rows.push(&chunk, &mut bytes)?;
+        if rows.count() >= wanted || (bytes.len() >= BYTES && rows.count() > 1) {
+            return Ok(Head { bytes, rows: rows.count() });
+        }
+    }
+    rows.finish(&mut bytes)?;
+    Ok(Head { bytes, rows: rows.count() })
+}
+
+/// Bytes at the start of a file that tell what it is.
+const START_BYTES: usize = 4096;
+
+/// Checks that a file that begins like this can be of the format.
+fn check_start(start: &[u8], dialect: Dialect) -> Result<(), Wrong> {
+    if let Some(message) = not_text(start) {
+        let hint = match message.contains("UTF-16") {
+            true => "convert the file to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`",
+            false => "set the source's `format` and `compression` to those of the file",
+        };
+        return Err((message.to_owned(), hint.to_owned()));
+    }
+    if dialect.format == Format::Csv && start.starts_with(b"{\"") {
+        return Err(("it looks like JSON lines, not CSV".to_owned(), "set `format = \"json\"`".to_owned()));
+    }
+    Ok(())
+}
+
+/// Finds where the rows of a head end.
+enum HeadRows {
+    Csv(Checker),
+    Lines {
+        /// The bytes of a line that is not whole yet.
+        begun: Vec<u8>,
+        rows: usize,
+    },
+}
+
+impl HeadRows {
+    /// Appends the rows that end in `chunk` to `bytes`.
+    fn push(&mut self, chunk: &[u8], bytes: &mut Vec<u8>) -> Result<(), Wrong> {
+        match self {
+            Self::Csv(checker) => checker.push(chunk, bytes).map_err(|error| (error.message, error.hint)),
+            Self::Lines { begun, rows } => {
+                let whole = chunk.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+                if whole > 0 {
+                    bytes.append(begun);
+                    bytes.extend_from_slice(&chunk[..whole]);
+                    *rows += chunk[..whole].iter().filter(|byte| **byte == b'\n').count();
                 }
+                begun.extend_from_slice(&chunk[whole..]);
+                if begun.len() > ROW_BYTES {
+                    let message = format!("line {} has more than {} MiB", *rows + 1, ROW_BYTES >> 20);
+                    let hint =
+                        "the file has no line ends, or is of another format; correct it, or set `format`";
+                    return Err((message, hint.to_owned()));
+                }
+                Ok(())
             }
         }
-        if bytes.len() - end > ROW_BYTES {
-            let message = format!("row {} has more than {} MiB", rows + 1, ROW_BYTES >> 20);
-            return Err((
-                message,
-                "the file has no line ends or an open quote; correct it, or set `format`".to_owned(),
-            ));
+    }
+
+    /// Appends a last row without a line end to `bytes`.
+    fn finish(&mut self, bytes: &mut Vec<u8>) -> Result<(), Wrong> {
+        match self {
+            Self::Csv(checker) => checker.finish(bytes).map_err(|error| (error.message, error.hint)),
+            Self::Lines { begun, rows } => {
+                *rows += usize::from(!begun.is_empty());
+                bytes.append(begun);
+                Ok(())
+            }
         }
     }
-    if bytes.len() > end {
-        rows += 1;
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Csv(checker) => usize::try_from(checker.rows()).unwrap_or(usize::MAX),
+            Self::Lines { rows, .. } => *rows,
+        }
     }
-    Ok(Head { bytes, rows })
 }
 
 /// What to do about a file whose bytes cannot be decoded.
@@ -102,13 +156,9 @@ impl Head {
             let hint = "write at least its header, or delete the file";
             return Err(("it has no rows, not even a header".to_owned(), hint.to_owned()));
         }
-        if self.bytes.starts_with(b"{\"") {
-            return Err((
-                "it looks like JSON lines, not CSV".to_owned(),
-                "set `format = \"json\"`".to_owned(),
-            ));
-        }
         let format = CsvFormat::default().with_header(dialect.header).with_delimiter(dialect.delimiter);
+        let format = format.with_quote(dialect.quote.character().unwrap_or(NO_QUOTE));
+        let format = dialect.escape.into_iter().fold(format, CsvFormat::with_escape);
         let (schema, _) = format.infer_schema(Cursor::new(&self.bytes), Some(ROWS)).map_err(|error| {
             let hint = "correct the row, or set the source's `delimiter`, `header` or `format`";
             (format!("it is not CSV: {error}"), hint.to_owned())
@@ -132,7 +182,7 @@ impl Head {
             let hint = "write one object a line, for example with `jq -c '.[]'`";
             return Err(("it is a JSON array, not JSON lines".to_owned(), hint.to_owned()));
         }
-        let error = match infer_json_schema(Cursor::new(&self.bytes), None) {
+        let error = match infer_json_schema(Cursor::new(&self.bytes), Some(ROWS)) {
             Ok((schema, _)) => return Ok(schema),
             Err(error) => error,
         };
@@ -157,53 +207,22 @@ impl Head {
     }
 }
 
-/// Finds where rows end: at a newline, for CSV only outside of quotes, which open at the start of a value (RFC 4180).
-struct RowSplitter {
-    delimiter: u8,
-    quotes: bool,
-    state: State,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    ValueStart,
-    Plain,
-    Quoted,
-    QuoteInQuoted,
-}
-
-impl RowSplitter {
-    fn new(dialect: Dialect) -> Self {
-        Self { delimiter: dialect.delimiter, quotes: dialect.format == Format::Csv, state: State::ValueStart }
-    }
-
-    /// Takes the next byte.
-    fn ends_row(&mut self, byte: u8) -> bool {
-        let quoted = self.quotes && self.state == State::Quoted;
-        let ends = byte == b'\n' && !quoted;
-        self.state = match (self.state, byte) {
-            (State::ValueStart | State::QuoteInQuoted, QUOTE) => State::Quoted,
-            (State::Quoted, QUOTE) => State::QuoteInQuoted,
-            (State::Quoted, _) => State::Quoted,
-            (_, b'\n') => State::ValueStart,
-            (_, byte) if byte == self.delimiter => State::ValueStart,
-            _ => State::Plain,
-        };
-        if ends {
-            self.state = State::ValueStart;
-        }
-        ends
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures::stream;
 
     use super::*;
+    use crate::config::{Quote, Ragged};
 
-    const CSV: Dialect = Dialect { format: Format::Csv, delimiter: b',', header: true };
-    const JSON: Dialect = Dialect { format: Format::Json, delimiter: b',', header: true };
+    const CSV: Dialect = Dialect {
+        format: Format::Csv,
+        delimiter: b',',
+        header: true,
+        quote: Quote::Guarded,
+        escape: None,
+        ragged: Ragged::Error,
+    };
+    const JSON: Dialect = Dialect { format: Format::Json, ..CSV };
 
     /// The head of `text`, which comes in chunks of `size` bytes, and how many chunks were taken.
     fn head(text: &str, dialect: Dialect, size: usize) -> (Result<Head, Wrong>, usize) {
@@ -212,7 +231,7 @@ mod tests {
             taken.set(taken.get() + 1);
             Ok::<_, String>(bytes::Bytes::copy_from_slice(chunk))
         });
-        let read = futures::executor::block_on(read_head(stream::iter(chunks), dialect));
+        let read = futures::executor::block_on(read_head(stream::iter(chunks), dialect, None));
         (read, taken.get())
     }
 
@@ -240,9 +259,12 @@ mod tests {
         let text: String = (0..20_000).map(|row| format!("{row},{row}\n")).collect();
         let (head, chunks) = head(&text, CSV, 100);
         let head = head.unwrap();
-        assert_eq!((head.rows, head.data_rows(CSV)), (1001, 1000));
+        // To the end of the last chunk: no row has fewer than 4 bytes.
+        assert!((1001..1001 + 25).contains(&head.rows), "{} rows", head.rows);
+        assert_eq!(head.data_rows(CSV), head.rows as u64 - 1);
         assert!(chunks <= head.bytes.len() / 100 + 1, "{chunks} chunks for {} bytes", head.bytes.len());
-        assert!(head.bytes.ends_with(b"1000,1000\n"));
+        let last = head.rows - 1;
+        assert!(head.bytes.ends_with(format!("\n{last},{last}\n").as_bytes()));
         assert!(head.decoded_bytes(CSV) >= 16 * 1001);
     }
 
@@ -271,7 +293,8 @@ mod tests {
         for (text, dialect, part) in [
             ("", CSV, "not even a header"),
             ("{\"a\": 1}\n", CSV, "JSON lines"),
-            ("a,b\n1,2,3\n", CSV, "it is not CSV"),
+            ("a,b\n1,2,3\n", CSV, "line 2: the row has 3 values"),
+            ("a,b\n1,\"2\n", CSV, "line 2: a quote opens"),
             ("[{\"a\": 1}]\n", JSON, "a JSON array"),
             ("{\"a\": 1}\n{\"a\": \n", JSON, "line 2"),
             ("{\"a\": 1}\n3\n", JSON, "line 2"),

@@ -14,9 +14,10 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use super::files::FoundFile;
 use super::formats::{Dialect, engine_compression};
 use super::head::{Wrong, read_head};
+use super::stores::{SourceStore, VersionedStore};
 use super::text_store::TextStore;
-use super::{Place, SourceFile};
-use crate::config::{Compression, Format, SourceConfig};
+use super::{SourceFile, formats};
+use crate::config::{Compression, Format, Ragged, SourceConfig};
 
 /// Bytes that are asked for at the end of a Parquet file; the footers of most fit, so that one request is enough.
 const FOOTER_BYTES: usize = 64 << 10;
@@ -41,7 +42,7 @@ pub(super) struct Look {
 pub(super) async fn inspect(
     config: &SourceConfig,
     found: &FoundFile,
-    place: &Place,
+    source_store: &Arc<SourceStore>,
     dialect: Dialect,
     compression: Compression,
 ) -> Result<Look, Wrong> {
@@ -60,7 +61,7 @@ pub(super) async fn inspect(
                 hint.to_owned(),
             ));
         }
-        return read_footer(found, place).await;
+        return read_footer(found, source_store).await;
     }
     let list = config.schema.iter().find(|(_, data_type)| data_type.is_nested());
     if let (Format::Csv, Some((column, _))) = (dialect.format, list) {
@@ -73,9 +74,13 @@ pub(super) async fn inspect(
         let hint = "it was not written, or not yet; write it, or delete it if it has no rows";
         return Err(("the file is empty".to_owned(), hint.to_owned()));
     }
-    let store = TextStore::new(place.store(), engine_compression(compression));
-    let opened = store.get(&found.meta.location).await.map_err(|error| place.explain(&error))?;
-    let head = read_head(opened.into_stream(), dialect).await?;
+    let store = TextStore::new(Arc::clone(source_store), engine_compression(compression));
+    let opened = store.get(&found.meta.location).await.map_err(|error| source_store.explain(&error))?;
+    // Without a header, `schema` says which rows are ragged; where none may be, the first row is compared with it.
+    let declared = !dialect.header && !config.schema.is_empty() && dialect.ragged != Ragged::Error;
+    let columns = declared.then_some(config.schema.len());
+    let head = read_head(opened.into_stream(), dialect, columns).await;
+    let head = head.map_err(|error| source_store.failure(&found.meta.location).unwrap_or(error))?;
     let schema = head.infer(dialect)?;
     let schema =
         if dialect.format == Format::Csv && !dialect.header { named(config, schema)? } else { schema };
@@ -102,16 +107,15 @@ fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, Wrong> {
 }
 
 /// Reads a Parquet file's footer, so that a damaged file is named before any work is done.
-async fn read_footer(found: &FoundFile, place: &Place) -> Result<Look, Wrong> {
+async fn read_footer(found: &FoundFile, source_store: &Arc<SourceStore>) -> Result<Look, Wrong> {
     let not_whole = |error: &dyn std::fmt::Display| {
         let hint = "the file is truncated, damaged or of another format; write it again";
         (format!("not a whole Parquet file: {error}"), hint.to_owned())
     };
-    let store = place.store();
-    let metadata =
-        DFParquetMetadata::new(store.as_ref(), &found.meta).with_metadata_size_hint(Some(FOOTER_BYTES));
+    let store = VersionedStore(Arc::clone(source_store));
+    let metadata = DFParquetMetadata::new(&store, &found.meta).with_metadata_size_hint(Some(FOOTER_BYTES));
     let metadata = metadata.fetch_metadata().await.map_err(|error| match error.find_root() {
-        DataFusionError::ObjectStore(cause) => place.explain(cause),
+        DataFusionError::ObjectStore(cause) => source_store.explain(cause),
         DataFusionError::ParquetError(cause) => not_whole(cause),
         _ => not_whole(&error.strip_backtrace()),
     })?;
@@ -139,22 +143,22 @@ async fn read_footer(found: &FoundFile, place: &Place) -> Result<Look, Wrong> {
 pub(super) async fn untold_dialect(
     config: &SourceConfig,
     found: &FoundFile,
-    place: &Place,
+    source_store: &Arc<SourceStore>,
 ) -> Result<Dialect, Wrong> {
-    if first_bytes(place, &found.meta.location, found.meta.size).await? == *b"PAR1" {
-        return Ok(Dialect { format: Format::Parquet, delimiter: b',', header: config.header });
+    if first_bytes(source_store, &found.meta.location, found.meta.size).await? == *b"PAR1" {
+        return Ok(Dialect::of_format(Format::Parquet, config, formats::NameTells::default()));
     }
     let hint = "set the source's `format` to \"parquet\", \"csv\" or \"json\", or name files `.parquet`, `.csv`, `.tsv`, \
                 `.json`, `.jsonl` or `.ndjson`";
     Err(("its name tells no format, and it is not a whole Parquet file".to_owned(), hint.to_owned()))
 }
 
-async fn first_bytes(place: &Place, location: &Path, size: u64) -> Result<Vec<u8>, Wrong> {
+async fn first_bytes(source_store: &Arc<SourceStore>, location: &Path, size: u64) -> Result<Vec<u8>, Wrong> {
     if size == 0 {
         return Ok(Vec::new());
     }
-    let bytes = place.store().get_range(location, 0..size.min(4)).await;
-    bytes.map(|bytes| bytes.to_vec()).map_err(|error| place.explain(&error))
+    let bytes = VersionedStore(Arc::clone(source_store)).get_range(location, 0..size.min(4)).await;
+    bytes.map(|bytes| bytes.to_vec()).map_err(|error| source_store.explain(&error))
 }
 
 /// The columns that the files' `name=value` folders make. A column that the files have themselves is theirs.

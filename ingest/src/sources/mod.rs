@@ -1,17 +1,21 @@
-//! The raw logs' files: found, looked at and registered with DataFusion.
+//! The raw logs' files: found, inspected and registered with DataFusion.
 //!
 //! ```text
-//! [sources] ─▶ files, stores ─▶ look: footers, first rows ─▶ one schema ─▶ tables of the engine
-//!              paths, globs      inspect, head, formats       schema        table, text_store
+//! [sources] ─▶ find files ─────────▶ footers, first rows ───▶ one schema ─▶ tables of the engine
+//!              files, listing, stores  inspect, head, formats   schema        table, naming, text_store, csv
 //! ```
 //!
-//! Whatever can be known of a file before the query runs is checked before: that it is there, whole and of its format,
-//! and that its columns go with those of the other files.
+//! Whatever can be known of a file before the query runs is checked before: that it exists, is whole and of its format,
+//! and that its columns go with those of the other files. While the query runs, every file is read in the version that was
+//! found, and an error names the file in which it happened.
 
+mod csv;
 mod files;
 mod formats;
 mod head;
 mod inspect;
+mod listing;
+mod naming;
 mod schema;
 mod stores;
 mod table;
@@ -27,20 +31,19 @@ use datafusion::common::ScalarValue;
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
-use datafusion::execution::object_store::ObjectStoreUrl;
 use datafusion::logical_expr::{Expr, cast, lit};
-use datafusion::prelude::{SessionConfig, SessionContext, ident};
+use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use object_store::ObjectStore;
-use object_store::local::LocalFileSystem;
 
 use self::files::FoundFile;
 use self::formats::{Dialect, engine_compression, name_tells};
 use self::head::{Wrong, damaged_hint};
 use self::inspect::Look;
+use self::naming::FileName;
 use self::schema::FileColumns;
-use self::stores::{Bucket, Buckets};
-use self::table::{FileName, FileTable};
+use self::stores::{SourceStore, Stores, VersionedStore};
+use self::table::FileTable;
+use self::text_store::SkippedRows;
 use crate::config::{Compression, Format, SourceConfig};
 use crate::{Config, Error, Result};
 
@@ -58,53 +61,20 @@ pub(crate) struct Source {
     columns: SchemaRef,
     /// The columns that the files' folders make.
     folders: Fields,
+    /// Rows of CSV files that were left out.
+    skipped: Arc<SkippedRows>,
 }
 
 /// A file, as it was found and looked at.
 #[derive(Debug)]
 struct SourceFile {
     found: FoundFile,
-    place: Place,
+    store: Arc<SourceStore>,
     dialect: Dialect,
     compression: Compression,
     look: Look,
     /// Values of [`Source::folders`].
     values: Vec<ScalarValue>,
-}
-
-/// The store that a file is in.
-#[derive(Debug, Clone)]
-enum Place {
-    Local,
-    Bucket(Box<Bucket>),
-}
-
-impl Place {
-    fn engine_url(&self) -> ObjectStoreUrl {
-        match self {
-            Self::Local => ObjectStoreUrl::local_filesystem(),
-            Self::Bucket(bucket) => bucket.engine_url.clone(),
-        }
-    }
-
-    fn store(&self) -> Arc<dyn ObjectStore> {
-        match self {
-            Self::Local => Arc::new(LocalFileSystem::new()),
-            Self::Bucket(bucket) => bucket.store.clone(),
-        }
-    }
-
-    /// What a failed request means.
-    fn explain(&self, error: &object_store::Error) -> Wrong {
-        match self {
-            Self::Bucket(bucket) => bucket.explain(error),
-            Self::Local => {
-                let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
-                let hint = "make the file readable for the user that runs this, and let nothing remove it";
-                (format!("it cannot be read: {cause}"), hint.to_owned())
-            }
-        }
-    }
 }
 
 /// Finds the files of every source of `config`, and reads their footers or first rows.
@@ -114,10 +84,10 @@ impl Place {
 /// [`Error::Source`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
 /// columns do not go with those of the source's other files.
 pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
-    let mut buckets = Buckets::default();
+    let mut stores = Stores::default();
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
-        let found = expand(config, name, source, &mut buckets).await?;
+        let found = expand(config, name, source, &mut stores).await?;
         let wrong = |(path, (message, hint)): (PathBuf, Wrong)| Error::Source {
             source_name: name.clone(),
             path,
@@ -134,8 +104,8 @@ async fn expand(
     config: &Config,
     name: &str,
     source: &SourceConfig,
-    buckets: &mut Buckets,
-) -> Result<Vec<(FoundFile, Place)>> {
+    stores: &mut Stores,
+) -> Result<Vec<(FoundFile, Arc<SourceStore>)>> {
     let base = config.path.parent().unwrap_or(Path::new(""));
     let wrong = |path: PathBuf, (message, hint): Wrong| Error::Source {
         source_name: name.to_owned(),
@@ -143,29 +113,35 @@ async fn expand(
         message,
         hint,
     };
-    let mut found: BTreeMap<(String, String), (FoundFile, Place)> = BTreeMap::new();
+    let mut found: BTreeMap<(String, String), (FoundFile, Arc<SourceStore>)> = BTreeMap::new();
     for path in &source.paths {
-        let (files, place, shown) = if path.contains("://") {
+        let (files, store, shown) = if path.contains("://") && !path.starts_with("file://") {
             let shown = PathBuf::from(path);
-            let (bucket, pattern) =
-                buckets.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
-            let objects = bucket.expand(pattern).await.map_err(|error| wrong(shown.clone(), error))?;
+            let (store, pattern) =
+                stores.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
+            let objects =
+                listing::expand(&store, pattern).await.map_err(|error| wrong(shown.clone(), error))?;
             let files = objects.into_iter().map(|meta| FoundFile {
-                name: PathBuf::from(format!("{}/{}", bucket.url, meta.location)),
+                name: PathBuf::from(format!("{}/{}", store.url, meta.location)),
                 folders: files::folders(meta.location.as_ref()),
                 meta,
             });
-            (files.collect(), Place::Bucket(Box::new(bucket)), shown)
+            (files.collect(), store, shown)
         } else {
-            let files = files::local(base, path).await.map_err(|(place, error)| wrong(place, error))?;
-            (files, Place::Local, base.join(path))
+            let path = match path.starts_with("file://") {
+                true => files::path_of_url(path).map_err(|error| wrong(PathBuf::from(path), error))?,
+                false => path.clone(),
+            };
+            let files = files::local(base, &path).await.map_err(|(place, error)| wrong(place, error))?;
+            (files, Arc::clone(&stores.local), base.join(path))
         };
         if files.is_empty() {
             return Err(wrong(shown, ("there is no such file".to_owned(), PATH_HINT.to_owned())));
         }
         for file in files {
-            let key = (place.engine_url().to_string(), file.meta.location.to_string());
-            found.entry(key).or_insert_with(|| (file, place.clone()));
+            store.found(&file.meta);
+            let key = (store.engine_url.to_string(), file.meta.location.to_string());
+            found.entry(key).or_insert_with(|| (file, Arc::clone(&store)));
         }
     }
     let mut found: Vec<_> = found.into_values().collect();
@@ -177,11 +153,11 @@ async fn expand(
 async fn look_at(
     name: &str,
     config: &SourceConfig,
-    found: Vec<(FoundFile, Place)>,
+    found: Vec<(FoundFile, Arc<SourceStore>)>,
 ) -> Result<Source, (PathBuf, Wrong)> {
-    let looks = stream::iter(found).map(|(found, place)| async move {
+    let looks = stream::iter(found).map(|(found, store)| async move {
         let path = found.name.clone();
-        let look = AssertUnwindSafe(look_at_one(config, found, place)).catch_unwind();
+        let look = AssertUnwindSafe(look_at_one(config, found, store)).catch_unwind();
         // Decoders panic on some damaged bytes.
         let look =
             look.await.unwrap_or_else(|_| Err(("its footer cannot be decoded".to_owned(), damaged_hint())));
@@ -202,18 +178,22 @@ async fn look_at(
         // As DataFusion reads Parquet by default: texts are not copied out of their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
-    Ok(Source { name: name.to_owned(), files, columns, folders })
+    Ok(Source { name: name.to_owned(), files, columns, folders, skipped: Arc::default() })
 }
 
-async fn look_at_one(config: &SourceConfig, found: FoundFile, place: Place) -> Result<SourceFile, Wrong> {
+async fn look_at_one(
+    config: &SourceConfig,
+    found: FoundFile,
+    store: Arc<SourceStore>,
+) -> Result<SourceFile, Wrong> {
     let told = name_tells(&found.name);
     let compression = config.compression.or(told.compression).unwrap_or(Compression::None);
     let dialect = match Dialect::new(config, told) {
         Some(dialect) => dialect,
-        None => inspect::untold_dialect(config, &found, &place).await?,
+        None => inspect::untold_dialect(config, &found, &store).await?,
     };
-    let look = inspect::inspect(config, &found, &place, dialect, compression).await?;
-    Ok(SourceFile { found, place, dialect, compression, look, values: Vec::new() })
+    let look = inspect::inspect(config, &found, &store, dialect, compression).await?;
+    Ok(SourceFile { found, store, dialect, compression, look, values: Vec::new() })
 }
 
 /// The format that all files have.
@@ -243,7 +223,8 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
     for source in sources {
         let tables = source.tables(&source.files);
         for file in &source.files {
-            context.runtime_env().register_object_store(file.place.engine_url().as_ref(), file.place.store());
+            let store = VersionedStore(Arc::clone(&file.store));
+            context.runtime_env().register_object_store(file.store.engine_url.as_ref(), Arc::new(store));
         }
         let whole = source.schema();
         match <[FileTable; 1]>::try_from(tables) {
@@ -275,21 +256,21 @@ impl Source {
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
-            let store = file.place.engine_url();
             // The values of CSV are told apart by their place alone.
             let columns = match file.dialect.format {
                 Format::Csv => self.ordered_as(&file.look.schema),
                 _ => self.columns.clone(),
             };
             let names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
-            let key = (store.to_string(), file.compression, file.dialect.delimiter, names);
+            let key = (file.store.engine_url.to_string(), file.compression, file.dialect.delimiter, names);
             let table = tables.entry(key).or_insert_with(|| FileTable {
                 source: self.name.clone(),
-                store,
+                store: Arc::clone(&file.store),
                 dialect: file.dialect,
                 compression: engine_compression(file.compression),
                 schema: FileTable::schema(columns, self.folders.clone()),
                 files: Vec::new(),
+                skipped: Arc::clone(&self.skipped),
             });
             let named = PartitionedFile::new_from_meta(file.found.meta.clone())
                 .with_partition_values(file.values.clone())
@@ -331,6 +312,11 @@ pub(crate) fn total_bytes(sources: &[Source]) -> u64 {
     sources.iter().flat_map(|source| &source.files).map(|file| file.found.meta.size).sum()
 }
 
+/// Rows of all sources' CSV files that were left out so far, because they have fewer or more values than there are columns.
+pub(crate) fn ragged_rows_skipped(sources: &[Source]) -> u64 {
+    sources.iter().map(|source| source.skipped.total()).sum()
+}
+
 /// Decoded bytes of a row of the widest source, counting 8 for every number of every column and list.
 pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
     let widths = sources.iter().map(|source| {
@@ -340,49 +326,4 @@ pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
         bytes / rows.max(1)
     });
     widths.max().unwrap_or(0)
-}
-
-/// The error that names the first source file that cannot be read or decoded, if there is one.
-pub(crate) async fn find_unreadable(config: &Config) -> Option<Error> {
-    let sources = match find(config).await {
-        Ok(sources) => sources,
-        Err(error) => return Some(error),
-    };
-    for source in &sources {
-        for file in &source.files {
-            // Decoders panic on some damaged bytes.
-            let decoded = AssertUnwindSafe(source.decode(file)).catch_unwind().await;
-            let wrong = |message: String, hint: String| Error::Source {
-                source_name: source.name.clone(),
-                path: file.found.name.clone(),
-                message,
-                hint,
-            };
-            match decoded {
-                Ok(Ok(())) => {}
-                Ok(Err(error @ Error::Source { .. })) => return Some(error),
-                Ok(Err(Error::Unreadable { message } | Error::Engine { message, .. })) => {
-                    return Some(wrong(format!("it cannot be decoded: {message}"), damaged_hint()));
-                }
-                Ok(Err(error)) => return Some(error),
-                Err(_) => return Some(wrong("it cannot be decoded".to_owned(), damaged_hint())),
-            }
-        }
-    }
-    None
-}
-
-impl Source {
-    /// Decodes a file and keeps nothing.
-    async fn decode(&self, file: &SourceFile) -> Result<()> {
-        let context = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(1));
-        context.runtime_env().register_object_store(file.place.engine_url().as_ref(), file.place.store());
-        for table in self.tables([file]) {
-            let mut rows = context.read_table(Arc::new(table))?.execute_stream().await?;
-            while let Some(batch) = rows.next().await {
-                batch?;
-            }
-        }
-        Ok(())
-    }
 }

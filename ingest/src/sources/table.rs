@@ -1,7 +1,5 @@
-//! Files of one layout as a table of the engine. Its errors name the file.
+//! Files that are read alike as a table of the engine.
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
@@ -9,48 +7,39 @@ use arrow::datatypes::{Fields, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::config::CsvOptions;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DFSchema, ScalarValue, project_schema};
-use datafusion::datasource::file_format::FileFormat;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
-use datafusion::datasource::file_format::parquet::ParquetFormat;
 use datafusion::datasource::listing::PartitionedFile;
+use datafusion::datasource::physical_plan::parquet::CachedParquetFileReaderFactory;
 use datafusion::datasource::physical_plan::{
-    CsvSource, FileGroup, FileOpenFuture, FileOpener, FileScanConfig, FileScanConfigBuilder, FileSource,
-    JsonSource,
+    CsvSource, FileGroup, FileScanConfigBuilder, FileSource, JsonSource, ParquetSource,
 };
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::datasource::table_schema::TableSchema;
 use datafusion::datasource::{TableProvider, TableType};
-use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::object_store::ObjectStoreUrl;
+use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::projection::ProjectionExprs;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
-use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
-use datafusion::physical_plan::{DisplayFormatType, ExecutionPlan};
-use futures::{FutureExt, StreamExt};
-use object_store::ObjectStore;
 
+use super::csv::NO_QUOTE;
 use super::formats::Dialect;
-use super::head::damaged_hint;
-use super::text_store::TextStore;
-use crate::Error;
+use super::naming::{NamedFiles, NamingSource, Text};
+use super::stores::{SourceStore, VersionedStore};
+use super::text_store::SkippedRows;
 use crate::config::Format;
-
-/// The name that errors give a file.
-pub(super) struct FileName(pub(super) PathBuf);
 
 /// Files of one store, format and compression, which have the same columns in the same order if they are CSV.
 #[derive(Debug, Clone)]
 pub(super) struct FileTable {
     pub(super) source: String,
-    pub(super) store: ObjectStoreUrl,
+    pub(super) store: Arc<SourceStore>,
     pub(super) dialect: Dialect,
     pub(super) compression: FileCompressionType,
     pub(super) schema: TableSchema,
     pub(super) files: Vec<PartitionedFile>,
+    /// Rows of CSV files that were left out.
+    pub(super) skipped: Arc<SkippedRows>,
 }
 
 impl FileTable {
@@ -89,22 +78,48 @@ impl FileTable {
         Ok(files)
     }
 
-    fn text_source(&self) -> Arc<dyn FileSource> {
+    /// How the files are read, with errors that name them.
+    fn file_source(&self, state: &dyn Session) -> Arc<dyn FileSource> {
         let schema = self.schema.clone();
-        let inner: Arc<dyn FileSource> = match self.dialect.format {
+        let (inner, csv): (Arc<dyn FileSource>, _) = match self.dialect.format {
+            Format::Parquet => (Arc::new(self.parquet_source(state)), None),
+            Format::Json => (Arc::new(JsonSource::new(schema)), None),
             Format::Csv => {
+                let rules = self.dialect.csv_rules(Some(schema.file_schema().fields().len()));
                 let options = CsvOptions {
                     has_header: Some(self.dialect.header),
-                    delimiter: self.dialect.delimiter,
+                    delimiter: rules.delimiter,
+                    quote: rules.quote.character().unwrap_or(NO_QUOTE),
+                    escape: rules.escape,
                     // A file cut anywhere but at its first byte could be cut within quotes.
                     newlines_in_values: Some(true),
                     ..CsvOptions::default()
                 };
-                Arc::new(CsvSource::new(schema).with_csv_options(options))
+                (
+                    Arc::new(CsvSource::new(schema).with_csv_options(options)),
+                    Some((rules, Arc::clone(&self.skipped))),
+                )
             }
-            _ => Arc::new(JsonSource::new(schema)),
         };
-        Arc::new(NamingSource { source: self.source.clone(), inner })
+        let typed = self.dialect.format != Format::Parquet;
+        let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), typed };
+        let text = typed.then_some(Text { csv });
+        Arc::new(NamingSource { files: Arc::new(files), text, inner })
+    }
+
+    /// As DataFusion's own tables read Parquet: footers are decoded once for all scans.
+    fn parquet_source(&self, state: &dyn Session) -> ParquetSource {
+        let options = state.default_table_options().parquet;
+        let size_hint = options.global.metadata_size_hint;
+        let cache = state.runtime_env().cache_manager.get_file_metadata_cache();
+        let store = Arc::new(VersionedStore(Arc::clone(&self.store)));
+        let source = ParquetSource::new(self.schema.clone())
+            .with_table_parquet_options(options)
+            .with_parquet_file_reader_factory(Arc::new(CachedParquetFileReaderFactory::new(store, cache)));
+        match size_hint {
+            Some(bytes) => source.with_metadata_size_hint(bytes),
+            None => source,
+        }
     }
 }
 
@@ -138,149 +153,13 @@ impl TableProvider for FileTable {
         if files.is_empty() {
             return Ok(Arc::new(EmptyExec::new(project_schema(&self.schema(), projection)?)));
         }
-        let parquet = (self.dialect.format == Format::Parquet)
-            .then(|| ParquetFormat::default().with_options(state.default_table_options().parquet));
-        let source = match &parquet {
-            Some(format) => format.file_source(self.schema.clone()),
-            None => self.text_source(),
-        };
         let groups = FileGroup::new(files).split_files(state.config().target_partitions());
-        let scan = FileScanConfigBuilder::new(self.store.clone(), source)
+        let scan = FileScanConfigBuilder::new(self.store.engine_url.clone(), self.file_source(state))
             .with_file_groups(groups)
             .with_projection_indices(projection.cloned())?
             .with_limit(limit)
             .with_file_compression_type(self.compression)
             .build();
-        match &parquet {
-            Some(format) => format.create_physical_plan(state, scan).await,
-            None => Ok(DataSourceExec::from_data_source(scan)),
-        }
-    }
-}
-
-/// A format of text whose errors name the file, and whose bytes come from a [`TextStore`].
-struct NamingSource {
-    source: String,
-    inner: Arc<dyn FileSource>,
-}
-
-impl FileSource for NamingSource {
-    fn create_file_opener(
-        &self,
-        store: Arc<dyn ObjectStore>,
-        scan: &FileScanConfig,
-        partition: usize,
-    ) -> Result<Arc<dyn FileOpener>> {
-        let store = Arc::new(TextStore::new(store, scan.file_compression_type));
-        let mut plain = scan.clone();
-        plain.file_compression_type = FileCompressionType::UNCOMPRESSED;
-        let inner = self.inner.create_file_opener(store, &plain, partition)?;
-        Ok(Arc::new(NamingOpener { source: self.source.clone(), inner }))
-    }
-
-    fn table_schema(&self) -> &TableSchema {
-        self.inner.table_schema()
-    }
-
-    fn with_batch_size(&self, rows: usize) -> Arc<dyn FileSource> {
-        Arc::new(Self { source: self.source.clone(), inner: self.inner.with_batch_size(rows) })
-    }
-
-    fn projection(&self) -> Option<&ProjectionExprs> {
-        self.inner.projection()
-    }
-
-    fn metrics(&self) -> &ExecutionPlanMetricsSet {
-        self.inner.metrics()
-    }
-
-    fn file_type(&self) -> &str {
-        self.inner.file_type()
-    }
-
-    fn fmt_extra(&self, form: DisplayFormatType, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt_extra(form, formatter)
-    }
-
-    fn supports_repartitioning(&self) -> bool {
-        self.inner.supports_repartitioning()
-    }
-
-    fn try_pushdown_projection(&self, projection: &ProjectionExprs) -> Result<Option<Arc<dyn FileSource>>> {
-        let inner = self.inner.try_pushdown_projection(projection)?;
-        Ok(inner.map(|inner| Arc::new(Self { source: self.source.clone(), inner }) as _))
-    }
-
-    fn apply_expressions(
-        &self,
-        apply: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        self.inner.apply_expressions(apply)
-    }
-}
-
-struct NamingOpener {
-    source: String,
-    inner: Arc<dyn FileOpener>,
-}
-
-impl FileOpener for NamingOpener {
-    fn open(&self, file: PartitionedFile) -> Result<FileOpenFuture> {
-        let path = match file.extension::<FileName>() {
-            Some(name) => name.0.clone(),
-            None => PathBuf::from(file.path().to_string()),
-        };
-        let source = self.source.clone();
-        let named = move |error: DataFusionError| named(&source, path.clone(), &error);
-        let opening = self.inner.open(file).map_err(&named)?;
-        Ok(async move {
-            let rows = opening.await.map_err(&named)?;
-            Ok(rows.map(move |batch| batch.map_err(&named)).boxed())
-        }
-        .boxed())
-    }
-}
-
-/// The error of a file's reader as an [`Error::Source`].
-fn named(source: &str, path: PathBuf, error: &DataFusionError) -> DataFusionError {
-    let (message, hint) = match error.find_root() {
-        DataFusionError::ArrowError(cause, _) if is_unfit(cause) => (
-            with_row(&cause.to_string()),
-            format!(
-                "the row does not fit the types of the first rows: correct it, or give its column's type under \
-                 `[sources].{source}`, as `schema = {{ column = \"VARCHAR\" }}`"
-            ),
-        ),
-        cause => (format!("it cannot be decoded: {}", cause.strip_backtrace()), damaged_hint()),
-    };
-    DataFusionError::External(Box::new(Error::Source { source_name: source.to_owned(), path, message, hint }))
-}
-
-/// Arrow's reader of CSV says `at line 2`, but counts rows from 0, of which one may have many lines.
-fn with_row(message: &str) -> String {
-    let numbered = message.split_once(" at line ").and_then(|(before, rest)| {
-        let (row, after) = rest.split_once('.')?;
-        let row: u64 = row.parse().ok()?;
-        Some(format!("{before} in row {} of the file.{after}", row + 1))
-    });
-    numbered.unwrap_or_else(|| message.to_owned())
-}
-
-/// Whether bytes were read but a row is none of the file's.
-fn is_unfit(error: &arrow::error::ArrowError) -> bool {
-    use arrow::error::ArrowError::{CastError, CsvError, InvalidArgumentError, JsonError, ParseError};
-    matches!(error, CastError(_) | CsvError(_) | InvalidArgumentError(_) | JsonError(_) | ParseError(_))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_are_counted_from_one() {
-        let told = with_row("Parser error: value 'x' at line 2501. Row data: '[2500,x]'");
-        assert_eq!(told, "Parser error: value 'x' in row 2502 of the file. Row data: '[2500,x]'");
-        assert_eq!(with_row("wrong at line"), "wrong at line");
-        assert_eq!(with_row("wrong at line x."), "wrong at line x.");
+        Ok(DataSourceExec::from_data_source(scan))
     }
 }

@@ -1,13 +1,14 @@
-//! The bytes of text files: decompressed, and from remote stores in requests of a few MiB.
+//! The bytes of text files: decompressed, from remote stores in requests of a few MiB, and checked if they are CSV.
 //!
 //! An object of many GiB that arrives in one response needs a response that may last for hours, since rows are taken
 //! from it only as fast as the query goes on. Requests of a few MiB each end within their time limit, can be repeated,
 //! and are refused by the store if the object has changed since the first.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
@@ -21,6 +22,9 @@ use object_store::{
 };
 use tokio::runtime::Handle;
 
+use super::csv::{Checker, CsvRules};
+use super::stores::{SourceStore, VersionedStore};
+
 /// Bytes of the first request for an object: enough for the rows of which columns are inferred.
 const FIRST_REQUEST: u64 = 256 << 10;
 /// Bytes of every further request; one is ahead of the rows that are decoded.
@@ -28,16 +32,40 @@ const REQUEST: u64 = 4 << 20;
 /// Decompressed bytes that are handed on at once.
 const CHUNK: usize = 256 << 10;
 
-/// A store whose objects read as what they are compressed of.
+/// Rows that were left out, by the files' locations.
+#[derive(Debug, Default)]
+pub(super) struct SkippedRows(Mutex<BTreeMap<Path, u64>>);
+
+impl SkippedRows {
+    /// Rows of all files. A file that was read several times counts once.
+    pub(super) fn total(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+    }
+
+    /// Remembers that reading a file, or a first part of it, left out as many rows.
+    fn set(&self, location: &Path, rows: u64) {
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = files.entry(location.clone()).or_insert(0);
+        *known = rows.max(*known);
+    }
+}
+
+/// A store whose objects are read decompressed, and checked if they are CSV.
 #[derive(Debug)]
 pub(super) struct TextStore {
-    inner: Arc<dyn ObjectStore>,
+    inner: VersionedStore,
     compression: FileCompressionType,
+    csv: Option<(CsvRules, Arc<SkippedRows>)>,
 }
 
 impl TextStore {
-    pub(super) fn new(inner: Arc<dyn ObjectStore>, compression: FileCompressionType) -> Self {
-        Self { inner, compression }
+    pub(super) fn new(store: Arc<SourceStore>, compression: FileCompressionType) -> Self {
+        Self { inner: VersionedStore(store), compression, csv: None }
+    }
+
+    /// Checks that all objects follow `rules`.
+    pub(super) fn with_csv(self, rules: CsvRules, skipped: Arc<SkippedRows>) -> Self {
+        Self { csv: Some((rules, skipped)), ..self }
     }
 
     /// The object, of which remote stores send the rest when it is asked for.
@@ -85,8 +113,12 @@ impl ObjectStore for TextStore {
         if options.head {
             return self.inner.get_opts(location, options).await;
         }
+        if self.csv.is_some() && options.range.is_some() {
+            let source = "a part of a CSV file cannot be checked".into();
+            return Err(object_store::Error::NotSupported { source });
+        }
         let result = self.open(location, options).await?;
-        if !self.compression.is_compressed() {
+        if !self.compression.is_compressed() && self.csv.is_none() {
             return Ok(result);
         }
         let GetResult { payload, meta, range, attributes } = result;
@@ -94,7 +126,13 @@ impl ObjectStore for TextStore {
             GetResultPayload::File(file, _) => Box::new(file),
             GetResultPayload::Stream(chunks) => Box::new(StreamReader::new(chunks)),
         };
-        let chunks = decompress(input, self.compression).map(|chunk| chunk.map_err(generic)).boxed();
+        let checking = self.csv.as_ref().map(|(rules, skipped)| Checking {
+            checker: Checker::new(*rules),
+            skipped: Arc::clone(skipped),
+            store: Arc::clone(&self.inner.0),
+            location: location.clone(),
+        });
+        let chunks = unpack(input, self.compression, checking).map(|chunk| chunk.map_err(generic)).boxed();
         Ok(GetResult { payload: GetResultPayload::Stream(chunks), meta, range, attributes })
     }
 
@@ -137,13 +175,39 @@ fn generic(error: io::Error) -> object_store::Error {
     object_store::Error::Generic { store: "decompression", source: Box::new(error) }
 }
 
-/// Decompresses on a thread of its own, which waits when it is two chunks ahead and ends when the stream is dropped.
+/// A CSV file while it is checked.
+struct Checking {
+    checker: Checker,
+    skipped: Arc<SkippedRows>,
+    store: Arc<SourceStore>,
+    location: Path,
+}
+
+impl Checking {
+    /// The rows that end in `chunk`; the last ones of the file if it is empty.
+    fn check(&mut self, chunk: &[u8]) -> io::Result<Vec<u8>> {
+        let mut rows = Vec::with_capacity(chunk.len());
+        let checked = match chunk {
+            [] => self.checker.finish(&mut rows),
+            chunk => self.checker.push(chunk, &mut rows),
+        };
+        self.skipped.set(&self.location, self.checker.skipped());
+        checked.map(|()| rows).map_err(|error| {
+            self.store.fail(&self.location, (error.message.clone(), error.hint.clone()));
+            io::Error::other(error)
+        })
+    }
+}
+
+/// Decompresses and checks on a thread of its own, which waits when it is two chunks ahead and ends when the stream is
+/// dropped.
 ///
 /// DataFusion's own streams stop after the first member of a concatenated file (`cat a.zst b.zst`); its readers, which
 /// block, take all of them.
-fn decompress(
+fn unpack(
     input: Box<dyn Read + Send>,
     compression: FileCompressionType,
+    mut checking: Option<Checking>,
 ) -> BoxStream<'static, io::Result<Bytes>> {
     let (mut sender, receiver) = futures::channel::mpsc::channel(1);
     let worker = tokio::task::spawn_blocking(move || {
@@ -158,11 +222,24 @@ fn decompress(
         loop {
             let mut chunk = Vec::with_capacity(CHUNK);
             let read = reader.by_ref().take(CHUNK as u64).read_to_end(&mut chunk);
-            let ends = chunk.is_empty() || read.is_err();
-            if (!chunk.is_empty() && !send(Ok(Bytes::from(chunk)))) || ends {
-                if let Err(error) = read {
-                    send(Err(error));
-                }
+            let ends = chunk.is_empty();
+            let checked = match &mut checking {
+                // What came before an error of the file is not its end.
+                Some(checking) if read.is_ok() || !ends => checking.check(&chunk),
+                _ => Ok(chunk),
+            };
+            let (failed, goes_on) = match checked {
+                Ok(rows) => (false, rows.is_empty() || send(Ok(Bytes::from(rows)))),
+                Err(error) => (true, send(Err(error))),
+            };
+            if failed || !goes_on {
+                return;
+            }
+            if let Err(error) = read {
+                send(Err(error));
+                return;
+            }
+            if ends {
                 return;
             }
         }
@@ -229,7 +306,7 @@ mod tests {
             store.put(&path, bytes.to_vec().into()).await.unwrap();
             Arc::new(store)
         };
-        let store = TextStore::new(inner, compression);
+        let store = TextStore::new(Arc::new(SourceStore::of_tests(inner)), compression);
         Ok(store.get(&path).await?.bytes().await?.to_vec())
     }
 
@@ -294,11 +371,57 @@ mod tests {
         let lengths: Vec<usize> = runtime().block_on(async {
             let inner = InMemory::new();
             inner.put(&path, noise(5 << 20).into()).await.unwrap();
-            let store = TextStore::new(Arc::new(inner), FileCompressionType::UNCOMPRESSED);
+            let inner = Arc::new(SourceStore::of_tests(Arc::new(inner)));
+            let store = TextStore::new(inner, FileCompressionType::UNCOMPRESSED);
             let chunks = store.get(&path).await.unwrap().into_stream();
             chunks.map(|chunk| chunk.unwrap().len()).collect().await
         });
         assert_eq!(lengths, [FIRST_REQUEST as usize, REQUEST as usize, (1 << 20) - FIRST_REQUEST as usize]);
+    }
+
+    #[test]
+    fn csv_is_checked_in_every_compression() {
+        use crate::config::{Quote, Ragged};
+
+        let rules = CsvRules {
+            delimiter: b',',
+            quote: Quote::Guarded,
+            escape: None,
+            ragged: Ragged::Skip,
+            columns: Some(2),
+        };
+        // More than one chunk.
+        let text: String =
+            (0..100_000).map(|row| format!("{row},x{}\n", if row % 10 == 0 { ",y" } else { "" })).collect();
+        let kept: String =
+            text.lines().filter(|line| !line.ends_with('y')).map(|line| format!("{line}\n")).collect();
+        let read = |bytes: Vec<u8>, compression| async move {
+            let (memory, path) = (InMemory::new(), Path::from("object"));
+            memory.put(&path, bytes.into()).await.unwrap();
+            let meta = memory.head(&path).await.unwrap();
+            let store = Arc::new(SourceStore::of_tests(Arc::new(memory)));
+            store.found(&meta);
+            let skipped = Arc::new(SkippedRows::default());
+            let text = TextStore::new(Arc::clone(&store), compression).with_csv(rules, Arc::clone(&skipped));
+            for _ in 0..2 {
+                let _ = text.get(&path).await.unwrap().bytes().await;
+            }
+            let read = text.get(&path).await.unwrap().bytes().await;
+            (read.map(|bytes| bytes.to_vec()), skipped.total(), store.failure(&path))
+        };
+        runtime().block_on(async {
+            for compression in COMPRESSIONS.into_iter().chain([FileCompressionType::UNCOMPRESSED]) {
+                let packed = match compression.is_compressed() {
+                    true => compressed(text.as_bytes(), compression).await,
+                    false => text.clone().into_bytes(),
+                };
+                let (found, skipped, failure) = read(packed, compression).await;
+                assert!(found.unwrap() == kept.as_bytes() && failure.is_none());
+                assert_eq!(skipped, 10_000, "rows of a file that is read three times count once");
+            }
+            let (found, _, failure) = read(b"1,\"x\n".to_vec(), FileCompressionType::UNCOMPRESSED).await;
+            assert!(found.is_err() && failure.unwrap().0.starts_with("line 1: a quote opens"));
+        });
     }
 
     #[test]

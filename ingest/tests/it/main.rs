@@ -1,7 +1,10 @@
 //! Raw logs of every kind, in folders and in an S3 server, and what `onefold-ingest` makes of them.
 
+mod ids;
 mod logs;
+mod partitions;
 mod s3;
 mod samples;
 mod shard;
 mod sources;
+mod times;

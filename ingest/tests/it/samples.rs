@@ -9,7 +9,7 @@ use arrow::array::{
 };
 use arrow::compute::concat_batches;
 use arrow::datatypes::Int64Type;
-use onefold_datasets::Manifest;
+use onefold_datasets::Snapshot;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -171,8 +171,8 @@ fn build(folder: &Path, steps: &str, out: &str) -> Output {
 
 /// All samples of a dataset, in the order of its partitions and files.
 fn read(dataset: &Path) -> RecordBatch {
-    let manifest = Manifest::load(dataset).unwrap();
-    let files = manifest.partitions.iter().flat_map(|partition| &partition.files);
+    let snapshot = Snapshot::load(dataset).unwrap();
+    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
     let read = |path: &Path| {
         let file = fs_err::File::open(path).unwrap().into_file();
         let rows = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();

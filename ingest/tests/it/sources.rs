@@ -184,7 +184,7 @@ fn files_that_do_not_go_together_are_named() {
         ("csv", whole.clone(), &["it is a Parquet file", "`format`"]),
         ("csv", json_lines(&rows).into_bytes(), &["it looks like JSON lines"]),
         ("csv", compressed(csv(&rows, ',', true), "gz"), &["it is compressed with gzip", "`compression`"]),
-        ("csv", b"a,b\n1\n".to_vec(), &["it is not CSV", "line 2"]),
+        ("csv", b"a,b\n1\n".to_vec(), &["line 2: the row has 1 value", "`ragged = \"skip\"`"]),
         ("json", vec![], &["the file is empty"]),
         ("json", csv(&rows, ',', true).into_bytes(), &["it is not JSON lines: line 1"]),
         ("json", b"[\n{\"request\": 1}]".to_vec(), &["a JSON array, not JSON lines"]),
@@ -235,7 +235,7 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     assert_eq!(dir.build("dataset").0["samples"], 3001);
     dir.write("more/a.csv", format!("request,user\n{}1,2,3\n", many.replace('x', "1")));
     dir.configure("[sources]\nlog = \"more\"", &SELECT_TWO.replace("{user}", "user"));
-    dir.fails(&["source `log`", "more/a.csv", "line 3002"]);
+    dir.fails(&["source `log`", "more/a.csv", "line 3002: the row has 3 values", "`ragged = \"skip\"`"]);
 
     let rows = rows();
     let lines = json_lines(&rows).repeat(40) + "{\"request\": \"not a number\"}\n";
@@ -256,6 +256,216 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     dir.write("holed/b.parquet", holed);
     dir.configure("[sources]\nlog = \"holed\"", SELECT);
     dir.fails(&["source `log`", "holed/b.parquet", "it cannot be decoded", "write it again"]);
+}
+
+/// The columns of [`SELECT_TWO`] from a text file with a title.
+const TITLES: &str = "SELECT request, user, to_timestamp(request) AS time, 1 AS age, char_length(title) AS page, \
+    [1] AS history, true AS clicked FROM log";
+
+#[test]
+fn quotes_that_are_text_swallow_no_rows() {
+    let dir = Dir::new();
+    // 3,000 rows, so that the quotes are behind the rows of which types are inferred. In 2,900 a quote opens, in 2,950 it
+    // is closed before a tab: with quotes, these are 51 rows less.
+    let title = |row: i64| match row {
+        2900 => "\"Great".to_owned(),
+        2950 => "film\"".to_owned(),
+        row => format!("film {row}"),
+    };
+    let line = |row: i64| format!("{row}\t{}\t{}\n", title(row), row / 7);
+    let text: String = (0..3000).map(line).collect();
+    dir.write("log/a.tsv", format!("request\ttitle\tuser\n{text}"));
+    dir.configure("[sources]\nlog = \"log\"", TITLES);
+    dir.fails(&["source `log`", "log/a.tsv", "lines 2902 to 2952", "51 rows", "quote = \"none\""]);
+    dir.configure("[sources]\nlog = { path = \"log\", quote = \"none\" }", TITLES);
+    assert_eq!(dir.build("dataset").0["samples"], 3000);
+    // A quote that is never closed, and one behind which text follows.
+    for (bad, message) in [
+        ("5\t\"Great\t1\n", "line 3002: a quote opens a value here and is not closed"),
+        ("5\t\"Great\" film\t1\n", "line 3002: a quote closes a value here, but more text follows"),
+    ] {
+        let plain: String = (0..3000).map(|row| format!("{row}\tfilm\t{}\n", row / 7)).collect();
+        dir.write("log/a.tsv", format!("request\ttitle\tuser\n{plain}{bad}"));
+        dir.configure("[sources]\nlog = \"log\"", TITLES);
+        dir.fails(&["source `log`", "log/a.tsv", message, "quote = \"none\""]);
+        dir.configure("[sources]\nlog = { path = \"log\", quote = \"none\" }", TITLES);
+        let name = format!("dataset-{}", bad.len());
+        assert_eq!(dir.build(&name).0["samples"], 3001);
+    }
+    // Other quotes and escapes.
+    dir.write("log/a.tsv", "request\ttitle\tuser\n1\t'a\\'\tb'\t2\n");
+    let options = "quote = \"'\", escape = \"\\\\\"";
+    dir.configure(
+        &format!("[sources]\nlog = {{ path = \"log\", {options} }}"),
+        &format!("{TITLES} WHERE title = 'a''\tb'"),
+    );
+    assert_eq!(dir.build("dataset-escaped").0["samples"], 1);
+}
+
+#[test]
+fn ragged_rows_are_refused_null_or_skipped() {
+    let dir = Dir::new();
+    let line = |row: i64| match row % 1000 {
+        999 => format!("{row}\n"),
+        _ => format!("{row},{},x\n", row / 7),
+    };
+    let text: String = (0..3000).map(line).collect();
+    dir.write("log/a.csv", format!("request,user,title\n{text}"));
+    dir.configure("[sources]\nlog = \"log\"", TITLES);
+    dir.fails(&[
+        "log/a.csv",
+        "line 1001: the row has 1 value, but there are 3 columns",
+        "`ragged = \"null\"`",
+    ]);
+    let query = TITLES
+        .replace("user,", "COALESCE(user, 0) AS user,")
+        .replace("char_length(title)", "COALESCE(char_length(title), 7)");
+    dir.configure("[sources]\nlog = { path = \"log\", ragged = \"null\" }", &query);
+    let (summary, _) = dir.build("dataset-null");
+    assert_eq!((&summary["samples"], &summary["ragged_rows_skipped"]), (&3000.into(), &0.into()));
+    dir.configure("[sources]\nlog = { path = \"log\", ragged = \"skip\" }", TITLES);
+    let (summary, _) = dir.build("dataset-skip");
+    assert_eq!((&summary["samples"], &summary["ragged_rows_skipped"]), (&2997.into(), &3.into()));
+    dir.write("log/a.csv", format!("request,user,title\n{}1,2,x,y\n", text.replace("999\n", "999,1,x\n")));
+    dir.configure("[sources]\nlog = { path = \"log\", ragged = \"null\" }", TITLES);
+    dir.fails(&[
+        "log/a.csv",
+        "line 3002: the row has 4 values, but there are 3 columns",
+        "`ragged = \"skip\"`",
+    ]);
+}
+
+#[test]
+fn line_ends_marks_and_empty_lines_make_no_difference() {
+    let dir = Dir::new();
+    let lines: Vec<String> = (0..30).map(|row| format!("{row},{},x", row / 7)).collect();
+    let mut built = Vec::new();
+    for (name, ending, mark) in
+        [("lf", "\n", ""), ("crlf", "\r\n", "\u{feff}"), ("cr", "\r", ""), ("empty", "\n\n", "\u{feff}")]
+    {
+        dir.write(
+            format!("{name}.csv"),
+            format!("{mark}request,user,title{ending}{}{ending}", lines.join(ending)),
+        );
+        dir.configure(&format!("[sources]\nlog = \"{name}.csv\""), TITLES);
+        let (summary, files) = dir.build(&format!("dataset-{name}"));
+        assert_eq!(summary["samples"], 30, "{name}");
+        built.push(files);
+    }
+    assert!(built.windows(2).all(|pair| pair[0] == pair[1]));
+    // Nothing makes a comment of a line.
+    dir.write("comment.csv", "# by hand\nrequest,user,title\n1,2,x\n");
+    dir.configure("[sources]\nlog = \"comment.csv\"", TITLES);
+    dir.fails(&["comment.csv", "line 2: the row has 3 values, but there are 1 columns"]);
+    dir.write("wide.csv", b"\xff\xfer\0e\0q\0");
+    dir.configure("[sources]\nlog = \"wide.csv\"", TITLES);
+    dir.fails(&["wide.csv", "UTF-16", "iconv"]);
+}
+
+/// The bytes of a Parquet file whose pages have checksums: Arrow's writer writes none, so its pages are written again.
+fn with_checksums(values: &[i64], corrupt: bool) -> Vec<u8> {
+    use parquet::basic::{Compression, Encoding};
+    use parquet::file::properties::WriterProperties;
+
+    let names = ["request", "user"];
+    let columns =
+        names.map(|name| (name, Arc::new(arrow::array::Int64Array::from(values.to_vec())) as ArrayRef));
+    let batch = arrow::array::RecordBatch::try_from_iter(columns).unwrap();
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::UNCOMPRESSED)
+        .set_dictionary_enabled(false)
+        .set_encoding(Encoding::PLAIN)
+        .set_statistics_enabled(parquet::file::properties::EnabledStatistics::None)
+        .set_offset_index_disabled(true)
+        .build();
+    let mut bytes = Vec::new();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let metadata = writer.close().unwrap();
+    let column = metadata.row_group(0).column(1);
+    let start = column.data_page_offset() as usize;
+    let end = start + column.compressed_size() as usize;
+    let data = 8 * values.len();
+    // The page's header is a Thrift struct in the compact protocol, whose fields are type, sizes and, as the fourth, the
+    // checksum; the first and second are as they are, and one of six bytes is put behind the third.
+    let header = bytes[start..end - data].to_vec();
+    let varint = |at: usize| at + header[at..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+    let third = varint(varint(varint(1) + 1) + 1);
+    // Between the third field and the fifth are two fields' ids.
+    assert_eq!((header[0], header[third] >> 4), (0x15, 2), "{header:?}");
+    let mut page = bytes[end - data..end].to_vec();
+    let checksum = crc32(&page) as i32;
+    let zigzag = ((checksum << 1) ^ (checksum >> 31)) as u32;
+    let mut field = vec![0x15];
+    let mut rest = zigzag;
+    while rest >= 0x80 {
+        field.push((rest & 0x7f) as u8 | 0x80);
+        rest >>= 7;
+    }
+    field.push(rest as u8);
+    if corrupt {
+        // Another value, which decodes.
+        page[16] ^= 1;
+    }
+    let mut header = header;
+    header[third] = 0x1c;
+    header.splice(third..third, field.iter().copied());
+    // The chunk is the last one, so only its own size changes; the footer is written again with it.
+    let mut file = bytes[..start].to_vec();
+    file.extend(header);
+    file.extend(page);
+    let grown = field.len() as i64;
+    let chunk = column.clone().into_builder();
+    let chunk = chunk.set_total_compressed_size(column.compressed_size() + grown);
+    let chunk = chunk.set_total_uncompressed_size(column.uncompressed_size() + grown).build().unwrap();
+    let group = metadata.row_group(0).clone();
+    let columns = vec![group.column(0).clone(), chunk];
+    let group = group.into_builder().set_column_metadata(columns).build().unwrap();
+    let metadata = parquet::file::metadata::ParquetMetaDataBuilder::new(metadata.file_metadata().clone());
+    let metadata = metadata.set_row_groups(vec![group]).build();
+    let mut footer = Vec::new();
+    parquet::file::metadata::ParquetMetaDataWriter::new(&mut footer, &metadata).finish().unwrap();
+    file.extend(footer);
+    file
+}
+
+/// The CRC-32 of gzip and zlib (ISO 3309), which Parquet's pages have, bit by bit.
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+    !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+}
+
+#[test]
+fn page_checksums_are_verified() {
+    assert_eq!(crc32(b"123456789"), 0xcbf4_3926, "the check value of the CRC's catalogue");
+    let dir = Dir::new();
+    let values: Vec<i64> = (0..1000).collect();
+    dir.write("sound.parquet", with_checksums(&values, false));
+    dir.write("corrupt.parquet", with_checksums(&values, true));
+    dir.configure("[sources]\nlog = \"sound.parquet\"", &SELECT_TWO.replace("{user}", "user"));
+    assert_eq!(dir.build("dataset").0["samples"], 1000);
+    dir.configure("[sources]\nlog = \"corrupt.parquet\"", &SELECT_TWO.replace("{user}", "user"));
+    dir.fails(&["source `log`", "corrupt.parquet", "does not have the checksum", "write it again"]);
+    let mut segments = dir.program("segments");
+    let program = segments.get_program().to_owned();
+    segments = std::process::Command::new(program);
+    segments.args(["shard", "corrupt.parquet", "--by", "user", "--segments", "2", "--out", "segments"]);
+    segments.current_dir(dir.path("")).env("RUST_BACKTRACE", "0");
+    dir.fails_as(segments, &["corrupt.parquet", "it cannot be decoded", "checksum mismatch"]);
+}
+
+#[test]
+fn a_file_url_is_a_local_path() {
+    let dir = Dir::new();
+    dir.write("log/a.csv", csv(&rows(), ',', true));
+    dir.configure(
+        &format!("[sources]\nlog = {{ path = \"file://{}/*.csv\", {TIME} }}", dir.path("log").display()),
+        SELECT_TEXT,
+    );
+    assert!(dir.build("dataset").1 == expected());
+    dir.configure("[sources]\nlog = \"file://elsewhere/a.csv\"", SELECT_TEXT);
+    dir.fails(&["file://elsewhere/a.csv", "names no local path", "file:///"]);
 }
 
 /// The engine cuts files of more than 10 MiB in pieces, where it may.

@@ -1,0 +1,62 @@
+//! `onefold-ingest vacuum`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use onefold_datasets::storage::Storage;
+use onefold_datasets::units::{format_bytes, format_count, parse_duration_micros};
+use onefold_datasets::vacuum::{VacuumOptions, Vacuumed, vacuum};
+use onefold_terminal::Printer;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct VacuumArguments {
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    dataset: PathBuf,
+    /// Keep the last snapshots, so many of them
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    keep: u32,
+    /// Keep whatever is younger; longer than the longest job that reads or writes the dataset
+    #[arg(long, value_name = "AGE", default_value = "1d", value_parser = parse_age)]
+    older_than: Duration,
+    /// Say what would be removed, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn parse_age(text: &str) -> Result<Duration, String> {
+    if text == "0s" {
+        return Ok(Duration::ZERO);
+    }
+    parse_duration_micros(text).map(|micros| Duration::from_micros(micros.unsigned_abs()))
+}
+
+/// Removes old snapshots, and the files that only they name.
+pub(crate) fn run(arguments: &VacuumArguments, printer: &Printer) -> anyhow::Result<()> {
+    let storage = Storage::open(&arguments.dataset)?;
+    let VacuumArguments { keep, older_than, dry_run, .. } = *arguments;
+    let vacuumed = vacuum(&storage, &VacuumOptions { keep: keep as usize, older_than, dry_run })?;
+    Ok(printer.summary(&describe(&vacuumed), &vacuumed)?)
+}
+
+fn describe(vacuumed: &Vacuumed) -> String {
+    let verb = if vacuumed.dry_run { "would remove" } else { "removed" };
+    let kept = match vacuumed.snapshots_kept.as_slice() {
+        [only] => format!("keeps snapshot {only}"),
+        [first, .., last] => {
+            format!("keeps {} snapshots from {first} to {last}", vacuumed.snapshots_kept.len())
+        }
+        [] => String::new(),
+    };
+    let young = match vacuumed.young_files_kept {
+        0 => String::new(),
+        files => {
+            format!("\n{} files that no snapshot names are too young to remove", format_count(files as u64))
+        }
+    };
+    format!(
+        "{verb} {} snapshots and {} files, {} in all; {kept}{young}",
+        format_count(vacuumed.snapshots_removed.len() as u64),
+        format_count(vacuumed.files_removed as u64),
+        format_bytes(vacuumed.bytes_removed),
+    )
+}

@@ -1,0 +1,130 @@
+//! Which form the ids of each feature have, decided before any row is read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
+use datafusion::prelude::SessionContext;
+use onefold_datasets::{CountBudget, IdEncoding, OriginalKind, SparseFeature, TextIds};
+
+use super::{DistinctIds, HashedIds, IdForm, IdType, timeline_function};
+use crate::cluster::column_error;
+use crate::{Config, Result};
+
+/// The forms of all features' ids, and what is known of the ids while they are read.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FeatureIds {
+    forms: BTreeMap<String, IdForm>,
+    /// The texts of the vocabularies whose originals are texts.
+    texts: BTreeMap<String, Arc<TextIds>>,
+}
+
+impl FeatureIds {
+    /// Decides the forms from the columns of the `rows` that become samples and of the sources, and gives `context` the
+    /// functions that timelines call. `kinds` are those of the vocabularies of a dataset that is appended to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset numbers integers, and a feature has others.
+    pub(crate) async fn plan(
+        config: &Config,
+        context: &SessionContext,
+        rows: &ArrowSchema,
+        kinds: &BTreeMap<String, OriginalKind>,
+        budget: &CountBudget,
+    ) -> Result<Self> {
+        let types = types(config, context, rows).await?;
+        let mut ids = Self::default();
+        for name in config.vocabularies.keys() {
+            let has_it = |feature: &&SparseFeature| feature.vocabulary.as_ref() == Some(name);
+            let features: Vec<&SparseFeature> = config.schema.sparse_features().filter(has_it).collect();
+            let id_type = |feature: &SparseFeature| types.get(&feature.name).and_then(IdType::of_column);
+            if kinds.get(name) == Some(&OriginalKind::Integer) {
+                let is_other = |id: IdType| matches!(id, IdType::Text | IdType::Binary | IdType::Boolean);
+                match features.iter().find(|feature| id_type(feature).is_some_and(is_other)) {
+                    None => continue,
+                    Some(feature) => return Err(other_kind(name, feature, &types[&feature.name])),
+                }
+            }
+            let is_integer =
+                |feature: &&SparseFeature| id_type(feature).is_none_or(|id_type| id_type == IdType::Integer);
+            if kinds.get(name) == Some(&OriginalKind::Text) || !features.iter().all(is_integer) {
+                let texts = Arc::new(TextIds::new(name, budget));
+                ids.texts.insert(name.clone(), Arc::clone(&texts));
+                let forms = features.iter().map(|feature| feature.name.clone());
+                ids.forms.extend(forms.map(|feature| (feature, IdForm::Texts(Arc::clone(&texts)))));
+            }
+        }
+        for feature in config.schema.sparse_features() {
+            if feature.ids == Some(IdEncoding::Hash) {
+                let form = IdForm::Hashes(Arc::new(DistinctIds::new()));
+                ids.forms.insert(feature.name.clone(), form);
+            }
+        }
+        for (i, timeline) in config.timelines.iter().enumerate() {
+            for (j, (feature, column)) in timeline.columns.iter().enumerate() {
+                context.register_udf(timeline_function(i, j, column, ids.of(feature)));
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The form of a feature's ids.
+    pub(crate) fn of(&self, feature: &str) -> IdForm {
+        self.forms.get(feature).cloned().unwrap_or_default()
+    }
+
+    /// The texts of a vocabulary whose originals are texts.
+    pub(crate) fn texts(&self, vocabulary: &str) -> Option<&TextIds> {
+        self.texts.get(vocabulary).map(Arc::as_ref)
+    }
+
+    /// What is known of the features whose ids are hashed, after all samples were read.
+    pub(crate) fn hashed(&self) -> BTreeMap<String, HashedIds> {
+        let hashed = self.forms.iter().filter_map(|(feature, form)| match form {
+            IdForm::Hashes(distinct) => Some((feature.clone(), distinct.summary())),
+            IdForm::Integers | IdForm::Texts(_) => None,
+        });
+        hashed.collect()
+    }
+}
+
+/// The types of the columns that features are made from; those of unknown columns are left out, since other checks
+/// report them.
+async fn types(
+    config: &Config,
+    context: &SessionContext,
+    rows: &ArrowSchema,
+) -> Result<BTreeMap<String, DataType>> {
+    let mut types = BTreeMap::new();
+    let mut add = |columns: &ArrowSchema, feature: &String, column: &str| {
+        if let Ok(field) = columns.field_with_name(column) {
+            types.entry(feature.clone()).or_insert_with(|| field.data_type().clone());
+        }
+    };
+    let attributes = config.attributes.iter().map(|attributes| (&attributes.source, &attributes.columns));
+    let timelines = config.timelines.iter().map(|timeline| (&timeline.source, &timeline.columns));
+    for (source, columns) in timelines.chain(attributes) {
+        let table = context.table(source.as_str()).await?;
+        for (feature, column) in columns {
+            add(table.schema().as_arrow(), feature, column);
+        }
+    }
+    for feature in config.schema.sparse_features() {
+        add(rows, &feature.name, &feature.name);
+    }
+    Ok(types)
+}
+
+/// The error for a feature that does not fit the vocabulary of the dataset.
+fn other_kind(vocabulary: &str, feature: &SparseFeature, data_type: &DataType) -> crate::Error {
+    let message = format!(
+        "its type is {data_type}, but the originals of the dataset's vocabulary `{vocabulary}` are integers"
+    );
+    let name = &feature.name;
+    let hint = format!(
+        "if the ids are numbers, write `CAST({name} AS BIGINT)` (`BIGINT[]` for lists) in the query; otherwise build a new \
+         dataset"
+    );
+    column_error(name, &message, &hint)
+}

@@ -1,0 +1,274 @@
+//! SQL functions for ids: `hash_id`, `split_ids` and `split_part_each`, and those that timelines use.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, ListBuilder, StringArray, StringBuilder};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Field, Int64Type};
+use datafusion::common::{DataFusionError, Result, ScalarValue, exec_err, plan_err};
+use datafusion::logical_expr::{
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+use datafusion::prelude::SessionContext;
+
+use super::values::item_type;
+use super::{DistinctIds, IdForm, IdType, list_ids, scalar_ids};
+
+/// Makes the functions available to the SQL of `context`.
+pub(crate) fn register(context: &SessionContext) {
+    context.register_udf(ScalarUDF::from(HashId(Signature::any(1, Volatility::Immutable))));
+    context.register_udf(ScalarUDF::from(SplitIds(Signature::any(2, Volatility::Immutable))));
+    context.register_udf(ScalarUDF::from(SplitPartEach(Signature::any(3, Volatility::Immutable))));
+}
+
+/// The name of the function that makes ids of column number `column` of timeline number `timeline`.
+pub(crate) fn timeline_function_name(timeline: usize, column: usize) -> String {
+    format!("__onefold_ids{timeline}_{column}")
+}
+
+/// That function: from a value of the source's column `shown` to an id in its form, BIGINT.
+pub(crate) fn timeline_function(timeline: usize, column: usize, shown: &str, form: IdForm) -> ScalarUDF {
+    ScalarUDF::from(TimelineIds {
+        name: timeline_function_name(timeline, column),
+        shown: shown.to_owned(),
+        form,
+        signature: Signature::any(1, Volatility::Immutable),
+    })
+}
+
+/// `hash_id(x)`: the hash of an id, or of each id of a list.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct HashId(Signature);
+
+/// `split_ids(text, separator)`: the texts between separators, trimmed, without empty ones.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct SplitIds(Signature);
+
+/// `split_part_each(texts, separator, n)`: of each text of a list, the part number `n`.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct SplitPartEach(Signature);
+
+/// The ids of a timeline's column. Each has a name of its own, so the name identifies it.
+struct TimelineIds {
+    name: String,
+    shown: String,
+    form: IdForm,
+    signature: Signature,
+}
+
+impl ScalarUDFImpl for HashId {
+    fn name(&self) -> &str {
+        "hash_id"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        match arguments {
+            [data_type] if *data_type == DataType::Null || IdType::of(data_type).is_some() => {
+                Ok(DataType::Int64)
+            }
+            [data_type] if IdType::of_items(data_type).is_some() => Ok(DataType::List(id_item())),
+            _ => plan_err!(
+                "`hash_id` takes a text, an integer, a boolean or a binary value, or a list of them, not {}",
+                shown_types(arguments)
+            ),
+        }
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let form = IdForm::Hashes(Arc::new(DistinctIds::new()));
+        let [values] = arrays(&arguments)?;
+        let ids: ArrayRef = match values.data_type() {
+            DataType::Null => cast(&values, &DataType::Int64)?,
+            list if item_type(list).is_some() => {
+                Arc::new(list_ids("hash_id", &values, &form).map_err(external)?)
+            }
+            _ => Arc::new(scalar_ids("hash_id", &values, &form).map_err(external)?),
+        };
+        // The items of lists have the name that was announced.
+        result(&arguments, cast(&ids, arguments.return_type())?)
+    }
+}
+
+impl ScalarUDFImpl for SplitIds {
+    fn name(&self) -> &str {
+        "split_ids"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        if arguments.len() == 2 && arguments.iter().all(is_text) {
+            return Ok(DataType::List(text_item()));
+        }
+        plan_err!("`split_ids` takes a text and a separator, not {}", shown_types(arguments))
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [texts, separators] = arrays(&arguments)?;
+        let (texts, separators) = (strings(&texts)?, strings(&separators)?);
+        let mut lists = ListBuilder::new(StringBuilder::new()).with_field(text_item());
+        for (text, separator) in texts.iter().zip(separators.iter()) {
+            let (Some(text), Some(separator)) = (text, separator) else {
+                lists.append_null();
+                continue;
+            };
+            if separator.is_empty() {
+                return exec_err!(
+                    "the separator of `split_ids` is empty; write it, as in `split_ids(items, '|')`"
+                );
+            }
+            let ids = text.split(separator).map(str::trim).filter(|id| !id.is_empty());
+            ids.for_each(|id| lists.values().append_value(id));
+            lists.append(true);
+        }
+        result(&arguments, Arc::new(lists.finish()))
+    }
+}
+
+impl ScalarUDFImpl for SplitPartEach {
+    fn name(&self) -> &str {
+        "split_part_each"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        match arguments {
+            [list, separator, number]
+                if (*list == DataType::Null || item_type(list).is_some_and(is_text))
+                    && is_text(separator)
+                    && (number.is_integer() || number.is_null()) =>
+            {
+                Ok(DataType::List(text_item()))
+            }
+            _ => plan_err!(
+                "`split_part_each` takes a list of texts, a separator and the number of a part, not {}",
+                shown_types(arguments)
+            ),
+        }
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [lists, separators, numbers] = arrays(&arguments)?;
+        let lists = cast(&lists, &DataType::List(text_item()))?;
+        let (lists, separators) = (lists.as_list::<i32>(), strings(&separators)?);
+        let numbers = cast(&numbers, &DataType::Int64)?;
+        let numbers = numbers.as_primitive::<Int64Type>();
+        let mut parts = ListBuilder::new(StringBuilder::new()).with_field(text_item());
+        for row in 0..lists.len() {
+            if lists.is_null(row) || separators.is_null(row) || numbers.is_null(row) {
+                parts.append_null();
+                continue;
+            }
+            let (separator, number) = (separators.value(row), numbers.value(row));
+            if separator.is_empty() || number == 0 {
+                return exec_err!(
+                    "`split_part_each` needs a separator and the number of a part, counted from 1, or from -1 at the end"
+                );
+            }
+            for text in lists.value(row).as_string::<i32>() {
+                parts.values().append_option(text.and_then(|text| part(text, separator, number)));
+            }
+            parts.append(true);
+        }
+        result(&arguments, Arc::new(parts.finish()))
+    }
+}
+
+/// Part `number` of `text`, counted from 1, or from -1 at the end.
+fn part<'t>(text: &'t str, separator: &str, number: i64) -> Option<&'t str> {
+    let at = usize::try_from(number.unsigned_abs() - 1).ok()?;
+    if number > 0 { text.split(separator).nth(at) } else { text.rsplit(separator).nth(at) }
+}
+
+impl ScalarUDFImpl for TimelineIds {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Int64)
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [values] = arrays(&arguments)?;
+        let ids = scalar_ids(&self.shown, &values, &self.form).map_err(external)?;
+        result(&arguments, Arc::new(ids))
+    }
+}
+
+impl PartialEq for TimelineIds {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for TimelineIds {}
+
+impl Hash for TimelineIds {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl fmt::Debug for TimelineIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TimelineIds").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn id_item() -> Arc<Field> {
+    Arc::new(Field::new_list_field(DataType::Int64, true))
+}
+
+fn text_item() -> Arc<Field> {
+    Arc::new(Field::new_list_field(DataType::Utf8, true))
+}
+
+/// Whether a function takes it as a text; a literal `NULL` is one.
+fn is_text(data_type: &DataType) -> bool {
+    data_type.is_null() || IdType::of(data_type) == Some(IdType::Text)
+}
+
+/// The arguments as arrays of equal lengths.
+fn arrays<const N: usize>(arguments: &ScalarFunctionArgs) -> Result<[ArrayRef; N]> {
+    let arrays = ColumnarValue::values_to_arrays(&arguments.args)?;
+    arrays.try_into().map_err(|arrays: Vec<ArrayRef>| {
+        DataFusionError::Internal(format!("{} arguments in place of {N}", arrays.len()))
+    })
+}
+
+/// The result of a call: one value if all arguments are single values, as the engine expects.
+fn result(arguments: &ScalarFunctionArgs, values: ArrayRef) -> Result<ColumnarValue> {
+    if arguments.args.iter().all(|argument| matches!(argument, ColumnarValue::Scalar(_))) {
+        return Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&values, 0)?));
+    }
+    Ok(ColumnarValue::Array(values))
+}
+
+fn strings(texts: &ArrayRef) -> Result<StringArray> {
+    Ok(cast(texts, &DataType::Utf8)?.as_string::<i32>().clone())
+}
+
+fn shown_types(arguments: &[DataType]) -> String {
+    arguments.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Our error on its way through the engine.
+fn external(error: crate::Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}

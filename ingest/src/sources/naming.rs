@@ -1,0 +1,354 @@
+//! Files whose errors name them: the source, the file, and what to do.
+//!
+//! The engine reads a file in steps: it plans (footers, statistics), waits for bytes, and decodes. An error or a panic of
+//! any step is given the name of the file where it happens, because what comes out of the query says nothing of files.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::datasource::listing::PartitionedFile;
+use datafusion::datasource::physical_plan::{FileOpener, FileScanConfig, FileSource};
+use datafusion::datasource::table_schema::TableSchema;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::physical_expr::projection::ProjectionExprs;
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, PhysicalSortExpr};
+use datafusion::physical_plan::filter_pushdown::FilterPushdownPropagation;
+use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion::physical_plan::{DisplayFormatType, SortOrderPushdownResult};
+use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselizer};
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt, stream};
+use object_store::ObjectStore;
+use object_store::path::Path;
+use onefold_datasets::process::panic_text;
+
+use super::csv::CsvRules;
+use super::head::damaged_hint;
+use super::stores::SourceStore;
+use super::text_store::{SkippedRows, TextStore};
+use crate::Error;
+
+/// The name that errors give a file.
+pub(super) struct FileName(pub(super) PathBuf);
+
+/// A format of files whose errors name the file.
+#[derive(Clone)]
+pub(super) struct NamingSource {
+    pub(super) files: Arc<NamedFiles>,
+    /// The format of text files; Parquet if `None`.
+    pub(super) text: Option<Text>,
+    pub(super) inner: Arc<dyn FileSource>,
+}
+
+/// How files of text are read.
+#[derive(Debug, Clone)]
+pub(super) struct Text {
+    /// The checks of CSV, with the rows that they leave out.
+    pub(super) csv: Option<(CsvRules, Arc<SkippedRows>)>,
+}
+
+/// The files of a source that are in one store.
+#[derive(Debug)]
+pub(super) struct NamedFiles {
+    pub(super) source: String,
+    pub(super) store: Arc<SourceStore>,
+    /// Whether rows may not fit the types that were inferred.
+    pub(super) typed: bool,
+}
+
+impl NamingSource {
+    fn with_inner(&self, inner: Arc<dyn FileSource>) -> Arc<dyn FileSource> {
+        Arc::new(Self { inner, ..self.clone() })
+    }
+}
+
+impl FileSource for NamingSource {
+    fn create_file_opener(
+        &self,
+        _: Arc<dyn ObjectStore>,
+        _: &FileScanConfig,
+        _: usize,
+    ) -> Result<Arc<dyn FileOpener>> {
+        Err(DataFusionError::Internal("source files are read in morsels".to_owned()))
+    }
+
+    fn create_morselizer(
+        &self,
+        store: Arc<dyn ObjectStore>,
+        scan: &FileScanConfig,
+        partition: usize,
+    ) -> Result<Box<dyn Morselizer>> {
+        let inner = match &self.text {
+            None => self.inner.create_morselizer(store, scan, partition)?,
+            Some(text) => {
+                let store = TextStore::new(Arc::clone(&self.files.store), scan.file_compression_type);
+                let store = match &text.csv {
+                    Some((rules, skipped)) => store.with_csv(*rules, Arc::clone(skipped)),
+                    None => store,
+                };
+                let mut plain = scan.clone();
+                plain.file_compression_type = FileCompressionType::UNCOMPRESSED;
+                self.inner.create_morselizer(Arc::new(store), &plain, partition)?
+            }
+        };
+        Ok(Box::new(NamingMorselizer { files: Arc::clone(&self.files), inner }))
+    }
+
+    fn table_schema(&self) -> &TableSchema {
+        self.inner.table_schema()
+    }
+
+    fn with_batch_size(&self, rows: usize) -> Arc<dyn FileSource> {
+        self.with_inner(self.inner.with_batch_size(rows))
+    }
+
+    fn filter(&self) -> Option<Arc<dyn PhysicalExpr>> {
+        self.inner.filter()
+    }
+
+    fn projection(&self) -> Option<&ProjectionExprs> {
+        self.inner.projection()
+    }
+
+    fn metrics(&self) -> &ExecutionPlanMetricsSet {
+        self.inner.metrics()
+    }
+
+    fn file_type(&self) -> &str {
+        self.inner.file_type()
+    }
+
+    fn fmt_extra(&self, form: DisplayFormatType, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt_extra(form, formatter)
+    }
+
+    fn supports_repartitioning(&self) -> bool {
+        self.inner.supports_repartitioning()
+    }
+
+    fn try_pushdown_filters(
+        &self,
+        filters: Vec<Arc<dyn PhysicalExpr>>,
+        config: &ConfigOptions,
+    ) -> Result<FilterPushdownPropagation<Arc<dyn FileSource>>> {
+        let pushed = self.inner.try_pushdown_filters(filters, config)?;
+        Ok(FilterPushdownPropagation {
+            filters: pushed.filters,
+            updated_node: pushed.updated_node.map(|inner| self.with_inner(inner)),
+        })
+    }
+
+    fn try_pushdown_sort(
+        &self,
+        order: &[PhysicalSortExpr],
+        properties: &EquivalenceProperties,
+    ) -> Result<SortOrderPushdownResult<Arc<dyn FileSource>>> {
+        let pushed = self.inner.try_pushdown_sort(order, properties)?;
+        Ok(pushed.map(|inner| self.with_inner(inner)))
+    }
+
+    fn reorder_files(&self, files: Vec<PartitionedFile>) -> Vec<PartitionedFile> {
+        self.inner.reorder_files(files)
+    }
+
+    fn try_pushdown_projection(&self, projection: &ProjectionExprs) -> Result<Option<Arc<dyn FileSource>>> {
+        let inner = self.inner.try_pushdown_projection(projection)?;
+        Ok(inner.map(|inner| self.with_inner(inner)))
+    }
+
+    fn apply_expressions(
+        &self,
+        apply: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        self.inner.apply_expressions(apply)
+    }
+}
+
+/// A file of a source, and the errors that name it.
+#[derive(Debug)]
+struct NamedFile {
+    files: Arc<NamedFiles>,
+    name: PathBuf,
+    location: Path,
+}
+
+impl NamedFile {
+    /// Runs a step of reading the file.
+    fn run<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.name_failure(catch_unwind(AssertUnwindSafe(step)))
+    }
+
+    /// The result of a step, with errors and panics that name the file.
+    fn name_failure<T>(&self, step: Result<Result<T>, Box<dyn Any + Send>>) -> Result<T> {
+        match step {
+            Ok(result) => result.map_err(|error| self.name_error(error)),
+            // Decoders panic on some damaged bytes.
+            Err(panic) => {
+                let message = format!("it cannot be decoded: {}", panic_text(&*panic));
+                Err(self.error(message, damaged_hint()))
+            }
+        }
+    }
+
+    fn error(&self, message: String, hint: String) -> DataFusionError {
+        let (source_name, path) = (self.files.source.clone(), self.name.clone());
+        DataFusionError::External(Box::new(Error::Source { source_name, path, message, hint }))
+    }
+
+    /// The error of a step as an [`Error::Source`], if it is one of the file and not of the query.
+    fn name_error(&self, error: DataFusionError) -> DataFusionError {
+        if let Some((message, hint)) = self.files.store.failure(&self.location) {
+            return self.error(message, hint);
+        }
+        let (message, hint) = match error.find_root() {
+            DataFusionError::ArrowError(cause, _) if self.files.typed && is_unfit(cause) => (
+                with_row(&cause.to_string()),
+                format!(
+                    "the row does not fit the types of the first rows: correct it, or give its column's type under \
+                     `[sources].{}`, as `schema = {{ column = \"VARCHAR\" }}`",
+                    self.files.source
+                ),
+            ),
+            cause if self.files.typed || is_of_file(cause) => {
+                let cause = cause.strip_backtrace();
+                if cause.contains("CRC checksum mismatch") {
+                    let message =
+                        "it cannot be decoded: a page does not have the checksum that the file has for it";
+                    (message.to_owned(), damaged_hint())
+                } else {
+                    (format!("it cannot be decoded: {cause}"), damaged_hint())
+                }
+            }
+            _ => return error,
+        };
+        self.error(message, hint)
+    }
+}
+
+/// Whether the bytes of a Parquet file are the cause, and not the query's expressions, which are computed beside.
+fn is_of_file(error: &DataFusionError) -> bool {
+    use ArrowError::{ExternalError, IoError, IpcError, ParquetError};
+    match error {
+        DataFusionError::ParquetError(_) | DataFusionError::ObjectStore(_) | DataFusionError::IoError(_) => {
+            true
+        }
+        DataFusionError::ArrowError(cause, _) => {
+            matches!(**cause, ParquetError(_) | IoError(..) | ExternalError(_) | IpcError(_))
+        }
+        DataFusionError::External(cause) => {
+            cause.is::<parquet::errors::ParquetError>() || cause.is::<object_store::Error>()
+        }
+        _ => false,
+    }
+}
+
+/// Arrow's reader of CSV says `at line 2`, but counts rows from 0, of which one may have many lines.
+fn with_row(message: &str) -> String {
+    let numbered = message.split_once(" at line ").and_then(|(before, rest)| {
+        let (row, after) = rest.split_once('.')?;
+        let row: u64 = row.parse().ok()?;
+        Some(format!("{before} in row {} of the file.{after}", row + 1))
+    });
+    numbered.unwrap_or_else(|| message.to_owned())
+}
+
+/// Whether bytes were read but a row does not have the columns' types.
+fn is_unfit(error: &ArrowError) -> bool {
+    use ArrowError::{CastError, CsvError, InvalidArgumentError, JsonError, ParseError};
+    matches!(error, CastError(_) | CsvError(_) | InvalidArgumentError(_) | JsonError(_) | ParseError(_))
+}
+
+#[derive(Debug)]
+struct NamingMorselizer {
+    files: Arc<NamedFiles>,
+    inner: Box<dyn Morselizer>,
+}
+
+impl Morselizer for NamingMorselizer {
+    fn plan_file(&self, file: PartitionedFile) -> Result<Box<dyn MorselPlanner>> {
+        let location = file.object_meta.location.clone();
+        let name = file.extension::<FileName>().map(|name| name.0.clone());
+        let name = name.unwrap_or_else(|| PathBuf::from(location.to_string()));
+        let named = Arc::new(NamedFile { files: Arc::clone(&self.files), name, location });
+        let inner = named.run(|| self.inner.plan_file(file))?;
+        Ok(Box::new(NamingPlanner { file: named, inner }))
+    }
+}
+
+#[derive(Debug)]
+struct NamingPlanner {
+    file: Arc<NamedFile>,
+    inner: Box<dyn MorselPlanner>,
+}
+
+impl NamingPlanner {
+    fn boxed(file: &Arc<NamedFile>, inner: Box<dyn MorselPlanner>) -> Box<dyn MorselPlanner> {
+        Box::new(Self { file: Arc::clone(file), inner })
+    }
+}
+
+impl MorselPlanner for NamingPlanner {
+    fn plan(self: Box<Self>) -> Result<Option<MorselPlan>> {
+        let Self { file, inner } = *self;
+        let Some(mut plan) = file.run(|| inner.plan())? else { return Ok(None) };
+        let morsel = |inner| Box::new(NamingMorsel { file: Arc::clone(&file), inner }) as Box<dyn Morsel>;
+        let morsels = plan.take_morsels().into_iter().map(morsel).collect();
+        let planners = plan.take_ready_planners().into_iter().map(|inner| NamingPlanner::boxed(&file, inner));
+        let mut named = MorselPlan::new().with_morsels(morsels).with_planners(planners.collect());
+        if let Some(pending) = plan.take_pending_planner() {
+            named.set_pending_planner(async move {
+                let inner = AssertUnwindSafe(pending).catch_unwind().await;
+                Ok(NamingPlanner::boxed(&file, file.name_failure(inner)?))
+            });
+        }
+        Ok(Some(named))
+    }
+}
+
+#[derive(Debug)]
+struct NamingMorsel {
+    file: Arc<NamedFile>,
+    inner: Box<dyn Morsel>,
+}
+
+impl Morsel for NamingMorsel {
+    fn into_stream(self: Box<Self>) -> BoxStream<'static, Result<RecordBatch>> {
+        let Self { file, inner } = *self;
+        let rows = match file.run(|| Ok(inner.into_stream())) {
+            Ok(rows) => rows,
+            Err(error) => return stream::once(async { Err(error) }).boxed(),
+        };
+        let last = Arc::clone(&file);
+        let rows = AssertUnwindSafe(rows).catch_unwind().map(move |batch| file.name_failure(batch));
+        if !last.files.store.is_local() {
+            return rows.boxed();
+        }
+        // Requests to other stores name the version that they want; a local file may change while it is open.
+        let changed = stream::once(async move {
+            let unchanged = last.files.store.check_unchanged(&last.location).await;
+            unchanged.map_err(|error| last.name_error(error.into())).err().map(Err)
+        });
+        rows.chain(changed.filter_map(|error| async { error })).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_counted_from_one() {
+        let told = with_row("Parser error: value 'x' at line 2501. Row data: '[2500,x]'");
+        assert_eq!(told, "Parser error: value 'x' in row 2502 of the file. Row data: '[2500,x]'");
+        assert_eq!(with_row("wrong at line"), "wrong at line");
+        assert_eq!(with_row("wrong at line x."), "wrong at line x.");
+    }
+}

@@ -1,0 +1,483 @@
+//! The SQL function `__onefold_micros(column, spec)`: a time column as microseconds since 1970-01-01T00:00 UTC.
+//!
+//! | column | what the configuration may say | what a value means |
+//! |---|---|---|
+//! | timestamp with a time zone | nothing | an instant |
+//! | timestamp, date | `time_zone` | a local time (a date: its midnight), of UTC without a zone |
+//! | integer | `unit` | a count since 1970 |
+//! | integer, text | `format`, `time_zone` | digits or text in the notation of `strftime` |
+//! | 64-bit float | `unit` | a count since 1970 with a fraction |
+//! | text | nothing, `time_zone` | ISO 8601 |
+//! | text | `unit` | the digits of a count since 1970 |
+//!
+//! Nulls stay nulls. Where a clock is set back and shows a time twice, the first of the two is taken. Integers and
+//! timestamps that are finer than a microsecond are rounded down.
+
+use std::sync::Arc;
+
+use chrono::format::{Item, Parsed, StrftimeItems, parse};
+use chrono::{
+    DateTime, FixedOffset, MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime, TimeDelta, TimeZone, Utc,
+};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
+use datafusion::arrow::datatypes::{DataType, Float64Type, Int64Type, TimeUnit, UInt64Type};
+use datafusion::arrow::util::display::array_value_to_string;
+use datafusion::common::Result as EngineResult;
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::{
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+use serde::{Deserialize, Serialize};
+
+use super::Unclear;
+use crate::Error;
+use crate::config::{EpochUnit, TimeConfig};
+
+/// A time zone by name, or by its offset from UTC.
+pub(crate) type Zone = datafusion::arrow::array::timezone::Tz;
+
+/// The function's name.
+pub(super) const NAME: &str = "__onefold_micros";
+
+/// What the configuration says of a time column, as the function's second argument.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Spec {
+    place: String,
+    column: String,
+    unit: Option<EpochUnit>,
+    format: Option<String>,
+    time_zone: Option<String>,
+}
+
+impl Spec {
+    pub(super) fn of(time: &TimeConfig) -> Self {
+        Self {
+            place: time.place.clone(),
+            column: time.column.clone(),
+            unit: time.unit,
+            format: time.format.clone(),
+            time_zone: time.time_zone.clone(),
+        }
+    }
+
+    fn time(&self) -> TimeConfig {
+        let Self { place, column, unit, format, time_zone } = self.clone();
+        TimeConfig { place, column, unit, format, time_zone, not_before: None, not_after: None }
+    }
+}
+
+/// How the values of a column are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// Counts since 1970 in UTC, by the number of counts in a second.
+    Count(i64),
+    /// Counts since 1970 on a local clock, likewise.
+    LocalCount(i64),
+    /// Days since 1970.
+    Days,
+    /// Counts with a fraction.
+    Fraction(i64),
+    /// The digits of a count since 1970.
+    Digits(i64),
+    /// Texts, or the digits of a number, in a format.
+    Formatted,
+    /// ISO 8601.
+    Iso,
+}
+
+impl Reading {
+    /// How a column of `data_type` is read; why not, if its type and the configuration do not say what its values mean.
+    pub(super) fn of(time: &TimeConfig, data_type: &DataType) -> Result<Self, Unclear> {
+        let wrong = |message: &str, hint: &str| Err(Unclear::Wrong(message.to_owned(), hint.to_owned()));
+        let needless =
+            |key: &str| wrong(&format!("`{key}` does not apply to that type"), &format!("remove `{key}`"));
+        match data_type {
+            DataType::Dictionary(_, value) => return Self::of(time, value),
+            DataType::Timestamp(..) | DataType::Date32 | DataType::Date64 if time.unit.is_some() => {
+                return needless("unit");
+            }
+            DataType::Timestamp(..) | DataType::Date32 | DataType::Date64 if time.format.is_some() => {
+                return needless("format");
+            }
+            DataType::Timestamp(_, Some(_)) if time.time_zone.is_some() => return needless("time_zone"),
+            DataType::Float64 if time.format.is_some() => return needless("format"),
+            _ => {}
+        }
+        let per_second = time.unit.map(EpochUnit::per_second);
+        Ok(match data_type {
+            DataType::Timestamp(unit, zone) => {
+                let per_second = match unit {
+                    TimeUnit::Second => 1,
+                    TimeUnit::Millisecond => 1_000,
+                    TimeUnit::Microsecond => 1_000_000,
+                    TimeUnit::Nanosecond => 1_000_000_000,
+                };
+                let is_local = zone.is_none() && time.time_zone.is_some();
+                if is_local { Self::LocalCount(per_second) } else { Self::Count(per_second) }
+            }
+            DataType::Date32 => Self::Days,
+            DataType::Date64 if time.time_zone.is_some() => Self::LocalCount(1_000),
+            DataType::Date64 => Self::Count(1_000),
+            integer if integer.is_integer() => match (per_second, &time.format) {
+                (Some(per_second), _) => Self::Count(per_second),
+                (None, Some(_)) => Self::Formatted,
+                (None, None) => return Err(Unclear::NoUnit),
+            },
+            DataType::Float64 => Self::Fraction(per_second.ok_or(Unclear::NoUnit)?),
+            DataType::Float16 | DataType::Float32 => {
+                return wrong(
+                    "numbers of that type hold seconds since 1970 only to about two minutes",
+                    "write the log with 64-bit integers, 64-bit floats or timestamps",
+                );
+            }
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => match (per_second, &time.format) {
+                (Some(per_second), _) => Self::Digits(per_second),
+                (None, Some(_)) => Self::Formatted,
+                (None, None) => Self::Iso,
+            },
+            _ => {
+                return wrong(
+                    "that type is not a time",
+                    "a time is a timestamp, a date, a text, or a number with a `unit`; convert the column in a query",
+                );
+            }
+        })
+    }
+}
+
+/// The function, to be registered with the engine.
+pub(crate) fn function() -> ScalarUDF {
+    ScalarUDF::new_from_impl(Micros { signature: Signature::any(2, Volatility::Immutable) })
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Micros {
+    signature: Signature,
+}
+
+impl ScalarUDFImpl for Micros {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> EngineResult<DataType> {
+        Ok(DataType::Int64)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> EngineResult<ColumnarValue> {
+        let [values, ColumnarValue::Scalar(spec)] = args.args.as_slice() else {
+            return Err(DataFusionError::Execution(format!("{NAME} takes a column and a literal")));
+        };
+        let spec = spec.try_as_str().flatten().unwrap_or_default();
+        let spec: Spec =
+            serde_json::from_str(spec).map_err(|error| DataFusionError::External(Box::new(error)))?;
+        let values = values.clone().into_array(args.number_rows)?;
+        Ok(ColumnarValue::Array(Arc::new(to_micros(&spec, &values)?)))
+    }
+}
+
+/// Microseconds since 1970 of the values of a column.
+fn to_micros(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
+    if let DataType::Dictionary(_, value) = values.data_type() {
+        return to_micros(spec, &cast(values, value)?);
+    }
+    let reading = Reading::of(&spec.time(), values.data_type())
+        .map_err(|unclear| DataFusionError::Execution(format!("{NAME} was not checked: {unclear:?}")))?;
+    let zone: Option<Zone> = spec.time_zone.as_deref().map(str::parse).transpose()?;
+    match reading {
+        Reading::Count(per_second) => each_count(spec, values, |count| micros_of(count, per_second)),
+        Reading::LocalCount(per_second) => each_count(spec, values, |count| {
+            local_micros(DateTime::from_timestamp_micros(micros_of(count, per_second)?)?.naive_utc(), zone)
+        }),
+        Reading::Days => each_count(spec, values, |days| match zone {
+            None => days.checked_mul(86_400_000_000),
+            Some(_) => {
+                local_midnight(DateTime::from_timestamp(days.checked_mul(86_400)?, 0)?.date_naive(), zone)
+            }
+        }),
+        Reading::Fraction(per_second) => each(spec, values, values.as_primitive::<Float64Type>(), |value| {
+            let micros = (value / per_second as f64 * 1e6).round();
+            (micros.abs() < 9e18).then_some(micros as i64)
+        }),
+        Reading::Digits(per_second) => {
+            each_text(spec, values, |text| micros_of(text.parse().ok()?, per_second))
+        }
+        Reading::Formatted => {
+            let items = StrftimeItems::new(spec.format.as_deref().unwrap_or_default()).parse();
+            let items = items.map_err(|error| DataFusionError::External(Box::new(error)))?;
+            each_text(spec, values, |text| parse_with_format(text, &items, zone))
+        }
+        Reading::Iso => each_text(spec, values, |text| parse_iso(text, zone)),
+    }
+}
+
+/// `micros` of each number of a column of integers, timestamps or dates.
+fn each_count(
+    spec: &Spec,
+    values: &ArrayRef,
+    micros: impl Fn(i64) -> Option<i64>,
+) -> EngineResult<Int64Array> {
+    let counts = match values.data_type() {
+        DataType::UInt64 => {
+            let counts = values.as_primitive::<UInt64Type>();
+            return each(spec, values, counts, |count| micros(i64::try_from(count).ok()?));
+        }
+        DataType::Date32 => cast(&cast(values, &DataType::Int32)?, &DataType::Int64)?,
+        _ => cast(values, &DataType::Int64)?,
+    };
+    each(spec, values, counts.as_primitive::<Int64Type>(), micros)
+}
+
+/// `micros` of each text of a column, without the blanks around it; of integers, of their digits.
+fn each_text(
+    spec: &Spec,
+    values: &ArrayRef,
+    micros: impl Fn(&str) -> Option<i64>,
+) -> EngineResult<Int64Array> {
+    let texts = cast(values, &DataType::Utf8)?;
+    each(spec, values, texts.as_string::<i32>(), |text| micros(text.trim()))
+}
+
+/// `micros` of each of `items`, which are the values of a column; the first that has none is an error.
+fn each<T>(
+    spec: &Spec,
+    values: &ArrayRef,
+    items: impl IntoIterator<Item = Option<T>>,
+    micros: impl Fn(T) -> Option<i64>,
+) -> EngineResult<Int64Array> {
+    let micros = |(row, item): (usize, Option<T>)| match item {
+        None => Ok(None),
+        Some(item) => match micros(item) {
+            Some(micros) => Ok(Some(micros)),
+            None => Err(refused(spec, &array_value_to_string(values, row)?)),
+        },
+    };
+    items.into_iter().enumerate().map(micros).collect()
+}
+
+/// Microseconds of a count since 1970, the fraction dropped; `None` if they are beyond 64 bits.
+fn micros_of(count: i64, per_second: i64) -> Option<i64> {
+    if per_second <= 1_000_000 {
+        count.checked_mul(1_000_000 / per_second)
+    } else {
+        Some(count.div_euclid(per_second / 1_000_000))
+    }
+}
+
+/// The instant of a local time, the first where there are two; `None` if the clock skips it. Without a zone it is UTC.
+fn local_micros(local: NaiveDateTime, zone: Option<Zone>) -> Option<i64> {
+    let Some(zone) = zone else { return Some(local.and_utc().timestamp_micros()) };
+    match zone.from_local_datetime(&local) {
+        MappedLocalTime::Single(time) | MappedLocalTime::Ambiguous(time, _) => Some(time.timestamp_micros()),
+        MappedLocalTime::None => None,
+    }
+}
+
+/// The instant in which a local day begins; it begins later than at midnight where the clock skips midnight.
+fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<i64> {
+    let midnight = date.and_time(NaiveTime::MIN);
+    (0..8).find_map(|quarters| local_micros(midnight + TimeDelta::minutes(15 * quarters), zone))
+}
+
+/// The time of a text in a format; a text without a time of day means midnight. `None` if it is none.
+pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zone>) -> Option<i64> {
+    let mut parsed = Parsed::new();
+    parse(&mut parsed, text, items.iter()).ok()?;
+    if parsed.offset().is_some() || parsed.timestamp().is_some() {
+        let utc = parsed.to_datetime_with_timezone(&Utc);
+        return parsed
+            .to_datetime()
+            .map(|time| time.to_utc())
+            .or(utc)
+            .ok()
+            .map(|time| time.timestamp_micros());
+    }
+    let date = parsed.to_naive_date().ok()?;
+    if parsed.hour_div_12().is_none() && parsed.hour_mod_12().is_none() && parsed.minute().is_none() {
+        return local_midnight(date, zone);
+    }
+    if parsed.minute().is_none() {
+        parsed.set_minute(0).ok()?;
+    }
+    local_micros(date.and_time(parsed.to_naive_time().ok()?), zone)
+}
+
+/// The time of a text of ISO 8601; one that names no zone is of `zone`, of UTC without it. `None` if it is none.
+fn parse_iso(text: &str, zone: Option<Zone>) -> Option<i64> {
+    let as_utc = string_to_datetime(&Utc, text).ok()?;
+    let Some(_) = zone else { return Some(as_utc.timestamp_micros()) };
+    // A text that names its zone is one instant, whatever zone is taken for the others.
+    let elsewhere = FixedOffset::east_opt(3600)?;
+    if string_to_datetime(&elsewhere, text).ok()? == as_utc {
+        return Some(as_utc.timestamp_micros());
+    }
+    if text.len() == 10 {
+        local_midnight(as_utc.date_naive(), zone)
+    } else {
+        local_micros(as_utc.naive_utc(), zone)
+    }
+}
+
+/// The error for a value that is not a time.
+fn refused(spec: &Spec, value: &str) -> DataFusionError {
+    let zone = spec.time_zone.as_deref().map(|zone| format!(" of {zone}")).unwrap_or_default();
+    let (message, hint) = match (&spec.unit, &spec.format) {
+        (Some(unit), _) => (
+            format!("`{value}` is not a time in `{unit}` since 1970"),
+            "correct the unit or the value, or leave such rows out in a query",
+        ),
+        (None, Some(format)) => (
+            format!("`{value}` is not a time{zone} in the format `{format}`"),
+            "correct `format` or the value, or leave such rows out in a query",
+        ),
+        (None, None) => (
+            format!("`{value}` is not a time{zone}"),
+            "times in texts look like `2024-06-01T12:00:00Z`; for others write `format = \"…\"`, for digits since 1970 \
+             `unit = \"s\"`, or leave such rows out in a query",
+        ),
+    };
+    let message = format!("{}: {message}", spec.place);
+    DataFusionError::External(Box::new(Error::Column {
+        column: spec.column.clone(),
+        message,
+        hint: hint.to_owned(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{
+        Date32Array, DictionaryArray, Float64Array, Int32Array, StringArray, StringViewArray,
+        TimestampMillisecondArray, TimestampNanosecondArray, UInt32Array, UInt64Array,
+    };
+    use datafusion::arrow::datatypes::Int32Type;
+
+    use super::*;
+
+    /// 2024-06-01T00:00Z in seconds since 1970.
+    const JUNE: i64 = 1_717_200_000;
+    const MICROS: i64 = 1_000_000;
+
+    fn spec(unit: Option<EpochUnit>, format: Option<&str>, time_zone: Option<&str>) -> Spec {
+        Spec {
+            place: "`[session].time`".to_owned(),
+            column: "ts".to_owned(),
+            unit,
+            format: format.map(str::to_owned),
+            time_zone: time_zone.map(str::to_owned),
+        }
+    }
+
+    fn micros(spec: &Spec, values: impl Array + 'static) -> Vec<Option<i64>> {
+        to_micros(spec, &(Arc::new(values) as ArrayRef)).unwrap().iter().collect()
+    }
+
+    fn error(spec: &Spec, values: impl Array + 'static) -> String {
+        Error::from(to_micros(spec, &(Arc::new(values) as ArrayRef)).unwrap_err()).to_string()
+    }
+
+    fn texts(texts: &[&str]) -> StringArray {
+        StringArray::from_iter_values(texts)
+    }
+
+    #[test]
+    fn counts_of_every_unit_and_width_are_one_instant() {
+        let expected = [Some(JUNE * MICROS), None];
+        let unit = |unit| spec(Some(unit), None, None);
+        for (n, per_second) in EpochUnit::ALL.map(|unit| (unit, unit.per_second())) {
+            let counts = Int64Array::from(vec![Some(JUNE * per_second), None]);
+            assert_eq!(micros(&unit(n), counts), expected);
+            let counts = UInt64Array::from(vec![Some((JUNE * per_second) as u64), None]);
+            assert_eq!(micros(&unit(n), counts), expected);
+            let digits = StringViewArray::from(vec![Some((JUNE * per_second).to_string()), None]);
+            assert_eq!(micros(&unit(n), digits), expected);
+        }
+        let seconds = unit(EpochUnit::Second);
+        assert_eq!(micros(&seconds, Int32Array::from(vec![Some(JUNE as i32), None])), expected);
+        assert_eq!(micros(&seconds, UInt32Array::from(vec![Some(JUNE as u32), None])), expected);
+        let fraction = Float64Array::from(vec![JUNE as f64 + 0.25, -1.5]);
+        assert_eq!(micros(&seconds, fraction), [Some(JUNE * MICROS + 250_000), Some(-1_500_000)]);
+        let early = Int64Array::from(vec![-1]);
+        assert_eq!(micros(&unit(EpochUnit::Nanosecond), early), [Some(-1)], "not later than it is");
+    }
+
+    #[test]
+    fn timestamps_and_dates_need_no_unit() {
+        let plain = spec(None, None, None);
+        let ms = || TimestampMillisecondArray::from(vec![JUNE * 1000 + 7]);
+        assert_eq!(micros(&plain, ms()), [Some(JUNE * MICROS + 7000)]);
+        assert_eq!(micros(&plain, ms().with_timezone("America/New_York")), [Some(JUNE * MICROS + 7000)]);
+        let ns = TimestampNanosecondArray::from(vec![JUNE * 1_000_000_000 + 7999]);
+        assert_eq!(micros(&plain, ns), [Some(JUNE * MICROS + 7)]);
+        let days = || Date32Array::from(vec![Some((JUNE / 86_400) as i32), None]);
+        assert_eq!(micros(&plain, days()), [Some(JUNE * MICROS), None]);
+        let copenhagen = spec(None, None, Some("Europe/Copenhagen"));
+        assert_eq!(micros(&copenhagen, days()), [Some((JUNE - 7200) * MICROS), None]);
+        assert_eq!(micros(&copenhagen, ms()), [Some((JUNE - 7200) * MICROS + 7000)]);
+    }
+
+    #[test]
+    fn texts_are_iso_or_have_a_format() {
+        let expected = [Some(JUNE * MICROS); 3];
+        let iso = ["2024-06-01", "2024-06-01T00:00:00", " 2024-06-01 02:00:00+02:00"];
+        assert_eq!(micros(&spec(None, None, None), texts(&iso)), expected);
+        let local = ["2024-06-01T02:00:00", "2024-06-01T00:00:00Z", "2024-05-31 20:00:00-04:00"];
+        assert_eq!(micros(&spec(None, None, Some("Europe/Copenhagen")), texts(&local)), expected);
+        let dictionary: DictionaryArray<Int32Type> = iso.into_iter().collect();
+        assert_eq!(micros(&spec(None, None, None), dictionary), expected);
+        let formatted =
+            |format: &str, zone, text: &str| micros(&spec(None, Some(format), zone), texts(&[text]))[0];
+        let june = expected[0];
+        assert_eq!(formatted("%m/%d/%Y %H:%M", None, "6/1/2024 0:00"), june);
+        assert_eq!(formatted("%m/%d/%Y %I:%M %p", Some("America/New_York"), "05/31/2024 08:00 PM"), june);
+        assert_eq!(
+            formatted("%d.%m.%Y", Some("+02:00"), "01.06.2024"),
+            june.map(|june| june - 7200 * MICROS)
+        );
+        assert_eq!(formatted("%Y%m%d%H", None, "2024060100"), june);
+        assert_eq!(formatted("%d/%b/%Y:%H:%M:%S %z", Some("Asia/Tokyo"), "01/Jun/2024:02:00:00 +0200"), june);
+        let digits = Int32Array::from(vec![20_240_601]);
+        assert_eq!(micros(&spec(None, Some("%Y%m%d"), None), digits), [june]);
+    }
+
+    #[test]
+    fn clocks_that_are_set_skip_and_repeat_an_hour() {
+        let copenhagen = spec(None, None, Some("Europe/Copenhagen"));
+        // 2023-10-29 02:30 comes first in summer time, at 00:30 UTC.
+        assert_eq!(micros(&copenhagen, texts(&["2023-10-29 02:30:00"])), [Some(1_698_539_400 * MICROS)]);
+        let skipped = error(&copenhagen, texts(&["2023-03-26 01:30:00", "2023-03-26 02:30:00"]));
+        assert!(skipped.contains("`2023-03-26 02:30:00` is not a time of Europe/Copenhagen"), "{skipped}");
+        // Midnight of 2018-11-04 did not exist in São Paulo: that day began at 01:00, 03:00 UTC.
+        let day = micros(&spec(None, None, Some("America/Sao_Paulo")), texts(&["2018-11-04"]));
+        assert_eq!(day, [Some(1_541_300_400 * MICROS)]);
+    }
+
+    #[test]
+    fn values_that_are_not_times_are_named() {
+        let refused = |spec: &Spec, values: ArrayRef, parts: &[&str]| {
+            let error = error(spec, values);
+            for part in parts {
+                assert!(error.contains(part), "{error}\nlacks {part}");
+            }
+        };
+        let seconds = spec(Some(EpochUnit::Second), None, None);
+        let huge = i64::MAX / 1000;
+        refused(
+            &seconds,
+            Arc::new(Int64Array::from(vec![JUNE, huge])),
+            &["column `ts`", &huge.to_string(), "`s`"],
+        );
+        refused(&seconds, Arc::new(UInt64Array::from(vec![u64::MAX])), &["`18446744073709551615`"]);
+        refused(&seconds, Arc::new(Float64Array::from(vec![f64::NAN])), &["`NaN` is not a time"]);
+        refused(&seconds, Arc::new(texts(&["12", "noon"])), &["`noon` is not a time", "unit"]);
+        refused(&spec(None, None, None), Arc::new(texts(&["1717200000"])), &["`1717200000`", "unit = \"s\""]);
+        let format = spec(None, Some("%m/%d/%Y"), None);
+        refused(&format, Arc::new(texts(&["13/01/2024"])), &["`13/01/2024`", "`%m/%d/%Y`", "hint: "]);
+    }
+}
