@@ -9,12 +9,20 @@
 //! ```
 //!
 //! A failure prints the command, its folder and the files there, its stdout and stderr.
+//!
+//! With the feature `s3` there is an S3 server, too: `S3Server`.
+
+#[cfg(feature = "s3")]
+mod s3;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
+
+#[cfg(feature = "s3")]
+pub use self::s3::{ACCESS_KEY, BUCKET, Counters, Fault, ObjectWriter, S3Server, SECRET_KEY, When};
 
 /// A temporary folder, removed at the end.
 #[derive(Debug)]
@@ -137,6 +145,22 @@ impl TestCommand {
     pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
         self.line += &format!(" {}", argument.as_ref().to_string_lossy());
         self.command.arg(argument);
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Makes the command reach a server at `s3://` URLs, and no other.
+    #[cfg(feature = "s3")]
+    pub fn with_s3(mut self, server: &S3Server) -> Self {
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
+            self.command.env_remove(name);
+        }
+        self.command.envs(server.environment());
         self
     }
 

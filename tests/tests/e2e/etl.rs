@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::Float64Array;
-use onefold_datasets::{Manifest, Partition, Vocabulary};
+use onefold_datasets::{Partition, Snapshot, Vocabulary};
 use onefold_tests::Dir;
 
 use crate::logs::{REQUESTS, feature_columns, with_column, write_logs, write_table};
-use crate::samples::{Sample, read_samples, sorted};
+use crate::samples::{Sample, assert_only_named_files, read_samples, sorted};
 
 const BUILD: &str = "onefold-ingest build logs/dataset.toml --threads 2 --out";
 const APPEND: &str = "onefold-ingest append logs/dataset.toml --threads 2 --out";
@@ -24,13 +24,8 @@ fn samples(dir: &Dir, dataset: &str) -> Vec<Sample> {
     sorted(read_samples(&dir.path(dataset)))
 }
 
-/// All that a manifest says of its partitions but the names of their files, which count the commits.
 fn partitions(dir: &Dir, dataset: &str) -> Vec<Partition> {
-    let mut partitions = Manifest::load(&dir.path(dataset)).unwrap().partitions;
-    for file in partitions.iter_mut().flat_map(|partition| &mut partition.files) {
-        file.path.truncate(file.path.find("-g").unwrap());
-    }
-    partitions
+    crate::samples::partitions(&dir.path(dataset))
 }
 
 #[test]
@@ -45,9 +40,13 @@ fn partitions_appended_one_by_one_are_the_dataset_built_at_once() {
     assert_eq!(second["samples"], dir.command("onefold-ingest verify whole").json()["samples"]);
     assert_eq!(partitions(&dir, "parts"), partitions(&dir, "whole"));
     assert_eq!(samples(&dir, "parts"), samples(&dir, "whole"));
-    // Once more changes nothing but the generation.
-    dir.command(&holdout).works();
-    assert_eq!(partitions(&dir, "parts"), partitions(&dir, "whole"));
+    assert_eq!((first["snapshot"].as_u64(), second["snapshot"].as_u64()), (Some(1), Some(2)));
+    // Once more changes nothing.
+    let before = dir.files();
+    let again = dir.command(&holdout).json();
+    assert_eq!((again["changed"].as_bool(), again["snapshot"].as_u64()), (Some(false), Some(2)));
+    assert!(dir.files() == before, "something has changed");
+    assert_only_named_files(&dir.path("parts"));
     dir.command("onefold-ingest verify parts").works();
 }
 
@@ -77,7 +76,7 @@ fn verify_names_what_is_wrong() {
     dir.command(&format!("{BUILD} dataset")).works();
     let sound = dir.command("onefold-ingest verify dataset").json();
     assert_eq!(sound["samples"].as_u64(), Some(12));
-    let file = Manifest::load(&dir.path("dataset")).unwrap().partitions[0].files[0].path.clone();
+    let file = Snapshot::load(&dir.path("dataset")).unwrap().partitions[0].files[0].path.clone();
     let mut bytes = dir.read(format!("dataset/{file}"));
     bytes[100] ^= 1;
     dir.write(format!("dataset/{file}"), &bytes);
@@ -130,8 +129,8 @@ fn a_dataset_is_compared_with_its_sources() {
 
 /// The samples of a dataset, their ids of `features` as the vocabulary has them.
 fn originals(dir: &Dir, dataset: &str, vocabulary: &str, features: &[&str]) -> Vec<Sample> {
-    let manifest = Manifest::load(&dir.path(dataset)).unwrap();
-    let ids = Vocabulary::read(&dir.path(dataset), &manifest.vocabularies[vocabulary]).unwrap();
+    let snapshot = Snapshot::load(&dir.path(dataset)).unwrap();
+    let ids = Vocabulary::load(&dir.path(dataset), &snapshot, vocabulary).unwrap();
     let mut samples = read_samples(&dir.path(dataset));
     for (name, list) in samples.iter_mut().flat_map(|sample| &mut sample.sparse) {
         if features.contains(&name.as_str()) {
@@ -164,8 +163,8 @@ fn a_vocabulary_ranks_ids_by_frequency_and_can_be_undone() {
     for layout in ["rows", "folded"] {
         let summary = dir.command(&format!("{BUILD} {layout} --layout {layout}")).json();
         assert_eq!(summary["vocabularies"]["ids"].as_u64(), Some(ranked.len() as u64));
-        let manifest = Manifest::load(&dir.path(layout)).unwrap();
-        let ids = Vocabulary::read(&dir.path(layout), &manifest.vocabularies["ids"]).unwrap();
+        let snapshot = Snapshot::load(&dir.path(layout)).unwrap();
+        let ids = Vocabulary::load(&dir.path(layout), &snapshot, "ids").unwrap();
         for (rank, (original, count)) in ranked.iter().enumerate() {
             assert_eq!(ids.original(rank as i64 + 1), Some(*original));
             assert_eq!(ids.count(rank as i64 + 1), Some(*count));
@@ -181,8 +180,10 @@ fn a_vocabulary_ranks_ids_by_frequency_and_can_be_undone() {
     // What a partition did not know when it was written is no difference.
     dir.command("onefold-ingest verify parts --against logs/dataset.toml").works();
     let all = partitions(&dir, "parts");
-    dir.command(&format!("{APPEND} parts --partition split=holdout")).works();
+    let again = dir.command(&format!("{APPEND} parts --partition split=holdout")).json();
+    assert_eq!(again["changed"], false);
     assert_eq!(partitions(&dir, "parts"), all);
+    assert_only_named_files(&dir.path("parts"));
     assert!(first.keys().any(|path| path.to_string_lossy().contains("vocabularies")));
 
     dir.edit("logs/dataset.toml", "order = \"frequency\"", "min_count = 1000");
@@ -205,9 +206,9 @@ fn groups_are_found_and_kept() {
     dir.command("onefold-data generate --workload rm3 --samples 3000 --seed 1 --out logs").works();
     dir.command(&format!("{BUILD} given")).works();
     let summary = dir.command(&format!("{BUILD} found --groups auto")).json();
-    let manifest = Manifest::load(&dir.path("found")).unwrap();
+    let snapshot = Snapshot::load(&dir.path("found")).unwrap();
     let groups = summary["groups"].as_array().unwrap();
-    assert_eq!(groups.len(), manifest.schema.groups.len());
+    assert_eq!(groups.len(), snapshot.schema.groups.len());
     assert!(
         groups
             .iter()
@@ -222,8 +223,9 @@ fn groups_are_found_and_kept() {
     };
     assert!(by_name("found") == by_name("given"));
     // What was chosen stays.
-    dir.command(&format!("{APPEND} found --groups auto")).works();
-    assert_eq!(Manifest::load(&dir.path("found")).unwrap().schema, manifest.schema);
+    let again = dir.command(&format!("{APPEND} found --groups auto")).json();
+    assert_eq!(again["changed"], false);
+    assert_eq!(Snapshot::load(&dir.path("found")).unwrap().schema, snapshot.schema);
     dir.command("onefold-ingest verify found").works();
 }
 

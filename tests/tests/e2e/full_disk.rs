@@ -4,7 +4,7 @@
 
 use onefold_tests::Dir;
 
-use crate::samples::{read_samples, sorted};
+use crate::samples::{assert_only_named_files, read_samples, sorted};
 
 const BUILD: &str = "onefold-ingest build logs/dataset.toml --out dataset --threads 2";
 
@@ -18,17 +18,25 @@ fn with_logs() -> Dir {
 fn a_build_that_does_not_fit_leaves_the_old_dataset() {
     let dir = with_logs();
     // Nothing is there yet, and nothing is there afterwards.
-    dir.command(BUILD).with_file_limit(64).fails(&["`dataset/date=", "cannot be written", "`ulimit -f`"]);
+    dir.command(BUILD).with_file_limit(64).fails(&[
+        "`dataset/data/date=",
+        "cannot be written",
+        "`ulimit -f`",
+    ]);
+    assert!(!dir.path("dataset").exists());
     let build = dir.command(BUILD).json();
     let bytes = build["bytes_on_disk"].as_u64().unwrap();
     let before = sorted(read_samples(&dir.path("dataset")));
     let rebuild = format!("{BUILD} --overwrite --layout folded");
-    dir.command(&rebuild)
-        .with_file_limit(4)
-        .fails(&["part-00000-g2.parquet` cannot be written", "is untouched"]);
-    dir.command(&rebuild).with_file_limit(100).fails(&["part-00000-g2.parquet` cannot be written"]);
+    dir.command(&rebuild).with_file_limit(4).fails(&[
+        "`dataset/data/date=",
+        ".parquet` cannot be written",
+        "is untouched",
+    ]);
+    dir.command(&rebuild).with_file_limit(100).fails(&["/part-00000-", ".parquet` cannot be written"]);
     assert!(sorted(read_samples(&dir.path("dataset"))) == before);
     // With room enough it works.
     dir.command(&rebuild).with_file_limit(bytes / 1024 + 64).works();
     assert!(sorted(read_samples(&dir.path("dataset"))) == before);
+    assert_only_named_files(&dir.path("dataset"));
 }

@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use onefold_datasets::Manifest;
+use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
 
 use crate::logs::{expected_samples, write_logs};
-use crate::samples::{places, read_samples, sorted};
+use crate::samples::{
+    assert_only_named_files, places, read_samples, read_samples_at, sorted, without_random_names,
+};
 
 /// The dataset of the version that this code writes; written if it is missing.
 static CURRENT: LazyLock<PathBuf> = LazyLock::new(|| {
-    let dataset = fixtures().join("v3");
+    let dataset = fixtures().join("v4");
     if !dataset.exists() {
         write_fixture(&dataset);
     }
@@ -39,8 +41,8 @@ fn datasets_of_every_version_are_read() {
         if !dataset.is_dir() {
             continue;
         }
-        let manifest = Manifest::load(&dataset).unwrap();
-        let partitions = manifest.partitions.iter().map(|p| (p.key.to_string(), p.samples, p.sessions));
+        let snapshot = Snapshot::load(&dataset).unwrap();
+        let partitions = snapshot.partitions.iter().map(|p| (p.key.to_string(), p.samples, p.sessions));
         let expected = [("split=holdout".to_owned(), 3, 2), ("split=train".to_owned(), 9, 4)];
         assert_eq!(partitions.collect::<Vec<_>>(), expected, "{}", dataset.display());
         let requests = places(&dataset).into_iter().flat_map(|(_, places)| places).map(|place| place.request);
@@ -54,17 +56,87 @@ fn datasets_of_every_version_are_read() {
 fn the_current_version_is_written_as_it_was() {
     let dir = Dir::new();
     write_fixture(&dir.path("now"));
-    let (now, then) = (Manifest::load(&dir.path("now")).unwrap(), Manifest::load(&CURRENT).unwrap());
+    let (now, then) = (Snapshot::load(&dir.path("now")).unwrap(), Snapshot::load(&CURRENT).unwrap());
     // Bytes may change with the Parquet library; what a reader relies on may not.
     assert_eq!((now.format_version, now.layout, now.order), (then.format_version, then.layout, then.order));
-    assert_eq!((&now.schema, &now.statistics.features), (&then.schema, &then.statistics.features));
-    let figures = |manifest: &Manifest| {
-        manifest.partitions.iter().map(|p| (p.digest, p.features.clone())).collect::<Vec<_>>()
+    assert_eq!((now.snapshot, now.buckets, &now.operation), (then.snapshot, then.buckets, &then.operation));
+    assert_eq!((&now.schema, &now.partition_columns), (&then.schema, &then.partition_columns));
+    assert_eq!(now.statistics.features, then.statistics.features);
+    let figures = |snapshot: &Snapshot| {
+        snapshot.partitions.iter().map(|p| (p.digest, p.features.clone())).collect::<Vec<_>>()
     };
     assert_eq!(figures(&now), figures(&then));
-    let paths = |manifest: &Manifest| manifest.file_paths().collect::<Vec<_>>();
+    let paths = |snapshot: &Snapshot| {
+        without_random_names(snapshot).file_paths().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        paths(&now),
+        ["data/split=holdout/part-00000-*.parquet", "data/split=train/part-00000-*.parquet"]
+    );
     assert_eq!(paths(&now), paths(&then));
+    // Ids of sessions never change, so that a dataset can be appended to for years.
+    assert_eq!(places(&dir.path("now")), places(&CURRENT));
     assert_eq!(read_samples(&dir.path("now")), read_samples(&CURRENT));
+    assert_only_named_files(&CURRENT);
+    // Keys that this version writes are keys that it reads, and the other way round.
+    let keys = |dataset: &Path| {
+        let text = fs_err::read_to_string(dataset.join("snapshots/00000001.json")).unwrap();
+        let snapshot: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let object =
+            |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        (
+            object(&snapshot),
+            object(&snapshot["partitions"][0]),
+            object(&snapshot["partitions"][0]["files"][0]),
+        )
+    };
+    assert_eq!(keys(&dir.path("now")), keys(&CURRENT));
+}
+
+/// A copy of the dataset of an older version in `dataset`, and the logs of it.
+fn with_older(version: &str) -> Dir {
+    let dir = Dir::new();
+    write_logs(&dir);
+    for (name, bytes) in onefold_tests::files_below(&fixtures().join(version)) {
+        dir.write(Path::new("dataset").join(name), bytes);
+    }
+    dir
+}
+
+#[test]
+fn datasets_of_older_versions_can_be_replaced_but_not_appended_to() {
+    for version in ["v1", "v2", "v3"] {
+        let dir = with_older(version);
+        let dataset = dir.path("dataset");
+        let verified = dir.command("onefold-ingest verify dataset").json();
+        assert_eq!((verified["snapshot"].as_u64(), verified["samples"].as_u64()), (Some(0), Some(12)));
+        let history = dir.command("onefold-ingest history dataset").json();
+        assert_eq!(history["snapshots"].as_array().map(Vec::len), Some(1));
+        assert_eq!(history["snapshots"][0]["snapshot"], 0);
+        let refused = format!("format version {}, which cannot be appended to", &version[1..]);
+        for replace in ["", " --replace"] {
+            dir.command(&format!("onefold-ingest append logs/dataset.toml --out dataset{replace}"))
+                .fails(&[&refused, "build the dataset anew"]);
+        }
+        dir.command("onefold-ingest vacuum dataset --older-than 0s").fails(&["`dataset` is not a dataset"]);
+        dir.command("onefold-ingest build logs/dataset.toml --out dataset").fails(&["already exists"]);
+
+        let before = onefold_tests::files_below(&dataset);
+        let built = dir.command("onefold-ingest build logs/dataset.toml --out dataset --overwrite").json();
+        assert_eq!(built["snapshot"], 1);
+        // Whoever reads the old dataset goes on reading it until a vacuum.
+        let after = onefold_tests::files_below(&dataset);
+        assert!(before.iter().all(|(name, bytes)| after.get(name) == Some(bytes)));
+        let expected = sorted(expected_samples());
+        assert_eq!(sorted(read_samples(&dataset)), expected);
+        assert_eq!(sorted(read_samples_at(&dataset, 0)), expected);
+        let vacuumed = dir.command("onefold-ingest vacuum dataset --older-than 0s").json();
+        assert_eq!(vacuumed["files_removed"].as_u64(), Some(before.len() as u64));
+        assert_only_named_files(&dataset);
+        assert_eq!(sorted(read_samples(&dataset)), expected);
+        dir.command("onefold-read head dataset --at 0").fails(&["has no snapshot 0", "only snapshot 1"]);
+        dir.command("onefold-ingest append logs/dataset.toml --out dataset").works();
+    }
 }
 
 #[test]
@@ -73,7 +145,7 @@ fn builds_are_deterministic_to_the_byte() {
     dir.command("onefold-data generate --workload rm2 --samples 4000 --seed 7 --out logs").works();
     let build = |name: &str, options: &str| {
         dir.command(&format!("onefold-ingest build logs/dataset.toml --out {name} {options}")).works();
-        Manifest::load(&dir.path(name)).unwrap()
+        without_random_names(&Snapshot::load(&dir.path(name)).unwrap())
     };
     for (kind, choice) in
         [("session", "--order session"), ("arrival", "--order arrival"), ("folded", "--layout folded")]

@@ -4,8 +4,10 @@
 mod bad_input;
 mod crash;
 mod etl;
+mod fleet;
 mod full_disk;
 mod golden;
+mod history;
 mod logs;
 mod memory;
 mod parity;

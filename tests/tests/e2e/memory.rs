@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Int64Array, TimestampMicrosecondArray};
-use onefold_datasets::Manifest;
 use onefold_tests::Dir;
 
 use crate::logs::write_table;
+use crate::samples::partitions;
 
 /// Rows of both logs: the keys of one of them do not fit into what [`SMALL`] leaves for a join.
 const ROWS: i64 = 400_000;
@@ -69,7 +69,7 @@ fn joins_that_do_not_fit_are_sorted() {
     assert_eq!((large["sorted_joins"].as_bool(), large["samples"].as_i64()), (Some(false), Some(ROWS)));
     let small = dir.command(&format!("{build} --out small {SMALL}")).json();
     assert_eq!((small["sorted_joins"].as_bool(), small["samples"].as_i64()), (Some(true), Some(ROWS)));
-    let partitions = |dataset: &str| Manifest::load(&dir.path(dataset)).unwrap().partitions;
+    let partitions = |dataset: &str| partitions(&dir.path(dataset));
     assert_eq!(partitions("small"), partitions("large"), "files and digests differ");
     let verify = format!("onefold-ingest verify small --against logs/dataset.toml {SMALL}");
     assert_eq!(dir.command(&verify).json()["against"]["samples"].as_i64(), Some(ROWS));

@@ -1,6 +1,6 @@
 //! Deduplication, threads and batch sizes change nothing that training sees.
 
-use onefold_datasets::Manifest;
+use onefold_datasets::Snapshot;
 use onefold_ikjt::{Batch, Dedupe};
 use onefold_tests::Dir;
 use serde_json::Value;
@@ -195,10 +195,10 @@ fn batches_depend_on_neither_deduplication_nor_threads() {
 fn batches_are_full_across_row_groups_files_and_partitions() {
     let dir = Dir::new();
     let (dataset, requests) = write_many_row_groups(&dir);
-    let manifest = Manifest::load(&dataset).unwrap();
-    let files: Vec<_> = manifest.partitions.iter().flat_map(|partition| &partition.files).collect();
+    let snapshot = Snapshot::load(&dataset).unwrap();
+    let files: Vec<_> = snapshot.partitions.iter().flat_map(|partition| &partition.files).collect();
     assert!(
-        manifest.partitions.len() == 2 && files.len() > 6 && files.iter().any(|file| file.row_groups > 2),
+        snapshot.partitions.len() == 2 && files.len() > 6 && files.iter().any(|file| file.row_groups > 2),
         "{files:?}"
     );
     for (batch_size, threads) in [(1, 1), (64, 1), (64, 3), (333, 2), (requests.len(), 2)] {

@@ -1,16 +1,16 @@
 //! The whole path: raw logs → dataset → batches → model → figures.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
-use onefold_datasets::{Manifest, Schema};
+use onefold_datasets::{Order, Schema, Snapshot, session_id};
 use onefold_tests::Dir;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::logs::{expected_samples, write_logs};
-use crate::samples::{Place, Sample, places, read_samples, sorted};
+use crate::samples::{Place, Sample, assert_only_named_files, partitions, places, read_samples, sorted};
 
 /// What a partition must hold: its key, its sessions, and its requests in order.
 type Expected<'a> = [(&'a str, u64, &'a [i64])];
@@ -18,8 +18,8 @@ type Expected<'a> = [(&'a str, u64, &'a [i64])];
 /// Checks a dataset of the hand-made log: partitions, their order, their counts, and that no sample changed.
 #[track_caller]
 fn check_hand_made(dataset: &Path, expected: &Expected) {
-    let manifest = Manifest::load(dataset).unwrap();
-    let found = manifest.partitions.iter().map(|p| (p.key.to_string(), p.sessions, p.samples));
+    let snapshot = Snapshot::load(dataset).unwrap();
+    let found = snapshot.partitions.iter().map(|p| (p.key.to_string(), p.sessions, p.samples));
     let wanted = expected
         .iter()
         .map(|(key, sessions, requests)| ((*key).to_owned(), *sessions, requests.len() as u64));
@@ -53,31 +53,66 @@ fn a_gap_makes_sessions_and_their_start_the_partition() {
     assert_eq!(counts, [12, 7, 5, 5, 26].map(Some));
     assert_eq!(summary["samples_per_session"].as_f64(), Some(12.0 / 7.0));
     assert_eq!(summary["order"], "session");
-    let manifest = Manifest::load(&dir.path("dataset")).unwrap();
-    let statistics = &manifest.statistics;
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    let statistics = &snapshot.statistics;
     assert_eq!((statistics.samples, statistics.sessions), (12, 7));
     let history = statistics.features["history"];
     let values: usize = expected_samples().iter().map(|sample| sample.sparse[2].1.len()).sum();
     assert_eq!((history.values, history.max_length), (values as u64, 3));
     assert_eq!((history.min_id, history.max_id), (Some(1), Some(9)));
     assert_eq!(summary["bytes_on_disk"].as_u64(), Some(statistics.bytes_on_disk));
-    for file in manifest.partitions.iter().flat_map(|partition| &partition.files) {
+    for file in snapshot.partitions.iter().flat_map(|partition| &partition.files) {
         assert_eq!(dir.read(Path::new("dataset").join(&file.path)).len() as u64, file.bytes_on_disk);
     }
 }
 
+/// 2024-05-01T00:00Z in microseconds since 1970.
+const DAY: i64 = 1_714_521_600_000_000;
+
+/// The ids of sessions that begin `minute` minutes after [`DAY`], as `datasets/src/identity.rs` defines them: of a user
+/// of the partition `split`.
+fn id_of(split: &str, user: i64, minute: i64) -> i64 {
+    let start = DAY + minute * 60_000_000;
+    session_id(&user.to_string(), &format!("{split}\u{1f}{user}\u{1f}{start}"))
+}
+
 #[test]
-fn sessions_are_numbered_and_timed_by_their_samples() {
+fn sessions_are_identified_and_timed_by_their_samples() {
     let dir = Dir::new();
     write_logs(&dir);
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
     let places = places(&dir.path("dataset"));
-    let train = &places[2].1;
-    assert_eq!(train.iter().map(|place| place.session).collect::<Vec<_>>(), [0, 0, 0, 1, 2, 2, 2]);
-    let day = 1_714_521_600_000_000;
-    let minutes: Vec<_> = train.iter().map(|place| (place.time - day) / 60_000_000).collect();
+    let ids = |place: usize| places[place].1.iter().map(|place| place.session).collect::<Vec<_>>();
+    let (first, second, third) = (id_of("train", 2, 605), id_of("train", 4, 610), id_of("train", 1, 650));
+    assert_eq!(ids(2), [first, first, first, second, third, third, third]);
+    // One user in two partitions.
+    assert_eq!(ids(0), [id_of("holdout", 4, 612)]);
+    assert_eq!(ids(1), [id_of("holdout", 3, 1430); 2]);
+    let minutes: Vec<_> = places[2].1.iter().map(|place| (place.time - DAY) / 60_000_000).collect();
     assert_eq!(minutes, [605, 635, 635, 610, 650, 659, 670]);
-    check_session_order(&places);
+    check_session_order(&places, Order::Session);
+}
+
+#[test]
+fn sessions_have_the_same_ids_in_every_order() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    let build = |order: &str| {
+        let line = format!("onefold-ingest build logs/dataset.toml --out {order} --order {order}");
+        dir.command(&line).works();
+        assert_eq!(sorted(read_samples(&dir.path(order))), sorted(expected_samples()));
+        places(&dir.path(order))
+    };
+    let (by_start, by_hash, arrival) = (build("session"), build("session-hash"), build("arrival"));
+    check_session_order(&by_hash, Order::SessionHash);
+    let sorted = |places: &[(String, Vec<Place>)]| {
+        let mut all: Vec<(String, Place)> = Vec::new();
+        places.iter().for_each(|(key, of)| all.extend(of.iter().map(|place| (key.clone(), *place))));
+        all.sort();
+        all
+    };
+    assert_eq!(sorted(&by_hash), sorted(&by_start));
+    assert_eq!(sorted(&arrival), sorted(&by_start));
 }
 
 #[test]
@@ -105,7 +140,12 @@ fn without_partitions_a_dataset_is_one_file() {
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
     // Requests 11 and 12 are one session now.
     check_hand_made(&dir.path("dataset"), &[("", 6, &[7, 5, 6, 11, 12, 1, 2, 3, 8, 4, 9, 10])]);
-    assert!(dir.path("dataset/part-00000-g1.parquet").is_file());
+    let files: Vec<_> = partitions(&dir.path("dataset")).into_iter().flat_map(|p| p.files).collect();
+    assert_eq!(
+        files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(),
+        ["data/part-00000-*.parquet"]
+    );
+    assert_only_named_files(&dir.path("dataset"));
 }
 
 #[test]
@@ -118,7 +158,8 @@ fn arrival_order_has_the_same_samples_and_sessions() {
     expected[2].2 = &[7, 11, 5, 6, 1, 2, 3];
     check_hand_made(&dir.path("dataset"), &expected);
     let sessions: Vec<_> = places(&dir.path("dataset"))[2].1.iter().map(|place| place.session).collect();
-    assert_eq!(sessions, [0, 1, 0, 0, 2, 2, 2]);
+    let (first, second, third) = (id_of("train", 2, 605), id_of("train", 4, 610), id_of("train", 1, 650));
+    assert_eq!(sessions, [first, second, first, first, third, third, third]);
 }
 
 #[test]
@@ -172,11 +213,11 @@ fn a_generated_log_survives_the_path() {
     assert_eq!(summary["samples"], 20_000);
     assert_eq!(summary["sessions"], log["sessions"]);
     // 20,000 requests at 2 ms from midnight on stay within an hour.
-    let manifest = Manifest::load(&dir.path("dataset")).unwrap();
-    let keys: Vec<_> = manifest.partitions.iter().map(|partition| partition.key.to_string()).collect();
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    let keys: Vec<_> = snapshot.partitions.iter().map(|partition| partition.key.to_string()).collect();
     assert_eq!(keys, ["date=2026-01-01/hour=00"]);
-    check_session_order(&places(&dir.path("dataset")));
-    let joined = naive_join(&dir.path("logs"), &manifest.schema);
+    check_session_order(&places(&dir.path("dataset")), Order::Session);
+    let joined = naive_join(&dir.path("logs"), &snapshot.schema);
     assert_eq!(joined.len(), 20_000);
     let expected = sorted(joined);
     assert!(sorted(read_samples(&dir.path("dataset"))) == expected, "the samples differ");
@@ -255,20 +296,19 @@ fn a_model_learns_from_one_log_what_holds_in_another() {
     assert!(auc > 0.65 && ne < 1.0, "AUC {auc}, NE {ne}");
 }
 
-/// Sessions are contiguous, numbered from 0 by start, and in time order.
+/// Sessions are contiguous, in the order that `order` says and in time order within, and no two have the same id.
 #[track_caller]
-fn check_session_order(partitions: &[(String, Vec<Place>)]) {
+fn check_session_order(partitions: &[(String, Vec<Place>)], order: Order) {
+    let mut seen = HashSet::new();
     for (key, places) in partitions {
-        let mut last_start = i64::MIN;
-        let mut next = 0;
+        let mut last = None;
         for session in places.chunk_by(|a, b| a.session == b.session) {
-            assert_eq!(session[0].session, next, "{key}: a session comes back or is left out");
-            assert!(
-                session.is_sorted_by_key(|place| place.time),
-                "{key}: session {next} is not in time order"
-            );
-            assert!(session[0].time >= last_start, "{key}: session {next} starts before the one before it");
-            (last_start, next) = (session[0].time, next + 1);
+            let Place { session: id, time: start, .. } = session[0];
+            assert!(seen.insert(id) && id >= 0, "{key}: session {id} comes back");
+            assert!(session.is_sorted_by_key(|place| place.time), "{key}: session {id} is not in time order");
+            let place = if order == Order::Session { (start, id) } else { (id, start) };
+            assert!(last < Some(place), "{key}: session {id} comes too late");
+            last = Some(place);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Manifest, Order, PartitionKey, SESSION_COLUMN, Schema, SparseFeature,
+    DatasetWriter, FeatureGroup, Order, PartitionKey, SESSION_COLUMN, Schema, Snapshot, SparseFeature,
     SparseKind, TIME_COLUMN, WriterOptions,
 };
 use onefold_tests::Dir;
@@ -19,7 +19,7 @@ const SAMPLE_BYTES: usize = 8 + 8 + 4 + 8;
 const GROUP_SAMPLES: usize = 20;
 
 /// Samples in sessions of these sizes, as the writer takes them, with requests counted from 0.
-fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
+pub(crate) fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
     let feature = SparseFeature::new("request", SparseKind::Sparse);
     let group = FeatureGroup { name: "ungrouped".to_owned(), deduplicated: false, features: vec![feature] };
     let schema =
@@ -61,16 +61,16 @@ pub(crate) fn write_many_row_groups(dir: &Dir) -> (PathBuf, Vec<i64>) {
 }
 
 /// The row groups of [`session_rows`] written `batch` rows at a time.
-fn written_row_groups(schema: &Schema, rows: &RecordBatch, batch: usize) -> (Manifest, Vec<Vec<Place>>) {
+fn written_row_groups(schema: &Schema, rows: &RecordBatch, batch: usize) -> (Snapshot, Vec<Vec<Place>>) {
     let dir = Dir::new();
     let mut writer = DatasetWriter::create(dir.root(), schema.clone(), small_limits()).unwrap();
     for start in (0..rows.num_rows()).step_by(batch) {
         let rows = rows.slice(start, batch.min(rows.num_rows() - start));
         writer.write(&PartitionKey::default(), &rows).unwrap();
     }
-    let manifest = writer.finish().unwrap();
-    let files = manifest.partitions[0].files.clone();
-    (manifest, files.iter().flat_map(|file| row_groups(dir.root(), file)).collect())
+    let snapshot = writer.finish().unwrap().snapshot;
+    let files = snapshot.partitions[0].files.clone();
+    (snapshot, files.iter().flat_map(|file| row_groups(dir.root(), file)).collect())
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn row_groups_start_at_session_boundaries() {
     let (schema, rows) = session_rows(&session_sizes());
     let mut layouts = Vec::new();
     for batch in [1, 7, 20, rows.num_rows()] {
-        let (manifest, groups) = written_row_groups(&schema, &rows, batch);
-        assert!(manifest.partitions[0].files.len() > 3, "{:?}", manifest.partitions);
-        assert_eq!(manifest.partitions[0].sessions, 80);
+        let (snapshot, groups) = written_row_groups(&schema, &rows, batch);
+        assert!(snapshot.partitions[0].files.len() > 3, "{:?}", snapshot.partitions);
+        assert_eq!(snapshot.partitions[0].sessions, 80);
         let requests = groups.iter().flatten().map(|place| place.request);
         assert!(
             requests.eq(0..rows.num_rows() as i64),
@@ -108,8 +108,8 @@ fn arrival_order_fills_row_groups_evenly() {
     let options = WriterOptions { order: Order::Arrival, ..small_limits() };
     let mut writer = DatasetWriter::create(dir.root(), schema, options).unwrap();
     writer.write(&PartitionKey::default(), &rows).unwrap();
-    let manifest = writer.finish().unwrap();
-    let files = &manifest.partitions[0].files;
+    let snapshot = writer.finish().unwrap().snapshot;
+    let files = &snapshot.partitions[0].files;
     let groups: Vec<_> = files.iter().flat_map(|file| row_groups(dir.root(), file)).collect();
     let (_, full) = groups.split_last().unwrap();
     assert!(full.iter().all(|group| group.len() == GROUP_SAMPLES), "{groups:?}");

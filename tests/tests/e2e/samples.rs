@@ -1,10 +1,11 @@
 //! Datasets as tests compare them: their samples, and what stands where in their files.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
-use onefold_datasets::{DataFile, Manifest, SESSION_COLUMN, TIME_COLUMN};
+use onefold_datasets::{DataFile, Partition, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -31,18 +32,84 @@ pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     (0..batch.size()).map(sample).collect()
 }
 
+/// The numbers of the snapshots that a dataset has, in ascending order.
+pub(crate) fn snapshot_numbers(dataset: &Path) -> Vec<u64> {
+    let Ok(entries) = fs_err::read_dir(dataset.join("snapshots")) else { return Vec::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let mut numbers: Vec<u64> = names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The files below a dataset's folder that none of its snapshots names, by their paths in it.
+pub(crate) fn unnamed_files(dataset: &Path) -> BTreeSet<String> {
+    let files = onefold_tests::files_below(dataset).into_keys();
+    let mut unnamed: BTreeSet<String> = files.map(|path| path.to_string_lossy().into_owned()).collect();
+    unnamed.remove("snapshots/latest");
+    for number in snapshot_numbers(dataset) {
+        unnamed.remove(&format!("snapshots/{number:08}.json"));
+        let snapshot = Snapshot::load_at(dataset, Some(number)).unwrap();
+        unnamed.retain(|path| !snapshot.file_paths().any(|named| named == path));
+    }
+    unnamed
+}
+
+/// Checks that a dataset's folder holds its snapshots and the files that they name, all of them and nothing else.
+#[track_caller]
+pub(crate) fn assert_only_named_files(dataset: &Path) {
+    assert_eq!(unnamed_files(dataset), BTreeSet::new(), "files that no snapshot names");
+    for number in snapshot_numbers(dataset) {
+        let snapshot = Snapshot::load_at(dataset, Some(number)).unwrap();
+        let missing: Vec<_> = snapshot.file_paths().filter(|path| !dataset.join(path).is_file()).collect();
+        assert!(missing.is_empty(), "snapshot {number} lacks {missing:?}");
+    }
+}
+
+/// The partitions of a dataset, without the random part of their files' names.
+pub(crate) fn partitions(dataset: &Path) -> Vec<Partition> {
+    without_random_names(&Snapshot::load(dataset).unwrap()).partitions
+}
+
+/// A snapshot without what differs between two builds of the same dataset: its identity, its time, and the random part of
+/// its files' names.
+pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
+    let mut snapshot = snapshot.clone();
+    snapshot.dataset.clear();
+    snapshot.committed.clear();
+    let data = snapshot.partitions.iter_mut().flat_map(|partition| &mut partition.files);
+    let vocabularies = snapshot.vocabularies.values_mut().map(|file| &mut file.path);
+    for path in data.map(|file| &mut file.path).chain(vocabularies) {
+        let (start, random) = path.rsplit_once('-').unwrap();
+        let random = random.strip_suffix(".parquet").unwrap();
+        let is_random = random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(is_random, "`{path}` ends with no random name");
+        *path = format!("{start}-*.parquet");
+    }
+    snapshot
+}
+
 /// Every batch of a dataset, of `batch_size` samples, or of all if they are fewer.
 pub(crate) fn read_batches(dataset: &Path, batch_size: usize, dedupe: Dedupe, threads: usize) -> Vec<Batch> {
-    let samples = Manifest::load(dataset).unwrap().statistics.samples as usize;
-    let batch_size = batch_size.min(samples.max(1));
-    let options = ReaderOptions { dedupe, threads, ..ReaderOptions::new(batch_size) };
-    let reader = Reader::open(dataset, options).unwrap();
+    read_snapshot(dataset, None, ReaderOptions { dedupe, threads, ..ReaderOptions::new(batch_size) })
+}
+
+/// Every batch of a snapshot of a dataset, the newest one if there is no number.
+fn read_snapshot(dataset: &Path, snapshot: Option<u64>, options: ReaderOptions) -> Vec<Batch> {
+    let samples = Snapshot::load_at(dataset, snapshot).unwrap().statistics.samples as usize;
+    let batch_size = options.batch_size.min(samples.max(1));
+    let reader = Reader::open(dataset, ReaderOptions { snapshot, batch_size, ..options }).unwrap();
     reader.batches().unwrap().map(Result::unwrap).collect()
 }
 
 /// Every sample of a dataset, in its order.
 pub(crate) fn read_samples(dataset: &Path) -> Vec<Sample> {
     read_batches(dataset, 100, Dedupe::Exact, 2).iter().flat_map(samples_of).collect()
+}
+
+/// Every sample of a snapshot of a dataset, in its order.
+pub(crate) fn read_samples_at(dataset: &Path, snapshot: u64) -> Vec<Sample> {
+    let options = ReaderOptions { threads: 2, ..ReaderOptions::new(100) };
+    read_snapshot(dataset, Some(snapshot), options).iter().flat_map(samples_of).collect()
 }
 
 /// Samples as a multiset: equal if sorted they are equal.
@@ -52,7 +119,7 @@ pub(crate) fn sorted(mut samples: Vec<Sample>) -> Vec<Sample> {
 }
 
 /// Where a sample stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) session: i64,
     pub(crate) time: i64,
@@ -62,12 +129,12 @@ pub(crate) struct Place {
 
 /// The samples of each partition in file order, read with nothing but Parquet.
 pub(crate) fn places(dataset: &Path) -> Vec<(String, Vec<Place>)> {
-    let manifest = Manifest::load(dataset).unwrap();
-    let partition = |partition: &onefold_datasets::Partition| {
+    let snapshot = Snapshot::load(dataset).unwrap();
+    let partition = |partition: &Partition| {
         let files = partition.files.iter().flat_map(|file| row_groups(dataset, file));
         (partition.key.to_string(), files.flatten().collect())
     };
-    manifest.partitions.iter().map(partition).collect()
+    snapshot.partitions.iter().map(partition).collect()
 }
 
 /// The samples of each row group of a file.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use arrow::array::AsArray;
 use arrow::datatypes::Float32Type;
 use arrow::ipc::reader::FileReader;
+use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
 use serde_json::Value;
 
@@ -233,16 +234,55 @@ fn checkpoints_that_cannot_be_resumed_from() {
         dir.command(&resume).fails(&["`run`", &format!("another `{part}`"), "another `--out`"]);
         dir.write("logs/train.toml", text);
     }
-    dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 8 --out logs --overwrite")
-        .works();
-    dir.command("onefold-ingest build logs/dataset.toml --out dataset --overwrite").works();
-    dir.write("logs/train.toml", dir.text("run/train.toml"));
-    dir.command(&resume).fails(&["dataset generation", "resume with the dataset"]);
+    // The same samples, but the batches that come next may be others.
+    dir.command("onefold-ingest build logs/dataset.toml --out other").works();
+    dir.command(&resume.replace("--data dataset", "--data other"))
+        .fails(&["the run was begun on snapshot", "continue with the run's own dataset"]);
     // Without the newest checkpoint the run goes on from the one before.
     dir.command(&format!("{RUN} run --overwrite --max-steps 8")).works();
     fs_err::remove_dir_all(dir.path(newest)).unwrap();
     let rest = dir.command(&resume).json();
     assert_eq!((rest["resumed_from_step"].as_u64(), rest["steps"].as_u64()), (Some(4), Some(12)));
+}
+
+/// A run goes on with the snapshot that it began with, whatever is committed meanwhile, as long as a vacuum keeps it.
+#[test]
+fn a_resumed_run_reads_its_own_snapshot() {
+    let dir = with_dataset("\n[checkpoint]\nevery_steps = 4\n");
+    let run = |name: &str, more: &str| format!("{RUN} {name} {more}");
+    let whole = dir.command(&run("whole", "--max-steps 12")).json();
+    dir.command(&run("part", "--max-steps 8")).works();
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 8 --out late").works();
+    let appended = dir.command("onefold-ingest append late/dataset.toml --out dataset").json();
+    assert_eq!((appended["changed"].as_bool(), appended["snapshot"].as_u64()), (Some(true), Some(2)));
+
+    let rest = dir.command(&run("part", "--max-steps 12 --resume")).json();
+    assert_eq!(rest["resumed_from_step"].as_u64(), Some(8));
+    assert_eq!(rest["losses"], whole["losses"]);
+    assert_equal_runs(&dir, "whole", "part");
+    let described: Value = serde_json::from_str(&dir.text("part/run.json")).unwrap();
+    assert_eq!(described["dataset"].as_str(), Some(snapshot.dataset.as_str()));
+    assert_eq!(described["snapshot"].as_u64(), Some(snapshot.snapshot));
+    dir.command(&run("part", "--max-steps 16 --resume --at 2"))
+        .fails(&["the run was begun on snapshot 1", "continue with the run's own dataset and snapshot"]);
+
+    // A run that begins reads the newest snapshot, or the one that is asked for.
+    dir.command(&run("first", "--max-steps 12 --at 1")).works();
+    assert_equal_runs(&dir, "whole", "first");
+    let newest = dir.command(&run("newest", "--max-steps 12")).json();
+    assert_ne!(newest["losses"], whole["losses"]);
+    let eval = |more: &str| {
+        let line = format!("onefold-train eval whole --data dataset --threads 2 --checkpoint latest{more}");
+        dir.command(&line).json()["loss"].clone()
+    };
+    assert_ne!(eval(" --at 1"), eval(""));
+    assert_eq!(eval(" --at 2"), eval(""));
+
+    dir.command("onefold-ingest vacuum dataset --keep 1 --older-than 0s").works();
+    dir.command(&run("part", "--max-steps 16 --resume"))
+        .fails(&["`dataset` has no snapshot 1", "snapshot 2"]);
+    dir.command(&run("newest", "--max-steps 16 --resume")).works();
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn dataset_configurations_that_do_not_fit() {
         (
             "time = \"time\"",
             "time = \"visit\"",
-            &["column `visit`", "`[session].time` must be a timestamp", "to_timestamp"],
+            &["column `visit`", "`[session].time`", "is not a time", "2024-06-01T12:00:00Z"],
         ),
         (
             "order = [\"request\"]",
@@ -94,7 +94,7 @@ fn dataset_configurations_that_do_not_fit() {
         (
             "age = { kind = \"dense\" }",
             "age = { kind = \"sparse\" }",
-            &["column `age`", "an integer or a list of integers", "Float64", "CAST"],
+            &["column `age`", "Float64", "ids are integers, texts", "CAST", "kind = \"dense\""],
         ),
         ("age = { kind = \"dense\" }", "history = { kind = \"dense\" }", &[config, "duplicate key"]),
         (
@@ -105,7 +105,7 @@ fn dataset_configurations_that_do_not_fit() {
         (
             "city = { kind = \"sparse\"",
             "city = { kind = \"sequence\"",
-            &["column `city`", "a list of integers", "Int64", "correct its `kind`"],
+            &["column `city`", "Int64", "a sequence needs a list", "kind = \"sparse\""],
         ),
         ("clicked = { kind = \"label\" }", "", &[config, "no label"]),
         (
@@ -214,6 +214,10 @@ fn values_that_cannot_be_trained_on() {
     };
     let lists = (0..REQUESTS.len()).map(|i| Some(vec![Some(1), (i != 1).then_some(2)]));
     let times = (0..REQUESTS.len()).map(|i| (i != 1).then_some(1_714_521_600_000_000));
+    let stamps = |bad: i64| -> ArrayRef {
+        let times = (0..REQUESTS.len()).map(|i| if i == 1 { bad } else { 1_714_521_600_000_000 });
+        Arc::new(TimestampMicrosecondArray::from_iter_values(times))
+    };
     let huge = (0..REQUESTS.len()).map(|i| if i == 1 { u64::MAX } else { 1 });
     let features: Vec<(&str, ArrayRef, &[&str])> = vec![
         ("age", floats(f64::NAN), &["column `age`", "1 of 12 samples", "not a finite", "COALESCE(age, 0)"]),
@@ -221,7 +225,7 @@ fn values_that_cannot_be_trained_on() {
         (
             "history",
             Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists)),
-            &["column `history`", "1 nulls", "array_remove_all"],
+            &["column `history`", "1 nulls", "array_compact(history)"],
         ),
         (
             "time",
@@ -230,19 +234,20 @@ fn values_that_cannot_be_trained_on() {
         ),
         (
             "time",
-            Arc::new(ids(Some(i64::MAX))),
-            &["column `time`", "1 of 12 samples", "in the future", "unit of the time column"],
+            stamps(i64::MAX),
+            &["column `time`", "1 of 12 samples", "in the future", "unit of the time"],
         ),
+        ("time", stamps(0), &["column `time`", "1 of 12 samples", "before 1990-01-01", "unit of the time"]),
         (
             "time",
-            Arc::new(ids(Some(i64::MIN))),
-            &["column `time`", "is not a date", "unit of the time column"],
+            Arc::new(ids(Some(1_714_521_600))),
+            &["`[session].time`: `time` is Int64", "which unit", "unit = \"s\""],
         ),
         ("user", Arc::new(ids(None)), &["column `user`", "no value", "IS NOT NULL"]),
         (
             "city",
             Arc::new(UInt64Array::from_iter_values(huge)),
-            &["column `city`", "does not fit Int64", "CAST"],
+            &["column `city`", "18446744073709551615 does not fit into 63 bits", "hint: "],
         ),
     ];
     for (name, values, parts) in features {
@@ -252,6 +257,16 @@ fn values_that_cannot_be_trained_on() {
             with_column(feature_columns(REQUESTS), name, values),
         );
         build_fails(&dir, parts);
+    }
+    // Numbers of a known unit.
+    let unit = replaced(DATASET_CONFIG, "time = \"time\"", "time = { column = \"time\", unit = \"us\" }");
+    dir.write("logs/dataset.toml", unit);
+    for (bad, side) in [(i64::MAX, "in the future"), (1_714_521_600, "before 1990-01-01")] {
+        let times = (0..REQUESTS.len()).map(|i| if i == 1 { bad } else { 1_714_521_600_000_000 });
+        let times = Arc::new(Int64Array::from_iter_values(times));
+        let columns = with_column(feature_columns(REQUESTS), "time", times);
+        write_table(&dir.path("logs/features/part-1.parquet"), columns);
+        build_fails(&dir, &["column `time`", "1 of 12 samples", side, "unit of the time column"]);
     }
     write_logs(&dir);
     let clicked = Arc::new(BooleanArray::from_iter((0..EVENTS.len()).map(|i| (i != 1).then_some(true))));
@@ -276,7 +291,7 @@ fn places_where_no_dataset_may_go() {
         dir.command(&format!("{line}{overwrite}")).fails(&[
             "`letters` already exists",
             "not a dataset",
-            "another directory",
+            "another location",
         ]);
     }
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt").fails(&["letters/dear.txt"]);

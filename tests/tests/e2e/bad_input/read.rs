@@ -1,10 +1,10 @@
 //! Datasets that are damaged, of another version, or no datasets.
 
-use onefold_datasets::Manifest;
+use onefold_datasets::Snapshot;
 use onefold_ikjt::{Reader, ReaderOptions};
 use onefold_tests::Dir;
 
-use super::{READ, TRAIN, replaced, with_dataset};
+use super::{BUILD, READ, TRAIN, replaced, with_dataset};
 use crate::samples::{Sample, read_samples, samples_of};
 
 #[test]
@@ -20,40 +20,89 @@ fn datasets_that_cannot_be_read() {
     dir.command("onefold-read head nowhere").fails(&["`nowhere` is not a dataset", "onefold-ingest build"]);
     dir.command("onefold-read head logs").fails(&["`logs` is not a dataset", "onefold-ingest build"]);
 
-    let manifest = dir.text("dataset/manifest.json");
-    let version = replaced(&manifest, "\"format_version\": 3", "\"format_version\": 4");
-    let folded_1 = replaced(&manifest, "\"format_version\": 3", "\"format_version\": 1");
+    let path = "dataset/snapshots/00000001.json";
+    let snapshot = dir.text(path);
+    let version = replaced(&snapshot, "\"format_version\": 4", "\"format_version\": 5");
+    let hour = "data/split=train/date=2024-05-01/hour=10/part";
     let cases: &[(String, &[&str])] = &[
-        (version, &["manifest.json", "format version 4, this program reads 1 to 3", "build it again"]),
-        (folded_1, &["manifest.json", "format version 1 has only the layout `rows`", "build it again"]),
-        (manifest[..manifest.len() / 2].to_owned(), &["manifest.json", "EOF", "build it again"]),
-        (String::new(), &["manifest.json", "EOF", "build it again"]),
+        (version, &[path, "format version 5, this program reads 1 to 4", "build it again"]),
         (
-            replaced(&manifest, "\"layout\": \"folded\"", "\"layout\": \"woven\""),
-            &["manifest.json", "`woven`", "build it again"],
+            replaced(&snapshot, "\"format_version\": 4", "\"format_version\": 3"),
+            &[path, "unknown field", "build it again"],
         ),
+        (snapshot[..snapshot.len() / 2].to_owned(), &[path, "EOF", "build it again"]),
+        (String::new(), &[path, "EOF", "build it again"]),
         (
-            replaced(&manifest, "\"samples\": 7", "\"samples\": 8"),
-            &["manifest.json", "samples", "build it again"],
+            replaced(&snapshot, "\"layout\": \"folded\"", "\"layout\": \"woven\""),
+            &[path, "`woven`", "build it again"],
         ),
+        (replaced(&snapshot, "\"samples\": 7", "\"samples\": 8"), &[path, "samples", "build it again"]),
         (
-            replaced(&manifest, "split=train/date=2024-05-01/hour=10/part", "../logs/part"),
-            &["leaves the dataset"],
+            replaced(&snapshot, "\"snapshot\": 1", "\"snapshot\": 2"),
+            &[path, "it says that it is snapshot 2", "build it again"],
         ),
+        (replaced(&snapshot, "\"buckets\": 1", "\"buckets\": 0"), &[path, "0 buckets"]),
+        (replaced(&snapshot, hour, "../logs/part"), &["leaves the dataset"]),
     ];
     for (text, parts) in cases {
-        dir.write("dataset/manifest.json", text);
+        dir.write(path, text);
         bench("").fails(parts);
         dir.command(TRAIN).fails(parts);
     }
-    fs_err::remove_file(dir.path("dataset/manifest.json")).unwrap();
-    bench("").fails(&["`dataset` is not a dataset: it has no `manifest.json`", "run it again"]);
+    // An older snapshot is read, whatever the newest one is like.
+    dir.write(path, &snapshot);
+    dir.command(&format!("{BUILD} --overwrite")).works();
+    dir.write("dataset/snapshots/00000002.json", "");
+    bench("").fails(&["snapshots/00000002.json", "EOF", "read an older snapshot"]);
+    assert_eq!(bench("--at 1").json()["samples"], 12);
+    bench("--at 3").fails(&["`dataset` has no snapshot 3", "snapshots 1 to 2", "onefold-ingest history"]);
+    fs_err::remove_file(dir.path("dataset/snapshots/00000002.json")).unwrap();
+    // The hint where to look for the newest snapshot is only that.
+    for hint in ["2\n", "1000\n", "0\n", "", "soon"] {
+        dir.write("dataset/snapshots/latest", hint);
+        assert_eq!(bench("").json()["samples"], 12, "{hint}");
+    }
+    fs_err::remove_dir_all(dir.path("dataset/snapshots")).unwrap();
+    bench("").fails(&["`dataset` is not a dataset: it has no snapshot", "run it again"]);
+}
+
+/// The same of a dataset of an older version, which has a snapshot.
+#[test]
+fn manifests_that_cannot_be_read() {
+    let dir = Dir::new();
+    let older = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/v3");
+    for (name, bytes) in onefold_tests::files_below(&older) {
+        dir.write(std::path::Path::new("dataset").join(name), bytes);
+    }
+    assert_eq!(dir.command(READ).json()["samples"], 12);
+    let path = "dataset/manifest.json";
+    let snapshot = dir.text(path);
+    let version =
+        |number: u32| replaced(&snapshot, "\"format_version\": 3", &format!("\"format_version\": {number}"));
+    let cases: &[(String, &[&str])] = &[
+        (version(5), &["manifest.json", "format version 5, this program reads 1 to 4", "build it again"]),
+        (version(4), &["manifest.json", "unknown field", "build it again"]),
+        (version(1), &["manifest.json", "format version 1 has only the layout `rows`", "build it again"]),
+        (snapshot[..snapshot.len() / 2].to_owned(), &["manifest.json", "EOF", "build it again"]),
+        (String::new(), &["manifest.json", "EOF", "build it again"]),
+        (
+            replaced(&snapshot, "\"samples\": 9", "\"samples\": 8"),
+            &["manifest.json", "samples", "build it again"],
+        ),
+        (replaced(&snapshot, "split=train/part", "../logs/part"), &["leaves the dataset"]),
+    ];
+    for (text, parts) in cases {
+        dir.write(path, text);
+        dir.command(READ).fails(parts);
+    }
+    fs_err::remove_file(dir.path(path)).unwrap();
+    dir.command(READ).fails(&["`dataset` is not a dataset: it has no snapshot", "run it again"]);
 }
 
 /// The paths of the data files of `dataset`, relative to the folder.
 fn data_files(dir: &Dir) -> Vec<String> {
-    let manifest = Manifest::load(&dir.path("dataset")).unwrap();
-    manifest.file_paths().map(|path| format!("dataset/{}", path.display())).collect()
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    snapshot.file_paths().map(|path| format!("dataset/{path}")).collect()
 }
 
 #[test]
@@ -68,8 +117,8 @@ fn data_files_that_are_damaged() {
     holed[4..whole.len() / 2].fill(0xff);
     let other = dir.read(&data_files(&dir)[0]);
     for (bytes, parts) in [
-        (&whole[..whole.len() - 1], &["bytes, the manifest says", "build the dataset again"][..]),
-        (&other, &["bytes, the manifest says", "build the dataset again"]),
+        (&whole[..whole.len() - 1], &["bytes, the snapshot says", "build the dataset again"][..]),
+        (&other, &["bytes, the snapshot says", "build the dataset again"]),
         (&footless, &["SHA-256", "the file is damaged", "build the dataset again"]),
         (&holed, &["SHA-256", "the file is damaged", "build the dataset again"]),
     ] {

@@ -1,0 +1,540 @@
+//! A real S3 server on the loopback interface that can fail the way networks and services fail ([`S3Server`]).
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use onefold_tests::{Dir, Fault, S3Server, When};
+//!
+//! let (dir, server) = (Dir::new(), S3Server::start());
+//! server.put("data", "logs/a.csv", b"request,user\n1,2\n");
+//! server.delay(Duration::from_millis(20));                              // every request takes longer
+//! server.inject("GET /data/logs/", Fault::SlowDown, When::Nth(2));      // the second of these requests
+//! server.inject("", Fault::Reset, When::Chance { probability: 0.05, seed: 1 });
+//! dir.command("onefold-ingest build dataset.toml --out s3://data/ds").with_s3(&server).works();
+//! assert!(server.counters().faults > 0);
+//! ```
+
+use std::fmt;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, stream};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s_fs::FileSystem;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+/// The key that requests are signed with.
+pub const ACCESS_KEY: &str = "onefold";
+/// Its secret.
+pub const SECRET_KEY: &str = "a secret";
+/// The bucket that every server has.
+pub const BUCKET: &str = "data";
+
+/// Connections that are served at once; more wait.
+const CONNECTIONS: usize = 256;
+/// Bytes of a chunk of a slow body.
+const SLOW_CHUNK: usize = 16 << 10;
+
+/// Why a connection ends.
+#[derive(Debug)]
+struct Broken(String);
+
+impl fmt::Display for Broken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// Makes any error one that ends a connection.
+fn broken(error: impl fmt::Display) -> Broken {
+    Broken(error.to_string())
+}
+
+/// What goes wrong with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The answer is `503 SlowDown`; the request is not executed.
+    SlowDown,
+    /// The answer is `500 InternalError`; the request is not executed.
+    InternalError,
+    /// The connection is reset before the request is executed.
+    Reset,
+    /// The request is executed, and then the connection is reset: the client cannot know.
+    LoseAnswer,
+    /// The connection is reset after half of the answer's body.
+    Truncate,
+    /// The answer's body comes with this many bytes a second.
+    Slow {
+        /// Bytes a second, at least 1.
+        bytes_per_second: u64,
+    },
+}
+
+/// Which of the requests that a rule applies to get the fault.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum When {
+    /// All of them.
+    Always,
+    /// The n-th, counted from 1.
+    Nth(u64),
+    /// The first n.
+    First(u64),
+    /// Each with this probability; equal seeds draw alike.
+    Chance {
+        /// From 0 to 1.
+        probability: f64,
+        /// Of the generator, ChaCha8.
+        seed: u64,
+    },
+}
+
+/// The requests that a server has answered, or not answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// All requests, those with faults among them.
+    pub requests: u64,
+    /// `GET` requests for objects.
+    pub gets: u64,
+    /// `GET` requests for listings.
+    pub lists: u64,
+    /// `HEAD` requests.
+    pub heads: u64,
+    /// `PUT` requests: objects and parts of them.
+    pub puts: u64,
+    /// `POST` requests: multipart uploads that begin or end, and deletions of many objects.
+    pub posts: u64,
+    /// `DELETE` requests.
+    pub deletes: u64,
+    /// Requests with a fault.
+    pub faults: u64,
+    /// Bytes of answers' bodies.
+    pub bytes_sent: u64,
+    /// Bytes of requests' bodies, by their headers.
+    pub bytes_received: u64,
+}
+
+/// An S3 server with the bucket [`BUCKET`], which runs until it is dropped. Its objects are files in a temporary folder.
+///
+/// Signatures are checked. Beyond what `s3s-fs` does, `If-Match` is respected by `GET` and `HEAD`, and requests with
+/// `If-Match` or `If-None-Match` that write are executed one after the other, so that one of two creations wins.
+#[derive(Debug)]
+pub struct S3Server {
+    shared: Arc<Shared>,
+    folder: tempfile::TempDir,
+    address: SocketAddr,
+    /// `None` only while it is dropped.
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Default for S3Server {
+    fn default() -> Self {
+        Self::start()
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl S3Server {
+    /// Starts a server on a free port of 127.0.0.1.
+    pub fn start() -> Self {
+        let folder = tempfile::Builder::new().prefix("onefold-s3-").tempdir().expect("a temporary folder");
+        fs_err::create_dir_all(folder.path().join(BUCKET)).expect("a folder");
+        let mut builder = S3ServiceBuilder::new(FileSystem::new(folder.path()).expect("a file system"));
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        let shared = Arc::new(Shared {
+            service: builder.build(),
+            state: Mutex::default(),
+            conditional_writes: tokio::sync::Mutex::default(),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("an address");
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        runtime.spawn(serve(listener, Arc::clone(&shared)));
+        Self { shared, folder, address, runtime: Some(runtime) }
+    }
+
+    /// The endpoint, `http://127.0.0.1:…`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The environment variables with which a program reaches this server.
+    pub fn environment(&self) -> [(&'static str, String); 7] {
+        [
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY.to_owned()),
+            ("AWS_ENDPOINT_URL", self.url()),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("NO_PROXY", "127.0.0.1".to_owned()),
+            ("no_proxy", "127.0.0.1".to_owned()),
+        ]
+    }
+
+    /// The file that holds an object. Objects that were uploaded may be read there; to change one, use
+    /// [`put`](Self::put), which also changes its ETag.
+    pub fn file(&self, bucket: &str, key: &str) -> PathBuf {
+        self.folder.path().join(bucket).join(key)
+    }
+
+    /// Creates or replaces an object without a request; creates the bucket, too.
+    #[track_caller]
+    pub fn put(&self, bucket: &str, key: &str, bytes: impl AsRef<[u8]>) {
+        self.writer().put(bucket, key, bytes);
+    }
+
+    /// Writes objects without requests. It may be moved into a closure for [`before`](Self::before).
+    pub fn writer(&self) -> ObjectWriter {
+        ObjectWriter { folder: self.folder.path().to_owned() }
+    }
+
+    /// Adds a fault to requests whose first line (`GET /bucket/key?query`) contains `part`; all if it is empty. The first
+    /// rule that applies to a request counts.
+    pub fn inject(&self, part: &str, fault: Fault, when: When) {
+        let seed = if let When::Chance { seed, .. } = when { seed } else { 0 };
+        let random = ChaCha8Rng::seed_from_u64(seed);
+        self.shared.state().rules.push(Rule { part: part.to_owned(), fault, when, seen: 0, random });
+    }
+
+    /// Makes every request take longer by `latency`, before it is executed.
+    pub fn delay(&self, latency: Duration) {
+        self.shared.state().latency = latency;
+    }
+
+    /// Calls `action` before the n-th request (counted from 1) from now on whose first line contains `part`.
+    pub fn before(&self, part: &str, nth: u64, action: impl FnOnce() + Send + 'static) {
+        let action = Some(Box::new(action) as Box<dyn FnOnce() + Send>);
+        self.shared.state().actions.push(Action { part: part.to_owned(), nth, seen: 0, action });
+    }
+
+    /// Removes all faults, delays and actions.
+    pub fn heal(&self) {
+        let mut state = self.shared.state();
+        state.rules.clear();
+        state.actions.clear();
+        state.latency = Duration::ZERO;
+    }
+
+    /// What was counted since the start or the last [`reset_counters`](Self::reset_counters).
+    pub fn counters(&self) -> Counters {
+        self.shared.state().counters
+    }
+
+    /// Counts from 0 again.
+    pub fn reset_counters(&self) {
+        self.shared.state().counters = Counters::default();
+    }
+}
+
+/// Writes the objects of a server as files.
+#[derive(Debug, Clone)]
+pub struct ObjectWriter {
+    folder: PathBuf,
+}
+
+impl ObjectWriter {
+    /// Creates or replaces an object. Readers that have it open go on with the old one, as with S3.
+    #[track_caller]
+    pub fn put(&self, bucket: &str, key: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.folder.join(bucket).join(key);
+        let parent = path.parent().expect("a folder");
+        fs_err::create_dir_all(parent).expect("a folder");
+        let new = tempfile::NamedTempFile::new_in(&self.folder).expect("a temporary file");
+        fs_err::write(new.path(), bytes).expect("a file");
+        new.persist(&path).expect("a file");
+        // Where s3s-fs keeps the ETag of an uploaded object; without it, the ETag is the MD5 of the bytes.
+        let kept = format!(".bucket-{}.object-{}.internal.json", base64_url(bucket), base64_url(key));
+        let _ = fs_err::remove_file(self.folder.join(kept));
+    }
+}
+
+/// Base64 with the alphabet for URLs, without padding (RFC 4648, section 5).
+fn base64_url(text: &str) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let encode = |group: &[u8]| {
+        let bits = (0..3).fold(0, |bits, at| bits << 8 | usize::from(*group.get(at).unwrap_or(&0)));
+        (0..=group.len()).map(|at| char::from(ALPHABET[bits >> (18 - 6 * at) & 63])).collect::<String>()
+    };
+    text.as_bytes().chunks(3).map(encode).collect()
+}
+
+struct Shared {
+    service: S3Service,
+    state: Mutex<State>,
+    /// Held while a conditional write is executed: `s3s-fs` checks and writes in two steps.
+    conditional_writes: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    latency: Duration,
+    rules: Vec<Rule>,
+    actions: Vec<Action>,
+    counters: Counters,
+}
+
+struct Rule {
+    part: String,
+    fault: Fault,
+    when: When,
+    /// Requests that the rule applied to.
+    seen: u64,
+    random: ChaCha8Rng,
+}
+
+struct Action {
+    part: String,
+    nth: u64,
+    seen: u64,
+    action: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Shared").field("counters", &self.state().counters).finish_non_exhaustive()
+    }
+}
+
+impl Rule {
+    /// Whether a request gets this rule's fault.
+    fn applies(&mut self, line: &str) -> bool {
+        if !line.contains(&self.part) {
+            return false;
+        }
+        self.seen += 1;
+        match self.when {
+            When::Always => true,
+            When::Nth(nth) => self.seen == nth,
+            When::First(count) => self.seen <= count,
+            When::Chance { probability, .. } => self.random.random_bool(probability),
+        }
+    }
+}
+
+impl State {
+    /// Counts a request; gives its fault.
+    fn begin(&mut self, request: &Request<Incoming>, line: &str) -> Option<Fault> {
+        let counters = &mut self.counters;
+        counters.requests += 1;
+        let is_list = request.uri().query().is_some_and(|query| query.contains("list-type="));
+        match *request.method() {
+            Method::GET if is_list => counters.lists += 1,
+            Method::GET => counters.gets += 1,
+            Method::HEAD => counters.heads += 1,
+            Method::PUT => counters.puts += 1,
+            Method::POST => counters.posts += 1,
+            Method::DELETE => counters.deletes += 1,
+            _ => {}
+        }
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        counters.bytes_received += length.and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
+        // Every rule counts its requests, also those that an earlier rule has taken.
+        let applies: Vec<bool> = self.rules.iter_mut().map(|rule| rule.applies(line)).collect();
+        let fault = applies.iter().position(|applies| *applies).map(|rule| self.rules[rule].fault);
+        self.counters.faults += u64::from(fault.is_some());
+        fault
+    }
+
+    /// The actions that come before a request.
+    fn actions(&mut self, line: &str) -> Vec<Box<dyn FnOnce() + Send>> {
+        let applying = self.actions.iter_mut().filter(|action| line.contains(&action.part));
+        let due = applying.filter_map(|action| {
+            action.seen += 1;
+            if action.seen == action.nth { action.action.take() } else { None }
+        });
+        due.collect()
+    }
+}
+
+/// Accepts connections for ever; the runtime ends it.
+async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    while let Ok((stream, _)) = listener.accept().await {
+        let (shared, places) = (Arc::clone(&shared), Arc::clone(&places));
+        tokio::spawn(async move {
+            let place = places.acquire_owned().await;
+            let _ = serve_connection(stream, shared).await;
+            drop(place);
+        });
+    }
+}
+
+async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) -> Result<(), Broken> {
+    stream.set_nodelay(true).map_err(broken)?;
+    // hyper owns the connection; its second handle can make the end of it a reset.
+    let handle = std::net::TcpStream::from(stream.as_fd().try_clone_to_owned().map_err(broken)?);
+    let handle = Arc::new(TcpStream::from_std(handle).map_err(broken)?);
+    let service = hyper::service::service_fn(move |request| {
+        let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
+        async move { shared.answer(request, handle).await }
+    });
+    let connection = hyper::server::conn::http1::Builder::new();
+    connection.serve_connection(TokioIo::new(stream), service).await.map_err(broken)
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a request, or fails so that hyper closes the connection.
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        handle: Arc<TcpStream>,
+    ) -> Result<Response<Answer>, Broken> {
+        let line = format!("{} {}", request.method(), request.uri());
+        let (fault, latency) = {
+            let mut state = self.state();
+            (state.begin(&request, &line), state.latency)
+        };
+        tokio::time::sleep(latency).await;
+        for action in self.state().actions(&line) {
+            action();
+        }
+        match fault {
+            Some(Fault::SlowDown) => Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
+            Some(Fault::InternalError) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
+            Some(Fault::Reset) => Err(reset(&handle)),
+            Some(Fault::LoseAnswer) => {
+                self.execute(request).await?;
+                Err(reset(&handle))
+            }
+            Some(Fault::Truncate) => {
+                let response = self.execute(request).await?;
+                let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+                let half = length.and_then(|length| length.parse::<usize>().ok()).unwrap_or(0) / 2;
+                Ok(response.map(|body| truncated(body, half, handle)))
+            }
+            Some(Fault::Slow { bytes_per_second }) => {
+                Ok(self.execute(request).await?.map(|body| slow(body, bytes_per_second.max(1))))
+            }
+            None => self.execute(request).await,
+        }
+    }
+
+    /// The answer of the S3 service, with its bytes counted.
+    async fn execute(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Answer>, Broken> {
+        let header = |name: HeaderName| request.headers().get(name).cloned();
+        let (if_match, if_none_match) = (header(IF_MATCH), header(IF_NONE_MATCH));
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let conditional = !reads && (if_match.is_some() || if_none_match.is_some());
+        let turn = if conditional { Some(self.conditional_writes.lock().await) } else { None };
+        let response = self.service.call(request.map(s3s::Body::from)).await;
+        let response = response.map_err(|error| Broken(format!("{error:?}")))?;
+        drop(turn);
+        let tag = response.headers().get(ETAG);
+        if reads && response.status().is_success() && if_match.is_some() && if_match.as_ref() != tag {
+            return Ok(refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"));
+        }
+        let shared = Arc::clone(self);
+        Ok(response.map(|body| {
+            Answer(
+                body.map(|chunk| chunk.map_err(broken))
+                    .inspect(move |chunk| {
+                        let bytes = chunk.as_ref().map_or(0, Bytes::len);
+                        shared.state().counters.bytes_sent += bytes as u64;
+                    })
+                    .boxed(),
+            )
+        }))
+    }
+}
+
+/// Makes the connection end with a reset; gives the error that ends it.
+fn reset(handle: &TcpStream) -> Broken {
+    match handle.set_zero_linger() {
+        Ok(()) => broken("the connection is reset"),
+        Err(error) => broken(error),
+    }
+}
+
+/// An answer of the service that is an error.
+fn refusal(status: StatusCode, code: &str) -> Response<Answer> {
+    let text =
+        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
+    let mut response = Response::new(Answer(stream::iter([Ok(Bytes::from(text))]).boxed()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, "application/xml".parse().expect("a header"));
+    response
+}
+
+/// The first `bytes` of a body, and then a reset.
+fn truncated(body: Answer, bytes: usize, handle: Arc<TcpStream>) -> Answer {
+    let end = async move {
+        // What was sent should arrive before the reset throws it away.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Err(reset(&handle))
+    };
+    let mut left = bytes;
+    let half = body.0.map(move |chunk| {
+        let mut chunk = chunk?;
+        chunk.truncate(left);
+        left -= chunk.len();
+        Ok(chunk)
+    });
+    let half = half.take_while(|chunk| {
+        let goes_on = chunk.as_ref().map_or(true, |chunk| !chunk.is_empty());
+        async move { goes_on }
+    });
+    Answer(half.chain(stream::once(end)).boxed())
+}
+
+/// A body that comes slowly.
+fn slow(body: Answer, bytes_per_second: u64) -> Answer {
+    let pieces = body.0.flat_map(|chunk| {
+        let pieces: Vec<Result<Bytes, Broken>> = match chunk {
+            Err(error) => vec![Err(error)],
+            Ok(chunk) => {
+                let starts = (0..chunk.len()).step_by(SLOW_CHUNK);
+                starts.map(|start| Ok(chunk.slice(start..chunk.len().min(start + SLOW_CHUNK)))).collect()
+            }
+        };
+        stream::iter(pieces)
+    });
+    let paced = pieces.then(move |piece| async move {
+        let bytes = piece.as_ref().map_or(0, Bytes::len);
+        tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_second as f64)).await;
+        piece
+    });
+    Answer(paced.boxed())
+}
+
+/// The body of an answer.
+struct Answer(BoxStream<'static, Result<Bytes, Broken>>);
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        Pin::new(&mut self.0).poll_next(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
+    }
+}
