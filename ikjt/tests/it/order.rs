@@ -141,7 +141,7 @@ fn positions_of_something_else_are_refused() {
     assert!(refused(shuffled(1, 2), &older).contains("the position is of snapshot 7"));
     let other = Position { dataset: "another".to_owned(), ..position.clone() };
     assert!(refused(shuffled(1, 2), &other).contains("the position is of dataset \"another\""));
-    let newer = Position { format_version: 2, ..position.clone() };
+    let newer = Position { format_version: position.format_version + 1, ..position.clone() };
     assert!(refused(shuffled(1, 2), &newer).contains("format version"));
     let beyond = Position { samples: 1 << 40, ..position };
     assert!(refused(shuffled(1, 2), &beyond).contains("sample"));
