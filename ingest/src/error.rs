@@ -182,8 +182,8 @@ impl Error {
     }
 }
 
-/// The engine's message without the paragraph in which it asks for a report of a bug in the engine: nearly always an
-/// expression of a person's SQL is wrong.
+/// The engine's message without its claim of an internal error and its request for a bug report: nearly always an expression
+/// in the user's SQL is wrong.
 pub(crate) fn engine_message(error: &DataFusionError) -> String {
     const REPORT: &str = "This issue was likely caused by a bug in DataFusion's code.";
     let mut message = error.strip_backtrace();
@@ -191,6 +191,7 @@ pub(crate) fn engine_message(error: &DataFusionError) -> String {
         let end = message[start..].find("/datafusion/issues").map_or(message.len(), |at| start + at + 18);
         message.replace_range(start..end, "");
     }
+    let message = message.replace("Internal error: ", "");
     message.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
 }
 

@@ -328,7 +328,7 @@ fn an_append_extends_a_vocabulary_of_texts_and_renumbers_nothing() {
     );
     let mut append = std::process::Command::new(env!("CARGO_BIN_EXE_onefold-ingest"));
     append.current_dir(dir.path("")).args(["append", "dataset.toml", "--out", "out", "--layout", "rows"]);
-    dir.fails_as(append, &["`out` has another schema than what is to be appended"]);
+    dir.fails_as(append, &["`out` has another schema than the samples to append"]);
 }
 
 #[test]

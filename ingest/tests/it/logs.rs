@@ -14,6 +14,7 @@ use arrow::datatypes::Int64Type;
 use bytes::Bytes;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use futures::{StreamExt, stream};
+use onefold_datasets::Snapshot;
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 
@@ -148,7 +149,7 @@ pub(crate) const SELECT: &str = "SELECT request, user, time, COALESCE(age, 0) AS
 pub(crate) const SELECT_TEXT: &str = "SELECT request, user, time, COALESCE(age, 0) AS age, \
     char_length(page) AS page, CAST(string_to_array(history, ' ') AS BIGINT[]) AS history, clicked FROM log";
 /// The query for logs that have only `request`, and of `user` what `{user}` says.
-pub(crate) const SELECT_TWO: &str = "SELECT request, {user} AS user, to_timestamp(request) AS time, 1 AS age, \
+pub(crate) const SELECT_TWO: &str = "SELECT request, {user} AS user, to_timestamp(1714521600 + request) AS time, 1 AS age, \
     2 AS page, [1] AS history, true AS clicked FROM log";
 
 /// A temporary folder with the program in it.
@@ -237,22 +238,21 @@ fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// The Parquet files of a dataset, by their paths in it.
-fn data_files(dataset: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut files = BTreeMap::new();
-    let mut folders = vec![dataset.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs_err::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|ending| ending == "parquet") {
-                let name = path.strip_prefix(dataset).unwrap().to_owned();
-                files.insert(name, fs_err::read(path).unwrap());
-            }
-        }
-    }
-    assert!(!files.is_empty(), "no data files in `{}`", dataset.display());
+/// The Parquet files of a folder, by their paths in it; of a dataset those of its newest snapshot, without the part of their
+/// names that no two writers share.
+fn data_files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let bytes = |path: &Path| fs_err::read(folder.join(path)).unwrap();
+    let files: BTreeMap<PathBuf, Vec<u8>> = if folder.join("snapshots").exists() {
+        let snapshot = Snapshot::load(folder).unwrap();
+        let name = |path: &str| PathBuf::from(path.rsplit_once('-').unwrap().0);
+        snapshot.file_paths().map(|path| (name(path), bytes(path.as_ref()))).collect()
+    } else {
+        let entries =
+            fs_err::read_dir(folder).unwrap().map(|entry| PathBuf::from(entry.unwrap().file_name()));
+        let is_parquet = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "parquet");
+        entries.filter(is_parquet).map(|path| (path.clone(), bytes(&path))).collect()
+    };
+    assert!(!files.is_empty(), "no data files in `{}`", folder.display());
     files
 }
 

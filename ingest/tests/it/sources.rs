@@ -259,7 +259,7 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
 }
 
 /// The columns of [`SELECT_TWO`] from a text file with a title.
-const TITLES: &str = "SELECT request, user, to_timestamp(request) AS time, 1 AS age, char_length(title) AS page, \
+const TITLES: &str = "SELECT request, user, to_timestamp(1714521600 + request) AS time, 1 AS age, char_length(title) AS page, \
     [1] AS history, true AS clicked FROM log";
 
 #[test]
