@@ -25,10 +25,11 @@ use crate::{Config, Error, Result, sources};
 /// How a dataset is built.
 #[derive(Debug, Clone)]
 pub struct BuildOptions {
-    /// How sparse features are stored.
-    pub layout: Layout,
-    /// The order of the samples within a partition.
-    pub order: Order,
+    /// How sparse features are stored. If `None`, as in the dataset that is appended to, or [`Layout::Folded`] in a new one.
+    pub layout: Option<Layout>,
+    /// The order of the samples within a partition. If `None`, that of the dataset that is appended to, or
+    /// [`Order::Session`] in a new one.
+    pub order: Option<Order>,
     /// Where feature groups come from.
     pub groups: Groups,
     /// Columns that stand first in the files, those that jobs read most.
@@ -154,12 +155,20 @@ impl Build<'_> {
         let sources = sources::find(config).await?;
         // Before any work: whether there may be a dataset at all.
         let old = self.old_snapshot()?;
-        let mut writer = self.writer(match &old {
-            Some(old) if options.groups == Groups::Auto && has_features(&old.schema, config) => &old.schema,
-            _ => &config.schema,
-        })?;
+        let order = options.order.or(old.as_ref().map(|old| old.order)).unwrap_or(Order::Session);
+        let layout = options.layout.or(old.as_ref().map(|old| old.layout)).unwrap_or(Layout::Folded);
+        let mut writer = self.writer(
+            layout,
+            order,
+            match &old {
+                Some(old) if options.groups == Groups::Auto && has_features(&old.schema, config) => {
+                    &old.schema
+                }
+                _ => &config.schema,
+            },
+        )?;
         let wanted = ReadingOptions {
-            order: options.order,
+            order,
             buckets: old.as_ref().map(|old| old.buckets).or(options.buckets).or(config.buckets),
             observe_changes: options.groups == Groups::Auto,
             about_samples: options.about_samples,
@@ -177,7 +186,7 @@ impl Build<'_> {
         let decided = decide(config, &reading, &folded.facts, old).await?;
         if decided.schema != *writer.schema() {
             drop(writer);
-            writer = self.writer(&decided.schema)?;
+            writer = self.writer(layout, order, &decided.schema)?;
         }
         writer.set_buckets(reading.buckets(&wanted))?;
         if self.writes_all_that_is_folded() {
@@ -206,13 +215,18 @@ impl Build<'_> {
         }
     }
 
-    fn writer(&self, schema: &onefold_datasets::Schema) -> Result<DatasetWriter> {
+    fn writer(
+        &self,
+        layout: Layout,
+        order: Order,
+        schema: &onefold_datasets::Schema,
+    ) -> Result<DatasetWriter> {
         let options = WriterOptions {
-            layout: self.options.layout,
+            layout,
             commit: self.options.commit,
             threads: self.options.engine.threads,
             column_order: self.options.column_order.clone(),
-            ..WriterOptions::new(self.options.order)
+            ..WriterOptions::new(order)
         };
         Ok(DatasetWriter::create(self.out, schema.clone(), options)?)
     }

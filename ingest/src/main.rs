@@ -29,7 +29,7 @@ enum Command {
     ///
     /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others stay.
     /// Running it again changes nothing.
-    /// Layout, order and features must be those of the dataset; one that is not there is created.
+    /// Layout, order and buckets are those of the dataset, and features must be; one that is not there is created.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
     Append(commands::build::AppendArguments),
     /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone

@@ -18,12 +18,12 @@ struct Common {
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long)]
     out: PathBuf,
-    /// How lists of ids are stored
-    #[arg(long, value_enum, default_value_t = LayoutArgument::Folded)]
-    layout: LayoutArgument,
-    /// Order of the samples within a partition
-    #[arg(long, value_enum, default_value_t = OrderArgument::Session)]
-    order: OrderArgument,
+    /// How lists of ids are stored [default: as in the dataset, or `folded` in a new one]
+    #[arg(long, value_enum)]
+    layout: Option<LayoutArgument>,
+    /// Order of the samples within a partition [default: that of the dataset, or `session` in a new one]
+    #[arg(long, value_enum)]
+    order: Option<OrderArgument>,
     /// Which features are deduplicated together
     #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
     groups: GroupsArgument,
@@ -101,15 +101,15 @@ pub(crate) fn run_append(arguments: &AppendArguments, printer: &Printer) -> anyh
 fn run(arguments: &Common, commit: Commit, buckets: Option<u32>, printer: &Printer) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     let options = BuildOptions {
-        layout: match arguments.layout {
+        layout: arguments.layout.map(|layout| match layout {
             LayoutArgument::Rows => Layout::Rows,
             LayoutArgument::Folded => Layout::Folded,
-        },
-        order: match arguments.order {
+        }),
+        order: arguments.order.map(|order| match order {
             OrderArgument::Session => Order::Session,
             OrderArgument::SessionHash => Order::SessionHash,
             OrderArgument::Arrival => Order::Arrival,
-        },
+        }),
         groups: match arguments.groups {
             GroupsArgument::Given => Groups::Given,
             GroupsArgument::Auto => Groups::Auto,

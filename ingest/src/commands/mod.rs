@@ -23,13 +23,13 @@ fn run_async<T>(threads: usize, work: impl Future<Output = onefold_ingest::Resul
 /// What the engine may use.
 #[derive(Debug, clap::Args)]
 struct EngineArguments {
-    /// Memory for sorts and joins, which spill to disk beyond it, for sessions being folded, and for vocabularies
+    /// Memory for sorts and joins (they spill to disk beyond it), open sessions, and vocabularies
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
     memory_limit: u64,
-    /// Where they spill [default: the system's temporary directory]
+    /// Directory for data that does not fit into memory [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     spill_directory: Option<PathBuf>,
-    /// Threads [default: all that the machine has]
+    /// Number of threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }

@@ -83,8 +83,8 @@ fn from_logs(
     let name = folder.parent().and_then(Path::file_name).unwrap_or("logs".as_ref());
     let dataset = scratch.path().join(name);
     let build_options = BuildOptions {
-        layout: Layout::Folded,
-        order: Order::Session,
+        layout: Some(Layout::Folded),
+        order: Some(Order::Session),
         groups: Groups::Given,
         column_order: Vec::new(),
         engine: EngineOptions {

@@ -12,13 +12,13 @@ use onefold_terminal::Printer;
 pub(crate) struct VacuumArguments {
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     dataset: PathBuf,
-    /// Keep the last snapshots, so many of them
+    /// The number of newest snapshots to keep
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
-    /// Keep whatever is younger; longer than the longest job that reads or writes the dataset
+    /// Keep snapshots and files that are younger than this; choose more than the longest job that uses the dataset takes
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = parse_age)]
     older_than: Duration,
-    /// Say what would be removed, and remove nothing
+    /// Print what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
 }

@@ -51,6 +51,22 @@ fn partitions_appended_one_by_one_are_the_dataset_built_at_once() {
 }
 
 #[test]
+fn an_append_keeps_layout_order_and_buckets() {
+    let dir = with_logs();
+    let build = format!("{BUILD} dataset --layout rows --order session-hash --buckets 3");
+    dir.command(&format!("{build} --partition split=train")).works();
+    let appended = dir.command(&format!("{APPEND} dataset --partition split!=train")).json();
+    assert_eq!(
+        (&appended["layout"], &appended["order"], &appended["buckets"]),
+        (&"rows".into(), &"session_hash".into(), &3.into())
+    );
+    dir.command("onefold-ingest verify dataset").works();
+    // A new dataset has the defaults.
+    let created = dir.command(&format!("{APPEND} other")).json();
+    assert_eq!((&created["layout"], &created["order"]), (&"folded".into(), &"session".into()));
+}
+
+#[test]
 fn what_does_not_fit_a_dataset_is_not_appended() {
     let dir = with_logs();
     dir.command(&format!("{BUILD} dataset")).works();
