@@ -56,7 +56,7 @@ pub use problem::Problem;
 pub use schema::{FeatureGroup, IdEncoding, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
 pub use snapshot::{
     Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
-    PartitionList, Snapshot, SnapshotEntry, Statistics, history,
+    PartitionList, Sessions, Snapshot, SnapshotEntry, Statistics, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

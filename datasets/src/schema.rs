@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The column that holds a sample's session: an `Int64`, counted from 0 within a partition.
+/// The column that holds a sample's session: an `Int64`, see [`session_id`](crate::session_id).
 pub const SESSION_COLUMN: &str = "session_id";
 /// The column that holds a sample's time: a `Timestamp` in microseconds since 1970, UTC.
 pub const TIME_COLUMN: &str = "timestamp";

@@ -456,6 +456,11 @@ fn check_appendable(
     if base.order != options.order {
         return differs("order");
     }
+    if let (Some(old), Some(new)) = (&base.sessions, &options.sessions)
+        && old != new
+    {
+        return differs("`[session]` (key, or user and gap)");
+    }
     if base.schema != *schema {
         return differs("schema");
     }

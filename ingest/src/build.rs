@@ -226,6 +226,7 @@ impl Build<'_> {
             commit: self.options.commit,
             threads: self.options.engine.threads,
             column_order: self.options.column_order.clone(),
+            sessions: Some(self.config.session.clone()),
             ..WriterOptions::new(order)
         };
         Ok(DatasetWriter::create(self.out, schema.clone(), options)?)

@@ -39,7 +39,7 @@ pub use build::{BuildOptions, BuildSummary, Groups, build};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStoreConfig, ObjectStores, PartitionBy,
-    SessionConfig, SourceConfig, TimeConfig,
+    SourceConfig, TimeConfig,
 };
 pub use decide::GroupSummary;
 pub use engine::EngineOptions;

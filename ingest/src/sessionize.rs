@@ -13,9 +13,9 @@
 use std::collections::BTreeSet;
 
 use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
-use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionType, PartitionTypes};
+use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionType, PartitionTypes, Sessions};
 
-use crate::config::{RESERVED, SessionConfig, missing_column};
+use crate::config::{RESERVED, missing_column};
 use crate::session_ids::SESSION_ID;
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
@@ -113,7 +113,7 @@ pub fn slices(config: &Config, columns: &ArrowSchema, order: SampleOrder, number
 /// The condition that a sample `s` is one of the session `n`.
 fn same_session(config: &Config) -> String {
     let mut on = identity(config);
-    if matches!(config.session, SessionConfig::Gap { .. }) {
+    if matches!(config.session, Sessions::Gap { .. }) {
         on.push(TIME.to_owned());
     }
     on.iter().map(|column| format!("n.{column} = s.{column}")).collect::<Vec<_>>().join(" AND ")
@@ -211,8 +211,8 @@ fn sessions(config: &Config, time: &str) -> String {
     let by = identity.join(", ");
     let narrow = format!("SELECT {by}, {time} AS {TIME} FROM {NARROW_VIEW}");
     let starts = match &config.session {
-        SessionConfig::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
-        SessionConfig::Gap { gap_micros, .. } => {
+        Sessions::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
+        Sessions::Gap { gap_micros, .. } => {
             let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
             let before = format!(
                 "SELECT *, lag({TIME}) {over}) AS __onefold_before FROM (SELECT DISTINCT * FROM ({narrow}))"

@@ -12,7 +12,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use super::store::{HINT, read_list};
 use super::{
     FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, OperationKind, Order, Partition, PartitionList,
-    SNAPSHOTS, Snapshot, Statistics, heads_after, snapshot_path,
+    SNAPSHOTS, Sessions, Snapshot, Statistics, heads_after, snapshot_path,
 };
 use crate::storage::{Created, Storage};
 use crate::{Error, PartitionKey, Result, Schema, VocabularyFile, random_name};
@@ -24,6 +24,7 @@ pub(crate) struct Changes {
     pub(crate) layout: Layout,
     pub(crate) order: Order,
     pub(crate) buckets: u32,
+    pub(crate) sessions: Option<Sessions>,
     pub(crate) schema: Schema,
     pub(crate) partition_columns: Vec<String>,
     /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
@@ -131,6 +132,7 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
         layout: changes.layout,
         order: changes.order,
         buckets: changes.buckets,
+        sessions: changes.sessions.clone(),
         schema: changes.schema.clone(),
         partition_columns: changes.partition_columns.clone(),
         partitions,

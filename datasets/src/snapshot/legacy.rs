@@ -51,6 +51,7 @@ pub(super) fn parse(text: &str) -> Result<Snapshot, String> {
         layout: manifest.layout,
         order: manifest.order,
         buckets: 1,
+        sessions: None,
         schema: manifest.schema,
         partition_columns: columns.collect(),
         partitions: manifest.partitions,

@@ -82,6 +82,21 @@ impl Order {
     }
 }
 
+/// What makes a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sessions {
+    /// Samples with equal values of these columns of the log.
+    Key(Vec<String>),
+    /// Samples of one user with no pause longer than the gap.
+    Gap {
+        /// The column of the log that identifies the user.
+        user: String,
+        /// The longest pause within a session, in microseconds.
+        gap_micros: i64,
+    },
+}
+
 /// One committed state of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -103,6 +118,9 @@ pub struct Snapshot {
     /// The number of buckets that sessions are divided into; a session's id tells its
     /// [bucket](crate::bucket_of_session).
     pub buckets: u32,
+    /// What makes a session; `None` if the writer did not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<Sessions>,
     /// The columns.
     pub schema: Schema,
     /// The partition columns, in their order; empty for a dataset without partitions.

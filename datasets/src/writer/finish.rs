@@ -65,6 +65,7 @@ impl DatasetWriter {
             layout: self.options.layout,
             order: self.options.order,
             buckets: self.options.buckets,
+            sessions: self.options.sessions.clone().or(kept.and_then(|kept| kept.sessions.clone())),
             schema: self.schema.clone(),
             partition_columns,
             partitions: new,

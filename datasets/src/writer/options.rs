@@ -1,6 +1,6 @@
 //! How a dataset is written.
 
-use crate::{Layout, Order};
+use crate::{Layout, Order, Sessions};
 
 /// What a writer does with a dataset that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct WriterOptions {
     pub commit: Commit,
     /// The number of buckets of a new dataset. A dataset that is appended to keeps its own.
     pub buckets: u32,
+    /// What makes a session, which the snapshot records; it must be that of a dataset that is appended to.
+    pub sessions: Option<Sessions>,
     /// Threads that encode the columns of a row group, while the next one is gathered. What is written does not depend
     /// on their number.
     pub threads: usize,
@@ -60,6 +62,7 @@ impl WriterOptions {
             order,
             commit: Commit::Create,
             buckets: 1,
+            sessions: None,
             threads: 1,
             column_order: Vec::new(),
             row_group_bytes: 64 << 20,

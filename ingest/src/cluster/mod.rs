@@ -37,7 +37,7 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, PartitionKey, SparseFeature, SparseKind};
+use onefold_datasets::{CountBudget, PartitionKey, Sessions, SparseFeature, SparseKind};
 
 use self::convert::{ColumnNames, column};
 use self::facts::StatisticsOptions;
@@ -46,7 +46,6 @@ use self::progress::Progress;
 use self::table::{FoldRun, RECORD};
 use self::timelines::{Slice, Slices};
 use self::unfold::{SessionRun, Unfolder};
-use crate::config::SessionConfig;
 use crate::ids::FeatureIds;
 use crate::sessionize::{self, SESSION, SampleOrder, TIME};
 use crate::times::TimeLimits;
@@ -287,8 +286,8 @@ fn fold_options(config: &Config, options: &ClusterOptions) -> FoldOptions {
         lists: lists.map(|list| (list.name.clone(), list.kind == SparseKind::Sequence)).collect(),
         positions: 2 * config.timelines.len(),
         gap_micros: match config.session {
-            SessionConfig::Key(_) => None,
-            SessionConfig::Gap { gap_micros, .. } => Some(gap_micros),
+            Sessions::Key(_) => None,
+            Sessions::Gap { gap_micros, .. } => Some(gap_micros),
         },
         chained: options.order.order.is_clustered(),
         state_bytes: options.state_bytes / options.threads.max(1),

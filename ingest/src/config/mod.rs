@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{MOST_BUCKETS, Schema, SparseKind, suggest, units};
+use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest, units};
 use serde::Deserialize;
 
 pub use self::columns::Policy;
@@ -56,7 +56,7 @@ pub struct Config {
     /// What is refused or skipped; `None` if there is no such section.
     pub checks: Option<ChecksConfig>,
     /// What makes a session.
-    pub session: SessionConfig,
+    pub session: Sessions,
     /// The samples' column that holds a sample's time.
     pub time: TimeConfig,
     /// Columns that break ties of time within a session.
@@ -71,20 +71,6 @@ pub struct Config {
     pub schema: Schema,
     /// How the vocabularies that features name are made.
     pub vocabularies: BTreeMap<String, VocabularyConfig>,
-}
-
-/// What makes a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SessionConfig {
-    /// Samples with equal values of these columns.
-    Key(Vec<String>),
-    /// Samples of one user with no pause longer than the gap.
-    Gap {
-        /// The column that identifies the user.
-        user: String,
-        /// The longest pause within a session, in microseconds.
-        gap_micros: i64,
-    },
 }
 
 /// How partitions are cut by time: by the start of the sample's session, so that no session spans two.
@@ -248,8 +234,8 @@ impl Config {
     /// The columns that identify a session within a partition and, for a gap, the user alone.
     pub fn session_columns(&self) -> Vec<&str> {
         match &self.session {
-            SessionConfig::Key(columns) => columns.iter().map(String::as_str).collect(),
-            SessionConfig::Gap { user, .. } => vec![user],
+            Sessions::Key(columns) => columns.iter().map(String::as_str).collect(),
+            Sessions::Gap { user, .. } => vec![user],
         }
     }
 
@@ -299,13 +285,13 @@ fn first_line(error: &onefold_datasets::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-fn session(section: &Session) -> Result<SessionConfig, String> {
+fn session(section: &Session) -> Result<Sessions, String> {
     match (section.key.as_slice(), &section.user, &section.gap) {
-        ([_, ..], None, None) => Ok(SessionConfig::Key(section.key.clone())),
+        ([_, ..], None, None) => Ok(Sessions::Key(section.key.clone())),
         ([], Some(user), Some(gap)) => {
             let gap_micros =
                 units::parse_duration_micros(gap).map_err(|error| format!("`[session].gap`: {error}"))?;
-            Ok(SessionConfig::Gap { user: user.clone(), gap_micros })
+            Ok(Sessions::Gap { user: user.clone(), gap_micros })
         }
         ([], None, None) => Err("`[session]` says nothing about what makes a session".to_owned()),
         ([], _, _) => Err("`[session]` has one of `user` and `gap` without the other".to_owned()),
@@ -386,7 +372,7 @@ zip = { kind = "sparse", group = "user" }
         assert_eq!(columns, ["label", "age", "user_id", "zip", "history", "item_id"]);
         let groups: Vec<_> = config.schema.groups.iter().map(|g| (g.name.as_str(), g.deduplicated)).collect();
         assert_eq!(groups, [("user", true), ("history", true), ("ungrouped", false)]);
-        assert_eq!(config.session, SessionConfig::Gap { user: "user_id".into(), gap_micros: 1_800_000_000 });
+        assert_eq!(config.session, Sessions::Gap { user: "user_id".into(), gap_micros: 1_800_000_000 });
         assert_eq!(config.partition_by, Some(PartitionBy::Hour));
     }
 

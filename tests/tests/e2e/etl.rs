@@ -1,11 +1,13 @@
 //! The batch ETL beyond one build: appending, verifying, vocabularies, automatic groups and reports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use arrow::array::Float64Array;
+use arrow::array::{AsArray, Float64Array};
+use arrow::datatypes::Int64Type;
 use onefold_datasets::{Partition, Snapshot, Vocabulary};
 use onefold_tests::Dir;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::logs::{REQUESTS, feature_columns, with_column, write_logs, write_table};
 use crate::samples::{Sample, assert_only_named_files, read_samples, sorted};
@@ -50,6 +52,34 @@ fn partitions_appended_one_by_one_are_the_dataset_built_at_once() {
     dir.command("onefold-ingest verify parts").works();
 }
 
+/// Grouping all samples by `session_id` gives the sessions, also where partitions are cut by other columns.
+#[test]
+fn a_session_id_is_unique_in_the_dataset() {
+    let dir = with_logs();
+    for order in ["session", "session-hash", "arrival"] {
+        dir.command(&format!("{BUILD} dataset --overwrite --order {order}")).works();
+        let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+        assert!(snapshot.partitions.len() > 1);
+        let mut sessions = BTreeMap::<i64, BTreeSet<&str>>::new();
+        for partition in &snapshot.partitions {
+            for file in &partition.files {
+                let bytes = fs_err::File::open(dir.path("dataset").join(&file.path)).unwrap();
+                for rows in
+                    ParquetRecordBatchReaderBuilder::try_new(bytes.into_file()).unwrap().build().unwrap()
+                {
+                    let rows = rows.unwrap();
+                    let ids = rows.column_by_name("session_id").unwrap().as_primitive::<Int64Type>();
+                    for id in ids.values() {
+                        sessions.entry(*id).or_default().insert(&file.path);
+                    }
+                }
+            }
+        }
+        assert!(sessions.values().all(|files| files.len() == 1), "{order}: {sessions:?}");
+        assert_eq!(sessions.len() as u64, snapshot.statistics.sessions, "{order}");
+    }
+}
+
 #[test]
 fn an_append_keeps_layout_order_and_buckets() {
     let dir = with_logs();
@@ -70,9 +100,12 @@ fn an_append_keeps_layout_order_and_buckets() {
 fn what_does_not_fit_a_dataset_is_not_appended() {
     let dir = with_logs();
     dir.command(&format!("{BUILD} dataset")).works();
-    let before = dir.files();
     dir.command(&format!("{APPEND} dataset --layout rows")).fails(&["`dataset` has another layout"]);
     dir.command(&format!("{APPEND} dataset --order session-hash")).fails(&["`dataset` has another order"]);
+    dir.edit("logs/dataset.toml", "gap = \"30m\"", "gap = \"31m\"");
+    dir.command(&format!("{APPEND} dataset")).fails(&["`dataset` has another `[session]`"]);
+    dir.edit("logs/dataset.toml", "gap = \"31m\"", "gap = \"30m\"");
+    let before = dir.files();
     dir.command(&format!("{APPEND} dataset --partition split=nowhere"))
         .fails(&["no samples", "split=nowhere"]);
     dir.command(&format!("{APPEND} dataset --partition day=1"))

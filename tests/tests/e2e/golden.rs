@@ -61,6 +61,7 @@ fn the_current_version_is_written_as_it_was() {
     assert_eq!((now.format_version, now.layout, now.order), (then.format_version, then.layout, then.order));
     assert_eq!((now.snapshot, now.buckets, &now.operation), (then.snapshot, then.buckets, &then.operation));
     assert_eq!((&now.schema, &now.partition_columns), (&then.schema, &then.partition_columns));
+    assert_eq!(now.sessions, then.sessions);
     assert_eq!(now.statistics.features, then.statistics.features);
     let figures = |snapshot: &Snapshot| {
         snapshot.partitions.iter().map(|p| (p.digest, p.features.clone())).collect::<Vec<_>>()
