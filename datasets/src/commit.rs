@@ -25,22 +25,43 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Creates the file at `path` with `bytes`, unless it exists: written beside it, synced, and linked to its name, which
-/// fails if the name is taken. Folders on the way are made, and the folder is synced.
+/// fails if the name is taken. Missing folders are made, and the folder is synced.
 ///
 /// # Errors
 ///
 /// The operating system's error; nothing is left beside the file.
 pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
-    fs_err::create_dir_all(parent(path))?;
     let temporary = sibling(path, &format!("{}.tmp", crate::random_name()));
-    let linked = write_synced(&temporary, bytes).and_then(|()| fs_err::hard_link(&temporary, path));
-    // What counts is the first error; a vacuum removes what is left.
+    let linked = in_folder(parent(path), || {
+        write_synced(&temporary, bytes).and_then(|()| fs_err::hard_link(&temporary, path))
+    });
+    // The first error is the one to report; a vacuum removes the temporary file if this fails.
     let _ = fs_err::remove_file(&temporary);
     match linked {
         Ok(()) => sync_directory(parent(path)).map(|()| Created::Yes),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
         Err(error) => Err(error),
     }
+}
+
+/// How often a folder may be removed again before a file is in it. Another process removes empty folders once, when it ends.
+const MOST_REMOVALS: usize = 1000;
+
+/// Makes `folder` and what is missing above it, and calls `create`, which makes a file in it. Until then another writer or
+/// a vacuum may remove the folder, because it is empty; both steps are then repeated.
+///
+/// # Errors
+///
+/// The operating system's error.
+pub(crate) fn in_folder<T>(folder: &Path, mut create: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut attempt = || fs_err::create_dir_all(folder).and_then(|()| create());
+    for _ in 0..MOST_REMOVALS {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => return result,
+        }
+    }
+    attempt()
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::Problem;
+use crate::storage::Explanation;
 
 /// What can go wrong with schemas, snapshots and datasets.
 #[derive(Debug, thiserror::Error)]
@@ -249,10 +250,15 @@ pub(crate) fn write_hint(kind: std::io::ErrorKind) -> String {
 }
 
 impl Error {
-    /// That `path` cannot be written.
+    /// That `path` cannot be written: [`Error::Store`] if a store explained why, otherwise [`Error::Write`].
     pub(crate) fn write(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        let path = path.into();
+        if let Some(explanation) = source.get_ref().and_then(|cause| cause.downcast_ref::<Explanation>()) {
+            let Explanation { message, hint } = explanation.clone();
+            return Self::Store { path, message, hint };
+        }
         let hint = write_hint(source.kind());
-        Self::Write { path: path.into(), source, hint }
+        Self::Write { path, source, hint }
     }
 
     /// That the Parquet file `path` cannot be written: [`Error::Write`] if it is the operating system that says so, or

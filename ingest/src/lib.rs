@@ -38,7 +38,7 @@ mod times;
 pub use build::{BuildOptions, BuildSummary, Groups, build};
 pub use compare::{Comparison, compare};
 pub use config::{
-    Compression, Config, FeatureKind, Format, MissingColumns, ObjectStoreConfig, ObjectStores, PartitionBy,
+    Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy,
     SourceConfig, TimeConfig,
 };
 pub use decide::GroupSummary;

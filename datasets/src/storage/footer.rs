@@ -2,10 +2,11 @@
 
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
-use parquet::file::metadata::ParquetMetaDataReader;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 
 use super::Storage;
+use crate::DataFile;
 use crate::process::catch_panic;
 
 /// What is fetched of the end of a file at first. Footers of 40 columns take about 10 KiB a row group.
@@ -48,4 +49,21 @@ pub fn read_footer(
             }
         }
     }
+}
+
+/// Checks that a data file has as many rows and row groups as the snapshot says.
+///
+/// # Errors
+///
+/// Both numbers that differ.
+pub fn check_counts(metadata: &ParquetMetaData, file: &DataFile) -> Result<(), String> {
+    let rows = metadata.file_metadata().num_rows();
+    if u64::try_from(rows).ok() != Some(file.samples) {
+        return Err(format!("it has {rows} rows, the snapshot says {}", file.samples));
+    }
+    let row_groups = metadata.num_row_groups();
+    if row_groups as u64 != file.row_groups {
+        return Err(format!("it has {row_groups} row groups, the snapshot says {}", file.row_groups));
+    }
+    Ok(())
 }

@@ -11,7 +11,9 @@
 
 mod error;
 mod footer;
+mod local;
 mod ranges;
+mod remote;
 mod runtime;
 mod upload;
 
@@ -21,34 +23,24 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{
-    ClientOptions, GetOptions, GetRange, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig,
-};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-pub use self::error::explain;
-pub(crate) use self::error::io_error;
-pub use self::footer::read_footer;
-use self::ranges::coalesce;
+pub use self::error::{Explanation, Hints, Service};
+pub use self::footer::{check_counts, read_footer};
+use self::ranges::{LARGEST_REQUEST, REQUESTS_AT_A_TIME};
 pub use self::ranges::{RANGE_GAP, Ranges};
+pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub(crate) use self::upload::HashingWriter;
 pub use self::upload::Upload;
 use crate::{Error, Result, commit, units};
-
-/// Requests for one object that run at a time.
-const REQUESTS_AT_A_TIME: usize = 8;
-/// A request of this size is split, so that parts arrive at a time.
-const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// An object as the store lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +68,7 @@ pub enum Created {
 #[derive(Clone)]
 pub struct Storage {
     location: PathBuf,
+    service: Service,
     store: Arc<dyn ObjectStore>,
     /// The folder within the store.
     prefix: ObjectPath,
@@ -119,26 +112,31 @@ impl Storage {
         let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
                          `az://container/folder` or `file:///folder`";
         let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
-        let (scheme, path) =
-            ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string(), write_url))?;
-        if scheme == ObjectStoreScheme::Local {
-            let path = url.to_file_path().map_err(|()| wrong("it is no local path".to_owned(), write_url))?;
+        if url.scheme() == "file" {
+            let path = url.to_file_path();
+            let path =
+                path.map_err(|()| wrong("the URL does not name a local path".to_owned(), write_url))?;
             return Ok(Self::of_disk(&path, location.to_owned()));
         }
-        let store = connect(&scheme, &url).map_err(|error| {
-            let (message, hint) = explain(&error);
+        let remote = RemoteStore::of_url(&url, S3Settings::default());
+        let remote = remote.map_err(|message| wrong(message, write_url))?;
+        let (remote, prefix) = remote
+            .ok_or_else(|| wrong(format!("the scheme `{}` is not supported", url.scheme()), write_url))?;
+        let service = remote.service();
+        let store = remote.connect(Patience::Long).map_err(|error| {
+            let Explanation { message, hint } = service.explain(&error);
             Error::Location { location: text.to_owned(), message, hint }
         })?;
-        let store = store
-            .ok_or_else(|| wrong(format!("the scheme `{}` is not supported", url.scheme()), write_url))?;
-        Ok(Self { location: location.to_owned(), store, prefix: path, local: None })
+        Ok(Self { location: location.to_owned(), service, store, prefix, local: None })
     }
 
     fn of_disk(folder: &Path, location: PathBuf) -> Self {
         // The store wants absolute paths; a folder that cannot be made absolute fails at its first request.
         let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let prefix = ObjectPath::from_absolute_path(&absolute).unwrap_or_default();
-        Self { location, store: Arc::new(LocalFileSystem::new()), prefix, local: Some(folder.to_owned()) }
+        let store = Arc::new(LocalFileSystem::new());
+        let service = Service::local_disk();
+        Self { location, service, store, prefix, local: Some(folder.to_owned()) }
     }
 
     /// A storage over any store, for tests.
@@ -146,6 +144,7 @@ impl Storage {
     pub fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
         Self {
             location: format!("memory:///{prefix}").into(),
+            service: Service::s3(None, true),
             store,
             prefix: ObjectPath::from(prefix),
             local: None,
@@ -253,32 +252,7 @@ impl Storage {
         wanted: Vec<Range<u64>>,
         e_tag: Option<String>,
     ) -> Result<impl Future<Output = object_store::Result<Ranges>> + Send + 'static> {
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        let requests: Vec<Range<u64>> = coalesce(wanted, RANGE_GAP).into_iter().flat_map(split).collect();
-        Ok(async move {
-            let fetch = |range: Range<u64>| {
-                let (store, key, if_match) = (Arc::clone(&store), key.clone(), e_tag.clone());
-                async move {
-                    let options = GetOptions {
-                        range: Some(GetRange::Bounded(range.clone())),
-                        if_match,
-                        ..GetOptions::default()
-                    };
-                    let bytes = store.get_opts(&key, options).await?.bytes().await?;
-                    if bytes.len() as u64 != range.end - range.start {
-                        let message = format!("{} bytes came of {}", bytes.len(), range.end - range.start);
-                        return Err(object_store::Error::Generic {
-                            store: "storage",
-                            source: message.into(),
-                        });
-                    }
-                    Ok((range.start, bytes))
-                }
-            };
-            let fetched = stream::iter(requests).map(fetch).buffered(REQUESTS_AT_A_TIME);
-            let parts: Vec<(u64, Bytes)> = fetched.try_collect().await?;
-            Ok(Ranges::new(length, join_adjacent(parts)))
-        })
+        Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
     /// The SHA-256 of an object, in hexadecimal. `read` is told of the bytes as they come.
@@ -383,14 +357,18 @@ impl Storage {
     ///
     /// [`Error::Write`] if the store refuses it.
     pub fn upload(&self, path: &str) -> Result<Upload> {
-        if let Some(parent) =
-            self.local.as_ref().and_then(|local| local.join(path).parent().map(Path::to_owned))
-        {
-            fs_err::create_dir_all(&parent).map_err(|error| Error::write(self.shown(path), error))?;
-        }
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        let multipart = runtime::wait(async move { store.put_multipart(&key).await })?;
-        let multipart = multipart.map_err(|error| self.write_error(path, &error))?;
+        let key = self.key(path)?;
+        let start = || {
+            let (store, key) = (Arc::clone(&self.store), key.clone());
+            let started = runtime::wait(async move { store.put_multipart(&key).await })?;
+            started.map_err(|error| self.service.io_error(&error))
+        };
+        let multipart = match self.local.as_ref().map(|local| local.join(path)) {
+            // The upload begins with a file in this folder.
+            Some(path) => commit::in_folder(path.parent().unwrap_or(&path), start),
+            None => start(),
+        };
+        let multipart = multipart.map_err(|error| Error::write(self.shown(path), error))?;
         Ok(Upload::new(self.clone(), path.to_owned(), multipart))
     }
 
@@ -448,39 +426,6 @@ impl Storage {
         Ok(paths.filter_map(|path| path.filename().map(str::to_owned)).collect())
     }
 
-    /// Files of a local disk that a killed writer left half-written; the store does not list them.
-    ///
-    /// # Errors
-    ///
-    /// The operating system's error if a folder cannot be listed.
-    pub(crate) fn left_over_files(&self) -> Result<Vec<Object>> {
-        let mut found = Vec::new();
-        if let Some(local) = &self.local {
-            for folder in WRITTEN_FOLDERS {
-                left_over_below(local, folder, &mut found)?;
-            }
-        }
-        Ok(found)
-    }
-
-    /// Removes local folders that hold nothing, as far as that is possible.
-    pub(crate) fn remove_empty_folders(&self) {
-        let Some(local) = &self.local else { return };
-        for folder in WRITTEN_FOLDERS {
-            remove_empty_below(&local.join(folder));
-        }
-        let _ = fs_err::remove_dir(local);
-    }
-
-    /// Makes a local file and the entry in its folder survive a power cut; stores do that by themselves.
-    fn sync(&self, path: &str) -> io::Result<()> {
-        let Some(local) = &self.local else { return Ok(()) };
-        let path = local.join(path);
-        fs_err::File::open(&path)?.sync_all()?;
-        let inside = path.ancestors().skip(1).take_while(|folder| folder.starts_with(local));
-        inside.take(16).try_for_each(commit::sync_directory)
-    }
-
     fn key(&self, path: &str) -> Result<ObjectPath> {
         let key = match (self.prefix.as_ref(), path) {
             ("", path) => path.to_owned(),
@@ -507,132 +452,15 @@ impl Storage {
         match error {
             object_store::Error::Precondition { .. } => Error::Changed { path },
             error => {
-                let (message, hint) = explain(&error);
+                let Explanation { message, hint } = self.service.explain(&error);
                 Error::Read { path, message, hint }
             }
         }
     }
 
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
-        if self.local.is_some() {
-            return Error::write(self.shown(path), io_error_of(error));
-        }
-        let (message, hint) = explain(error);
-        Error::Store { path: self.shown(path), message, hint }
+        Error::write(self.shown(path), self.service.io_error(error))
     }
-}
-
-/// The folders that writers write to.
-const WRITTEN_FOLDERS: [&str; 3] =
-    [crate::writer::DATA, crate::writer::VOCABULARIES, crate::snapshot::SNAPSHOTS];
-
-/// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created.
-fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Result<()> {
-    let path = root.join(folder);
-    if !path.is_dir() {
-        return Ok(());
-    }
-    for entry in fs_err::read_dir(path)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let path = format!("{folder}/{name}");
-        let metadata = entry.metadata()?;
-        let is_upload = name.rsplit_once('#').is_some_and(|(_, digits)| digits.parse::<u32>().is_ok());
-        if metadata.is_dir() {
-            left_over_below(root, &path, found)?;
-        } else if is_upload || name.starts_with('.') && name.ends_with(".tmp") {
-            found.push(Object { path, bytes: metadata.len(), modified: metadata.modified()?, e_tag: None });
-        }
-    }
-    Ok(())
-}
-
-fn remove_empty_below(folder: &Path) {
-    let Ok(entries) = fs_err::read_dir(folder) else { return };
-    for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
-        remove_empty_below(&entry.path());
-    }
-    // It fails if something is in there, which is as well.
-    let _ = fs_err::remove_dir(folder);
-}
-
-fn io_error_of(error: &object_store::Error) -> io::Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return io::Error::new(error.kind(), error.to_string());
-        }
-        cause = error.source();
-    }
-    io::Error::other(error.to_string())
-}
-
-/// The store that `url` names; `None` if this program has no client for it.
-fn connect(scheme: &ObjectStoreScheme, url: &Url) -> object_store::Result<Option<Arc<dyn ObjectStore>>> {
-    let retry =
-        RetryConfig { max_retries: 10, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() };
-    let options = |allow_http: Option<String>| {
-        ClientOptions::new()
-            .with_allow_http(
-                allow_http.is_some_and(|allowed| allowed.eq_ignore_ascii_case("true") || allowed == "1"),
-            )
-            .with_connect_timeout(Duration::from_secs(5))
-            .with_timeout(Duration::from_secs(60))
-    };
-    let variable = |name: &str| std::env::var(name).ok();
-    Ok(Some(match scheme {
-        ObjectStoreScheme::AmazonS3 => {
-            let builder = AmazonS3Builder::from_env().with_url(url.as_str());
-            Arc::new(
-                builder.with_retry(retry).with_client_options(options(variable("AWS_ALLOW_HTTP"))).build()?,
-            )
-        }
-        ObjectStoreScheme::GoogleCloudStorage => {
-            let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
-            Arc::new(
-                builder
-                    .with_retry(retry)
-                    .with_client_options(options(variable("GOOGLE_ALLOW_HTTP")))
-                    .build()?,
-            )
-        }
-        ObjectStoreScheme::MicrosoftAzure => {
-            let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
-            Arc::new(
-                builder
-                    .with_retry(retry)
-                    .with_client_options(options(variable("AZURE_ALLOW_HTTP")))
-                    .build()?,
-            )
-        }
-        _ => return Ok(None),
-    }))
-}
-
-/// Parts of a large request.
-fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let starts = (range.start..range.end).step_by(LARGEST_REQUEST as usize);
-    starts.map(move |start| start..range.end.min(start + LARGEST_REQUEST))
-}
-
-/// Joins parts that follow each other without a gap, so that a column chunk is contiguous.
-fn join_adjacent(parts: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
-    let mut joined: Vec<(u64, Vec<Bytes>, u64)> = Vec::new();
-    for (start, bytes) in parts {
-        let end = start + bytes.len() as u64;
-        match joined.last_mut() {
-            Some((_, pieces, last)) if *last == start => {
-                pieces.push(bytes);
-                *last = end;
-            }
-            _ => joined.push((start, vec![bytes], end)),
-        }
-    }
-    let join = |(start, mut pieces, _): (u64, Vec<Bytes>, u64)| match pieces.len() {
-        1 => (start, pieces.remove(0)),
-        _ => (start, pieces.concat().into()),
-    };
-    joined.into_iter().map(join).collect()
 }
 
 #[cfg(test)]

@@ -1,14 +1,23 @@
 //! Byte ranges of an object, fetched with few large requests and then read from memory.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
 /// Ranges closer than this are fetched with one request: the bytes between them cost less than another request. (Meta's
 /// readers merge ranges within about 1 MiB.)
 pub const RANGE_GAP: u64 = 1 << 20;
+
+/// Requests for one object that run at a time.
+pub(super) const REQUESTS_AT_A_TIME: usize = 8;
+/// A larger request is split, so that its parts are fetched at the same time.
+pub(super) const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// Some ranges of an object, in memory. Parquet's decoder reads from it.
 #[derive(Debug)]
@@ -20,7 +29,7 @@ pub struct Ranges {
 
 impl Ranges {
     /// Ranges of an object of `length` bytes: the start and the bytes of each part, in ascending order.
-    pub(super) fn new(length: u64, parts: Vec<(u64, Bytes)>) -> Self {
+    fn new(length: u64, parts: Vec<(u64, Bytes)>) -> Self {
         Self { length, parts }
     }
 
@@ -69,7 +78,7 @@ impl ChunkReader for Ranges {
 }
 
 /// The requests that cover `wanted`: sorted, and merged where the gap is at most `gap` bytes.
-pub(super) fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
+fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     wanted.retain(|range| !range.is_empty());
     wanted.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
@@ -80,6 +89,59 @@ pub(super) fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>>
         }
     }
     merged
+}
+
+/// Fetches `wanted` ranges of an object of `length` bytes. With an `e_tag`, an object of another version is an error.
+pub(super) async fn fetch(
+    store: Arc<dyn ObjectStore>,
+    key: Path,
+    length: u64,
+    wanted: Vec<Range<u64>>,
+    e_tag: Option<String>,
+) -> object_store::Result<Ranges> {
+    let requests: Vec<Range<u64>> = coalesce(wanted, RANGE_GAP).into_iter().flat_map(split).collect();
+    let fetch_one = |range: Range<u64>| {
+        let (store, key, if_match) = (Arc::clone(&store), key.clone(), e_tag.clone());
+        async move {
+            let range_option = Some(GetRange::Bounded(range.clone()));
+            let options = GetOptions { range: range_option, if_match, ..GetOptions::default() };
+            let bytes = store.get_opts(&key, options).await?.bytes().await?;
+            if bytes.len() as u64 != range.end - range.start {
+                let message = format!("{} bytes came of {}", bytes.len(), range.end - range.start);
+                return Err(object_store::Error::Generic { store: "storage", source: message.into() });
+            }
+            Ok((range.start, bytes))
+        }
+    };
+    let fetched = stream::iter(requests).map(fetch_one).buffered(REQUESTS_AT_A_TIME);
+    let parts: Vec<(u64, Bytes)> = fetched.try_collect().await?;
+    Ok(Ranges::new(length, join_adjacent(parts)))
+}
+
+/// Parts of a large request.
+fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let starts = (range.start..range.end).step_by(LARGEST_REQUEST as usize);
+    starts.map(move |start| start..range.end.min(start + LARGEST_REQUEST))
+}
+
+/// Joins parts that follow each other without a gap, so that a column chunk is contiguous.
+fn join_adjacent(parts: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
+    let mut joined: Vec<(u64, Vec<Bytes>, u64)> = Vec::new();
+    for (start, bytes) in parts {
+        let end = start + bytes.len() as u64;
+        match joined.last_mut() {
+            Some((_, pieces, last)) if *last == start => {
+                pieces.push(bytes);
+                *last = end;
+            }
+            _ => joined.push((start, vec![bytes], end)),
+        }
+    }
+    let join = |(start, mut pieces, _): (u64, Vec<Bytes>, u64)| match pieces.len() {
+        1 => (start, pieces.remove(0)),
+        _ => (start, pieces.concat().into()),
+    };
+    joined.into_iter().map(join).collect()
 }
 
 #[cfg(test)]

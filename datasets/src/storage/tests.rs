@@ -98,3 +98,34 @@ fn a_location_that_cannot_be_opened_says_what_to_write() {
     let url = Storage::open(Path::new("file:///tmp/a%20b")).unwrap();
     assert_eq!(url.local(), Some(Path::new("/tmp/a b")));
 }
+
+/// A writer that ends removes empty folders, also those in which another one is about to create its first file.
+#[test]
+fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = Storage::open(&directory.path().join("dataset")).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let remover = scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                storage.remove_empty_folders();
+            }
+        });
+        let written = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for n in 0..300 {
+                let (created, uploaded) =
+                    (format!("snapshots/{n}.json"), format!("data/day={n}/part.parquet"));
+                assert_eq!(storage.create(&created, b"first".to_vec()).unwrap(), Created::Yes);
+                let mut upload = storage.upload(&uploaded).unwrap();
+                upload.write_all(b"rows").unwrap();
+                upload.finish().unwrap();
+                assert_eq!(storage.read(&created).unwrap().unwrap(), "first");
+                assert_eq!(storage.read(&uploaded).unwrap().unwrap(), "rows");
+                storage.delete(vec![created, uploaded]).unwrap();
+            }
+        }));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        remover.join().unwrap();
+        written.unwrap();
+    });
+}

@@ -9,7 +9,7 @@ use object_store::MultipartUpload;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
-use super::{Storage, io_error, runtime};
+use super::{Storage, runtime};
 use crate::{Error, Result, units};
 
 /// Bytes of a part. S3 allows 10,000 parts an object, so an object may have 78 GiB.
@@ -48,7 +48,8 @@ impl Upload {
         self.send_part().and_then(|()| self.wait_for_parts(0)).map_err(wrong.clone())?;
         let Some(mut multipart) = self.multipart.take() else { return Ok(()) };
         let done = runtime::wait(async move { multipart.complete().await });
-        done.and_then(|done| done.map_err(io_error)).map_err(wrong.clone())?;
+        done.and_then(|done| done.map_err(|error| self.storage.service.io_error(&error)))
+            .map_err(wrong.clone())?;
         self.storage.sync(&self.path).map_err(wrong)
     }
 
@@ -70,7 +71,8 @@ impl Upload {
     fn wait_for_parts(&mut self, left: usize) -> io::Result<()> {
         while self.in_flight.len() > left {
             let Some(part) = self.in_flight.pop_front() else { break };
-            runtime::wait(part)?.map_err(io::Error::other)?.map_err(io_error)?;
+            let sent = runtime::wait(part)?.map_err(io::Error::other)?;
+            sent.map_err(|error| self.storage.service.io_error(&error))?;
         }
         Ok(())
     }

@@ -21,9 +21,7 @@ pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
 pub(crate) use self::sources::credentials_hint;
-pub use self::sources::{
-    Compression, Format, MissingColumns, ObjectStoreConfig, ObjectStores, Quote, Ragged, SourceConfig,
-};
+pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};
 pub use self::timelines::TimelineConfig;
 pub use self::times::{EpochUnit, TimeConfig};
 use crate::{Error, Result};

@@ -6,6 +6,7 @@ use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::Expr;
 use datafusion::prelude::SessionContext;
+use onefold_datasets::storage::S3Settings;
 use onefold_datasets::suggest;
 use serde::Deserialize;
 
@@ -133,31 +134,13 @@ pub enum MissingColumns {
     Null,
 }
 
-/// How the buckets of an S3-compatible store are reached. Credentials are no part of it: they come from the environment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ObjectStoreConfig {
-    /// The server's URL; AWS's if `None`.
-    pub endpoint: Option<String>,
-    /// The buckets' region.
-    pub region: Option<String>,
-    /// Whether the endpoint may be plain HTTP.
-    #[serde(default)]
-    pub allow_http: bool,
-    /// Whether the bucket stands in the URL's path and not in its host; if `None`, where an endpoint is given.
-    pub path_style: Option<bool>,
-    /// Whether requests are not signed.
-    #[serde(default)]
-    pub anonymous: bool,
-}
-
 /// The stores of `[object_stores]`, by `s3://bucket` or `s3`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ObjectStores(BTreeMap<String, ObjectStoreConfig>);
+pub struct ObjectStores(BTreeMap<String, S3Settings>);
 
 impl ObjectStores {
     /// How `bucket` is reached: as its own entry says, that of all buckets, or the environment.
-    pub fn of_bucket(&self, bucket: &str) -> ObjectStoreConfig {
+    pub fn of_bucket(&self, bucket: &str) -> S3Settings {
         let own = self.0.get(&format!("s3://{bucket}"));
         own.or_else(|| self.0.get(ALL_BUCKETS)).cloned().unwrap_or_default()
     }
@@ -376,7 +359,7 @@ pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores,
                 credentials_hint(),
             ));
         }
-        let store = ObjectStoreConfig::deserialize(value.clone()).map_err(|error| {
+        let store = S3Settings::deserialize(value.clone()).map_err(|error| {
             let hint = suggest("", ["endpoint", "region", "allow_http", "path_style", "anonymous"]);
             (format!("{place}: {}", error.message()), hint)
         })?;
@@ -398,7 +381,7 @@ fn looks_secret(key: &str) -> bool {
     ["key", "secret", "token", "password", "credential"].iter().any(|part| key.contains(part))
 }
 
-fn check_endpoint(store: &ObjectStoreConfig) -> Result<(), Wrong> {
+fn check_endpoint(store: &S3Settings) -> Result<(), Wrong> {
     let Some(endpoint) = &store.endpoint else { return Ok(()) };
     let (scheme, rest) = endpoint.split_once("://").unwrap_or_default();
     if !matches!(scheme, "http" | "https") || rest.is_empty() {
@@ -510,7 +493,7 @@ mod tests {
         assert_eq!(stores.of_bucket("own").endpoint.as_deref(), Some("http://127.0.0.1:9000"));
         assert_eq!(stores.of_bucket("own").region, None);
         assert_eq!(stores.of_bucket("other").region.as_deref(), Some("eu-central-1"));
-        assert_eq!(ObjectStores::default().of_bucket("any"), ObjectStoreConfig::default());
+        assert_eq!(ObjectStores::default().of_bucket("any"), S3Settings::default());
     }
 
     #[test]

@@ -1,44 +1,42 @@
-//! The stores that sources are in: the local disk and buckets of object stores. Every object is read in the version that
-//! was found, and a failed request is explained.
+//! The stores that hold the sources: the local disk and buckets of object stores. Connections and explanations of failed
+//! requests are those of [`onefold_datasets::storage`]; here every object is read in the version that was found.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    ClientConfigKey, ClientOptions, CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, OBJECT_STORE_COALESCE_DEFAULT, ObjectMeta, ObjectStore, ObjectStoreExt,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, coalesce_ranges,
+    CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    OBJECT_STORE_COALESCE_DEFAULT, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result, coalesce_ranges,
 };
+use onefold_datasets::storage::{Explanation, Hints, Patience, RemoteStore, S3Settings, Service};
 
 use super::files::is_pattern;
 use super::head::Wrong;
-use crate::config::{ObjectStoreConfig, ObjectStores, credentials_hint};
+use crate::config::{ObjectStores, credentials_hint};
 
 /// The local disk or a bucket. Through a [`VersionedStore`] it gives objects only in the version in which they were
-/// [found](Self::found). It remembers why a request for one failed, since the engine passes on only a text of it.
+/// [found](Self::found). It remembers why a request for an object failed, because the engine passes on only the text of
+/// the error.
 #[derive(Debug)]
 pub(super) struct SourceStore {
-    /// Stands before the keys of a bucket's objects: `s3://bucket`. Empty for the local disk.
+    /// The URL in front of the keys of a bucket's objects: `s3://bucket`. Empty for the local disk.
     pub(super) url: String,
-    /// The URL under which the engine has the store.
+    /// The URL under which the store is registered with the engine.
     pub(super) engine_url: ObjectStoreUrl,
-    kind: Kind,
-    /// For reading: it goes on for a minute when the store is busy.
+    service: Service,
+    /// For reading data: retries for a minute when the store is busy.
     inner: Arc<dyn ObjectStore>,
-    /// For the first requests: it gives up in seconds, so that a wrong endpoint is noticed.
+    /// For the first requests: gives up in seconds, so that a wrong endpoint is noticed.
     probe: Arc<dyn ObjectStore>,
     objects: Mutex<HashMap<Path, FoundObject>>,
 }
@@ -47,24 +45,9 @@ pub(super) struct SourceStore {
 #[derive(Debug)]
 struct FoundObject {
     meta: ObjectMeta,
-    /// The ETag of the first answer, which all later requests ask for. That of a listing may be written differently.
+    /// The ETag of the first answer, which all later requests ask for. A listing may write it differently.
     e_tag: Option<String>,
     failure: Option<Wrong>,
-}
-
-/// What a store is.
-#[derive(Debug, Clone)]
-enum Kind {
-    Local,
-    S3 {
-        config: ObjectStoreConfig,
-        /// Whether the environment has credentials, or none are needed. If not, the cloud machine's own are asked for.
-        has_credentials: bool,
-    },
-    /// Google Cloud Storage.
-    Google,
-    /// Azure Blob Storage.
-    Azure,
 }
 
 /// The stores of all sources, each connected to once.
@@ -79,7 +62,8 @@ impl Default for Stores {
     fn default() -> Self {
         let disk: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
         let engine_url = ObjectStoreUrl::local_filesystem();
-        let local = SourceStore::new(String::new(), engine_url, Kind::Local, Arc::clone(&disk), disk);
+        let service = with_source_hints(Service::local_disk(), LOCAL_HINT.to_owned(), String::new());
+        let local = SourceStore::new(String::new(), engine_url, service, Arc::clone(&disk), disk);
         Self { local: Arc::new(local), buckets: BTreeMap::new() }
     }
 }
@@ -89,11 +73,11 @@ impl Stores {
     ///
     /// # Errors
     ///
-    /// If the URL is of another scheme or names no bucket, or the settings of its store contradict each other.
+    /// If the URL has another scheme or names no bucket, or the settings of its store contradict each other.
     pub(super) fn open<'a>(
         &mut self,
         url: &'a str,
-        configs: &ObjectStores,
+        settings: &ObjectStores,
     ) -> Result<(Arc<SourceStore>, &'a str), Wrong> {
         let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
         if !matches!(scheme, "s3" | "gs" | "az") {
@@ -109,7 +93,7 @@ impl Stores {
         if let Some(bucket) = self.buckets.get(&url) {
             return Ok((Arc::clone(bucket), pattern));
         }
-        let bucket = Arc::new(SourceStore::connect(scheme, name, configs)?);
+        let bucket = Arc::new(SourceStore::connect(&url, settings.of_bucket(name))?);
         self.buckets.insert(url, Arc::clone(&bucket));
         Ok((bucket, pattern))
     }
@@ -119,39 +103,45 @@ impl SourceStore {
     fn new(
         url: String,
         engine_url: ObjectStoreUrl,
-        kind: Kind,
+        service: Service,
         inner: Arc<dyn ObjectStore>,
         probe: Arc<dyn ObjectStore>,
     ) -> Self {
-        Self { url, engine_url, kind, inner, probe, objects: Mutex::default() }
+        Self { url, engine_url, service, inner, probe, objects: Mutex::default() }
     }
 
-    fn connect(scheme: &str, name: &str, configs: &ObjectStores) -> Result<Self, Wrong> {
-        let kind = match scheme {
-            "s3" => {
-                let config = configs.of_bucket(name);
-                let has_credentials = config.anonymous || has_credentials(&s3_builder(name, &config));
-                Kind::S3 { config, has_credentials }
+    /// Connects to the bucket `url`.
+    fn connect(url: &str, settings: S3Settings) -> Result<Self, Wrong> {
+        let hint = || "correct the URL under `[sources]`".to_owned();
+        let engine_url = ObjectStoreUrl::parse(url).map_err(|error| (error.strip_backtrace(), hint()))?;
+        let has_endpoint = settings.endpoint.is_some();
+        let remote =
+            RemoteStore::of_url(engine_url.as_ref(), settings).map_err(|message| (message, hint()))?;
+        let (remote, _) = remote.ok_or_else(|| (format!("sources cannot be read from `{url}`"), hint()))?;
+        let mut service = remote.service();
+        service = match url.starts_with("s3://") {
+            true => with_source_hints(service, s3_settings_hint(has_endpoint), credentials_hint()),
+            false => {
+                let Hints { settings, credentials, .. } = service.hints().clone();
+                with_source_hints(service, settings, credentials)
             }
-            "gs" => Kind::Google,
-            _ => Kind::Azure,
         };
-        let url = format!("{scheme}://{name}");
-        let wrong = |error: &dyn fmt::Display| (error.to_string(), kind.settings_hint());
-        let engine_url = ObjectStoreUrl::parse(&url).map_err(|error| wrong(&error.strip_backtrace()))?;
-        let store = |seconds, retries| {
-            build_store(&kind, name, seconds, retries).map_err(|error| wrong(&root_cause(&error)))
+        let client = |patience| {
+            remote.connect(patience).map_err(|error| {
+                let Explanation { message, hint } = service.explain(&error);
+                (message, hint)
+            })
         };
-        Ok(Self::new(url, engine_url, kind.clone(), store(120, 10)?, store(10, 3)?))
+        let (inner, probe) = (client(Patience::Long)?, client(Patience::Short)?);
+        Ok(Self::new(url.to_owned(), engine_url, service, inner, probe))
     }
 
     /// A store for tests, of which no request fails for reasons of the network.
     #[cfg(test)]
     pub(super) fn of_tests(inner: Arc<dyn ObjectStore>) -> Self {
-        let config = ObjectStoreConfig::default();
-        let kind = Kind::S3 { config, has_credentials: true };
         let engine_url = ObjectStoreUrl::parse("s3://logs").unwrap();
-        Self::new("s3://logs".to_owned(), engine_url, kind, Arc::clone(&inner), inner)
+        let service = with_source_hints(Service::s3(None, true), s3_settings_hint(false), credentials_hint());
+        Self::new("s3://logs".to_owned(), engine_url, service, Arc::clone(&inner), inner)
     }
 
     /// The store with which objects are found.
@@ -161,10 +151,10 @@ impl SourceStore {
 
     /// Whether this is the local disk.
     pub(super) fn is_local(&self) -> bool {
-        matches!(self.kind, Kind::Local)
+        self.service.is_local()
     }
 
-    /// From now on the object is read in this version only.
+    /// Makes sure that from now on the object is read in this version only.
     pub(super) fn found(&self, meta: &ObjectMeta) {
         let object = FoundObject { meta: meta.clone(), e_tag: None, failure: None };
         self.objects().entry(meta.location.clone()).or_insert(object);
@@ -186,9 +176,10 @@ impl SourceStore {
     ///
     /// # Errors
     ///
-    /// [`object_store::Error::Precondition`] if it is not, and the store's if it is gone.
+    /// [`object_store::Error::Precondition`] if it is not, and the store's error if it is gone.
     pub(super) async fn check_unchanged(&self, location: &Path) -> Result<()> {
-        self.head(location).await.map(|_| ())
+        let meta = self.inner.head(location).await.map_err(|error| self.remember(location, error))?;
+        self.check_version(location, &meta).map_err(|error| self.remember(location, error))
     }
 
     fn objects(&self) -> MutexGuard<'_, HashMap<Path, FoundObject>> {
@@ -202,13 +193,13 @@ impl SourceStore {
         error
     }
 
-    /// Compares what was found with what came.
-    fn check_version(&self, location: &Path, came: &ObjectMeta) -> Result<()> {
+    /// Compares the object that was found with the one that the store sent.
+    fn check_version(&self, location: &Path, sent: &ObjectMeta) -> Result<()> {
         let mut objects = self.objects();
         let Some(object) = objects.get_mut(location) else { return Ok(()) };
-        let same = match (&object.e_tag, &came.e_tag) {
+        let same = match (&object.e_tag, &sent.e_tag) {
             (Some(first), Some(tag)) => first == tag,
-            _ => is_same(&object.meta, came),
+            _ => is_same(&object.meta, sent),
         };
         if !same {
             return Err(object_store::Error::Precondition {
@@ -217,221 +208,51 @@ impl SourceStore {
             });
         }
         if object.e_tag.is_none() {
-            object.e_tag = came.e_tag.clone();
+            object.e_tag = sent.e_tag.clone();
         }
         Ok(())
     }
 
-    /// What a failed request means, and what to do about it.
+    /// Explains why a request failed, and what to do about it.
     pub(super) fn explain(&self, error: &object_store::Error) -> Wrong {
-        let cause = root_cause(error);
-        if matches!(error, object_store::Error::Precondition { .. })
-            || cause.contains("412 Precondition Failed")
-        {
-            let hint =
-                "run this again when nothing writes to the source; write new files instead of changing files";
-            return ("it was changed while it was read".to_owned(), hint.to_owned());
-        }
-        match &self.kind {
-            Kind::Local => {
-                let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
-                let hint = "make the file readable for the user that runs this, and let nothing remove it";
-                (format!("it cannot be read: {cause}"), hint.to_owned())
-            }
-            kind => self.explain_request(kind, error, cause),
-        }
-    }
-
-    fn explain_request(&self, kind: &Kind, error: &object_store::Error, cause: String) -> Wrong {
-        let code = between(&cause, "<Code>", "</Code>");
-        let told = match (code, between(&cause, "<Message>", "</Message>")) {
-            (Some(code), Some(message)) => format!("{code}: {message}"),
-            (Some(code), None) => code.to_owned(),
-            _ => cause.clone(),
-        };
-        let server = kind.server();
-        match error {
-            _ if matches!(code, Some("NoSuchBucket" | "ContainerNotFound")) => {
-                (format!("there is no such bucket at {server}"), kind.settings_hint())
-            }
-            // Listing has no variant of its own for these.
-            _ if is_denied(&cause) => {
-                let hint =
-                    format!("{}; they must be allowed to list and read the bucket", kind.credentials_hint());
-                (format!("{server} denied the request: {told}"), hint)
-            }
-            object_store::Error::NotFound { .. } => {
-                (format!("{server} has no such object or bucket: {told}"), kind.settings_hint())
-            }
-            _ if matches!(kind, Kind::S3 { has_credentials: false, .. }) => {
-                let message =
-                    "there are no credentials in the environment, and this machine has none of its own";
-                (format!("{message}: {told}"), kind.credentials_hint())
-            }
-            _ => {
-                let message = format!("{server} cannot be reached or does not answer as it should: {told}");
-                (message, kind.settings_hint())
-            }
+        let Explanation { message, hint } = self.service.explain(error);
+        match self.is_local() && !matches!(error, object_store::Error::Precondition { .. }) {
+            true => (format!("it cannot be read: {message}"), hint),
+            false => (message, hint),
         }
     }
 }
 
-/// Whether an answer is about the object that a listing named: of the same size, with the same ETag where both have
-/// one, and otherwise of the same second.
-fn is_same(found: &ObjectMeta, came: &ObjectMeta) -> bool {
+/// Whether a request returned the object that a listing named: of the same size, with the same ETag where both have
+/// one, and otherwise written in the same second.
+fn is_same(listed: &ObjectMeta, sent: &ObjectMeta) -> bool {
     // Some stores put quotes around an ETag in one of the two places only.
     let tag = |meta: &ObjectMeta| meta.e_tag.as_ref().map(|tag| tag.trim_matches('"').to_owned());
-    let same_version = match (tag(found), tag(came)) {
-        (Some(found), Some(came)) => found == came,
-        _ => found.last_modified.timestamp() == came.last_modified.timestamp(),
+    let same_version = match (tag(listed), tag(sent)) {
+        (Some(listed), Some(sent)) => listed == sent,
+        _ => listed.last_modified.timestamp() == sent.last_modified.timestamp(),
     };
-    found.size == came.size && same_version
+    listed.size == sent.size && same_version
 }
 
-impl Kind {
-    fn server(&self) -> &str {
-        match self {
-            Self::Local => "the disk",
-            Self::S3 { config, .. } => config.endpoint.as_deref().unwrap_or("AWS"),
-            Self::Google => "Google Cloud Storage",
-            Self::Azure => "Azure",
-        }
-    }
+/// The hint if a local file cannot be read.
+const LOCAL_HINT: &str = "make the file readable for the user that runs this, and let nothing remove it";
 
-    fn settings_hint(&self) -> String {
-        match self {
-            Self::Local => "correct the path".to_owned(),
-            Self::S3 { config, .. } => {
-                let given = match &config.endpoint {
-                    Some(_) => "correct the bucket's name, or `endpoint` and `region`",
-                    None => {
-                        "correct the bucket's name or `region`, or give an `endpoint` (without one it is AWS)"
-                    }
-                };
-                let place = "under `[object_stores.\"s3://bucket\"]` or `[object_stores.s3]`";
-                format!("{given} {place}; {}", credentials_hint())
-            }
-            Self::Google | Self::Azure => format!("correct the bucket's name; {}", self.credentials_hint()),
-        }
-    }
-
-    fn credentials_hint(&self) -> String {
-        match self {
-            Self::Google => {
-                "set GOOGLE_APPLICATION_CREDENTIALS in the environment to the path of a key file".to_owned()
-            }
-            Self::Azure => {
-                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or a SAS token or service principal) in \
-                 the environment"
-                    .to_owned()
-            }
-            Self::Local | Self::S3 { .. } => credentials_hint(),
-        }
-    }
+/// A service whose hints are those for sources.
+fn with_source_hints(service: Service, settings: String, credentials: String) -> Service {
+    let changed =
+        "run this again when nothing writes to the source; write new files instead of changing files";
+    service.with_hints(Hints { settings, credentials, changed: changed.to_owned() })
 }
 
-/// A client of a bucket that gives up a request after `seconds`, and a busy store after half of them.
-fn build_store(kind: &Kind, name: &str, seconds: u64, retries: usize) -> Result<Arc<dyn ObjectStore>> {
-    let retry = RetryConfig {
-        max_retries: retries,
-        retry_timeout: Duration::from_secs(seconds / 2),
-        ..RetryConfig::default()
+/// The hint if an S3 bucket does not exist, or its server does not answer.
+fn s3_settings_hint(has_endpoint: bool) -> String {
+    let settings = match has_endpoint {
+        true => "correct the bucket's name, or `endpoint` and `region`",
+        false => "correct the bucket's name or `region`, or give an `endpoint` (without one it is AWS)",
     };
-    let options = |allow_http: bool| {
-        ClientOptions::new()
-            .with_allow_http(allow_http)
-            .with_connect_timeout(Duration::from_secs(3))
-            .with_timeout(Duration::from_secs(seconds))
-    };
-    let allows = |variable: &str| std::env::var(variable).is_ok_and(|allowed| allowed == "true");
-    Ok(match kind {
-        Kind::Local => Arc::new(LocalFileSystem::new()),
-        Kind::S3 { config, .. } => {
-            let of_environment = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
-            let of_environment = s3_builder(name, config).get_config_value(&of_environment);
-            let allow_http = config.allow_http || of_environment.is_some_and(|allowed| allowed == "true");
-            let builder = s3_builder(name, config).with_client_options(options(allow_http));
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        Kind::Google => {
-            let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(name);
-            let builder = builder.with_client_options(options(allows("GOOGLE_ALLOW_HTTP")));
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        Kind::Azure => {
-            let builder = MicrosoftAzureBuilder::from_env().with_container_name(name);
-            let builder = builder.with_client_options(options(allows("AZURE_ALLOW_HTTP")));
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-    })
-}
-
-/// The builder for an S3 bucket: the settings of the environment, with those of the configuration before them.
-fn s3_builder(name: &str, config: &ObjectStoreConfig) -> AmazonS3Builder {
-    let mut builder = AmazonS3Builder::from_env().with_bucket_name(name);
-    let of_environment = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
-    let of_environment = of_environment.iter().find_map(|key| builder.get_config_value(key));
-    let endpoint = config.endpoint.clone().or(of_environment);
-    let path_style = config.path_style.unwrap_or(endpoint.is_some());
-    builder = builder.with_virtual_hosted_style_request(!path_style);
-    if let Some(endpoint) = endpoint {
-        let endpoint = endpoint.trim_end_matches('/');
-        let of_bucket = match endpoint.split_once("://") {
-            Some((scheme, host)) if !path_style => format!("{scheme}://{name}.{host}"),
-            _ => endpoint.to_owned(),
-        };
-        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, of_bucket);
-    }
-    if let Some(region) = &config.region {
-        builder = builder.with_region(region);
-    }
-    if config.anonymous { builder.with_skip_signature(true) } else { builder }
-}
-
-fn has_credentials(builder: &AmazonS3Builder) -> bool {
-    let keys = [
-        AmazonS3ConfigKey::AccessKeyId,
-        AmazonS3ConfigKey::WebIdentityTokenFile,
-        AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
-        AmazonS3ConfigKey::ContainerCredentialsFullUri,
-    ];
-    keys.iter().any(|key| builder.get_config_value(key).is_some())
-}
-
-/// The innermost cause that says something.
-fn root_cause(error: &object_store::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    let mut told = error.to_string();
-    while let Some(source) = cause.source() {
-        cause = source;
-        let text = cause.to_string();
-        // An answer's body has the store's own words; what is below it has only the status.
-        if told.contains("<Code>") || text.is_empty() {
-            break;
-        }
-        told = text;
-    }
-    told
-}
-
-/// Whether a store refuses to answer this user.
-fn is_denied(answer: &str) -> bool {
-    let codes = [
-        "AccessDenied",
-        "AuthenticationFailed",
-        "AuthorizationFailure",
-        "ExpiredToken",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "SignatureDoesNotMatch",
-    ];
-    let codes = codes.iter().any(|code| answer.contains(&format!("<Code>{code}</Code>")));
-    codes || answer.contains("403 Forbidden") || answer.contains("401 Unauthorized")
-}
-
-fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
-    let (_, rest) = text.split_once(start)?;
-    Some(rest.split_once(end)?.0)
+    let section = "under `[object_stores.\"s3://bucket\"]` or `[object_stores.s3]`";
+    format!("{settings} {section}; {}", credentials_hint())
 }
 
 /// A [`SourceStore`] as the engine reads it. Bodies of answers hold on to it.
@@ -450,29 +271,21 @@ impl fmt::Display for VersionedStore {
     }
 }
 
-impl SourceStore {
-    async fn head(&self, location: &Path) -> Result<ObjectMeta> {
-        let meta = self.inner.head(location).await.map_err(|error| self.remember(location, error))?;
-        self.check_version(location, &meta).map_err(|error| self.remember(location, error))?;
-        Ok(meta)
-    }
-}
-
 #[async_trait]
 impl ObjectStore for VersionedStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let store = &self.0;
         let first_tag = store.objects().get(location).and_then(|object| object.e_tag.clone());
         let options = GetOptions { if_match: options.if_match.clone().or(first_tag), ..options };
-        let came = store.inner.get_opts(location, options).await;
-        let mut came = came.map_err(|error| store.remember(location, error))?;
-        store.check_version(location, &came.meta).map_err(|error| store.remember(location, error))?;
-        if let GetResultPayload::Stream(chunks) = came.payload {
+        let result = store.inner.get_opts(location, options).await;
+        let mut result = result.map_err(|error| store.remember(location, error))?;
+        store.check_version(location, &result.meta).map_err(|error| store.remember(location, error))?;
+        if let GetResultPayload::Stream(chunks) = result.payload {
             let (store, location) = (Arc::clone(store), location.clone());
             let chunks = chunks.map_err(move |error| store.remember(&location, error));
-            came.payload = GetResultPayload::Stream(chunks.boxed());
+            result.payload = GetResultPayload::Stream(chunks.boxed());
         }
-        Ok(came)
+        Ok(result)
     }
 
     /// Through [`get_opts`](Self::get_opts), which checks the version; stores' own ways to get ranges do not.
@@ -516,21 +329,6 @@ mod tests {
     use object_store::memory::InMemory;
 
     use super::*;
-
-    #[test]
-    fn errors_of_the_store_are_in_words() {
-        let store = SourceStore::of_tests(Arc::new(InMemory::new()));
-        let body = "<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>";
-        let missing = object_store::Error::NotFound { path: "p".to_owned(), source: body.into() };
-        assert!(store.explain(&missing).0.contains("no such bucket at AWS"));
-        let body = "<Error><Code>SignatureDoesNotMatch</Code><Message>wrong key</Message></Error>";
-        let denied = object_store::Error::PermissionDenied { path: "p".to_owned(), source: body.into() };
-        let (message, hint) = store.explain(&denied);
-        assert!(message.ends_with("denied the request: SignatureDoesNotMatch: wrong key"), "{message}");
-        assert!(hint.contains("AWS_SECRET_ACCESS_KEY"));
-        let down = object_store::Error::Generic { store: "S3", source: "connection refused".into() };
-        assert!(store.explain(&down).0.ends_with("connection refused"));
-    }
 
     #[test]
     fn urls_name_a_store_and_a_bucket() {

@@ -1,0 +1,204 @@
+//! Connections to object stores: S3 and what is compatible with it, Google Cloud Storage, and Azure Blob Storage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path;
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
+use serde::Deserialize;
+use url::Url;
+
+use super::Service;
+
+/// The settings for an S3 bucket that take precedence over the environment's. Credentials are not among them: they come
+/// from the environment only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct S3Settings {
+    /// The server's URL. If `None`, that of the environment, or AWS.
+    pub endpoint: Option<String>,
+    /// The bucket's region. If `None`, that of the environment, or `us-east-1`.
+    pub region: Option<String>,
+    /// Whether the endpoint may use plain HTTP; also if the environment allows it.
+    #[serde(default)]
+    pub allow_http: bool,
+    /// Whether the bucket's name is in the path of request URLs rather than in the host. If `None`, it is if there is an
+    /// endpoint.
+    pub path_style: Option<bool>,
+    /// Whether requests are sent without a signature, as public buckets allow.
+    #[serde(default)]
+    pub anonymous: bool,
+}
+
+/// How long a client keeps trying.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// For reading and writing data: a request may take two minutes, and a failed one is retried for one minute.
+    Long,
+    /// For the first requests to a store: a wrong endpoint is reported after about ten seconds.
+    Short,
+}
+
+impl Patience {
+    fn request_timeout(self) -> &'static str {
+        match self {
+            Self::Long => "120 seconds",
+            Self::Short => "10 seconds",
+        }
+    }
+
+    fn retries(self) -> RetryConfig {
+        let (max_retries, seconds) = match self {
+            Self::Long => (10, 60),
+            Self::Short => (3, 5),
+        };
+        RetryConfig { max_retries, retry_timeout: Duration::from_secs(seconds), ..RetryConfig::default() }
+    }
+}
+
+/// Time for a store to accept a connection.
+const CONNECT_TIMEOUT: &str = "3 seconds";
+
+#[derive(Debug, Clone)]
+enum Kind {
+    S3(S3Settings),
+    GoogleCloud,
+    Azure,
+}
+
+/// A bucket (on Azure, a container) of an object store.
+#[derive(Debug, Clone)]
+pub struct RemoteStore {
+    url: Url,
+    kind: Kind,
+}
+
+impl RemoteStore {
+    /// The bucket that `url` names, and the path within it; `None` if there is no client for the URL's scheme. Makes no
+    /// request. `settings` apply to S3 only.
+    ///
+    /// # Errors
+    ///
+    /// A message if the URL is not that of an object.
+    pub fn of_url(url: &Url, settings: S3Settings) -> Result<Option<(Self, Path)>, String> {
+        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|error| error.to_string())?;
+        let kind = match scheme {
+            ObjectStoreScheme::AmazonS3 => Kind::S3(settings),
+            ObjectStoreScheme::GoogleCloudStorage => Kind::GoogleCloud,
+            ObjectStoreScheme::MicrosoftAzure => Kind::Azure,
+            _ => return Ok(None),
+        };
+        Ok(Some((Self { url: url.clone(), kind }, path)))
+    }
+
+    /// The service that holds the bucket, which explains failed requests.
+    pub fn service(&self) -> Service {
+        match &self.kind {
+            Kind::S3(settings) => {
+                let builder = self.s3_builder(settings);
+                let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
+                Service::s3(endpoint, settings.anonymous || has_credentials(&builder))
+            }
+            Kind::GoogleCloud => Service::google_cloud(),
+            Kind::Azure => Service::azure(),
+        }
+    }
+
+    /// A client of the bucket. Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// If the settings contradict each other.
+    pub fn connect(&self, patience: Patience) -> object_store::Result<Arc<dyn ObjectStore>> {
+        use ClientConfigKey::{ConnectTimeout, Timeout};
+        let (timeout, retries) = (patience.request_timeout(), patience.retries());
+        // The other settings of the client, such as a proxy, are those of the environment.
+        Ok(match &self.kind {
+            Kind::S3(settings) => Arc::new(
+                self.s3_builder(settings)
+                    .with_config(AmazonS3ConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
+                    .with_config(AmazonS3ConfigKey::Client(Timeout), timeout)
+                    .with_retry(retries)
+                    .build()?,
+            ),
+            Kind::GoogleCloud => Arc::new(
+                GoogleCloudStorageBuilder::from_env()
+                    .with_url(self.url.as_str())
+                    .with_config(GoogleConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
+                    .with_config(GoogleConfigKey::Client(Timeout), timeout)
+                    .with_retry(retries)
+                    .build()?,
+            ),
+            Kind::Azure => Arc::new(
+                MicrosoftAzureBuilder::from_env()
+                    .with_url(self.url.as_str())
+                    .with_config(AzureConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
+                    .with_config(AzureConfigKey::Client(Timeout), timeout)
+                    .with_retry(retries)
+                    .build()?,
+            ),
+        })
+    }
+
+    /// The builder of a client of an S3 bucket: the settings of the environment, with `settings` in front of them.
+    fn s3_builder(&self, settings: &S3Settings) -> AmazonS3Builder {
+        let mut builder = AmazonS3Builder::from_env().with_url(self.url.as_str());
+        let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
+        // A URL such as `https://bucket.s3.region.amazonaws.com` says itself where the bucket's name stands.
+        let bucket = self.url.host_str().filter(|_| !matches!(self.url.scheme(), "http" | "https"));
+        if let Some(bucket) = bucket {
+            let in_host = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
+            let host_by_environment = in_host.is_some_and(|in_host| is_true(&in_host));
+            // The certificates of AWS do not cover bucket names with dots.
+            let path_style = settings.path_style.unwrap_or(endpoint.is_some() || bucket.contains('.'));
+            if settings.path_style.is_some() || !host_by_environment {
+                builder = builder.with_virtual_hosted_style_request(!path_style);
+                let of_bucket = match endpoint.as_deref().map(|endpoint| endpoint.trim_end_matches('/')) {
+                    Some(endpoint) if path_style => Some(endpoint.to_owned()),
+                    Some(endpoint) => endpoint
+                        .split_once("://")
+                        .map(|(scheme, host)| format!("{scheme}://{bucket}.{host}"))
+                        .or_else(|| Some(endpoint.to_owned())),
+                    None => None,
+                };
+                if let Some(endpoint) = of_bucket {
+                    builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+                }
+            }
+        }
+        if let Some(region) = &settings.region {
+            builder = builder.with_region(region);
+        }
+        if settings.allow_http {
+            builder = builder.with_allow_http(true);
+        }
+        if settings.anonymous { builder.with_skip_signature(true) } else { builder }
+    }
+}
+
+/// The endpoint that the environment gives.
+fn s3_endpoint(builder: &AmazonS3Builder) -> Option<String> {
+    let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
+    keys.iter().find_map(|key| builder.get_config_value(key))
+}
+
+/// Whether the environment has credentials, or says that none are needed. If not, those of the cloud machine are used.
+fn has_credentials(builder: &AmazonS3Builder) -> bool {
+    let keys = [
+        AmazonS3ConfigKey::AccessKeyId,
+        AmazonS3ConfigKey::WebIdentityTokenFile,
+        AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+        AmazonS3ConfigKey::ContainerCredentialsFullUri,
+    ];
+    let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
+    keys.iter().any(|key| builder.get_config_value(key).is_some())
+        || unsigned.is_some_and(|unsigned| is_true(&unsigned))
+}
+
+/// Whether a setting of the environment is switched on, as [`object_store`] reads it.
+fn is_true(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
+}
