@@ -7,8 +7,8 @@
 //!
 //! All rows of a key come into one segment, in the order in which they arrived, with all their columns as they are. The
 //! samples of a session, which arrive scattered, are then N times closer to each other, so that a segment compresses better
-//! than the log, and each segment can be clustered by itself. The hash depends on nothing but the keys' values:
-//! logs that are sharded by the same key into as many segments match, segment by segment.
+//! than the log, and each segment can be clustered by itself. The hash is the one that divides the sessions of a dataset
+//! into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of bucket i of N.
 //!
 //! Memory: rows wait, decoded, until half of the limit is used; then the largest segments write a row group each. Every row
 //! is digested on the way in, and once more when all segments are written and read again; only if both digests are the

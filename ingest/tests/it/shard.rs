@@ -1,7 +1,13 @@
 //! Logs in segments, from the command line to the dataset.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
+use std::sync::Arc;
 
+use arrow::array::{ArrayRef, AsArray, Int64Array, StringArray, TimestampMicrosecondArray};
+use arrow::datatypes::Int64Type;
+use bytes::Bytes;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
 use crate::logs::{Dir, ROWS, SELECT, columns, expected, parquet, rows};
@@ -17,8 +23,13 @@ fn two_files() -> Dir {
 
 /// `onefold-ingest shard log --by COLUMN --segments 3 --out segments --json`.
 fn program(dir: &Dir, by: &str) -> Command {
+    shard(dir, by, 3, "segments")
+}
+
+/// `onefold-ingest shard log` with these options.
+fn shard(dir: &Dir, by: &str, segments: u32, out: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_onefold-ingest"));
-    command.args(["shard", "log", "--by", by, "--segments", "3", "--out", "segments", "--json"]);
+    command.args(["shard", "log", "--by", by, "--segments", &segments.to_string(), "--out", out, "--json"]);
     command.current_dir(dir.path("")).env_remove("ONEFOLD_LOG").env("RUST_BACKTRACE", "0");
     command
 }
@@ -33,6 +44,80 @@ fn a_dataset_made_of_segments_is_the_one_made_of_the_log() {
     assert_eq!(summary["bytes_on_disk"], bytes);
     dir.configure("[sources]\nlog = \"segments\"", SELECT);
     assert!(dir.build("dataset").1 == expected(), "the samples are others");
+}
+
+/// A log of 2,000 requests of 90 users in arrival order; `user`, `name` and `device` make keys.
+fn log_of_users() -> Vec<(&'static str, ArrayRef)> {
+    let requests = 0..2_000_i64;
+    let user = |request: i64| request * 7919 % 90 - 30;
+    let of_users = |name: fn(i64) -> String| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values((0..2_000).map(|request| name(user(request)))))
+    };
+    vec![
+        ("request", Arc::new(Int64Array::from_iter_values(requests.clone()))),
+        ("user", Arc::new(Int64Array::from_iter_values(requests.clone().map(user)))),
+        ("name", of_users(|user| format!("Zoë {user}"))),
+        ("device", of_users(|user| format!("device {}", user % 7))),
+        (
+            "time",
+            Arc::new(TimestampMicrosecondArray::from_iter_values(
+                requests.map(|i| 1_714_521_600_000_000 + i * 60_000_000),
+            )),
+        ),
+    ]
+}
+
+/// The column `request`, of integers or of lists of them, of a Parquet file.
+fn requests(bytes: Vec<u8>) -> BTreeSet<i64> {
+    let batches = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes)).unwrap().build().unwrap();
+    let batches: Vec<_> = batches.map(Result::unwrap).collect();
+    let columns = batches.iter().map(|batch| batch.column_by_name("request").unwrap());
+    let values = columns.map(|column| column.as_list_opt::<i32>().map_or(column, |lists| lists.values()));
+    values.flat_map(|values| values.as_primitive::<Int64Type>().values().to_vec()).collect()
+}
+
+#[test]
+fn a_segment_holds_the_sessions_of_a_bucket() {
+    let dir = Dir::new();
+    dir.write("log/part-0.parquet", parquet(log_of_users()));
+    for (case, (by, session)) in [
+        ("user", "user = \"user\"\ngap = \"30m\""),
+        ("name", "user = \"name\"\ngap = \"30m\""),
+        ("name,device,user", "key = [\"name\", \"device\", \"user\"]"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = format!("segments-{case}");
+        let (_, files) = dir.works(shard(&dir, by, 5, &out), &out);
+        let segments: BTreeMap<String, BTreeSet<i64>> = files
+            .into_iter()
+            .map(|(name, bytes)| {
+                (name.to_string_lossy()["segment-00".len()..][..3].to_owned(), requests(bytes))
+            })
+            .collect();
+
+        dir.write(
+            "dataset.toml",
+            format!(
+                "format_version = 1\n[sources]\nlog = \"log\"\n[samples]\nquery = \"SELECT *, 1 AS clicked FROM log\"\n\
+                 [session]\n{session}\ntime = \"time\"\n[features]\nclicked = {{ kind = \"label\" }}\n\
+                 request = {{ kind = \"sparse\" }}\n"
+            ),
+        );
+        let out = format!("dataset-{case}");
+        let mut build = dir.program(&out);
+        build.args(["--buckets", "5", "--layout", "rows"]);
+        let (_, files) = dir.works(build, &out);
+        let mut buckets: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
+        for (path, bytes) in files {
+            let path = path.to_string_lossy().into_owned();
+            let bucket = path.split_once("bucket=").unwrap().1[..3].to_owned();
+            buckets.entry(bucket).or_default().extend(requests(bytes));
+        }
+        assert_eq!(buckets.values().map(BTreeSet::len).sum::<usize>(), 2_000);
+        assert!(buckets.len() == 5 && segments == buckets, "{by}: {segments:?} instead of {buckets:?}");
+    }
 }
 
 #[test]
