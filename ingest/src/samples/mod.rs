@@ -17,6 +17,7 @@
 //! Counts are exact and taken before the log's lists are read, so that rows which the configuration refuses are found
 //! early.
 
+mod attributes;
 mod check;
 mod counts;
 pub(crate) mod sql;
@@ -28,6 +29,7 @@ use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::execution::context::SQLOptions;
 use datafusion::prelude::{DataFrame, SessionContext};
 
+use self::attributes::{attributes_in_time_table, attributes_table};
 use self::check::Columns;
 pub use self::counts::SkipCounts;
 use self::counts::{Misfits, exactly};
@@ -274,12 +276,12 @@ impl Planner<'_> {
         self.spool.table(self.context, LABELS, &self.steps.labels(join)).await
     }
 
-    /// The attributes, each with the time until which it holds.
+    /// The attributes, and for every sample those that hold at its time.
     async fn attributes(&mut self) -> Result<()> {
         for (i, attributes) in self.config.attributes.iter().enumerate() {
             let place = format!("`[[attributes]]` {}", i + 1);
             self.attribute_counts(&place, attributes).await?;
-            let name = steps::attributes_table(i);
+            let name = attributes_table(i);
             self.spool.table(self.context, &name, &self.steps.attributes(attributes)?).await?;
             let twice = example(self.context, &self.steps.contradiction(i, attributes)).await?;
             if !twice.is_empty() {
@@ -295,6 +297,10 @@ impl Planner<'_> {
                     message: format!("`{}` has {what} that differ: {twice}", attributes.source),
                     hint: remedy.to_owned(),
                 });
+            }
+            if attributes.time.is_some() {
+                let in_time = self.steps.attributes_in_time(i, attributes);
+                self.spool.table(self.context, &attributes_in_time_table(i), &in_time).await?;
             }
         }
         Ok(())

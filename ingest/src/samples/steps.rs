@@ -3,11 +3,11 @@
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::SparseFeature;
 
+use super::attributes::{attributes_in_time_table, attributes_table};
 use super::check::Columns;
 use super::sql::{all, enclosed, equal, is_sortable, list, numbered, quote, table};
 use crate::config::{
-    AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig,
-    TimelineConfig,
+    JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
 };
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
@@ -27,17 +27,12 @@ pub(super) const LABELS: &str = "__onefold_labels";
 /// The narrow columns of the distinct samples, with what drops them.
 pub(super) const CANDIDATES: &str = "__onefold_candidates";
 
-/// The table of the `i`th `[[attributes]]`.
-pub(super) fn attributes_table(i: usize) -> String {
-    format!("__onefold_attributes{i}")
-}
-
 /// Builds the SQL of one configuration.
 pub(super) struct Steps<'a> {
     config: &'a Config,
-    columns: &'a Columns<'a>,
+    pub(super) columns: &'a Columns<'a>,
     /// The limits of `[checks]`.
-    limits: TimeLimits,
+    pub(super) limits: TimeLimits,
     /// Columns of the rows that the narrow tables have.
     narrow: Vec<String>,
     /// Columns of the rows that the dataset needs.
@@ -144,7 +139,7 @@ impl<'a> Steps<'a> {
     }
 
     /// The columns of the log that may not be null: key, session and time.
-    fn identifying(&self) -> Vec<String> {
+    pub(super) fn identifying(&self) -> Vec<String> {
         let session = self.config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
         let all = self.config.samples.key.iter().chain(&session).chain([&self.config.time.column]);
         first_of_each(all.filter(|name| self.narrow.contains(name)))
@@ -180,7 +175,7 @@ impl<'a> Steps<'a> {
     }
 
     /// The narrow rows of the distinct samples.
-    fn distinct(&self) -> String {
+    pub(super) fn distinct(&self) -> String {
         format!("SELECT * FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 1")
     }
 
@@ -417,104 +412,6 @@ impl<'a> Steps<'a> {
         )
     }
 
-    /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and `__onefold_state`, as
-    /// for the rows of a [`log`](Self::log).
-    fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {
-        let schema = self.columns.of(&attributes.source);
-        let keys = numbered("__onefold_k", attributes.on.len());
-        let mut read: Vec<String> = attributes
-            .on
-            .iter()
-            .zip(&keys)
-            .map(|((_, theirs), key)| format!("{} AS {key}", quote(theirs)))
-            .collect();
-        let mut nulls: Vec<String> = keys.iter().map(|key| format!("{key} IS NULL")).collect();
-        let mut outside = String::new();
-        match &attributes.time {
-            Some(time) => {
-                let limits = self.limits.of(time);
-                read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)?));
-                nulls.push("__onefold_from IS NULL".to_owned());
-                outside = format!(
-                    "WHEN {} THEN 5 WHEN {} THEN 3 ",
-                    limits.is_past("__onefold_from"),
-                    limits.is_future("__onefold_from")
-                );
-            }
-            None => read.push("CAST(0 AS BIGINT) AS __onefold_from".to_owned()),
-        }
-        read.extend(
-            attributes.columns.iter().map(|(name, column)| format!("{} AS {}", quote(column), quote(name))),
-        );
-        Ok(format!(
-            "SELECT *, CASE WHEN {} THEN 2 {outside}ELSE 0 END AS __onefold_state FROM (SELECT {} FROM {})",
-            nulls.join(" OR "),
-            read.join(", "),
-            table(&attributes.source),
-        ))
-    }
-
-    /// How many rows of the attributes have each of the states 2, 5 and 3.
-    pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
-        let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
-        let rows = self.attribute_rows(attributes)?;
-        Ok(format!("SELECT {}, {}, {} FROM ({rows})", count(2), count(5), count(3)))
-    }
-
-    /// The first row of a state of the attributes, for a message.
-    pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: u8) -> Result<String> {
-        let mut shown: Vec<String> = attributes
-            .on
-            .iter()
-            .enumerate()
-            .map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)))
-            .collect();
-        let time = attributes.time.as_ref().map(|time| &time.column);
-        if let Some(time) = time.filter(|time| attributes.on.iter().all(|(_, theirs)| theirs != *time)) {
-            shown.push(format!("{} AS {}", timestamp("__onefold_from"), quote(time)));
-        }
-        Ok(format!(
-            "SELECT {} FROM ({}) WHERE __onefold_state = {state} ORDER BY __onefold_from, 1 LIMIT 1",
-            shown.join(", "),
-            self.attribute_rows(attributes)?
-        ))
-    }
-
-    /// The distinct attributes with the time from which, and until which, they hold.
-    pub(super) fn attributes(&self, attributes: &AttributesConfig) -> Result<String> {
-        let keys = numbered("__onefold_k", attributes.on.len());
-        let columns = list(attributes.columns.iter().map(|(name, _)| name));
-        Ok(format!(
-            "SELECT *, lead(__onefold_from) OVER (PARTITION BY {0} ORDER BY __onefold_from) AS __onefold_to \
-             FROM (SELECT DISTINCT {0}, __onefold_from, {columns} FROM ({1}) WHERE __onefold_state = 0)",
-            keys.join(", "),
-            self.attribute_rows(attributes)?,
-        ))
-    }
-
-    /// The first key of the `i`th attributes that has different rows of one time, for a message.
-    pub(super) fn contradiction(&self, i: usize, attributes: &AttributesConfig) -> String {
-        let keys = numbered("__onefold_k", attributes.on.len());
-        let shown: Vec<String> = attributes
-            .on
-            .iter()
-            .zip(&keys)
-            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
-            .collect();
-        let keys = keys.join(", ");
-        format!(
-            "SELECT {} FROM {} GROUP BY {keys}, __onefold_from HAVING count(*) > 1 ORDER BY {keys} LIMIT 1",
-            shown.join(", "),
-            attributes_table(i)
-        )
-    }
-
-    /// The first sample without a row of the `i`th attributes, for a message.
-    pub(super) fn example_without(&self, i: usize) -> String {
-        let columns = list(self.identifying());
-        format!("SELECT {columns} FROM {CANDIDATES} WHERE __onefold_missing{i} ORDER BY {columns} LIMIT 1")
-    }
-
     /// `rows` with labels, attributes and `__onefold_kept` joined to them. Each join holds its left side, the narrow
     /// one, and streams the samples.
     fn joined(&self, rows: &str) -> String {
@@ -551,18 +448,24 @@ impl<'a> Steps<'a> {
                     None => format!("n.{0} AS {0}", quote(name)),
                 })
                 .collect();
-            let holds = match attributes.time {
+            let (table, pairs) = (attributes_table(i), on(&attributes.on));
+            let columns = columns.join(", ");
+            sql = match attributes.time {
                 Some(_) => {
-                    " AND n.__onefold_from <= s.__onefold_time AND (n.__onefold_to IS NULL OR s.__onefold_time < n.__onefold_to)"
+                    let dated = format!(
+                        "SELECT s.*, n.__onefold_latest AS __onefold_from{i} FROM {} n RIGHT JOIN ({sql}) s \
+                         ON {pairs} AND n.__onefold_at = s.__onefold_time",
+                        attributes_in_time_table(i)
+                    );
+                    format!(
+                        "SELECT s.*, {columns} FROM {table} n RIGHT JOIN ({dated}) s \
+                         ON {pairs} AND n.__onefold_from = s.__onefold_from{i}"
+                    )
                 }
-                None => "",
+                None => format!(
+                    "SELECT s.*, {columns}, n.__onefold_from AS __onefold_from{i} FROM {table} n RIGHT JOIN ({sql}) s ON {pairs}"
+                ),
             };
-            sql = format!(
-                "SELECT s.*, {}, n.__onefold_from AS __onefold_from{i} FROM {} n RIGHT JOIN ({sql}) s ON {}{holds}",
-                columns.join(", "),
-                attributes_table(i),
-                on(&attributes.on)
-            );
         }
         match &self.config.sampling {
             Some(sampling) => format!("SELECT *, {} AS __onefold_kept FROM ({sql})", self.kept(sampling)),
@@ -735,7 +638,7 @@ impl<'a> Steps<'a> {
 }
 
 /// A time of microseconds since 1970 as a timestamp, for a message.
-fn timestamp(micros: &str) -> String {
+pub(super) fn timestamp(micros: &str) -> String {
     format!("arrow_cast({micros}, 'Timestamp(Microsecond, None)')")
 }
 

@@ -385,7 +385,65 @@ fn lists_are_streamed_past_all_declared_steps() {
         Ok(TreeNodeRecursion::Continue)
     })
     .unwrap();
-    assert_eq!(joins, 3, "labels, attributes and positions");
+    assert_eq!(joins, 4, "labels, the attributes' time, attributes and positions");
+}
+
+/// The attributes of each sample (user, item, time) by definition: that of the last row (user, item, from, age) from its time
+/// or before; `None` for a null age, and outside for no row.
+fn ages_in_time(samples: &[[i64; 3]], attributes: &[[i64; 4]]) -> Vec<Option<Option<i64>>> {
+    let age = |[user, item, time]: &[i64; 3]| {
+        let known = attributes.iter().filter(|row| row[..2] == [*user, *item] && row[2] <= *time);
+        known.max_by_key(|row| row[2]).map(|row| (row[3] >= 0).then_some(row[3]))
+    };
+    samples.iter().map(age).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Many rows of one key, keys of two columns, null attributes, and samples and attributes of one instant.
+    #[test]
+    fn attributes_hold_from_their_time_to_the_next(
+        samples in vec([0i64..3, 0..2, 0..60], 1..80),
+        starts in vec([0i64..3, 0..2, 0..60], 0..150),
+        skip in any::<bool>(),
+    ) {
+        // One row for each key and time; every third age is null.
+        let starts: std::collections::BTreeSet<[i64; 3]> = starts.into_iter().collect();
+        let age = |[user, item, from]: [i64; 3]| if from % 3 == 0 { -1 } else { 10_000 * user + 100 * item + from };
+        let attributes: Vec<[i64; 4]> =
+            starts.into_iter().map(|row| [row[0], row[1], row[2], age(row)]).collect();
+        let missing = if skip { "skip" } else { "null" };
+        let text = format!(
+            "format_version = 1\n[sources]\nfeatures = \"x\"\nusers = \"x\"\n[samples]\n\
+             query = \"SELECT request, CAST(user AS VARCHAR) AS user, item, time FROM features\"\nkey = [\"request\"]\n\
+             [session]\nkey = [\"user\"]\ntime = {{ column = \"time\", unit = \"us\", not_before = 1970-01-01 }}\n\
+             [[attributes]]\nsource = \"users\"\non = {{ user = \"name\", item = \"product\" }}\n\
+             time = {{ column = \"since\", unit = \"us\", not_before = 1970-01-01 }}\ncolumns = [\"age\"]\n\
+             missing = \"{missing}\"\n[features]\nrequest = {{ kind = \"label\" }}\nage = {{ kind = \"dense\" }}\n"
+        );
+        let config = Config::parse(Path::new("dataset.toml"), &text).unwrap();
+        let numbered = samples.iter().enumerate().map(|(i, row)| [i as i64, row[0], row[1], row[2]]);
+        let numbered: Vec<[i64; 4]> = numbered.collect();
+        let (built, skipped) = block(async {
+            let context = two_threads();
+            register(&context, "features", ["request", "user", "item", "time"], &numbered);
+            register(&context, "numbers", ["user", "product", "since", "age"], &attributes);
+            let users = "CREATE TABLE users AS SELECT CAST(user AS VARCHAR) AS name, product, since, \
+                         nullif(age, -1) AS age FROM numbers";
+            context.sql(users).await.unwrap();
+            let samples = plan(&context, &config).await.unwrap();
+            context.register_table("wide", samples.wide.clone().into_view()).unwrap();
+            (rows(&context, "SELECT request, coalesce(age, -1) FROM wide ORDER BY request").await, samples.skipped)
+        });
+        let ages = ages_in_time(&samples, &attributes);
+        let expected = ages.iter().enumerate().filter(|(_, age)| age.is_some() || !skip);
+        let expected: Vec<Vec<i64>> =
+            expected.map(|(i, age)| vec![i as i64, age.flatten().unwrap_or(-1)]).collect();
+        prop_assert_eq!(built, expected);
+        let without = ages.iter().filter(|age| age.is_none()).count();
+        prop_assert_eq!(skipped.samples_without_attributes, without as u64);
+    }
 }
 
 /// Rows of a feature log (request, user, time, item), of events (id, request, time, kind, seconds) and of attributes

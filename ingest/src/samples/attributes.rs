@@ -1,0 +1,145 @@
+//! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that holds at its time.
+
+use super::sql::{all, list, numbered, quote, table};
+use super::steps::{CANDIDATES, Steps, timestamp};
+use crate::Result;
+use crate::config::AttributesConfig;
+
+/// The table of the `i`th `[[attributes]]`.
+pub(super) fn attributes_table(i: usize) -> String {
+    format!("__onefold_attributes{i}")
+}
+
+/// The table that says which rows of the `i`th `[[attributes]]` hold at the samples' times.
+pub(super) fn attributes_in_time_table(i: usize) -> String {
+    format!("__onefold_attributes_in_time{i}")
+}
+
+impl Steps<'_> {
+    /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and `__onefold_state`, as
+    /// for the rows of a [`log`](Self::log).
+    fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {
+        let schema = self.columns.of(&attributes.source);
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let mut read: Vec<String> = attributes
+            .on
+            .iter()
+            .zip(&keys)
+            .map(|((_, theirs), key)| format!("{} AS {key}", quote(theirs)))
+            .collect();
+        let mut nulls: Vec<String> = keys.iter().map(|key| format!("{key} IS NULL")).collect();
+        let mut outside = String::new();
+        match &attributes.time {
+            Some(time) => {
+                let limits = self.limits.of(time);
+                read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)?));
+                nulls.push("__onefold_from IS NULL".to_owned());
+                outside = format!(
+                    "WHEN {} THEN 5 WHEN {} THEN 3 ",
+                    limits.is_past("__onefold_from"),
+                    limits.is_future("__onefold_from")
+                );
+            }
+            None => read.push("CAST(0 AS BIGINT) AS __onefold_from".to_owned()),
+        }
+        read.extend(
+            attributes.columns.iter().map(|(name, column)| format!("{} AS {}", quote(column), quote(name))),
+        );
+        Ok(format!(
+            "SELECT *, CASE WHEN {} THEN 2 {outside}ELSE 0 END AS __onefold_state FROM (SELECT {} FROM {})",
+            nulls.join(" OR "),
+            read.join(", "),
+            table(&attributes.source),
+        ))
+    }
+
+    /// How many rows of the attributes have each of the states 2, 5 and 3.
+    pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
+        let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
+        let rows = self.attribute_rows(attributes)?;
+        Ok(format!("SELECT {}, {}, {} FROM ({rows})", count(2), count(5), count(3)))
+    }
+
+    /// The first row of a state of the attributes, for a message.
+    pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: u8) -> Result<String> {
+        let mut shown: Vec<String> = attributes
+            .on
+            .iter()
+            .enumerate()
+            .map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)))
+            .collect();
+        let time = attributes.time.as_ref().map(|time| &time.column);
+        if let Some(time) = time.filter(|time| attributes.on.iter().all(|(_, theirs)| theirs != *time)) {
+            shown.push(format!("{} AS {}", timestamp("__onefold_from"), quote(time)));
+        }
+        Ok(format!(
+            "SELECT {} FROM ({}) WHERE __onefold_state = {state} ORDER BY __onefold_from, 1 LIMIT 1",
+            shown.join(", "),
+            self.attribute_rows(attributes)?
+        ))
+    }
+
+    /// The distinct attributes with the time from which they hold.
+    pub(super) fn attributes(&self, attributes: &AttributesConfig) -> Result<String> {
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let columns = list(attributes.columns.iter().map(|(name, _)| name));
+        Ok(format!(
+            "SELECT DISTINCT {}, __onefold_from, {columns} FROM ({}) WHERE __onefold_state = 0",
+            keys.join(", "),
+            self.attribute_rows(attributes)?,
+        ))
+    }
+
+    /// For every key and time of the samples (`__onefold_at`) the latest time from which a row of the `i`th attributes holds
+    /// (`__onefold_latest`); nothing where no row holds yet. An as-of join: the samples' times and the attributes' are sorted
+    /// together, and the latest of the attributes is a running maximum. A join by range would compare every sample with all
+    /// rows of its key.
+    pub(super) fn attributes_in_time(&self, i: usize, attributes: &AttributesConfig) -> String {
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let ours = attributes.on.iter().zip(&keys);
+        let ours: Vec<String> = ours.map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
+        let present: Vec<String> =
+            attributes.on.iter().map(|(ours, _)| format!("{} IS NOT NULL", quote(ours))).collect();
+        let keys = keys.join(", ");
+        let samples = format!(
+            "SELECT DISTINCT {}, __onefold_time AS __onefold_at, __onefold_time AS __onefold_sorted, \
+             CAST(NULL AS BIGINT) AS __onefold_from FROM ({}) WHERE {}",
+            ours.join(", "),
+            self.distinct(),
+            all(&present)
+        );
+        let starts = format!(
+            "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, __onefold_from AS __onefold_sorted, __onefold_from FROM {}",
+            attributes_table(i)
+        );
+        // The range ends with all rows of one instant, so attributes hold from their own instant on.
+        let latest = format!(
+            "SELECT {keys}, __onefold_at, max(__onefold_from) OVER (PARTITION BY {keys} ORDER BY __onefold_sorted \
+             RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS __onefold_latest FROM ({samples} UNION ALL {starts})"
+        );
+        format!("SELECT * FROM ({latest}) WHERE __onefold_at IS NOT NULL AND __onefold_latest IS NOT NULL")
+    }
+
+    /// The first key of the `i`th attributes that has different rows of one time, for a message.
+    pub(super) fn contradiction(&self, i: usize, attributes: &AttributesConfig) -> String {
+        let keys = numbered("__onefold_k", attributes.on.len());
+        let shown: Vec<String> = attributes
+            .on
+            .iter()
+            .zip(&keys)
+            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
+            .collect();
+        let keys = keys.join(", ");
+        format!(
+            "SELECT {} FROM {} GROUP BY {keys}, __onefold_from HAVING count(*) > 1 ORDER BY {keys} LIMIT 1",
+            shown.join(", "),
+            attributes_table(i)
+        )
+    }
+
+    /// The first sample without a row of the `i`th attributes, for a message.
+    pub(super) fn example_without(&self, i: usize) -> String {
+        let columns = list(self.identifying());
+        format!("SELECT {columns} FROM {CANDIDATES} WHERE __onefold_missing{i} ORDER BY {columns} LIMIT 1")
+    }
+}
