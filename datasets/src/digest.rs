@@ -56,6 +56,13 @@ impl ColumnSeed {
     }
 }
 
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection: every input bit changes every output bit.
+pub fn scramble(number: u64) -> u64 {
+    let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
 /// What the columns of samples are digested with: their times, floats and lists. The number of a session, which a build
 /// gives it, is no part of a digest.
 #[derive(Debug, Clone)]

@@ -30,6 +30,7 @@ mod lists;
 mod overlap;
 mod partition;
 mod partition_filter;
+pub mod percent;
 mod problem;
 pub mod process;
 pub mod progress;

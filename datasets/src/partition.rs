@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::percent::{decode, encode};
+
 /// The values of a dataset's partition columns, in column order; empty when it has none.
 ///
 /// Written as a relative path: `split=train/date=2024-05-01`. Characters with a meaning in paths or in other tools are
@@ -20,6 +22,11 @@ impl PartitionKey {
     /// The `(column, value)` pairs.
     pub fn columns(&self) -> &[(String, String)] {
         &self.0
+    }
+
+    /// The names of the columns.
+    pub fn column_names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
     }
 
     /// The value of `column`, if the key has it.
@@ -58,36 +65,6 @@ impl<'de> Deserialize<'de> for PartitionKey {
         let text = String::deserialize(deserializer)?;
         Self::parse(&text).ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a partition key")))
     }
-}
-
-/// `text` as a part of a path.
-pub(crate) fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'+' | b',') {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    // A path would take `.` and `..` for directories.
-    if encoded.chars().all(|c| c == '.') { encoded.replace('.', "%2E") } else { encoded }
-}
-
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        rest = tail;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::process::catch_panic;
-use crate::storage::{Ranges, Storage, read_footer};
+use crate::storage::{Ranges, Storage, check_counts, read_footer};
 use crate::{DataFile, FeatureGroup, Layout, Problem, SparseFeature, schema};
 
 /// A data file whose footer was read.
@@ -44,19 +44,13 @@ impl OpenFile {
         let metadata = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
         let (path, storage) = (file.path.clone(), storage.clone());
         let open = Self { path, storage, bytes: found.bytes, e_tag: found.e_tag, metadata };
-        let rows = open.metadata.metadata().file_metadata().num_rows();
-        if u64::try_from(rows).ok() != Some(file.samples) {
-            return Err(wrong(format!("it has {rows} rows, the snapshot says {}", file.samples)));
-        }
-        let row_groups = open.row_groups() as u64;
-        if row_groups != file.row_groups {
-            let message = format!("it has {row_groups} row groups, the snapshot says {}", file.row_groups);
-            return Err(wrong(message));
-        }
+        check_counts(open.metadata.metadata(), file).map_err(wrong)?;
         let sum =
             (0..open.row_groups()).try_fold(0_u64, |sum, group| sum.checked_add(open.rows(group)? as u64));
         if sum != Some(file.samples) {
-            return Err(wrong(format!("its row groups do not have the {rows} rows that its footer says")));
+            let message =
+                format!("its row groups do not have the {} rows that its footer says", file.samples);
+            return Err(wrong(message));
         }
         Ok(open)
     }

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::snapshot::{MANIFEST_FILE, SNAPSHOTS, Snapshot, head_at, numbers, snapshot_number, snapshot_path};
+use crate::snapshot::{
+    MANIFEST_FILE, SNAPSHOTS, head_at, named_files, numbers, snapshot_number, snapshot_path,
+};
 use crate::storage::{Object, Storage};
 use crate::writer::{DATA, VOCABULARIES};
 use crate::{Error, Result};
@@ -81,7 +83,7 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let (removed, kept): (Vec<u64>, Vec<u64>) = numbers
         .iter()
         .partition(|number| **number != *newest && !last.contains(number) && old.contains(number));
-    let named = files_of(storage, &kept)?;
+    let named = named_files(storage, kept.iter().copied())?;
     let is_file =
         |object: &&Object| object.path != crate::snapshot::HINT && snapshot_number(&object.path).is_none();
     let mut unnamed: Vec<Object> =
@@ -109,18 +111,6 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         storage.remove_empty_folders();
     }
     Ok(vacuumed)
-}
-
-/// The files that these snapshots name.
-fn files_of(storage: &Storage, snapshots: &[u64]) -> Result<HashSet<String>> {
-    let mut named = HashSet::new();
-    for number in snapshots {
-        let head = head_at(storage, *number)?;
-        named.extend(head.lists.iter().map(|list| list.path.clone()));
-        let snapshot: Snapshot = head.with_lists(storage)?;
-        named.extend(snapshot.file_paths().map(str::to_owned));
-    }
-    Ok(named)
 }
 
 /// The files of a `manifest.json` that snapshots have replaced.

@@ -32,7 +32,7 @@ use parquet::basic::ZstdLevel;
 
 use self::columns::Columns;
 pub(crate) use self::count::Counter;
-use self::data_file::{OpenFile, Shared};
+use self::data_file::{DataFileWriter, Shared};
 pub use self::finish::Written;
 pub use self::options::{Commit, WriterOptions};
 use self::order::SampleOrder;
@@ -43,7 +43,7 @@ use crate::snapshot::{Bucket, Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
     Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
-    VocabularyFile, bucket_of_session, partition, random_name,
+    VocabularyFile, bucket_of_session, percent, random_name,
 };
 
 /// The folder of the data files in a dataset.
@@ -76,7 +76,7 @@ pub struct DatasetWriter {
     /// The partition and bucket that are being written, and the order of their samples so far.
     place: Option<(PartitionKey, u32)>,
     order: SampleOrder,
-    open: Option<OpenFile>,
+    open: Option<DataFileWriter>,
     finished: bool,
 }
 
@@ -151,15 +151,14 @@ impl DatasetWriter {
         self.options.buckets
     }
 
-    /// Says which partition columns the dataset has, for the case that nothing is written.
-    fn partition_columns(&self) -> Vec<String> {
-        let of_key = |key: &PartitionKey| key.columns().iter().map(|(name, _)| name.clone()).collect();
+    /// The dataset's partition columns, also if nothing is written.
+    fn partition_columns(&self) -> Vec<&str> {
         let old = self.base.as_ref().filter(|_| self.options.commit.keeps_others());
         match (old, self.written.keys().next()) {
             (Some(old), _) if !old.partition_columns.is_empty() || old.statistics.samples > 0 => {
-                old.partition_columns.clone()
+                old.partition_columns.iter().map(String::as_str).collect()
             }
-            (_, Some(key)) => of_key(key),
+            (_, Some(key)) => key.column_names().collect(),
             _ => Vec::new(),
         }
     }
@@ -246,7 +245,7 @@ impl DatasetWriter {
     ///
     /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
-        let path = format!("{VOCABULARIES}/{}-{}.parquet", partition::encode(name), self.attempt);
+        let path = format!("{VOCABULARIES}/{}-{}.parquet", percent::encode(name), self.attempt);
         self.paths.push(path.clone());
         let file = vocabulary.write(&self.storage, &path)?;
         self.vocabularies.insert(name.to_owned(), file);
@@ -266,10 +265,8 @@ impl DatasetWriter {
                 hint: "write to the bucket of the session's hash".to_owned(),
             });
         }
-        let names =
-            |key: &PartitionKey| key.columns().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         let columns = self.partition_columns();
-        if names(key) == columns
+        if key.column_names().eq(columns.iter().copied())
             || columns.is_empty() && self.written.is_empty() && !self.appends_to_samples()
         {
             return Ok(());
@@ -323,19 +320,18 @@ impl DatasetWriter {
             return Ok(());
         }
         let rows = batch.slice(rows.start, rows.len());
-        let path = self.next_path();
         let sessions = self.order.sessions();
         let Some(written) = self.entered() else { return Ok(()) };
         written.bucket.samples += rows.num_rows() as u64;
         written.bucket.sessions = sessions;
-        let open = match &mut self.open {
-            Some(open) => open,
-            None => {
-                self.paths.push(path.clone());
-                self.open.insert(OpenFile::create(&self.storage, path, &self.shared)?)
-            }
-        };
-        open.append(rows, bytes);
+        if self.open.is_none() {
+            let path = self.next_path();
+            self.paths.push(path.clone());
+            self.open = Some(DataFileWriter::create(&self.storage, path, &self.shared)?);
+        }
+        if let Some(open) = &mut self.open {
+            open.append(rows, bytes);
+        }
         Ok(())
     }
 

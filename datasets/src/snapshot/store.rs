@@ -1,5 +1,7 @@
 //! Snapshots in storage: their names, and finding the newest one.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
 
 use super::{MANIFEST_FILE, OperationKind, Partition, PartitionList, Snapshot};
@@ -72,6 +74,20 @@ pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
         _ => format!("the dataset has snapshots {first} to {last}; `onefold-ingest history` lists them"),
     };
     Err(Error::NoSnapshot { path: storage.location().to_owned(), snapshot: number, hint })
+}
+
+/// The paths of all files that these snapshots name: data files, vocabularies and lists of partitions.
+pub(crate) fn named_files(
+    storage: &Storage,
+    snapshots: impl IntoIterator<Item = u64>,
+) -> Result<HashSet<String>> {
+    let mut named = HashSet::new();
+    for number in snapshots {
+        let head = head_at(storage, number)?;
+        named.extend(head.lists.iter().map(|list| list.path.clone()));
+        named.extend(head.with_lists(storage)?.file_paths().map(str::to_owned));
+    }
+    Ok(named)
 }
 
 /// The snapshots after number `after`, in order, without their lists.

@@ -1,9 +1,9 @@
 //! Files as the snapshot names them: their bytes, and those that it does not name.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
 use crate::progress::{Reporter, Silent};
-use crate::snapshot::{head_at, numbers};
+use crate::snapshot::{named_files, numbers};
 use crate::storage::Storage;
 use crate::writer::{DATA, VOCABULARIES};
 use crate::{Error, Problem, Result, Snapshot, Vocabulary, VocabularyFile};
@@ -49,12 +49,9 @@ pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Vec
 
 /// Data files and vocabularies that no snapshot names: left by a writer that was killed, or by one that is at work.
 pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
-    let mut named: HashSet<String> = snapshot.file_paths().map(str::to_owned).collect();
-    // Other snapshots name files too.
-    for number in numbers(storage, None)?.into_iter().filter(|number| *number != snapshot.snapshot) {
-        let other = head_at(storage, number)?.with_lists(storage)?;
-        named.extend(other.file_paths().map(str::to_owned));
-    }
+    let others = numbers(storage, None)?.into_iter().filter(|number| *number != snapshot.snapshot);
+    let mut named = named_files(storage, others)?;
+    named.extend(snapshot.file_paths().map(str::to_owned));
     let mut unnamed = BTreeSet::new();
     for folder in [DATA, VOCABULARIES] {
         let objects = storage.list(folder, None)?;

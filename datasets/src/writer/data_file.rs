@@ -33,7 +33,7 @@ pub(super) struct Shared {
 /// A data file that rows are appended to. A row group is gathered here and then encoded on a thread of its own, while
 /// the next one is gathered; there are never more than these two.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub(super) struct DataFileWriter {
     /// Relative to the dataset's directory.
     path: String,
     encoder: State,
@@ -72,7 +72,7 @@ enum Output {
     Failed,
 }
 
-impl OpenFile {
+impl DataFileWriter {
     /// Starts the file `path` of the dataset in `storage`.
     pub(super) fn create(storage: &Storage, path: String, shared: &Arc<Shared>) -> Result<Self> {
         let upload = storage.upload(&path)?;
@@ -137,7 +137,7 @@ impl OpenFile {
     }
 }
 
-impl Drop for OpenFile {
+impl Drop for DataFileWriter {
     fn drop(&mut self) {
         // The encoder must not go on writing a file that is given up.
         if let State::Busy(thread) = std::mem::replace(&mut self.encoder, State::Failed) {

@@ -20,6 +20,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::SerializedFileWriter;
 
 use crate::Result;
+use crate::digest::scramble;
 use crate::lists::Lists;
 
 /// At most as many values of a column are tried.
@@ -217,13 +218,6 @@ fn count_distinct(numbers: &ArrayRef) -> f64 {
         }
     }
     distinct.estimate()
-}
-
-/// SplitMix64's finaliser (Steele, Lea and Flood 2014): numbers in any pattern become bits in none.
-fn scramble(number: u64) -> u64 {
-    let mixed = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ mixed >> 31
 }
 
 /// Counts distinct numbers by the bits that their hashes set.

@@ -34,7 +34,7 @@ impl DatasetWriter {
         let base = self.base.clone();
         let kept = base.as_ref().filter(|_| self.options.commit.keeps_others());
         let old = self.old_partitions(kept)?;
-        let partition_columns = self.partition_columns();
+        let partition_columns = self.partition_columns().into_iter().map(str::to_owned).collect();
         let written = std::mem::take(&mut self.written);
         let new: BTreeMap<PartitionKey, Partition> = written
             .into_iter()

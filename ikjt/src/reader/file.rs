@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use onefold_datasets::process::catch_panic;
-use onefold_datasets::storage::{Object, Storage, read_footer};
+use onefold_datasets::storage::{Object, Storage, check_counts, read_footer};
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
@@ -59,18 +59,10 @@ impl OpenFile {
     pub(super) fn open(storage: &Storage, file: &DataFile, columns: &Columns) -> Result<Self> {
         let object = check_size(storage, file)?;
         let path = storage.shown(&file.path);
-        let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
         let footer = read_footer(storage, &file.path, file.bytes_on_disk, object.e_tag.clone());
         let metadata = footer.map_err(|message| Error::corrupt(&path, message))?;
-        let rows = metadata.metadata().file_metadata().num_rows();
-        if u64::try_from(rows).ok() != Some(file.samples) {
-            return Err(mismatch(format!("it has {rows} rows, the snapshot says {}", file.samples)));
-        }
-        let row_groups = metadata.metadata().num_row_groups();
-        if row_groups as u64 != file.row_groups {
-            let message = format!("it has {row_groups} row groups, the snapshot says {}", file.row_groups);
-            return Err(mismatch(message));
-        }
+        check_counts(metadata.metadata(), file)
+            .map_err(|message| Error::Mismatch { path: path.clone(), message })?;
         let places = find_columns(&path, &metadata, &columns.all)?;
         let is_wanted = |(field, _): &(&Arc<Field>, usize)| columns.wanted.contains(field.name());
         let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);

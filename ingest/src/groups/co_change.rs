@@ -180,10 +180,7 @@ fn half(times: u64, seed: u64) -> u64 {
 
 /// The output function of SplitMix64 (Steele, Lea and Flood 2014): every input bit changes every output bit.
 pub(super) fn scramble(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
+    onefold_datasets::digest::scramble(value.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 use object_store::{ObjectMeta, ObjectStoreExt, local::LocalFileSystem};
 
+use onefold_datasets::percent::decode_leniently;
+
 use super::head::Wrong;
 
 /// What Hive writes for a folder of rows that have no value.
@@ -56,32 +58,10 @@ pub(super) fn folders(path: &str) -> Vec<(String, Option<String>)> {
     let named = folders.filter(|(name, _)| !name.is_empty());
     named
         .map(|(name, value)| {
-            let value = percent_decoded(value);
+            let value = decode_leniently(value);
             (name.to_owned(), (value != NO_VALUE).then_some(value))
         })
         .collect()
-}
-
-/// Hive writes characters that a path cannot have as `%3A`.
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut place = 0;
-    while place < bytes.len() {
-        let digits = bytes.get(place + 1..place + 3).and_then(|digits| std::str::from_utf8(digits).ok());
-        let escaped = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
-        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) if bytes[place] == b'%' => {
-                decoded.push(byte);
-                place += 3;
-            }
-            _ => {
-                decoded.push(bytes[place]);
-                place += 1;
-            }
-        }
-    }
-    String::from_utf8(decoded).unwrap_or_else(|_| text.to_owned())
 }
 
 /// The local files of `pattern`, which is relative to `base`.
@@ -189,7 +169,7 @@ pub(super) fn path_of_url(url: &str) -> Result<String, Wrong> {
         let hint = "write `file:///folder/*.parquet`, with an absolute path and no host";
         return Err(("the URL names no local path".to_owned(), hint.to_owned()));
     }
-    Ok(percent_decoded(path))
+    Ok(decode_leniently(path))
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> WrongPlace {
@@ -272,12 +252,5 @@ mod tests {
         assert_eq!(path_of_url("file:///logs/a%20b/*.csv").unwrap(), "/logs/a b/*.csv");
         assert_eq!(path_of_url("file://localhost/logs").unwrap(), "/logs");
         assert!(path_of_url("file://logs/a.csv").unwrap_err().1.contains("file:///"));
-    }
-
-    #[test]
-    fn escapes_of_hive_are_read() {
-        assert_eq!(percent_decoded("10%3A00 %20%"), "10:00  %");
-        assert_eq!(percent_decoded("%zz%+1é"), "%zz%+1é");
-        assert_eq!(percent_decoded("%ff"), "%ff");
     }
 }
