@@ -7,6 +7,9 @@ use std::sync::Arc;
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
 
+/// The message of an error and its hint, before the error says where it happened.
+pub(crate) type MessageAndHint = (String, String);
+
 /// What can go wrong between raw logs and a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -1,11 +1,9 @@
 //! What several sections share: lists of columns with or without new names, and what to do with rows that do not fit.
 
+use crate::error::MessageAndHint;
 use onefold_datasets::suggest;
 use onefold_datasets::units::parse_duration_micros;
 use serde::Deserialize;
-
-/// Why a section is refused: the message and what to do.
-pub(super) type Wrong = (String, String);
 
 /// What to do with rows that do not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -34,7 +32,7 @@ impl Columns {
     /// # Errors
     ///
     /// If there is none, one stands twice, or a source's name is not text; `place` is the key that holds them.
-    pub(super) fn pairs(&self, place: &str) -> Result<Vec<(String, String)>, Wrong> {
+    pub(super) fn pairs(&self, place: &str) -> Result<Vec<(String, String)>, MessageAndHint> {
         let pairs: Vec<(String, String)> = match self {
             Self::List(names) => names.iter().map(|name| (name.clone(), name.clone())).collect(),
             Self::Renamed(table) => {
@@ -57,12 +55,15 @@ impl Columns {
 }
 
 /// A message and a hint.
-pub(super) fn wrong(message: impl Into<String>, hint: impl Into<String>) -> Wrong {
+pub(super) fn wrong(message: impl Into<String>, hint: impl Into<String>) -> MessageAndHint {
     (message.into(), hint.into())
 }
 
 /// Refuses a name that stands twice in the key `place`.
-pub(super) fn once<'a>(place: &str, names: impl IntoIterator<Item = &'a String>) -> Result<(), Wrong> {
+pub(super) fn once<'a>(
+    place: &str,
+    names: impl IntoIterator<Item = &'a String>,
+) -> Result<(), MessageAndHint> {
     let mut seen = Vec::new();
     for name in names {
         if seen.contains(&name) {
@@ -74,7 +75,7 @@ pub(super) fn once<'a>(place: &str, names: impl IntoIterator<Item = &'a String>)
 }
 
 /// Refuses a source that `[sources]` does not name.
-pub(super) fn known_source(place: &str, source: &str, sources: &[&str]) -> Result<(), Wrong> {
+pub(super) fn known_source(place: &str, source: &str, sources: &[&str]) -> Result<(), MessageAndHint> {
     if sources.contains(&source) {
         return Ok(());
     }
@@ -83,13 +84,13 @@ pub(super) fn known_source(place: &str, source: &str, sources: &[&str]) -> Resul
 }
 
 /// A positive duration in microseconds; `place` is its key.
-pub(super) fn duration(place: &str, text: &str) -> Result<i64, Wrong> {
+pub(super) fn duration(place: &str, text: &str) -> Result<i64, MessageAndHint> {
     parse_duration_micros(text)
         .map_err(|error| wrong(format!("{place}: {error}"), "units are `us`, `ms`, `s`, `m`, `h` and `d`"))
 }
 
 /// A duration in microseconds that may be zero (`0s`).
-pub(super) fn duration_or_zero(place: &str, text: &str) -> Result<i64, Wrong> {
+pub(super) fn duration_or_zero(place: &str, text: &str) -> Result<i64, MessageAndHint> {
     match text.trim().strip_prefix('0') {
         Some(unit) if unit.starts_with(char::is_alphabetic) => {
             duration(place, &format!("1{unit}")).map(|_| 0)

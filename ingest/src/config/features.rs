@@ -6,7 +6,7 @@ use onefold_datasets::{FeatureGroup, IdEncoding, Schema, SparseFeature, SparseKi
 use serde::Deserialize;
 
 use super::FeatureKind;
-use super::columns::Wrong;
+use crate::error::MessageAndHint;
 
 /// The name of the group that holds the features without a `group`.
 const UNGROUPED: &str = "ungrouped";
@@ -46,7 +46,7 @@ struct Vocabularies {
 }
 
 impl Vocabularies {
-    fn new(declared: BTreeMap<String, VocabularyConfig>) -> Result<Self, Wrong> {
+    fn new(declared: BTreeMap<String, VocabularyConfig>) -> Result<Self, MessageAndHint> {
         for (name, vocabulary) in &declared {
             if vocabulary.order.as_ref().is_some_and(|order| order != FREQUENCY) {
                 let message = format!("`[vocabularies.{name}]`: `order` must be `{FREQUENCY}`");
@@ -61,7 +61,7 @@ impl Vocabularies {
     }
 
     /// The vocabulary of a feature: the one that it names, or its own.
-    fn of_feature(&mut self, name: &str, feature: &Feature) -> Result<Option<String>, Wrong> {
+    fn of_feature(&mut self, name: &str, feature: &Feature) -> Result<Option<String>, MessageAndHint> {
         let wrong =
             |message: &str, hint: &str| Err((format!("`[features].{name}`: {message}"), hint.to_owned()));
         let has_ids = matches!(feature.kind, FeatureKind::Sparse | FeatureKind::Sequence);
@@ -110,7 +110,7 @@ impl Vocabularies {
     }
 
     /// All vocabularies; an error if no feature uses one of them.
-    fn used(self) -> Result<BTreeMap<String, VocabularyConfig>, Wrong> {
+    fn used(self) -> Result<BTreeMap<String, VocabularyConfig>, MessageAndHint> {
         if let Some(unused) = self.declared.keys().find(|name| !self.used.contains(*name)) {
             let message = format!("`[vocabularies.{unused}]`: no feature uses it");
             return Err((message, format!("write `vocabulary = \"{unused}\"` at a feature, or remove it")));
@@ -123,7 +123,7 @@ impl Vocabularies {
 pub(super) fn schema(
     features: &toml::Table,
     declared: BTreeMap<String, VocabularyConfig>,
-) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), Wrong> {
+) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), MessageAndHint> {
     let mut vocabularies = Vocabularies::new(declared)?;
     let mut schema = Schema { labels: vec![], weight: None, dense: vec![], groups: vec![] };
     let mut ungrouped = Vec::new();
@@ -193,7 +193,7 @@ pub(super) fn schema(
 mod tests {
     use super::*;
 
-    fn of(features: &str) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), Wrong> {
+    fn of(features: &str) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), MessageAndHint> {
         schema(&toml::from_str(features).unwrap(), BTreeMap::new())
     }
 

@@ -4,7 +4,8 @@ use onefold_datasets::suggest;
 use serde::Deserialize;
 
 use super::TimeConfig;
-use super::columns::{Columns, Policy, Wrong, duration, known_source, once, wrong};
+use super::columns::{Columns, Policy, duration, known_source, once, wrong};
+use crate::error::MessageAndHint;
 
 /// `[join]`: the event log, and the labels that it gives.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +122,7 @@ pub(super) struct AttributesSection {
 }
 
 impl JoinSection {
-    pub(super) fn check(self, sources: &[&str]) -> Result<JoinConfig, Wrong> {
+    pub(super) fn check(self, sources: &[&str]) -> Result<JoinConfig, MessageAndHint> {
         known_source("`[join].source`", &self.source, sources)?;
         once("`[join].key`", &self.key)?;
         if self.labels.is_empty() {
@@ -132,7 +133,7 @@ impl JoinSection {
         Ok(JoinConfig {
             on: self.on.pairs("`[join].on`")?,
             window_micros: duration("`[join].window`", &self.window)?,
-            labels: labels.collect::<Result<_, Wrong>>()?,
+            labels: labels.collect::<Result<_, MessageAndHint>>()?,
             source: self.source,
             time: TimeConfig::parse("`[join].time`", self.time)?,
             key: self.key,
@@ -144,7 +145,7 @@ impl JoinSection {
     }
 }
 
-fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, Wrong> {
+fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, MessageAndHint> {
     let hint = "write `{ when = \"kind = 'click'\" }`, or `{ value = \"max(seconds)\", missing = 0 }`";
     let section: LabelSection = value.clone().try_into().map_err(|error: toml::de::Error| {
         wrong(format!("`[join.labels].{name}`: {}", error.message()), hint)
@@ -165,7 +166,7 @@ fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, Wrong> {
 
 impl AttributesSection {
     /// `place` is `` `[[attributes]]` 1 `` for the first section.
-    pub(super) fn check(self, place: &str, sources: &[&str]) -> Result<AttributesConfig, Wrong> {
+    pub(super) fn check(self, place: &str, sources: &[&str]) -> Result<AttributesConfig, MessageAndHint> {
         known_source(&format!("{place}: `source`"), &self.source, sources)?;
         let columns = self.columns.pairs(&format!("{place}: `columns`"))?;
         let mut default = Vec::new();
@@ -194,7 +195,7 @@ impl AttributesSection {
 }
 
 /// A number, text or boolean of TOML in SQL.
-fn literal(place: &str, name: &str, value: &toml::Value) -> Result<String, Wrong> {
+fn literal(place: &str, name: &str, value: &toml::Value) -> Result<String, MessageAndHint> {
     match value {
         toml::Value::String(text) => Ok(format!("'{}'", text.replace('\'', "''"))),
         toml::Value::Integer(number) => Ok(number.to_string()),

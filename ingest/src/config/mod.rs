@@ -16,7 +16,7 @@ use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest, unit
 use serde::Deserialize;
 
 pub use self::columns::Policy;
-use self::columns::{Wrong, once};
+use self::columns::once;
 pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
@@ -24,6 +24,7 @@ pub(crate) use self::sources::credentials_hint;
 pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};
 pub use self::timelines::TimelineConfig;
 pub use self::times::{EpochUnit, TimeConfig};
+use crate::error::MessageAndHint;
 use crate::{Error, Result};
 
 /// The version of `dataset.toml` that this program reads.
@@ -193,7 +194,7 @@ impl Config {
         })?;
         check_partition(&file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
         let names: Vec<&str> = sources.keys().map(String::as_str).collect();
-        let refused = |(message, hint): Wrong| wrong(message, &hint);
+        let refused = |(message, hint): MessageAndHint| wrong(message, &hint);
         let samples = file.samples.check(&names).map_err(refused)?;
         let join = file.join.map(|join| join.check(&names)).transpose().map_err(refused)?;
         let attributes =
@@ -273,8 +274,8 @@ fn kind(schema: &Schema, name: &str) -> Option<FeatureKind> {
 fn sections<S, C>(
     name: &str,
     sections: Vec<S>,
-    check: impl Fn(&str, S) -> Result<C, Wrong>,
-) -> Result<Vec<C>, Wrong> {
+    check: impl Fn(&str, S) -> Result<C, MessageAndHint>,
+) -> Result<Vec<C>, MessageAndHint> {
     let numbered = sections.into_iter().enumerate();
     numbered.map(|(i, section)| check(&format!("`[[{name}]]` {}", i + 1), section)).collect()
 }
@@ -298,7 +299,7 @@ fn session(section: &Session) -> Result<Sessions, String> {
 }
 
 /// Refuses columns that stand twice, and those that would have the name of a column that `by` makes.
-fn check_partition(section: &Partition) -> Result<(), Wrong> {
+fn check_partition(section: &Partition) -> Result<(), MessageAndHint> {
     once("`[partition].columns`", &section.columns)?;
     let made = section.columns.iter().find(|name| ["date", "hour"].contains(&name.as_str()));
     match (section.by, made) {

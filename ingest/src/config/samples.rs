@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
-use super::columns::{Policy, Wrong, known_source, once, wrong};
+use super::columns::{Policy, known_source, once, wrong};
 use super::times::instant;
+use crate::error::MessageAndHint;
 
 /// `[samples]`: where the samples come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +110,7 @@ pub(super) struct ChecksSection {
 }
 
 impl SamplesSection {
-    pub(super) fn check(self, sources: &[&str]) -> Result<SamplesConfig, Wrong> {
+    pub(super) fn check(self, sources: &[&str]) -> Result<SamplesConfig, MessageAndHint> {
         let rows = match (self.query, self.source) {
             (Some(query), None) => Rows::Query(query),
             (None, Some(source)) => {
@@ -141,7 +142,7 @@ impl SamplingSection {
         self,
         samples: &SamplesConfig,
         weight: Option<&str>,
-    ) -> Result<SamplingConfig, Wrong> {
+    ) -> Result<SamplingConfig, MessageAndHint> {
         if samples.key.is_empty() {
             let hint = "name the columns that identify a sample, as `key = [\"request_id\"]`";
             return Err(wrong("`[sampling]` goes by a hash of `[samples].key`, which is missing", hint));
@@ -177,7 +178,7 @@ impl SamplingSection {
 }
 
 impl ChecksSection {
-    pub(super) fn check(self) -> Result<ChecksConfig, Wrong> {
+    pub(super) fn check(self) -> Result<ChecksConfig, MessageAndHint> {
         let limit = |key: &str, value: Option<toml::Value>| {
             value.map(|value| instant(&format!("`[checks].{key}`"), &value)).transpose()
         };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::error::MessageAndHint;
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::Expr;
@@ -172,15 +173,12 @@ struct Table {
     missing_columns: MissingColumns,
 }
 
-/// The message and the hint of a configuration error.
-type Wrong = (String, String);
-
 /// Reads `[sources]`.
 ///
 /// # Errors
 ///
 /// A message that names the key, and a hint.
-pub(super) fn parse_sources(section: &toml::Table) -> Result<BTreeMap<String, SourceConfig>, Wrong> {
+pub(super) fn parse_sources(section: &toml::Table) -> Result<BTreeMap<String, SourceConfig>, MessageAndHint> {
     if section.is_empty() {
         let hint = "name at least one file, as `events = \"events.parquet\"`";
         return Err(("`[sources]` is empty".to_owned(), hint.to_owned()));
@@ -206,7 +204,7 @@ pub(super) fn parse_sources(section: &toml::Table) -> Result<BTreeMap<String, So
     Ok(sources)
 }
 
-fn source(table: Table) -> Result<SourceConfig, Wrong> {
+fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
     let delimiter = table.delimiter.map(|text| match text.as_bytes() {
         &[byte] if !matches!(byte, b'"' | b'\n' | b'\r') => Ok(byte),
         _ => Err((
@@ -264,7 +262,7 @@ fn source(table: Table) -> Result<SourceConfig, Wrong> {
     Ok(source)
 }
 
-fn one_character(key: &str, text: &str) -> Result<u8, Wrong> {
+fn one_character(key: &str, text: &str) -> Result<u8, MessageAndHint> {
     match text.as_bytes() {
         &[byte] if byte.is_ascii_graphic() => Ok(byte),
         _ => Err((
@@ -281,7 +279,7 @@ fn one_character(key: &str, text: &str) -> Result<u8, Wrong> {
 }
 
 /// Checks that the characters of CSV are different ones.
-fn check_quotes(delimiter: Option<u8>, quote: Quote, escape: Option<u8>) -> Result<(), Wrong> {
+fn check_quotes(delimiter: Option<u8>, quote: Quote, escape: Option<u8>) -> Result<(), MessageAndHint> {
     let quote_character = quote.character();
     let same = |a: &str, b: &str| {
         let hint = "give them different characters; a quote within a quoted value may be written twice without `escape`";
@@ -300,7 +298,7 @@ fn check_quotes(delimiter: Option<u8>, quote: Quote, escape: Option<u8>) -> Resu
 }
 
 /// Columns and types, in the order written.
-fn types(key: &str, columns: &toml::Table) -> Result<Vec<(String, DataType)>, Wrong> {
+fn types(key: &str, columns: &toml::Table) -> Result<Vec<(String, DataType)>, MessageAndHint> {
     let parse = |(column, value): (&String, &toml::Value)| {
         let text = value.as_str().unwrap_or_default();
         match parse_type(text) {
@@ -343,7 +341,7 @@ fn without_views(data_type: &DataType) -> DataType {
 /// # Errors
 ///
 /// A message that names the key, and a hint; for anything that looks like a credential, too.
-pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores, Wrong> {
+pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores, MessageAndHint> {
     let mut stores = BTreeMap::new();
     for (name, value) in section {
         let place = format!("`[object_stores.{name:?}]`");
@@ -381,7 +379,7 @@ fn looks_secret(key: &str) -> bool {
     ["key", "secret", "token", "password", "credential"].iter().any(|part| key.contains(part))
 }
 
-fn check_endpoint(store: &S3Settings) -> Result<(), Wrong> {
+fn check_endpoint(store: &S3Settings) -> Result<(), MessageAndHint> {
     let Some(endpoint) = &store.endpoint else { return Ok(()) };
     let (scheme, rest) = endpoint.split_once("://").unwrap_or_default();
     if !matches!(scheme, "http" | "https") || rest.is_empty() {
@@ -402,11 +400,11 @@ fn check_endpoint(store: &S3Settings) -> Result<(), Wrong> {
 mod tests {
     use super::*;
 
-    fn sources(text: &str) -> Result<BTreeMap<String, SourceConfig>, Wrong> {
+    fn sources(text: &str) -> Result<BTreeMap<String, SourceConfig>, MessageAndHint> {
         parse_sources(&toml::from_str(text).unwrap())
     }
 
-    fn stores(text: &str) -> Result<ObjectStores, Wrong> {
+    fn stores(text: &str) -> Result<ObjectStores, MessageAndHint> {
         parse_object_stores(&toml::from_str(text).unwrap())
     }
 

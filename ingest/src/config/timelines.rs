@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
-use super::columns::{Columns, Wrong, duration, duration_or_zero, known_source, once, wrong};
+use super::columns::{Columns, duration, duration_or_zero, known_source, once, wrong};
 use super::{FeatureKind, JoinConfig, TimeConfig};
+use crate::error::MessageAndHint;
 
 /// A `[[timelines]]` section: parallel lists of the last rows before a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +57,7 @@ impl TimelineSection {
         sources: &[&str],
         join: Option<&JoinConfig>,
         kind: impl Fn(&str) -> Option<FeatureKind>,
-    ) -> Result<TimelineConfig, Wrong> {
+    ) -> Result<TimelineConfig, MessageAndHint> {
         known_source(&format!("{place}: `source`"), &self.source, sources)?;
         let columns = self.columns.pairs(&format!("{place}: `columns`"))?;
         for (feature, _) in &columns {

@@ -7,7 +7,8 @@ use chrono::{TimeZone, Utc};
 use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
 use serde::{Deserialize, Serialize};
 
-use super::columns::{Wrong, wrong};
+use super::columns::wrong;
+use crate::error::MessageAndHint;
 use crate::times::{Zone, parse_with_format};
 
 /// A time column: its name, and what its values mean where their type does not say it.
@@ -85,7 +86,7 @@ struct TimeTable {
 
 impl TimeConfig {
     /// The time column that the key `place` names: `"column"`, or a table of keys.
-    pub(super) fn parse(place: impl Into<String>, value: toml::Value) -> Result<Self, Wrong> {
+    pub(super) fn parse(place: impl Into<String>, value: toml::Value) -> Result<Self, MessageAndHint> {
         let place = place.into();
         let hint = "write `time = \"column\"`, or `time = { column = \"column\", unit = \"s\" }`";
         let table: TimeTable = match value {
@@ -142,7 +143,7 @@ impl TimeConfig {
 }
 
 /// Refuses a format from which no time can be read, or from which a part of it would be ignored.
-fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<(), Wrong> {
+fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<(), MessageAndHint> {
     let hint = "write how the column's texts look, as `\"%m/%d/%Y %H:%M\"`: `%Y` year, `%m` month, `%d` day, `%H` hour, \
                 `%M` minute, `%S` second, `%.f` fraction, `%z` offset from UTC";
     let Ok(items) = StrftimeItems::new(format).parse() else {
@@ -165,7 +166,7 @@ fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<()
 }
 
 /// A time of the configuration, in microseconds since 1970; `place` is its key.
-pub(super) fn instant(place: &str, value: &toml::Value) -> Result<i64, Wrong> {
+pub(super) fn instant(place: &str, value: &toml::Value) -> Result<i64, MessageAndHint> {
     let text = match value {
         toml::Value::String(text) => text.clone(),
         toml::Value::Datetime(time) => time.to_string(),
@@ -182,7 +183,7 @@ pub(super) fn instant(place: &str, value: &toml::Value) -> Result<i64, Wrong> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<TimeConfig, Wrong> {
+    fn parse(text: &str) -> Result<TimeConfig, MessageAndHint> {
         #[derive(Deserialize)]
         struct File {
             time: toml::Value,

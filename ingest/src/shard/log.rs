@@ -1,4 +1,4 @@
-//! The files of a log: found, looked at, and read in order.
+//! The files of a log: found, inspected, and read in order.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 use onefold_datasets::process::catch_panic;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
+use crate::sources::local_paths;
 use crate::{Error, Result};
 
 /// Decoded bytes that a batch should have.
@@ -198,30 +199,18 @@ fn different_column(first: &Schema, other: &Schema) -> Option<String> {
     fields.find(|field| !in_both(field)).map(|field| field.name().clone())
 }
 
-/// The files that `pattern` means, by name.
+/// The files that `pattern` names, in the order of their names.
 fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
-    let hint = "give Parquet files, folders that hold some, or globs such as `logs/*.parquet`";
-    let matches = if pattern.is_file() {
+    if pattern.is_file() {
         return Ok(vec![pattern.to_owned()]);
-    } else if pattern.is_dir() {
-        glob::Pattern::escape(&pattern.to_string_lossy()) + "/*.parquet"
-    } else {
-        pattern.to_string_lossy().into_owned()
-    };
-    let matches =
-        glob::glob(&matches).map_err(|error| wrong(pattern, format!("bad pattern: {error}"), hint))?;
-    let mut files = Vec::new();
-    for path in matches {
-        let path = path.map_err(|error| wrong(pattern, error.to_string(), hint))?;
-        if path.is_file() {
-            files.push(path);
-        }
     }
+    let hint = "give Parquet files, folders that hold some, or globs such as `logs/*.parquet`";
+    let files = local_paths(Path::new(""), &pattern.to_string_lossy());
+    let files = files.map_err(|(path, (message, _))| wrong(&path, message, hint))?;
     if files.is_empty() {
         return Err(wrong(pattern, "there is no such file".to_owned(), hint));
     }
-    files.sort();
-    Ok(files)
+    Ok(files.into_iter().collect())
 }
 
 /// The error of a file or pattern.

@@ -7,33 +7,30 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 use object_store::{ObjectMeta, ObjectStoreExt, local::LocalFileSystem};
 
+use super::FileError;
+use crate::error::MessageAndHint;
 use onefold_datasets::percent::decode_leniently;
 
-use super::head::Wrong;
-
-/// What Hive writes for a folder of rows that have no value.
+/// The value of Hive's folder for rows without a value.
 const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
 
-/// A file of a source, not yet looked at.
+/// A file of a source, not yet inspected.
 #[derive(Debug, Clone)]
 pub(super) struct FoundFile {
-    /// The path or URL as the configuration would write it, for messages.
+    /// The path or URL as in the configuration, for messages.
     pub(super) name: PathBuf,
-    /// Where the store has it, how large it is.
+    /// Its place in the store, its size and version.
     pub(super) meta: ObjectMeta,
-    /// The `name=value` folders on the way; no value for Hive's default.
+    /// The `name=value` folders in its path; `None` for Hive's default value.
     pub(super) folders: Vec<(String, Option<String>)>,
 }
-
-/// A pattern or directory that cannot be read: the place, and what is wrong.
-pub(super) type WrongPlace = (PathBuf, Wrong);
 
 /// Whether `*`, `?` or `[` make a pattern of a path.
 pub(super) fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// Whether a file or folder is none of the data: `.crc`, `_SUCCESS`, `_temporary`; but not a folder `_name=value`.
+/// Whether a file or folder is not part of the data: `.crc`, `_SUCCESS`, `_temporary`; but a folder `_name=value` is.
 pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with('.') || (name.starts_with('_') && !name.contains('='))
 }
@@ -52,7 +49,7 @@ pub(super) fn matches_below(key: &str, parts: &[&str]) -> bool {
 }
 
 /// The `name=value` folders of a path, without its last part.
-pub(super) fn folders(path: &str) -> Vec<(String, Option<String>)> {
+pub(crate) fn folders(path: &str) -> Vec<(String, Option<String>)> {
     let parts: Vec<&str> = path.split('/').collect();
     let folders = parts[..parts.len() - 1].iter().filter_map(|part| part.split_once('='));
     let named = folders.filter(|(name, _)| !name.is_empty());
@@ -68,8 +65,8 @@ pub(super) fn folders(path: &str) -> Vec<(String, Option<String>)> {
 ///
 /// # Errors
 ///
-/// The directory or file that cannot be read, or a bad pattern. No match is none.
-pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, WrongPlace> {
+/// The directory or file that cannot be read, or a bad pattern. No match is no error.
+pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, FileError> {
     let store = LocalFileSystem::new();
     let mut found = Vec::new();
     for path in local_paths(base, pattern)? {
@@ -86,7 +83,13 @@ pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, 
     Ok(found)
 }
 
-fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf>, WrongPlace> {
+/// The paths of the local files of `pattern`, relative to `base` or absolute: a file, a directory with all files below it, or
+/// a glob of either. No match is no error.
+///
+/// # Errors
+///
+/// The directory or file that cannot be read, or a bad pattern.
+pub(crate) fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf>, FileError> {
     let place = base.join(pattern);
     let mut paths = BTreeSet::new();
     if place.is_dir() {
@@ -126,17 +129,17 @@ fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf>, WrongPla
     Ok(paths)
 }
 
-/// `.` and `..` are no hidden files.
+/// Whether a part of a path is hidden; `.` and `..` are not.
 fn is_hidden_part(name: &str) -> bool {
     is_hidden(name) && name != "." && name != ".."
 }
 
-/// Collects the files below a directory; `seen` has the directories on the way, which a link may lead back to.
+/// Collects the files below a directory. `seen` has the directories above, which a link may lead back to.
 fn walk(
     directory: &Path,
     paths: &mut BTreeSet<PathBuf>,
     seen: &mut BTreeSet<PathBuf>,
-) -> Result<(), WrongPlace> {
+) -> Result<(), FileError> {
     let whole = fs_err::canonicalize(directory).map_err(|error| unreadable(directory, &error))?;
     if !seen.insert(whole.clone()) {
         return Ok(());
@@ -162,7 +165,7 @@ fn walk(
 /// # Errors
 ///
 /// If it names another host, or no absolute path.
-pub(super) fn path_of_url(url: &str) -> Result<String, Wrong> {
+pub(super) fn path_of_url(url: &str) -> Result<String, MessageAndHint> {
     let rest = url.strip_prefix("file://").unwrap_or(url);
     let path = rest.strip_prefix("localhost").unwrap_or(rest);
     if !path.starts_with('/') {
@@ -172,7 +175,7 @@ pub(super) fn path_of_url(url: &str) -> Result<String, Wrong> {
     Ok(decode_leniently(path))
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> WrongPlace {
+fn unreadable(path: &Path, error: &std::io::Error) -> FileError {
     let hint = "make it readable for the user that runs this, or leave it out of the path";
     (path.to_owned(), (format!("it cannot be read: {error}"), hint.to_owned()))
 }

@@ -10,6 +10,7 @@ use futures::{Stream, StreamExt};
 use super::csv::{Checker, NO_QUOTE};
 use super::formats::{Dialect, not_text};
 use crate::config::Format;
+use crate::error::MessageAndHint;
 
 /// Rows of every file from which columns are inferred.
 const ROWS: usize = 1000;
@@ -26,9 +27,6 @@ pub(super) struct Head {
     rows: usize,
 }
 
-/// What is wrong with a file, and what to do.
-pub(super) type Wrong = (String, String);
-
 /// Reads the first rows of a decompressed stream and no more of it than that takes. Rows of CSV are checked; they have as
 /// many values as `columns` says, or as the first row.
 ///
@@ -39,7 +37,7 @@ pub(super) async fn read_head<E: std::fmt::Display>(
     mut chunks: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
     dialect: Dialect,
     columns: Option<usize>,
-) -> Result<Head, Wrong> {
+) -> Result<Head, MessageAndHint> {
     let mut rows = match dialect.format {
         Format::Csv => HeadRows::Csv(Checker::new(dialect.csv_rules(columns))),
         _ => HeadRows::Lines { begun: Vec::new(), rows: 0 },
@@ -65,7 +63,7 @@ pub(super) async fn read_head<E: std::fmt::Display>(
 const START_BYTES: usize = 4096;
 
 /// Checks that a file that begins like this can be of the format.
-fn check_start(start: &[u8], dialect: Dialect) -> Result<(), Wrong> {
+fn check_start(start: &[u8], dialect: Dialect) -> Result<(), MessageAndHint> {
     if let Some(message) = not_text(start) {
         let hint = match message.contains("UTF-16") {
             true => "convert the file to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`",
@@ -91,7 +89,7 @@ enum HeadRows {
 
 impl HeadRows {
     /// Appends the rows that end in `chunk` to `bytes`.
-    fn push(&mut self, chunk: &[u8], bytes: &mut Vec<u8>) -> Result<(), Wrong> {
+    fn push(&mut self, chunk: &[u8], bytes: &mut Vec<u8>) -> Result<(), MessageAndHint> {
         match self {
             Self::Csv(checker) => checker.push(chunk, bytes).map_err(|error| (error.message, error.hint)),
             Self::Lines { begun, rows } => {
@@ -114,7 +112,7 @@ impl HeadRows {
     }
 
     /// Appends a last row without a line end to `bytes`.
-    fn finish(&mut self, bytes: &mut Vec<u8>) -> Result<(), Wrong> {
+    fn finish(&mut self, bytes: &mut Vec<u8>) -> Result<(), MessageAndHint> {
         match self {
             Self::Csv(checker) => checker.finish(bytes).map_err(|error| (error.message, error.hint)),
             Self::Lines { begun, rows } => {
@@ -144,14 +142,14 @@ impl Head {
     /// # Errors
     ///
     /// If the rows are not of the format, with the line where it is known.
-    pub(super) fn infer(&self, dialect: Dialect) -> Result<Schema, Wrong> {
+    pub(super) fn infer(&self, dialect: Dialect) -> Result<Schema, MessageAndHint> {
         match dialect.format {
             Format::Csv => self.infer_csv(dialect),
             _ => self.infer_json(),
         }
     }
 
-    fn infer_csv(&self, dialect: Dialect) -> Result<Schema, Wrong> {
+    fn infer_csv(&self, dialect: Dialect) -> Result<Schema, MessageAndHint> {
         if self.rows == 0 {
             let hint = "write at least its header, or delete the file";
             return Err(("it has no rows, not even a header".to_owned(), hint.to_owned()));
@@ -176,7 +174,7 @@ impl Head {
         Ok(Schema::new(fields.collect::<Vec<_>>()))
     }
 
-    fn infer_json(&self) -> Result<Schema, Wrong> {
+    fn infer_json(&self) -> Result<Schema, MessageAndHint> {
         let start = self.bytes.iter().find(|byte| !byte.is_ascii_whitespace());
         if start == Some(&b'[') {
             let hint = "write one object a line, for example with `jq -c '.[]'`";
@@ -225,7 +223,7 @@ mod tests {
     const JSON: Dialect = Dialect { format: Format::Json, ..CSV };
 
     /// The head of `text`, which comes in chunks of `size` bytes, and how many chunks were taken.
-    fn head(text: &str, dialect: Dialect, size: usize) -> (Result<Head, Wrong>, usize) {
+    fn head(text: &str, dialect: Dialect, size: usize) -> (Result<Head, MessageAndHint>, usize) {
         let taken = std::cell::Cell::new(0);
         let chunks = text.as_bytes().chunks(size).map(|chunk| {
             taken.set(taken.get() + 1);
@@ -235,7 +233,7 @@ mod tests {
         (read, taken.get())
     }
 
-    fn infer(text: &str, dialect: Dialect) -> Result<String, Wrong> {
+    fn infer(text: &str, dialect: Dialect) -> Result<String, MessageAndHint> {
         let schema = head(text, dialect, 7).0?.infer(dialect)?;
         let fields = schema.fields().iter();
         Ok(fields

@@ -11,13 +11,15 @@ use object_store::{ObjectStoreExt, path::Path};
 use onefold_datasets::suggest;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 
+use super::FileError;
 use super::files::FoundFile;
 use super::formats::{Dialect, engine_compression};
-use super::head::{Wrong, read_head};
+use super::head::read_head;
 use super::stores::{SourceStore, VersionedStore};
 use super::text_store::TextStore;
 use super::{SourceFile, formats};
 use crate::config::{Compression, Format, Ragged, SourceConfig};
+use crate::error::MessageAndHint;
 
 /// Bytes that are asked for at the end of a Parquet file; the footers of most fit, so that one request is enough.
 const FOOTER_BYTES: usize = 64 << 10;
@@ -45,7 +47,7 @@ pub(super) async fn inspect(
     source_store: &Arc<SourceStore>,
     dialect: Dialect,
     compression: Compression,
-) -> Result<Look, Wrong> {
+) -> Result<Look, MessageAndHint> {
     if dialect.format == Format::Parquet {
         if compression != Compression::None {
             let hint = "unpack the file, or set `compression = \"none\"` if only its name says so";
@@ -93,7 +95,7 @@ pub(super) async fn inspect(
 }
 
 /// The columns of a CSV file without a header, named as `schema` has them, in its order.
-fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, Wrong> {
+fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, MessageAndHint> {
     if config.schema.is_empty() {
         return Ok(inferred);
     }
@@ -107,7 +109,7 @@ fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, Wrong> {
 }
 
 /// Reads a Parquet file's footer, so that a damaged file is named before any work is done.
-async fn read_footer(found: &FoundFile, source_store: &Arc<SourceStore>) -> Result<Look, Wrong> {
+async fn read_footer(found: &FoundFile, source_store: &Arc<SourceStore>) -> Result<Look, MessageAndHint> {
     let not_whole = |error: &dyn std::fmt::Display| {
         let hint = "the file is truncated, damaged or of another format; write it again";
         (format!("not a whole Parquet file: {error}"), hint.to_owned())
@@ -144,7 +146,7 @@ pub(super) async fn untold_dialect(
     config: &SourceConfig,
     found: &FoundFile,
     source_store: &Arc<SourceStore>,
-) -> Result<Dialect, Wrong> {
+) -> Result<Dialect, MessageAndHint> {
     if first_bytes(source_store, &found.meta.location, found.meta.size).await? == *b"PAR1" {
         return Ok(Dialect::of_format(Format::Parquet, config, formats::NameTells::default()));
     }
@@ -153,7 +155,11 @@ pub(super) async fn untold_dialect(
     Err(("its name tells no format, and it is not a whole Parquet file".to_owned(), hint.to_owned()))
 }
 
-async fn first_bytes(source_store: &Arc<SourceStore>, location: &Path, size: u64) -> Result<Vec<u8>, Wrong> {
+async fn first_bytes(
+    source_store: &Arc<SourceStore>,
+    location: &Path,
+    size: u64,
+) -> Result<Vec<u8>, MessageAndHint> {
     if size == 0 {
         return Ok(Vec::new());
     }
@@ -171,7 +177,7 @@ pub(super) fn folder_columns(
     source: &str,
     config: &SourceConfig,
     files: &[SourceFile],
-) -> Result<Fields, (PathBuf, Wrong)> {
+) -> Result<Fields, FileError> {
     let names = |file: &SourceFile| -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (name, _) in &file.found.folders {
@@ -223,10 +229,7 @@ pub(super) fn folder_columns(
 /// # Errors
 ///
 /// If a value is none of the type that was declared.
-pub(super) fn folder_values(
-    columns: &Fields,
-    file: &FoundFile,
-) -> Result<Vec<ScalarValue>, (PathBuf, Wrong)> {
+pub(super) fn folder_values(columns: &Fields, file: &FoundFile) -> Result<Vec<ScalarValue>, FileError> {
     let value = |column: &Arc<Field>| {
         // The innermost folder of a name counts.
         let text = file.folders.iter().rev().find(|(name, _)| name == column.name());

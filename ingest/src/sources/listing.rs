@@ -6,15 +6,15 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::files::{is_folder_marker, is_hidden, is_pattern, matches_below};
-use super::head::Wrong;
 use super::stores::SourceStore;
+use crate::error::MessageAndHint;
 
 /// The objects whose keys match `pattern`, or that are in folders whose keys do; an empty list if there are none.
 ///
 /// # Errors
 ///
 /// The store's answer, explained.
-pub(super) async fn expand(store: &SourceStore, pattern: &str) -> Result<Vec<ObjectMeta>, Wrong> {
+pub(super) async fn expand(store: &SourceStore, pattern: &str) -> Result<Vec<ObjectMeta>, MessageAndHint> {
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
     walk(store.probe(), &parts).await.map_err(|error| store.explain(&error))
 }

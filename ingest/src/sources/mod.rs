@@ -36,8 +36,9 @@ use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use self::files::FoundFile;
+pub(crate) use self::files::local_paths;
 use self::formats::{Dialect, engine_compression, name_tells};
-use self::head::{Wrong, damaged_hint};
+use self::head::damaged_hint;
 use self::inspect::Look;
 use self::naming::FileName;
 use self::schema::FileColumns;
@@ -45,7 +46,11 @@ use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
 use self::text_store::SkippedRows;
 use crate::config::{Compression, Format, SourceConfig};
+use crate::error::MessageAndHint;
 use crate::{Config, Error, Result};
+
+/// A file or directory that cannot be read or does not fit the others, and why.
+type FileError = (PathBuf, MessageAndHint);
 
 /// Files that are looked at at once.
 const LOOKS: usize = 16;
@@ -88,7 +93,7 @@ pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
         let found = expand(config, name, source, &mut stores).await?;
-        let wrong = |(path, (message, hint)): (PathBuf, Wrong)| Error::Source {
+        let wrong = |(path, (message, hint)): FileError| Error::Source {
             source_name: name.clone(),
             path,
             message,
@@ -107,7 +112,7 @@ async fn expand(
     stores: &mut Stores,
 ) -> Result<Vec<(FoundFile, Arc<SourceStore>)>> {
     let base = config.path.parent().unwrap_or(Path::new(""));
-    let wrong = |path: PathBuf, (message, hint): Wrong| Error::Source {
+    let wrong = |path: PathBuf, (message, hint): MessageAndHint| Error::Source {
         source_name: name.to_owned(),
         path,
         message,
@@ -154,7 +159,7 @@ async fn look_at(
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
-) -> Result<Source, (PathBuf, Wrong)> {
+) -> Result<Source, FileError> {
     let looks = stream::iter(found).map(|(found, store)| async move {
         let path = found.name.clone();
         let look = AssertUnwindSafe(look_at_one(config, found, store)).catch_unwind();
@@ -185,7 +190,7 @@ async fn look_at_one(
     config: &SourceConfig,
     found: FoundFile,
     store: Arc<SourceStore>,
-) -> Result<SourceFile, Wrong> {
+) -> Result<SourceFile, MessageAndHint> {
     let told = name_tells(&found.name);
     let compression = config.compression.or(told.compression).unwrap_or(Compression::None);
     let dialect = match Dialect::new(config, told) {
@@ -197,7 +202,7 @@ async fn look_at_one(
 }
 
 /// The format that all files have.
-fn one_format(files: &[SourceFile]) -> Result<Format, (PathBuf, Wrong)> {
+fn one_format(files: &[SourceFile]) -> Result<Format, FileError> {
     let first = &files[0];
     match files.iter().find(|file| file.dialect.format != first.dialect.format) {
         None => Ok(first.dialect.format),

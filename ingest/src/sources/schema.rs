@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
-use super::head::Wrong;
+use super::FileError;
 use crate::config::{Format, MissingColumns, SourceConfig};
 
 /// The columns of a file.
@@ -14,9 +14,6 @@ pub(super) struct FileColumns {
     pub(super) name: PathBuf,
     pub(super) schema: SchemaRef,
 }
-
-/// A file that does not go with the others: its name, and what is wrong.
-pub(super) type WrongFile = (PathBuf, Wrong);
 
 /// The columns of all files together, in the order in which they appear. Metadata are left out.
 ///
@@ -29,7 +26,7 @@ pub(super) fn merge(
     config: &SourceConfig,
     format: Format,
     files: &[FileColumns],
-) -> Result<SchemaRef, WrongFile> {
+) -> Result<SchemaRef, FileError> {
     let mut merged: Vec<(Field, &Path)> = Vec::new();
     for file in files {
         check_names(file)?;
@@ -78,7 +75,7 @@ fn add_declared(
     format: Format,
     files: &[FileColumns],
     fields: &mut Vec<Field>,
-) -> Result<(), WrongFile> {
+) -> Result<(), FileError> {
     for (name, data_type) in &config.schema {
         if fields.iter().any(|field| field.name() == name) {
             continue;
@@ -96,7 +93,7 @@ fn add_declared(
     Ok(())
 }
 
-fn check_names(file: &FileColumns) -> Result<(), WrongFile> {
+fn check_names(file: &FileColumns) -> Result<(), FileError> {
     let mut names: Vec<&str> = file.schema.fields().iter().map(|field| field.name().as_str()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -108,7 +105,7 @@ fn check_names(file: &FileColumns) -> Result<(), WrongFile> {
     }
 }
 
-fn missing(source: &str, column: &str, has: &Path, lacks: &Path) -> WrongFile {
+fn missing(source: &str, column: &str, has: &Path, lacks: &Path) -> FileError {
     let message = format!("the column `{column}` is missing, which `{}` has", has.display());
     let hint = format!(
         "write the file again with the column, or set `missing_columns = \"null\"` under `[sources].{source}`"
@@ -123,7 +120,7 @@ fn changed_type(
     found: &DataType,
     first: &Path,
     file: &Path,
-) -> WrongFile {
+) -> FileError {
     let column = known.name();
     let message =
         format!("the column `{column}` is {found} here and {} in `{}`", known.data_type(), first.display());

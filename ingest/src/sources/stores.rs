@@ -21,8 +21,8 @@ use object_store::{
 use onefold_datasets::storage::{Explanation, Hints, Patience, RemoteStore, S3Settings, Service};
 
 use super::files::is_pattern;
-use super::head::Wrong;
 use crate::config::{ObjectStores, credentials_hint};
+use crate::error::MessageAndHint;
 
 /// The local disk or a bucket. Through a [`VersionedStore`] it gives objects only in the version in which they were
 /// [found](Self::found). It remembers why a request for an object failed, because the engine passes on only the text of
@@ -47,7 +47,7 @@ struct FoundObject {
     meta: ObjectMeta,
     /// The ETag of the first answer, which all later requests ask for. A listing may write it differently.
     e_tag: Option<String>,
-    failure: Option<Wrong>,
+    failure: Option<MessageAndHint>,
 }
 
 /// The stores of all sources, each connected to once.
@@ -78,7 +78,7 @@ impl Stores {
         &mut self,
         url: &'a str,
         settings: &ObjectStores,
-    ) -> Result<(Arc<SourceStore>, &'a str), Wrong> {
+    ) -> Result<(Arc<SourceStore>, &'a str), MessageAndHint> {
         let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
         if !matches!(scheme, "s3" | "gs" | "az") {
             let hint = "use a path, or a URL such as `s3://bucket/…`, `gs://bucket/…`, `az://container/…` or `file:///…`";
@@ -111,7 +111,7 @@ impl SourceStore {
     }
 
     /// Connects to the bucket `url`.
-    fn connect(url: &str, settings: S3Settings) -> Result<Self, Wrong> {
+    fn connect(url: &str, settings: S3Settings) -> Result<Self, MessageAndHint> {
         let hint = || "correct the URL under `[sources]`".to_owned();
         let engine_url = ObjectStoreUrl::parse(url).map_err(|error| (error.strip_backtrace(), hint()))?;
         let has_endpoint = settings.endpoint.is_some();
@@ -161,12 +161,12 @@ impl SourceStore {
     }
 
     /// Why the last request for an object failed, if one did.
-    pub(super) fn failure(&self, location: &Path) -> Option<Wrong> {
+    pub(super) fn failure(&self, location: &Path) -> Option<MessageAndHint> {
         self.objects().get(location).and_then(|object| object.failure.clone())
     }
 
     /// Remembers why an object cannot be read.
-    pub(super) fn fail(&self, location: &Path, failure: Wrong) {
+    pub(super) fn fail(&self, location: &Path, failure: MessageAndHint) {
         if let Some(object) = self.objects().get_mut(location) {
             object.failure.get_or_insert(failure);
         }
@@ -214,7 +214,7 @@ impl SourceStore {
     }
 
     /// Explains why a request failed, and what to do about it.
-    pub(super) fn explain(&self, error: &object_store::Error) -> Wrong {
+    pub(super) fn explain(&self, error: &object_store::Error) -> MessageAndHint {
         let Explanation { message, hint } = self.service.explain(error);
         match self.is_local() && !matches!(error, object_store::Error::Precondition { .. }) {
             true => (format!("it cannot be read: {message}"), hint),
@@ -348,7 +348,7 @@ mod tests {
         listed_tag: bool,
         read_before: bool,
         put: Option<&'static str>,
-    ) -> (Result<Bytes>, Option<Wrong>) {
+    ) -> (Result<Bytes>, Option<MessageAndHint>) {
         let (memory, path) = (Arc::new(InMemory::new()), Path::from("a.csv"));
         futures::executor::block_on(async {
             memory.put(&path, "one".into()).await.unwrap();
