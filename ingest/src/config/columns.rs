@@ -1,4 +1,4 @@
-//! What several sections share: lists of columns with or without new names, and what to do with rows that do not fit.
+//! Parts of several sections: lists of columns with or without new names, and what to do with rows that do not fit.
 
 use crate::error::MessageAndHint;
 use onefold_datasets::suggest;
@@ -21,12 +21,12 @@ pub enum Policy {
     untagged,
     expecting = "expected a list of columns, as [\"a\"], or a table of new names, as { a = \"b\" }"
 )]
-pub(super) enum Columns {
+pub(super) enum ColumnNames {
     List(Vec<String>),
     Renamed(toml::Table),
 }
 
-impl Columns {
+impl ColumnNames {
     /// The pairs of the samples' name and the source's name, in the order in which they are written.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ mod tests {
     fn columns_are_listed_or_renamed() {
         #[derive(Deserialize)]
         struct File {
-            on: Columns,
+            on: ColumnNames,
         }
         let pairs = |text: &str| toml::from_str::<File>(text).unwrap().on.pairs("`on`");
         assert_eq!(

@@ -4,7 +4,7 @@ use onefold_datasets::suggest;
 use serde::Deserialize;
 
 use super::TimeConfig;
-use super::columns::{Columns, Policy, duration, known_source, once, wrong};
+use super::columns::{ColumnNames, Policy, duration, known_source, once, wrong};
 use crate::error::MessageAndHint;
 
 /// `[join]`: the event log, and the labels that it gives.
@@ -89,7 +89,7 @@ pub enum MissingAttributes {
 #[serde(deny_unknown_fields)]
 pub(super) struct JoinSection {
     source: String,
-    on: Columns,
+    on: ColumnNames,
     time: toml::Value,
     window: String,
     #[serde(default)]
@@ -113,9 +113,9 @@ struct LabelSection {
 #[serde(deny_unknown_fields)]
 pub(super) struct AttributesSection {
     source: String,
-    on: Columns,
+    on: ColumnNames,
     time: Option<toml::Value>,
-    columns: Columns,
+    columns: ColumnNames,
     missing: Option<MissingAttributes>,
     #[serde(default)]
     default: toml::Table,

@@ -11,7 +11,7 @@ use onefold_datasets::storage::S3Settings;
 use onefold_datasets::suggest;
 use serde::Deserialize;
 
-/// The key of `[object_stores]` for buckets that have no own entry.
+/// The key of `[object_stores]` for buckets without an entry of their own.
 const ALL_BUCKETS: &str = "s3";
 
 /// One table of `[sources]`.
@@ -19,30 +19,30 @@ const ALL_BUCKETS: &str = "s3";
 pub struct SourceConfig {
     /// Files, directories, glob patterns or `s3://` URLs of them; relative ones start at the configuration file.
     pub paths: Vec<String>,
-    /// The files' format; their names tell if `None`.
+    /// The files' format. If `None`, their names say it.
     pub format: Option<Format>,
-    /// The files' compression; their names tell if `None`.
+    /// The files' compression. If `None`, their names say it.
     pub compression: Option<Compression>,
-    /// What separates the values of a CSV row: a comma, and a tab in `.tsv`, if `None`.
+    /// The separator of the values of a CSV row. If `None`, a comma, or a tab in `.tsv` files.
     pub delimiter: Option<u8>,
     /// Whether CSV files begin with a row of column names.
     pub header: bool,
-    /// What encloses values of CSV that hold delimiters or line ends.
+    /// The quote around CSV values that hold delimiters or line ends.
     pub quote: Quote,
-    /// What stands before a quote that is part of a quoted value of CSV, beside a second quote.
+    /// The character in front of a quote that is part of a quoted CSV value. A second quote there means the same.
     pub escape: Option<u8>,
-    /// What is done about CSV rows with fewer or more values than there are columns.
+    /// What to do with CSV rows that have fewer or more values than there are columns.
     pub ragged: Ragged,
-    /// Types of columns that are made of `name=value` folders; text where there is none.
+    /// Types of the columns that `name=value` folders make. The others are text.
     pub partition_columns: Vec<(String, DataType)>,
-    /// Types of columns of CSV and JSON files, in the order written; the others are inferred.
+    /// Types of columns of CSV and JSON files, in the order written. The others are inferred.
     pub schema: Vec<(String, DataType)>,
-    /// What a column is in a file that lacks it.
+    /// What to do if some files lack a column.
     pub missing_columns: MissingColumns,
 }
 
 impl SourceConfig {
-    /// The source that is nothing but a path.
+    /// The source at a path, with defaults for all other settings.
     pub fn new(path: impl Into<String>) -> Self {
         Self {
             paths: vec![path.into()],
@@ -88,7 +88,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// What encloses values of CSV that hold delimiters or line ends.
+/// The quote around CSV values that hold delimiters or line ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Quote {
     /// `"`. Lines that are one row with their quotes, but several rows without them, are an error.
@@ -111,7 +111,7 @@ impl Quote {
     }
 }
 
-/// What is done about CSV rows with fewer or more values than there are columns.
+/// What to do with CSV rows that have fewer or more values than there are columns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ragged {
@@ -124,7 +124,7 @@ pub enum Ragged {
     Skip,
 }
 
-/// What is done about a column that some files of a source have and others have not.
+/// What to do with a column that only some files of a source have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingColumns {
@@ -140,7 +140,7 @@ pub enum MissingColumns {
 pub struct ObjectStores(BTreeMap<String, S3Settings>);
 
 impl ObjectStores {
-    /// How `bucket` is reached: as its own entry says, that of all buckets, or the environment.
+    /// The settings of `bucket`: those of its own entry, of all buckets, or none.
     pub fn of_bucket(&self, bucket: &str) -> S3Settings {
         let own = self.0.get(&format!("s3://{bucket}"));
         own.or_else(|| self.0.get(ALL_BUCKETS)).cloned().unwrap_or_default()
@@ -304,7 +304,7 @@ fn types(key: &str, columns: &toml::Table) -> Result<Vec<(String, DataType)>, Me
         match parse_type(text) {
             Some(parsed) => Ok((column.clone(), parsed)),
             None => Err((
-                format!("`{key}`: the column `{column}` has the type {value}, which is no SQL type"),
+                format!("`{key}`: the column `{column}` has the type {value}, which is not an SQL type"),
                 "write for example \"BIGINT\", \"DOUBLE\", \"VARCHAR\", \"TIMESTAMP\" or \"BIGINT[]\""
                     .to_owned(),
             )),
@@ -367,7 +367,7 @@ pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores,
     Ok(ObjectStores(stores))
 }
 
-/// Where credentials belong.
+/// The hint that says where credentials belong.
 pub(crate) fn credentials_hint() -> String {
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment, or \
      `anonymous = true` for public buckets"
@@ -384,7 +384,7 @@ fn check_endpoint(store: &S3Settings) -> Result<(), MessageAndHint> {
     let (scheme, rest) = endpoint.split_once("://").unwrap_or_default();
     if !matches!(scheme, "http" | "https") || rest.is_empty() {
         let hint = "write it with its scheme, as `https://minio.example.com:9000`";
-        return Err((format!("`endpoint` is {endpoint:?}, which is no URL"), hint.to_owned()));
+        return Err((format!("`endpoint` is {endpoint:?}, which is not a URL"), hint.to_owned()));
     }
     if rest.contains('@') {
         return Err(("`endpoint` has a user or password in it".to_owned(), credentials_hint()));

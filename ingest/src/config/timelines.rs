@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::columns::{Columns, duration, duration_or_zero, known_source, once, wrong};
+use super::columns::{ColumnNames, duration, duration_or_zero, known_source, once, wrong};
 use super::{FeatureKind, JoinConfig, TimeConfig};
 use crate::error::MessageAndHint;
 
@@ -35,7 +35,7 @@ pub struct TimelineConfig {
 #[serde(deny_unknown_fields)]
 pub(super) struct TimelineSection {
     source: String,
-    on: Columns,
+    on: ColumnNames,
     time: toml::Value,
     #[serde(rename = "where")]
     condition: Option<String>,
@@ -45,7 +45,7 @@ pub(super) struct TimelineSection {
     #[serde(default)]
     order: Vec<String>,
     key: Option<Vec<String>>,
-    columns: Columns,
+    columns: ColumnNames,
 }
 
 impl TimelineSection {

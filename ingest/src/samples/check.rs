@@ -18,8 +18,8 @@ use crate::error::engine_message;
 use crate::ids::wrong_item_type;
 use crate::{Config, Error, Result, times};
 
-/// The columns that the steps of a configuration are written over.
-pub(super) struct Columns<'a> {
+/// The columns that the steps of a configuration can use.
+pub(super) struct StepColumns<'a> {
     config: &'a Config,
     context: &'a SessionContext,
     /// The columns of the rows that become samples.
@@ -28,7 +28,7 @@ pub(super) struct Columns<'a> {
     sources: BTreeMap<String, ArrowSchema>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> StepColumns<'a> {
     /// Looks up the columns of every source that a step reads and checks all names and types.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl<'a> Columns<'a> {
         Ok(names.filter(|name| read.iter().any(|column| column.name == **name)).cloned().collect())
     }
 
-    /// The type of the label that `[sampling]` goes by; numbers for labels of `[join]`.
+    /// The type of the label that decides in `[sampling]`. Labels of `[join]` are numbers.
     pub(super) fn sampling_type(&self, sampling: &SamplingConfig) -> DataType {
         if let Ok(field) = self.rows.field_with_name(&sampling.label) {
             return field.data_type().clone();
@@ -170,7 +170,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// A column that a step makes may not be there already.
+    /// Checks that no step makes a column that exists already, and that all columns that are needed exist.
     fn check_made(&self) -> Result<()> {
         let mut made: Vec<&str> = self.rows.fields().iter().map(|field| field.name().as_str()).collect();
         let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
@@ -226,7 +226,7 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    /// Every key column is there and can be compared.
+    /// Checks that every key column exists and can be compared.
     fn key(&self, place: &str, key: &[String]) -> Result<()> {
         for name in key {
             let data_type = self.in_rows(place, name)?;
@@ -238,7 +238,7 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    /// Both columns of every pair are there, and their values can be equal.
+    /// Checks that both columns of every pair exist, and that their values can be equal.
     fn pairs(&self, place: &str, source: &str, pairs: &[(String, String)]) -> Result<()> {
         for (ours, theirs) in pairs {
             let (our_type, their_type) = (self.in_rows(place, ours)?, self.in_source(place, source, theirs)?);
@@ -269,13 +269,13 @@ impl<'a> Columns<'a> {
         Ok(field.data_type())
     }
 
-    /// The time column of a source is there, and says what its values mean.
+    /// Checks that the time column of a source exists, and that the meaning of its values is known.
     async fn source_time(&self, source: &str, time: &TimeConfig) -> Result<()> {
         self.in_source(&time.place, source, &time.column)?;
         times::check(self.config, time, self.context.table(source).await?).await
     }
 
-    /// No column that `owner` has bears a name that is kept for the columns of the steps.
+    /// Checks that no column of `owner` has a reserved name.
     fn check_reserved<S: AsRef<str>>(&self, owner: &str, names: impl IntoIterator<Item = S>) -> Result<()> {
         match names.into_iter().find(|name| name.as_ref().starts_with(RESERVED)) {
             None => Ok(()),
@@ -288,7 +288,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// An SQL condition over the columns of `schema`.
+    /// Checks an SQL condition over the columns of `schema`.
     fn condition(&self, place: &str, schema: &ArrowSchema, sql: &str) -> Result<()> {
         let (expression, schema) = self.expression(place, schema, sql)?;
         match expression.get_type(&schema) {
@@ -303,7 +303,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// An SQL aggregate over the columns of a source, which gives a number.
+    /// Checks an SQL aggregate over the columns of a source, which must give a number.
     async fn aggregate(&self, place: &str, source: &str, sql: &str) -> Result<()> {
         let hint = "write an aggregate of numbers, as `max(seconds)` or `count(*)`";
         let (expression, _) = self.expression(place, self.of(source), sql)?;

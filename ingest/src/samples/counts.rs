@@ -1,4 +1,4 @@
-//! What the declared steps left out, and the errors where nothing may be left out.
+//! Counts of the rows that the declared steps left out, and the errors if they may not be left out.
 
 use serde::Serialize;
 
@@ -65,8 +65,8 @@ impl SkipCounts {
     }
 }
 
-/// Rows that do not fit for one reason, and whether the configuration skips or refuses them.
-pub(super) struct Misfits<'a> {
+/// Rows that cannot become samples for one reason, and whether the configuration skips or refuses them.
+pub(super) struct UnfitRows<'a> {
     /// The key that decides, as `` `[samples].duplicates` ``.
     pub(super) place: &'a str,
     /// Its value.
@@ -75,11 +75,11 @@ pub(super) struct Misfits<'a> {
     pub(super) count: u64,
     /// The reason, as a sentence without its subject: "have the key of an earlier row".
     pub(super) what: &'a str,
-    /// What a person can do besides skipping them.
+    /// What can be done besides skipping them.
     pub(super) remedy: &'a str,
 }
 
-impl Misfits<'_> {
+impl UnfitRows<'_> {
     /// Whether they are an error.
     pub(super) fn refused(&self) -> bool {
         self.policy == Policy::Error && self.count > 0
@@ -119,16 +119,16 @@ mod tests {
 
     #[test]
     fn an_error_says_how_many_which_and_what_to_do() {
-        let misfits = Misfits {
+        let unfit = UnfitRows {
             place: "`[samples].duplicates`",
             policy: Policy::Error,
             count: 3,
             what: "rows have the key of an earlier row",
             remedy: "make `[samples].key` name what identifies a sample",
         };
-        assert!(misfits.refused());
-        assert!(!Misfits { count: 0, ..misfits }.refused());
-        let error = misfits.error("request = 7").to_string();
+        assert!(unfit.refused());
+        assert!(!UnfitRows { count: 0, ..unfit }.refused());
+        let error = unfit.error("request = 7").to_string();
         assert_eq!(
             error,
             "`[samples].duplicates`: 3 rows have the key of an earlier row, the first with request = 7\n  hint: make \

@@ -30,9 +30,9 @@ use datafusion::execution::context::SQLOptions;
 use datafusion::prelude::{DataFrame, SessionContext};
 
 use self::attributes::{attributes_in_time_table, attributes_table};
-use self::check::Columns;
+use self::check::StepColumns;
 pub use self::counts::SkipCounts;
-use self::counts::{Misfits, exactly};
+use self::counts::{UnfitRows, exactly};
 use self::steps::{BASE, CANDIDATES, EVENTS, LABELS, REPEATED, ROWS, Steps};
 use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
@@ -47,7 +47,7 @@ pub struct Samples {
     pub wide: DataFrame,
     /// The same samples with the columns alone that session, order, partitions and timelines need.
     pub narrow: DataFrame,
-    /// What was left out or filled up.
+    /// The counts of rows that were left out or filled up.
     pub skipped: SkipCounts,
     /// How many samples there are; unknown for a query without declared steps.
     pub expected: Option<u64>,
@@ -85,7 +85,7 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
         });
     }
     let columns: ArrowSchema = rows.schema().as_arrow().clone();
-    let columns = Columns::check(context, config, columns).await?;
+    let columns = StepColumns::check(context, config, columns).await?;
     context.register_table(BASE, rows.into_view())?;
     let steps = Steps::new(config, &columns, limits)?;
     let (spool, skipped) = (Spool::default(), SkipCounts::default());
@@ -172,7 +172,8 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The feature log's narrow rows: which lack a key, have a time outside of the limits, or are duplicates.
+    /// Makes the narrow rows of the feature log, and counts those that lack a key, have a time outside of the limits, or are
+    /// duplicates.
     async fn rows(&mut self) -> Result<()> {
         self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
         let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
@@ -185,7 +186,7 @@ impl Planner<'_> {
         );
         let [null_keys, future, ragged, past, duplicates] = exactly(counts(self.context, &sql).await?)?;
         let checks = self.config.checks.clone().unwrap_or_default();
-        let nulls = Misfits {
+        let nulls = UnfitRows {
             place: "`[checks].null_keys`",
             policy: checks.null_keys,
             count: null_keys,
@@ -197,7 +198,7 @@ impl Planner<'_> {
             let example = self.steps.example_row(state);
             self.outside(state, count, &self.config.time, "rows", &example).await?;
         }
-        let uneven = Misfits {
+        let uneven = UnfitRows {
             place: "`[checks].ragged`",
             policy: checks.ragged,
             count: ragged,
@@ -205,7 +206,7 @@ impl Planner<'_> {
             remedy: "correct the log",
         };
         self.refuse(&uneven, &self.steps.example_row(4)).await?;
-        let twice = Misfits {
+        let twice = UnfitRows {
             place: "`[samples].duplicates`",
             policy: self.config.samples.duplicates,
             count: duplicates,
@@ -224,7 +225,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The event log: its duplicates, what falls outside of every window, and the labels.
+    /// Makes the labels from the event log, and counts its duplicates and the events outside of every window.
     async fn events(&mut self) -> Result<()> {
         let Some(join) = &self.config.join else { return Ok(()) };
         self.spool.table(self.context, EVENTS, &self.steps.events(join)?).await?;
@@ -268,15 +269,15 @@ impl Planner<'_> {
                 "check `[join].on`",
             ),
         ] {
-            let misfits = Misfits { place, policy, count, what, remedy };
-            self.refuse(&misfits, &self.steps.example_event(join, class)).await?;
+            let unfit = UnfitRows { place, policy, count, what, remedy };
+            self.refuse(&unfit, &self.steps.example_event(join, class)).await?;
         }
         (self.skipped.late_events, self.skipped.early_events, self.skipped.orphan_events) =
             (late, early, orphans);
         self.spool.table(self.context, LABELS, &self.steps.labels(join)).await
     }
 
-    /// The attributes, and for every sample those that hold at its time.
+    /// Makes the tables of the attributes, and of which of them hold at the samples' times.
     async fn attributes(&mut self) -> Result<()> {
         for (i, attributes) in self.config.attributes.iter().enumerate() {
             let place = format!("`[[attributes]]` {}", i + 1);
@@ -306,7 +307,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Which of the samples stay: counts those that the steps drop, gives the number of those that are left.
+    /// Decides which samples stay: counts those that the steps drop, and returns the number of the others.
     async fn choose(&mut self) -> Result<u64> {
         self.spool.table(self.context, CANDIDATES, &self.steps.narrow()).await?;
         let config = self.config;
@@ -346,7 +347,7 @@ impl Planner<'_> {
         Ok(left)
     }
 
-    /// The rows of timeline `i` in one numbered sequence, and every sample's place in it.
+    /// Makes timeline `i`, one numbered sequence of rows, and finds every sample's place in it.
     async fn timeline(&mut self, i: usize) -> Result<()> {
         let timeline = &self.config.timelines[i];
         let log = timeline::log_table(i);
@@ -367,7 +368,7 @@ impl Planner<'_> {
         self.spool.table(self.context, &timeline::positions_table(i), &positions).await
     }
 
-    /// Counts the rows of a log that cannot be used, which may be an error, and gives the number of duplicates.
+    /// Counts the rows of a log that cannot be used, which may be an error. Returns the number of duplicates.
     async fn log_counts(&mut self, log: &LogRows<'_>) -> Result<u64> {
         let copies = |state: u8| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
@@ -419,13 +420,13 @@ impl Planner<'_> {
              {key} = \"…\" }}` or `[checks].{key}`",
             time.column
         );
-        self.refuse(&Misfits { place, policy, count, what: &what, remedy: &remedy }, which).await
+        self.refuse(&UnfitRows { place, policy, count, what: &what, remedy: &remedy }, which).await
     }
 
     /// Counts rows of another source without a key, time or value, or refuses them.
     async fn null_rows(&mut self, place: &str, source: &str, count: u64) -> Result<()> {
         let what = format!("rows of `{source}` have no value in a column that {place} needs");
-        let nulls = Misfits {
+        let nulls = UnfitRows {
             place: "`[checks].null_keys`",
             policy: self.config.checks.clone().unwrap_or_default().null_keys,
             count,
@@ -439,11 +440,11 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The error for `misfits` if they are one, with the row that `which` finds.
-    async fn refuse(&self, misfits: &Misfits<'_>, which: &str) -> Result<()> {
-        if !misfits.refused() {
+    /// Refuses `unfit` rows, with the row that the query `which` finds as an example, unless they are skipped.
+    async fn refuse(&self, unfit: &UnfitRows<'_>, which: &str) -> Result<()> {
+        if !unfit.refused() {
             return Ok(());
         }
-        Err(misfits.error(&example(self.context, which).await?))
+        Err(unfit.error(&example(self.context, which).await?))
     }
 }

@@ -4,7 +4,7 @@ use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::SparseFeature;
 
 use super::attributes::{attributes_in_time_table, attributes_table};
-use super::check::Columns;
+use super::check::StepColumns;
 use super::sql::{all, enclosed, equal, is_sortable, list, numbered, quote, table};
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
@@ -30,7 +30,7 @@ pub(super) const CANDIDATES: &str = "__onefold_candidates";
 /// Builds the SQL of one configuration.
 pub(super) struct Steps<'a> {
     config: &'a Config,
-    pub(super) columns: &'a Columns<'a>,
+    pub(super) columns: &'a StepColumns<'a>,
     /// The limits of `[checks]`.
     pub(super) limits: TimeLimits,
     /// Columns of the rows that the narrow tables have.
@@ -57,7 +57,7 @@ struct Log<'a> {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(config: &'a Config, columns: &'a Columns<'a>, limits: TimeLimits) -> Result<Self> {
+    pub(super) fn new(config: &'a Config, columns: &'a StepColumns<'a>, limits: TimeLimits) -> Result<Self> {
         let field = |name: &str| columns.rows.field_with_name(name).ok();
         let session = config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
         let places = [session, config.partition_columns.clone(), config.order.clone()].concat();

@@ -3,16 +3,16 @@
 //! The engine's reader (the `csv-core` crate) accepts any text. A quote that is part of a text opens a quoted value, which
 //! ends at the next quote, many rows later; the rows between become part of a value, and nobody notices. So every byte
 //! passes a [`Checker`] first. It finds rows and values by the same rules as the reader (RFC 4180; a line ends with LF,
-//! CRLF or CR) and refuses what these rules leave open. It passes whole rows on, unchanged but for
-//! a byte order mark, which is removed, and for [`Ragged`].
+//! CRLF or CR) and refuses rows that can be read in several ways. Whole rows are passed on unchanged, except that a byte order
+//! mark is removed, and that [`Ragged`] rows are filled up or left out.
 
 use std::fmt;
 
 use crate::config::{Quote, Ragged};
 
-/// A row beyond this is taken for the rest of a file whose quote is never closed.
+/// A longer row is taken for the rest of a file whose quote is never closed.
 const ROW_BYTES: usize = 64 << 20;
-/// The quote that the engine is given where there is none: a byte that UTF-8 does not have.
+/// The quote given to the engine if the file has no quotes: a byte that never occurs in UTF-8.
 pub(super) const NO_QUOTE: u8 = 0xff;
 /// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
@@ -63,7 +63,7 @@ pub(super) struct Checker {
     state: State,
     /// The bytes of a row that is not whole yet.
     begun: Vec<u8>,
-    /// Whether bytes were seen; the byte order mark is not looked for after them.
+    /// Whether bytes have come; a byte order mark can only be the first.
     started: bool,
     columns: Option<usize>,
     /// Values of the current row that have ended.
@@ -118,7 +118,7 @@ impl Checker {
     ///
     /// # Errors
     ///
-    /// The first row that is not clear, or does not have the values that it should.
+    /// The first row that is ambiguous, or does not have the expected number of values.
     pub(super) fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), CsvError> {
         let Some(chunk) = self.without_mark(chunk) else { return Ok(()) };
         // Bytes of the chunk before this one have been passed on.
@@ -194,7 +194,7 @@ impl Checker {
         Some(bytes[start..].to_vec().into())
     }
 
-    /// Takes the next byte; whether it ends a row.
+    /// Takes the next byte. Returns whether it ends a row.
     fn ends_row(&mut self, byte: u8) -> Result<bool, CsvError> {
         let ends_line = byte == b'\r' || (byte == b'\n' && !self.after_return);
         let pair = byte == b'\n' && self.after_return;
@@ -247,7 +247,7 @@ impl Checker {
         self.line += 1;
     }
 
-    /// A row ends: what is done with it.
+    /// Ends a row. Returns what is done with it.
     fn end_row(&mut self) -> Result<Row, CsvError> {
         let (values, first) = (self.values + 1, self.row_line);
         let lines = self.line - first + 1;

@@ -1,4 +1,4 @@
-//! What a file is: by its name, by the configuration, and by its first bytes.
+//! The format of a file: by its name, by the configuration, and by its first bytes.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::config::{Compression, Format, Quote, Ragged, SourceConfig};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Dialect {
     pub(super) format: Format,
-    /// What separates the values of a CSV row.
+    /// The separator of the values of a CSV row.
     pub(super) delimiter: u8,
     /// Whether CSV files begin with a row of column names.
     pub(super) header: bool,
@@ -20,16 +20,16 @@ pub(super) struct Dialect {
     pub(super) ragged: Ragged,
 }
 
-/// Format and compression, as far as a file's name tells; and whether it is separated by tabs.
+/// What the endings of a file's name say: its format, its compression, and whether tabs separate its values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct NameTells {
+pub(super) struct NameEndings {
     pub(super) format: Option<Format>,
     pub(super) compression: Option<Compression>,
     pub(super) tabs: bool,
 }
 
 /// Reads the endings of a file's name.
-pub(super) fn name_tells(path: &Path) -> NameTells {
+pub(super) fn endings_of(path: &Path) -> NameEndings {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let endings = [
         (".gz", Compression::Gzip),
@@ -46,23 +46,23 @@ pub(super) fn name_tells(path: &Path) -> NameTells {
         Some("json" | "jsonl" | "ndjson") => (Some(Format::Json), false),
         _ => (None, false),
     };
-    NameTells { format, compression, tabs }
+    NameEndings { format, compression, tabs }
 }
 
 impl Dialect {
-    /// How files of `config` are read whose names tell `told`; `None` if nothing tells their format.
-    pub(super) fn new(config: &SourceConfig, told: NameTells) -> Option<Self> {
-        Some(Self::of_format(config.format.or(told.format)?, config, told))
+    /// The dialect of the files of `config` whose names have these endings; `None` if neither says the format.
+    pub(super) fn new(config: &SourceConfig, endings: NameEndings) -> Option<Self> {
+        Some(Self::of_format(config.format.or(endings.format)?, config, endings))
     }
 
-    /// How files of `config` are read if they have this format.
-    pub(super) fn of_format(format: Format, config: &SourceConfig, told: NameTells) -> Self {
-        let delimiter = config.delimiter.unwrap_or(if told.tabs { b'\t' } else { b',' });
+    /// The dialect of the files of `config` if they have this format.
+    pub(super) fn of_format(format: Format, config: &SourceConfig, endings: NameEndings) -> Self {
+        let delimiter = config.delimiter.unwrap_or(if endings.tabs { b'\t' } else { b',' });
         let SourceConfig { header, quote, escape, ragged, .. } = *config;
         Self { format, delimiter, header, quote, escape, ragged }
     }
 
-    /// How CSV files are checked whose rows have as many columns.
+    /// The rules for CSV files whose rows have so many columns.
     pub(super) fn csv_rules(&self, columns: Option<usize>) -> CsvRules {
         let Self { delimiter, quote, escape, ragged, .. } = *self;
         CsvRules { delimiter, quote, escape, ragged, columns }
@@ -80,7 +80,7 @@ pub(super) fn engine_compression(compression: Compression) -> FileCompressionTyp
     }
 }
 
-/// What the first bytes of a file that should hold text say against it; a message.
+/// A message if the first bytes of a file show that it is not text.
 pub(super) fn not_text(bytes: &[u8]) -> Option<&'static str> {
     let starts = [
         (&b"PAR1"[..], "it is a Parquet file"),
@@ -100,10 +100,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_format_and_compression() {
+    fn endings_say_format_and_compression() {
         let tells = |name: &str| {
-            let told = name_tells(Path::new(name));
-            (told.format, told.compression, told.tabs)
+            let endings = endings_of(Path::new(name));
+            (endings.format, endings.compression, endings.tabs)
         };
         assert_eq!(tells("a/b.parquet"), (Some(Format::Parquet), None, false));
         assert_eq!(tells("a.csv"), (Some(Format::Csv), None, false));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_known() {
+    fn binary_files_are_recognized() {
         assert_eq!(not_text(b"PAR1...."), Some("it is a Parquet file"));
         assert_eq!(not_text(b"\x28\xb5\x2f\xfd."), Some("it is compressed with zstd"));
         assert_eq!(not_text(b"a,b\n1,\0\n"), Some("it is not text"));

@@ -1,4 +1,4 @@
-//! The first rows of a text file, of which its columns are inferred.
+//! The first rows of a text file, from which its columns are inferred.
 
 use std::io::Cursor;
 
@@ -16,7 +16,7 @@ use crate::error::MessageAndHint;
 const ROWS: usize = 1000;
 /// Fewer rows are enough when they have this many bytes.
 const BYTES: usize = 8 << 20;
-/// A line of JSON beyond this is taken for a file that has no lines.
+/// A longer line of JSON is taken for a file without lines.
 const ROW_BYTES: usize = 64 << 20;
 
 /// The first whole rows of a file.
@@ -27,12 +27,12 @@ pub(super) struct Head {
     rows: usize,
 }
 
-/// Reads the first rows of a decompressed stream and no more of it than that takes. Rows of CSV are checked; they have as
-/// many values as `columns` says, or as the first row.
+/// Reads the first rows of a decompressed stream, and no more of it than necessary. Rows of CSV are checked: they must have
+/// `columns` values, or as many as the first row.
 ///
 /// # Errors
 ///
-/// If the stream fails or holds no text, CSV has a row that is not clear, or JSON a line of more than 64 MiB.
+/// If the stream fails or does not hold text, CSV has an ambiguous row, or JSON a line of more than 64 MiB.
 pub(super) async fn read_head<E: std::fmt::Display>(
     mut chunks: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
     dialect: Dialect,
@@ -59,10 +59,10 @@ pub(super) async fn read_head<E: std::fmt::Display>(
     Ok(Head { bytes, rows: rows.count() })
 }
 
-/// Bytes at the start of a file that tell what it is.
+/// Bytes at the start of a file from which its format is recognized.
 const START_BYTES: usize = 4096;
 
-/// Checks that a file that begins like this can be of the format.
+/// Checks that a file with this start can have the format.
 fn check_start(start: &[u8], dialect: Dialect) -> Result<(), MessageAndHint> {
     if let Some(message) = not_text(start) {
         let hint = match message.contains("UTF-16") {
@@ -184,7 +184,7 @@ impl Head {
             Ok((schema, _)) => return Ok(schema),
             Err(error) => error,
         };
-        // The first line that is wrong by itself; none if lines only do not go together.
+        // The first line that is invalid by itself; `None` if lines only contradict each other.
         let lines = self.bytes.split(|byte| *byte == b'\n');
         let wrong = lines.enumerate().find(|(_, line)| infer_json_schema(Cursor::new(line), None).is_err());
         let place = wrong.map_or(String::new(), |(line, _)| format!("line {}: ", line + 1));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_another_format_are_told() {
+    fn files_of_another_format_are_recognized() {
         for (text, dialect, part) in [
             ("", CSV, "not even a header"),
             ("{\"a\": 1}\n", CSV, "JSON lines"),

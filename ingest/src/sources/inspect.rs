@@ -1,4 +1,4 @@
-//! What a file says of itself: its columns, its rows, and the columns that its folders make.
+//! Inspection of a file before the query: its columns, its rows, and the columns that its folders make.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::error::MessageAndHint;
 /// Bytes that are asked for at the end of a Parquet file; the footers of most fit, so that one request is enough.
 const FOOTER_BYTES: usize = 64 << 10;
 
-/// What a file's footer or first rows say.
+/// What a file's footer or its first rows show.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Inspection {
     pub(super) schema: SchemaRef,
-    /// The file's rows, if it says.
+    /// The number of rows in the file, if its footer states it.
     pub(super) rows: Option<u64>,
     /// Rows to which [`decoded_bytes`](Self::decoded_bytes) belong.
     pub(super) counted_rows: u64,
@@ -47,7 +47,7 @@ pub(super) async fn inspect(
     source_store: &Arc<SourceStore>,
     dialect: Dialect,
     compression: Compression,
-) -> Result<Look, MessageAndHint> {
+) -> Result<Inspection, MessageAndHint> {
     if dialect.format == Format::Parquet {
         if compression != Compression::None {
             let hint = "unpack the file, or set `compression = \"none\"` if only its name says so";
@@ -86,7 +86,7 @@ pub(super) async fn inspect(
     let schema = head.infer(dialect)?;
     let schema =
         if dialect.format == Format::Csv && !dialect.header { named(config, schema)? } else { schema };
-    Ok(Look {
+    Ok(Inspection {
         schema: Arc::new(schema),
         rows: None,
         counted_rows: head.data_rows(dialect),
@@ -109,7 +109,10 @@ fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, MessageAndHi
 }
 
 /// Reads a Parquet file's footer, so that a damaged file is named before any work is done.
-async fn read_footer(found: &FoundFile, source_store: &Arc<SourceStore>) -> Result<Look, MessageAndHint> {
+async fn read_footer(
+    found: &FoundFile,
+    source_store: &Arc<SourceStore>,
+) -> Result<Inspection, MessageAndHint> {
     let not_whole = |error: &dyn std::fmt::Display| {
         let hint = "the file is truncated, damaged or of another format; write it again";
         (format!("not a whole Parquet file: {error}"), hint.to_owned())
@@ -129,7 +132,7 @@ async fn read_footer(found: &FoundFile, source_store: &Arc<SourceStore>) -> Resu
     let fields = footer.schema().fields().iter();
     let schema =
         Schema::new(fields.map(|field| field.as_ref().clone().with_metadata([].into())).collect::<Vec<_>>());
-    Ok(Look {
+    Ok(Inspection {
         schema: Arc::new(schema),
         rows: Some(rows),
         counted_rows: rows,
@@ -137,22 +140,22 @@ async fn read_footer(found: &FoundFile, source_store: &Arc<SourceStore>) -> Resu
     })
 }
 
-/// How a file is read whose name tells no format: as Parquet, if its first bytes are Parquet's.
+/// The dialect of a file whose name does not say its format: Parquet, if its first bytes are those of Parquet.
 ///
 /// # Errors
 ///
 /// If they are not, or cannot be read.
-pub(super) async fn untold_dialect(
+pub(super) async fn dialect_by_content(
     config: &SourceConfig,
     found: &FoundFile,
     source_store: &Arc<SourceStore>,
 ) -> Result<Dialect, MessageAndHint> {
     if first_bytes(source_store, &found.meta.location, found.meta.size).await? == *b"PAR1" {
-        return Ok(Dialect::of_format(Format::Parquet, config, formats::NameTells::default()));
+        return Ok(Dialect::of_format(Format::Parquet, config, formats::NameEndings::default()));
     }
     let hint = "set the source's `format` to \"parquet\", \"csv\" or \"json\", or name files `.parquet`, `.csv`, `.tsv`, \
                 `.json`, `.jsonl` or `.ndjson`";
-    Err(("its name tells no format, and it is not a whole Parquet file".to_owned(), hint.to_owned()))
+    Err(("its name does not say its format, and it is not a whole Parquet file".to_owned(), hint.to_owned()))
 }
 
 async fn first_bytes(
@@ -195,7 +198,7 @@ pub(super) fn folder_columns(
             false => names.iter().map(|name| format!("`{name}=`")).collect::<Vec<_>>().join(", "),
         };
         let message = format!(
-            "it is in other folders of values ({}) than `{}` ({})",
+            "its folders make other columns ({}) than those of `{}` ({})",
             shown(names(other)),
             first.found.name.display(),
             shown(columns)
@@ -212,11 +215,11 @@ pub(super) fn folder_columns(
         if !columns.contains(declared) {
             return Err(wrong(format!("it is in no folder `{declared}=…`")));
         }
-        if files.iter().any(|file| file.look.schema.field_with_name(declared).is_ok()) {
+        if files.iter().any(|file| file.inspection.schema.field_with_name(declared).is_ok()) {
             return Err(wrong(format!("the column `{declared}` is in the files and in their folders")));
         }
     }
-    columns.retain(|name| files.iter().all(|file| file.look.schema.field_with_name(name).is_err()));
+    columns.retain(|name| files.iter().all(|file| file.inspection.schema.field_with_name(name).is_err()));
     let field = |name: String| {
         let declared = config.partition_columns.iter().find(|(declared, _)| *declared == name);
         Field::new(name, declared.map_or(DataType::Utf8, |(_, data_type)| data_type.clone()), true)
@@ -228,7 +231,7 @@ pub(super) fn folder_columns(
 ///
 /// # Errors
 ///
-/// If a value is none of the type that was declared.
+/// If a value does not have the declared type.
 pub(super) fn folder_values(columns: &Fields, file: &FoundFile) -> Result<Vec<ScalarValue>, FileError> {
     let value = |column: &Arc<Field>| {
         // The innermost folder of a name counts.
@@ -236,7 +239,8 @@ pub(super) fn folder_values(columns: &Fields, file: &FoundFile) -> Result<Vec<Sc
         let text = text.and_then(|(_, value)| value.clone());
         ScalarValue::Utf8(text.clone()).cast_to(column.data_type()).map_err(|_| {
             let folder = format!("{}={}", column.name(), text.unwrap_or_default());
-            let message = format!("its folder `{folder}` has no value of the type {}", column.data_type());
+            let message =
+                format!("the value of its folder `{folder}` cannot be read as {}", column.data_type());
             let hint = "correct `partition_columns`, or rename the folder";
             (file.name.clone(), (message, hint.to_owned()))
         })

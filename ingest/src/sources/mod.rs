@@ -5,9 +5,9 @@
 //!              files, listing, stores  inspect, head, formats   schema        table, naming, text_store, csv
 //! ```
 //!
-//! Whatever can be known of a file before the query runs is checked before: that it exists, is whole and of its format,
-//! and that its columns go with those of the other files. While the query runs, every file is read in the version that was
-//! found, and an error names the file in which it happened.
+//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format, and that
+//! its columns fit those of the other files. While the query runs, every file is read in the version that was found, and an
+//! error names the file in which it happened.
 
 mod csv;
 mod files;
@@ -37,9 +37,9 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use self::files::FoundFile;
 pub(crate) use self::files::local_paths;
-use self::formats::{Dialect, engine_compression, name_tells};
+use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
-use self::inspect::Look;
+use self::inspect::Inspection;
 use self::naming::FileName;
 use self::schema::FileColumns;
 use self::stores::{SourceStore, Stores, VersionedStore};
@@ -52,8 +52,8 @@ use crate::{Config, Error, Result};
 /// A file or directory that cannot be read or does not fit the others, and why.
 type FileError = (PathBuf, MessageAndHint);
 
-/// Files that are looked at at once.
-const LOOKS: usize = 16;
+/// Files that are inspected at the same time.
+const FILES_AT_A_TIME: usize = 16;
 /// The hint where a path leads to nothing.
 const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to the configuration file";
 
@@ -70,14 +70,14 @@ pub(crate) struct Source {
     skipped: Arc<SkippedRows>,
 }
 
-/// A file, as it was found and looked at.
+/// A file that was found and inspected.
 #[derive(Debug)]
 struct SourceFile {
     found: FoundFile,
     store: Arc<SourceStore>,
     dialect: Dialect,
     compression: Compression,
-    look: Look,
+    inspection: Inspection,
     /// Values of [`Source::folders`].
     values: Vec<ScalarValue>,
 }
@@ -87,7 +87,7 @@ struct SourceFile {
 /// # Errors
 ///
 /// [`Error::Source`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
-/// columns do not go with those of the source's other files.
+/// columns do not fit those of the source's other files.
 pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
     let mut stores = Stores::default();
     let mut sources = Vec::new();
@@ -99,7 +99,7 @@ pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
             message,
             hint,
         };
-        sources.push(look_at(name, source, found).await.map_err(wrong)?);
+        sources.push(inspect_files(name, source, found).await.map_err(wrong)?);
     }
     Ok(sources)
 }
@@ -155,20 +155,20 @@ async fn expand(
 }
 
 /// Reads the files' footers or first rows, and makes one table of them.
-async fn look_at(
+async fn inspect_files(
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
 ) -> Result<Source, FileError> {
-    let looks = stream::iter(found).map(|(found, store)| async move {
+    let inspections = stream::iter(found).map(|(found, store)| async move {
         let path = found.name.clone();
-        let look = AssertUnwindSafe(look_at_one(config, found, store)).catch_unwind();
+        let file = AssertUnwindSafe(inspect_file(config, found, store)).catch_unwind();
         // Decoders panic on some damaged bytes.
-        let look =
-            look.await.unwrap_or_else(|_| Err(("its footer cannot be decoded".to_owned(), damaged_hint())));
-        look.map_err(|error| (path, error))
+        let file =
+            file.await.unwrap_or_else(|_| Err(("its footer cannot be decoded".to_owned(), damaged_hint())));
+        file.map_err(|error| (path, error))
     });
-    let mut files: Vec<SourceFile> = looks.buffered(LOOKS).try_collect().await?;
+    let mut files: Vec<SourceFile> = inspections.buffered(FILES_AT_A_TIME).try_collect().await?;
     let format = one_format(&files)?;
     let folders = inspect::folder_columns(name, config, &files)?;
     for file in &mut files {
@@ -176,7 +176,7 @@ async fn look_at(
     }
     let columns: Vec<FileColumns> = files
         .iter()
-        .map(|file| FileColumns { name: file.found.name.clone(), schema: file.look.schema.clone() })
+        .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
         .collect();
     let mut columns = schema::merge(name, config, format, &columns)?;
     if format == Format::Parquet {
@@ -186,19 +186,19 @@ async fn look_at(
     Ok(Source { name: name.to_owned(), files, columns, folders, skipped: Arc::default() })
 }
 
-async fn look_at_one(
+async fn inspect_file(
     config: &SourceConfig,
     found: FoundFile,
     store: Arc<SourceStore>,
 ) -> Result<SourceFile, MessageAndHint> {
-    let told = name_tells(&found.name);
-    let compression = config.compression.or(told.compression).unwrap_or(Compression::None);
-    let dialect = match Dialect::new(config, told) {
+    let endings = endings_of(&found.name);
+    let compression = config.compression.or(endings.compression).unwrap_or(Compression::None);
+    let dialect = match Dialect::new(config, endings) {
         Some(dialect) => dialect,
-        None => inspect::untold_dialect(config, &found, &store).await?,
+        None => inspect::dialect_by_content(config, &found, &store).await?,
     };
-    let look = inspect::inspect(config, &found, &store, dialect, compression).await?;
-    Ok(SourceFile { found, store, dialect, compression, look, values: Vec::new() })
+    let inspection = inspect::inspect(config, &found, &store, dialect, compression).await?;
+    Ok(SourceFile { found, store, dialect, compression, inspection, values: Vec::new() })
 }
 
 /// The format that all files have.
@@ -223,7 +223,7 @@ fn one_format(files: &[SourceFile]) -> Result<Format, FileError> {
 ///
 /// # Errors
 ///
-/// [`Error::Engine`] if a source's name is none that a table can have.
+/// [`Error::Engine`] if a table cannot have the source's name.
 pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Result<()> {
     for source in sources {
         let tables = source.tables(&source.files);
@@ -257,13 +257,13 @@ impl Source {
         FileTable::schema(self.columns.clone(), self.folders.clone()).table_schema().clone()
     }
 
-    /// Files that are read alike, as tables.
+    /// The files as tables; a table has files that are read in the same way.
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
-            // The values of CSV are told apart by their place alone.
+            // The values of a CSV row belong to columns by their position only.
             let columns = match file.dialect.format {
-                Format::Csv => self.ordered_as(&file.look.schema),
+                Format::Csv => self.ordered_as(&file.inspection.schema),
                 _ => self.columns.clone(),
             };
             let names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
@@ -292,7 +292,7 @@ impl Source {
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
-    /// A table with the columns of the source: what it lacks is null.
+    /// A table with all columns of the source; those that the files lack are null.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
         let has = table.schema.table_schema().clone();
         let whole = self.schema();
@@ -307,9 +307,9 @@ impl Source {
     }
 }
 
-/// Rows of all sources together, where the files say.
+/// The number of rows of all sources together; `None` unless all files state theirs.
 pub(crate) fn total_rows(sources: &[Source]) -> Option<u64> {
-    sources.iter().flat_map(|source| &source.files).map(|file| file.look.rows).sum()
+    sources.iter().flat_map(|source| &source.files).map(|file| file.inspection.rows).sum()
 }
 
 /// Bytes of all sources' files.
@@ -317,7 +317,7 @@ pub(crate) fn total_bytes(sources: &[Source]) -> u64 {
     sources.iter().flat_map(|source| &source.files).map(|file| file.found.meta.size).sum()
 }
 
-/// Rows of all sources' CSV files that were left out so far, because they have fewer or more values than there are columns.
+/// The number of CSV rows left out so far because they have fewer or more values than there are columns.
 pub(crate) fn ragged_rows_skipped(sources: &[Source]) -> u64 {
     sources.iter().map(|source| source.skipped.total()).sum()
 }
@@ -326,7 +326,7 @@ pub(crate) fn ragged_rows_skipped(sources: &[Source]) -> u64 {
 pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
     let widths = sources.iter().map(|source| {
         let (rows, bytes) = source.files.iter().fold((0, 0), |(rows, bytes), file| {
-            (rows + file.look.counted_rows, bytes + file.look.decoded_bytes)
+            (rows + file.inspection.counted_rows, bytes + file.inspection.decoded_bytes)
         });
         bytes / rows.max(1)
     });

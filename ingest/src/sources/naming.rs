@@ -1,7 +1,7 @@
 //! Files whose errors name them: the source, the file, and what to do.
 //!
 //! The engine reads a file in steps: it plans (footers, statistics), waits for bytes, and decodes. An error or a panic of
-//! any step is given the name of the file where it happens, because what comes out of the query says nothing of files.
+//! any step is given the name of the file where it happens, because the errors of a query do not name files.
 
 use std::any::Any;
 use std::fmt;
@@ -203,7 +203,7 @@ impl NamedFile {
         DataFusionError::External(Box::new(Error::Source { source_name, path, message, hint }))
     }
 
-    /// The error of a step as an [`Error::Source`], if it is one of the file and not of the query.
+    /// The error of a step as an [`Error::Source`], if the file caused it and not the query.
     fn name_error(&self, error: DataFusionError) -> DataFusionError {
         if let Some((message, hint)) = self.files.store.failure(&self.location) {
             return self.error(message, hint);
@@ -331,7 +331,7 @@ impl Morsel for NamingMorsel {
         if !last.files.store.is_local() {
             return rows.boxed();
         }
-        // Requests to other stores name the version that they want; a local file may change while it is open.
+        // Requests to object stores name the version that they want; a local file may change while it is open.
         let changed = stream::once(async move {
             let unchanged = last.files.store.check_unchanged(&last.location).await;
             unchanged.map_err(|error| last.name_error(error.into())).err().map(Err)
@@ -346,8 +346,8 @@ mod tests {
 
     #[test]
     fn rows_are_counted_from_one() {
-        let told = with_row("Parser error: value 'x' at line 2501. Row data: '[2500,x]'");
-        assert_eq!(told, "Parser error: value 'x' in row 2502 of the file. Row data: '[2500,x]'");
+        let message = with_row("Parser error: value 'x' at line 2501. Row data: '[2500,x]'");
+        assert_eq!(message, "Parser error: value 'x' in row 2502 of the file. Row data: '[2500,x]'");
         assert_eq!(with_row("wrong at line"), "wrong at line");
         assert_eq!(with_row("wrong at line x."), "wrong at line x.");
     }

@@ -19,8 +19,8 @@ pub(super) struct FileColumns {
 ///
 /// # Errors
 ///
-/// The first file, by name, that lacks a column, has it twice or with a type that does not go with that of the files
-/// before, where the configuration does not say what to do.
+/// The first file, by name, that lacks a column, has it twice or with a type that does not fit that of the files
+/// before it, unless the configuration says what to do.
 pub(super) fn merge(
     source: &str,
     config: &SourceConfig,

@@ -25,9 +25,9 @@ use tokio::runtime::Handle;
 use super::csv::{Checker, CsvRules};
 use super::stores::{SourceStore, VersionedStore};
 
-/// Bytes of the first request for an object: enough for the rows of which columns are inferred.
+/// Bytes of the first request for an object: enough for the rows from which columns are inferred.
 const FIRST_REQUEST: u64 = 256 << 10;
-/// Bytes of every further request; one is ahead of the rows that are decoded.
+/// Bytes of every further request; one request is ahead of decoding.
 const REQUEST: u64 = 4 << 20;
 /// Decompressed bytes that are handed on at once.
 const CHUNK: usize = 256 << 10;
@@ -68,7 +68,7 @@ impl TextStore {
         Self { csv: Some((rules, skipped)), ..self }
     }
 
-    /// The object, of which remote stores send the rest when it is asked for.
+    /// Opens an object. From remote stores, the parts after the first are requested as they are read.
     async fn open(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (start, end) = match &options.range {
             None => (0, u64::MAX),
@@ -184,7 +184,7 @@ struct Checking {
 }
 
 impl Checking {
-    /// The rows that end in `chunk`; the last ones of the file if it is empty.
+    /// Returns the rows that end in `chunk`, or the last rows of the file if `chunk` is empty.
     fn check(&mut self, chunk: &[u8]) -> io::Result<Vec<u8>> {
         let mut rows = Vec::with_capacity(chunk.len());
         let checked = match chunk {

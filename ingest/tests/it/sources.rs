@@ -51,7 +51,7 @@ fn what_names_do_not_tell_the_configuration_says() {
     let rows = rows();
     dir.write("log.0", compressed(csv(&rows, ';', false), "zst"));
     dir.configure("[sources]\nlog = \"log.0\"", SELECT_TEXT);
-    dir.fails(&["source `log`", "log.0", "its name tells no format", "set the source's `format`"]);
+    dir.fails(&["source `log`", "log.0", "its name does not say its format", "set the source's `format`"]);
     let keys = "path = \"log.0\", format = \"csv\", delimiter = \";\", header = false";
     dir.configure(&format!("[sources]\nlog = {{ {keys} }}"), SELECT_TEXT);
     dir.fails(&["log.0", "it is compressed with zstd", "`compression`"]);
@@ -109,7 +109,7 @@ fn folders_patterns_and_lists_of_files_are_one_table() {
     fs_err::remove_file(dir.path("log/day=7/hour=7/a.parquet")).unwrap();
     dir.write("log/day=1/hour=x/a.parquet", parquet(columns(&rows())));
     dir.configure(typed, SELECT);
-    dir.fails(&["hour=x/a.parquet", "`hour=x` has no value of the type Int32"]);
+    dir.fails(&["hour=x/a.parquet", "the value of its folder `hour=x` cannot be read as Int32"]);
     dir.configure("[sources]\nlog = { path = \"log\", partition_columns = { hours = \"INT\" } }", SELECT);
     dir.fails(&["no folder `hours=…`", "did you mean `hour`?"]);
     dir.write("log/day=2/a.parquet", parquet(columns(&rows())));
