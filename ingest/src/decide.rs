@@ -1,4 +1,4 @@
-//! Decisions between reading and writing, when every sample was read once: vocabularies and feature groups.
+//! The vocabularies and feature groups of a dataset, chosen after all samples were read and before they are written.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::groups::{ObservedFeature, choose_groups};
 use crate::reading::Reading;
 use crate::{Config, Result, timeline};
 
-/// How the samples are written.
+/// The schema and the vocabularies with which the samples are written.
 #[derive(Debug)]
 pub(crate) struct OutputPlan {
     pub(crate) schema: Schema,
@@ -43,11 +43,12 @@ pub struct GroupSummary {
     pub features: Vec<String>,
     /// The dedupe factor expected in batches of whole sessions.
     pub dedupe_factor: f64,
-    /// Why it was chosen.
+    /// The reason for the choice.
     pub why: String,
 }
 
-/// Decides from the statistics of the samples. Decisions of a dataset that is appended to (`old`, in `root`) stay.
+/// Makes the plan from the statistics of the samples. A dataset that is appended to (`old`, in `root`) keeps its groups and
+/// the numbers of its vocabularies.
 ///
 /// # Errors
 ///
@@ -56,20 +57,20 @@ pub struct GroupSummary {
 pub(crate) async fn decide(
     config: &Config,
     reading: &Reading<'_>,
-    facts: &SampleStatistics,
+    statistics: &SampleStatistics,
     old: Option<(&Path, &Snapshot)>,
 ) -> Result<OutputPlan> {
     let mut vocabularies = BTreeMap::new();
     let mut id_maps = BTreeMap::new();
-    for (name, counted) in config.vocabularies.keys().zip(&facts.counters) {
+    for (name, counted) in config.vocabularies.keys().zip(&statistics.counters) {
         let vocabulary = vocabulary(config, reading, name, counted, old).await?;
         id_maps.insert(name, vocabulary.id_map(reading.ids.texts(name)));
         vocabularies.insert(name.clone(), vocabulary);
     }
-    let (schema, groups) = match (old, &facts.changes) {
+    let (schema, groups) = match (old, &statistics.changes) {
         (_, None) => (config.schema.clone(), Vec::new()),
         (Some((_, old)), Some(_)) if has_features(&old.schema, config) => (old.schema.clone(), Vec::new()),
-        _ => found_groups(config, facts),
+        _ => chosen_groups(config, statistics),
     };
     let feature = |name: &str| config.schema.sparse_features().find(|feature| feature.name == name);
     let lists = list_names(config).map(|name| {
@@ -80,7 +81,7 @@ pub(crate) async fn decide(
     Ok(OutputPlan { schema, lists: lists.collect(), vocabularies, groups })
 }
 
-/// Whether a schema has the configuration's columns, whatever their groups.
+/// Whether a schema has the configuration's columns, in any groups.
 pub(crate) fn has_features(schema: &Schema, config: &Config) -> bool {
     let features = |schema: &Schema| {
         let mut all: Vec<SparseFeature> = schema.sparse_features().cloned().collect();
@@ -105,8 +106,8 @@ pub(crate) fn vocabulary_kinds(
     snapshot.vocabularies.iter().map(kind).collect()
 }
 
-/// The vocabulary `name`, from the counts of the samples' lists. That of an old dataset is extended: an id that has a
-/// number keeps it, and its count, so that building a partition again changes nothing.
+/// The vocabulary `name`, from the counts of ids in the samples' lists. The vocabulary of an old dataset is extended: its ids
+/// keep their numbers and counts, so that building a partition again changes nothing.
 async fn vocabulary(
     config: &Config,
     reading: &Reading<'_>,
@@ -150,7 +151,7 @@ async fn vocabulary(
     })
 }
 
-/// Of the timelines' columns that have the vocabulary `name`: the timeline, and the place of the column there.
+/// The timelines' columns with the vocabulary `name`: the number of the timeline, and the position of the column in it.
 fn timeline_columns<'c>(config: &'c Config, name: &'c str) -> impl Iterator<Item = (usize, usize)> + 'c {
     let has_it = move |feature: &str| {
         let mut features = config.schema.sparse_features();
@@ -162,7 +163,7 @@ fn timeline_columns<'c>(config: &'c Config, name: &'c str) -> impl Iterator<Item
     })
 }
 
-/// Counts the ids that timelines give to features of the vocabulary `name`: as often as they are in the timeline.
+/// Counts the ids in timelines of features with the vocabulary `name`: each as often as it is in the timeline.
 async fn count_timelines(
     config: &Config,
     context: &SessionContext,
@@ -183,9 +184,9 @@ async fn count_timelines(
 }
 
 /// The schema with the groups that the data suggests.
-fn found_groups(config: &Config, facts: &SampleStatistics) -> (Schema, Vec<GroupSummary>) {
-    let Some(changes) = &facts.changes else { return (config.schema.clone(), Vec::new()) };
-    let names = list_names(config).zip(&facts.values);
+fn chosen_groups(config: &Config, statistics: &SampleStatistics) -> (Schema, Vec<GroupSummary>) {
+    let Some(changes) = &statistics.changes else { return (config.schema.clone(), Vec::new()) };
+    let names = list_names(config).zip(&statistics.values);
     let observed: Vec<ObservedFeature> = names
         .filter_map(|(name, [values, window_values])| {
             let feature = config.schema.sparse_features().find(|feature| feature.name == name)?.clone();

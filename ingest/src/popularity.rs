@@ -1,4 +1,4 @@
-//! How often jobs read each column, as a file that says so.
+//! Popularity files, which say how often jobs read each column.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,13 +7,13 @@ use onefold_datasets::{SESSION_COLUMN, TIME_COLUMN, suggest};
 
 use crate::{Config, Error, Result};
 
-/// The columns that the file at `path` names, those read most first, ties by name. Every line is `column,reads`; empty lines, lines
-/// that start with `#` and a first line without a number are passed over.
+/// The columns that the file at `path` names: those read most often first, then by name. Every line is `column,reads`. Empty
+/// lines, lines that start with `#`, and a first line without a number are ignored.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if it cannot be read; [`Error::Popularity`], with the line, if it is not of that form, or names a column twice or
-/// one that the dataset of `config` does not have.
+/// [`Error::Io`] if it cannot be read; [`Error::Popularity`], with the line, if a line has another form, or names a column twice
+/// or one that the dataset of `config` does not have.
 pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let text = fs_err::read_to_string(path)?;
     let features = config.feature_columns().map(|(name, _)| name);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_read_most_stand_first() {
+    fn columns_that_are_read_most_come_first() {
         let columns = order("column,reads\nitem, 3\n# the rest\n\nuser,12\nclicked,3\n").unwrap();
         assert_eq!(columns, ["user", "clicked", "item"]);
         assert_eq!(order("").unwrap(), [""; 0]);

@@ -1,7 +1,7 @@
-//! SQL functions that give the length of a list, or a place in it, as a signed integer.
+//! SQL functions that return the length of a list, or a position in it, as a signed integer.
 //!
-//! DataFusion gives `UInt64`, of which `cardinality(x) + 1` makes a decimal that functions of integers, such as `range`,
-//! refuse. As `BIGINT`, arithmetic with lengths stays arithmetic of integers. No list is too long for it.
+//! DataFusion's functions return `UInt64`. Then `cardinality(x) + 1` is a decimal, which functions of integers such as `range`
+//! refuse. With `BIGINT` such a sum is an integer. No list is too long for it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::prelude::SessionContext;
 
-/// The functions, all of which give `UInt64`.
+/// The functions. All of them return `UInt64`.
 const FUNCTIONS: [&str; 4] = ["array_length", "array_ndims", "array_position", "cardinality"];
 
 /// Replaces the functions of `context`.

@@ -1,4 +1,4 @@
-//! Whether the type of a column fits what `[features]` makes of it.
+//! Checks that the type of a column fits its kind of feature in `[features]`.
 
 use datafusion::arrow::datatypes::DataType;
 use onefold_datasets::SparseFeature;
@@ -10,7 +10,7 @@ use crate::FeatureKind;
 /// Why a column cannot be a feature: its type, and what to do.
 #[derive(Debug)]
 pub(crate) struct WrongType {
-    /// A clause that goes on after the feature: `whose type is …`.
+    /// A clause that follows the feature's name: `whose type is …`.
     pub(crate) message: String,
     pub(crate) hint: String,
 }
@@ -19,7 +19,7 @@ fn wrong(data_type: &DataType, reason: &str, hint: String) -> Option<WrongType> 
     Some(WrongType { message: format!("whose type is {data_type}, {reason}"), hint })
 }
 
-/// What is wrong with the type of a label, weight or dense feature, if anything is.
+/// The reason why a label, weight or dense feature cannot have this type; `None` if it can.
 pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<WrongType> {
     if data_type.is_numeric() || *data_type == DataType::Boolean {
         return None;
@@ -37,7 +37,7 @@ pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<Wr
     wrong(data_type, "but a number or boolean is needed", hint)
 }
 
-/// What is wrong with the type of a sparse or sequence feature of the samples, if anything is.
+/// The reason why a sparse or sequence feature of the samples cannot have this type; `None` if it can.
 pub(crate) fn wrong_list_type(
     kind: FeatureKind,
     feature: &SparseFeature,
@@ -66,7 +66,7 @@ pub(crate) fn wrong_list_type(
     wrong_item_type(feature, column, data_type)
 }
 
-/// What is wrong with the type of single ids, if anything is.
+/// The reason why single ids cannot have this type; `None` if they can.
 pub(crate) fn wrong_item_type(
     feature: &SparseFeature,
     column: &str,
@@ -80,7 +80,7 @@ pub(crate) fn wrong_item_type(
 
 const NOT_IDS: &str = "but ids are integers, texts, booleans or binary values";
 
-/// Ids that are no integers, of a feature that does not say what becomes of them.
+/// Refuses ids that are not integers if the feature has neither `ids = "hash"` nor a vocabulary.
 fn unnumbered(
     feature: &SparseFeature,
     column: &str,
@@ -97,7 +97,7 @@ fn unnumbered(
     let numbers = match id_type {
         IdType::Text => {
             format!(
-                "; if the texts are integers, `CAST({column} AS {integers})` in the query makes numbers of them"
+                "; if the texts are integers, `CAST({column} AS {integers})` in the query turns them into numbers"
             )
         }
         _ => String::new(),
@@ -105,7 +105,7 @@ fn unnumbered(
     wrong(data_type, "and a dataset stores ids as integers", format!("{OPTIONS}{numbers}"))
 }
 
-/// How values that are no ids become some.
+/// The hint for values that are not ids.
 fn convert(column: &str, data_type: &DataType, integers: &str) -> String {
     match data_type {
         DataType::Struct(_) => format!("take a field of it in the query, as `{column}['name']`"),

@@ -1,4 +1,4 @@
-//! About how many distinct ids were hashed, and how many collisions that makes.
+//! Estimates of the number of distinct ids that were hashed, and of the collisions among them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,11 +11,11 @@ const REGISTER_BITS: u32 = 14;
 /// Meunier 2007) over 63-bit hashes, which are uniform already.
 #[derive(Debug)]
 pub(crate) struct DistinctIds {
-    /// Of the hashes that fall to each register, the most leading zeros behind the register's bits, plus one.
+    /// For each register, the largest number of leading zeros after the register's bits among its hashes, plus one.
     registers: Vec<AtomicU8>,
 }
 
-/// What a build's summary says about the hashed ids of a feature.
+/// The hashed ids of a feature in a build's summary.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HashedIds {
     /// An estimate of the distinct ids, with a standard error of 0.8 %.
@@ -42,7 +42,7 @@ impl DistinctIds {
         }
     }
 
-    /// The estimate, and the collisions that are expected of so many ids.
+    /// The estimate, and the number of collisions expected among so many ids.
     pub(crate) fn summary(&self) -> HashedIds {
         let distinct = self.estimate().round();
         // n (n - 1) / 2 pairs, each of which collides with probability 2^-63.

@@ -1,4 +1,4 @@
-//! Which form the ids of each feature have, decided before any row is read.
+//! The form in which each feature's ids are read, chosen before any row is read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{DistinctIds, HashedIds, IdForm, IdType, timeline_function};
 use crate::cluster::column_error;
 use crate::{Config, Result};
 
-/// The forms of all features' ids, and what is known of the ids while they are read.
+/// The forms of all features' ids, and the texts and hashes collected while they are read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FeatureIds {
     forms: BTreeMap<String, IdForm>,
@@ -20,12 +20,12 @@ pub(crate) struct FeatureIds {
 }
 
 impl FeatureIds {
-    /// Decides the forms from the columns of the `rows` that become samples and of the sources, and gives `context` the
+    /// Chooses the forms by the columns of the sources and of the `rows` that become samples, and registers with `context` the
     /// functions that timelines call. `kinds` are those of the vocabularies of a dataset that is appended to.
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset numbers integers, and a feature has others.
+    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset is one of integers, and a feature has other ids.
     pub(crate) async fn plan(
         config: &Config,
         context: &SessionContext,
@@ -79,7 +79,7 @@ impl FeatureIds {
         self.texts.get(vocabulary).map(Arc::as_ref)
     }
 
-    /// What is known of the features whose ids are hashed, after all samples were read.
+    /// The summaries of the features whose ids are hashed, after all samples were read.
     pub(crate) fn hashed(&self) -> BTreeMap<String, HashedIds> {
         let hashed = self.forms.iter().filter_map(|(feature, form)| match form {
             IdForm::Hashes(distinct) => Some((feature.clone(), distinct.summary())),

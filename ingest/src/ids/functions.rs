@@ -28,7 +28,7 @@ pub(crate) fn timeline_function_name(timeline: usize, column: usize) -> String {
     format!("__onefold_ids{timeline}_{column}")
 }
 
-/// That function: from a value of the source's column `shown` to an id in its form, BIGINT.
+/// That function: it returns the id, a BIGINT, of a value of the source's column `shown`.
 pub(crate) fn timeline_function(timeline: usize, column: usize, shown: &str, form: IdForm) -> ScalarUDF {
     ScalarUDF::from(TimelineIds {
         name: timeline_function_name(timeline, column),
@@ -46,7 +46,7 @@ struct HashId(Signature);
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct SplitIds(Signature);
 
-/// `split_part_each(texts, separator, n)`: of each text of a list, the part number `n`.
+/// `split_part_each(texts, separator, n)`: part number `n` of each text of a list.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct SplitPartEach(Signature);
 

@@ -8,7 +8,7 @@
 //! | texts, dictionaries and enums of texts | refused | hash of the UTF-8 bytes | the text |
 //! | binary | refused | hash of the bytes | the bytes as a text |
 //!
-//! Behind this module all ids are `i64`: an integer, a hash ([`onefold_datasets::hash_id`]), or the number that
+//! After this module all ids are `i64`: an integer, a hash ([`onefold_datasets::hash_id`]), or the number that
 //! [`TextIds`](onefold_datasets::TextIds) gives to a text, which a vocabulary replaces by a rank when samples are written.
 
 mod check;

@@ -1,6 +1,5 @@
 //! Inspection of a file before the query: its columns, its rows, and the columns that its folders make.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
