@@ -2,18 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, BooleanArray, Int64Array, TimestampMicrosecondArray};
 use onefold_datasets::Snapshot;
 use onefold_ikjt::{Reader, ReaderOptions};
 use onefold_tests::Dir;
 use serde_json::Value;
 
 use crate::crash::{file_names, kill_at};
-use crate::logs::write_table;
+use crate::logs::{Request, feature_columns, write_table};
 use crate::samples::{
     Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files,
 };
@@ -30,11 +28,11 @@ const CONFIG: &str = r#"format_version = 1
 features = "features.parquet"
 
 [samples]
-query = "SELECT *, 'WRITER' AS writer FROM features"
+query = "SELECT request, user, city AS items, time, request % 3 = 0 AS clicked, 'WRITER' AS writer FROM features"
 
 [session]
 user = "user"
-gap = "30m"
+gap = "1h"
 time = "time"
 order = ["request"]
 
@@ -61,20 +59,18 @@ fn first_request(writer: usize, day: i64) -> i64 {
 /// Writes the log of a day of a writer.
 fn write_log(dir: &Dir, writer: usize, day: i64) {
     let (log, _) = log_and_partition(WRITERS[writer], day);
-    let first = first_request(writer, day);
-    let numbers = |number: &dyn Fn(i64) -> i64| -> ArrayRef {
-        Arc::new(Int64Array::from_iter_values((0..SAMPLES).map(number)))
+    // A sample a minute; a user comes back after 37 minutes.
+    let row = |i: i64| Request {
+        request: first_request(writer, day) + i,
+        user: i % 37,
+        visit: "",
+        minute: day * 24 * 60 + i,
+        age: 30.0,
+        city: Some(i % 37 + 100 * day),
+        history: None,
     };
-    // 2024-05-01, 20 seconds from sample to sample.
-    let times = (0..SAMPLES).map(|i| 1_714_521_600_000_000 + day * 86_400_000_000 + i * 20_000_000);
-    let columns = vec![
-        ("request", numbers(&|i| first + i)),
-        ("user", numbers(&|i| i % 37)),
-        ("items", numbers(&|i| i % 37 + 100 * day)),
-        ("time", Arc::new(TimestampMicrosecondArray::from_iter_values(times)) as ArrayRef),
-        ("clicked", Arc::new(BooleanArray::from_iter((0..SAMPLES).map(|i| Some(i % 3 == 0))))),
-    ];
-    write_table(&dir.path(format!("{log}/features.parquet")), columns);
+    let rows: Vec<Request> = (0..SAMPLES).map(row).collect();
+    write_table(&dir.path(format!("{log}/features.parquet")), feature_columns(&rows));
     dir.write(format!("{log}/dataset.toml"), CONFIG.replace("WRITER", WRITERS[writer]));
 }
 
