@@ -500,7 +500,7 @@ mod tests {
             ("s3 = { secret_access_key = 'x' }", "`secret_access_key`", "AWS_SECRET_ACCESS_KEY"),
             ("s3 = { access_key_id = 'x' }", "`access_key_id`", "in the environment"),
             ("s3 = { endpoint = 'https://me:secret@host' }", "user or password", "in the environment"),
-            ("s3 = { endpoint = 'localhost:9000' }", "no URL", "https://"),
+            ("s3 = { endpoint = 'localhost:9000' }", "not a URL", "https://"),
             ("s3 = { endpoint = 'http://localhost:9000' }", "not encrypted", "allow_http = true"),
             ("s3 = { endpiont = 'http://localhost:9000' }", "unknown field `endpiont`", "`endpoint`"),
             ("'gs://bucket' = {}", "names no store", "s3://bucket"),
