@@ -37,19 +37,19 @@ use self::row_digest::RowDigester;
 use self::segment::{SegmentFile, Segments};
 use crate::{Error, Result};
 
-/// The file that makes a directory one of segments. The underscore keeps it out of what is read as data.
+/// The file that marks a directory of segments. Because of the underscore, sources do not read it as data.
 pub const SEGMENTS_FILE: &str = "_segments.json";
 /// The version of [`SEGMENTS_FILE`] that this code writes.
 const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of a page before it is compressed. zstd finds a list again only within its page: of rm1 in 16 segments, pages of 1, 2
-/// and 4 MiB make 204, 162 and 150 MiB of what is 333 in the log. A reader decodes a page as a whole.
+/// Bytes of a page before compression. zstd finds copies of a list only within a page: with pages of 1, 2 and 4 MiB, rm1 in 16
+/// segments takes 204, 162 and 150 MiB, where the log takes 333. A reader decodes whole pages.
 pub const PAGE_BYTES: usize = 4 << 20;
 
-/// How a log is split.
+/// The options of [`shard`].
 #[derive(Debug, Clone)]
 pub struct ShardOptions {
-    /// The columns that make the key.
+    /// The columns of the key.
     pub by: Vec<String>,
     /// The number of segments, at least 1.
     pub segments: usize,
@@ -60,11 +60,11 @@ pub struct ShardOptions {
     pub threads: usize,
     /// Bytes of a page before it is compressed; [`PAGE_BYTES`] are a good number.
     pub page_bytes: usize,
-    /// Whether segments that are there are replaced.
+    /// Whether existing segments are replaced.
     pub overwrite: bool,
 }
 
-/// What was split.
+/// The result of [`shard`].
 #[derive(Debug, Clone, Serialize)]
 pub struct ShardSummary {
     /// Rows of the log, and of all segments together.
@@ -83,17 +83,17 @@ pub struct ShardSummary {
     pub log_bytes: u64,
     /// Size of the segments.
     pub bytes_on_disk: u64,
-    /// `log_bytes / bytes_on_disk`: what the log gained in compression.
+    /// `log_bytes / bytes_on_disk`: how many times smaller the segments are than the log.
     pub compression_gain: f64,
     /// Time from start to commit.
     pub wall_seconds: f64,
     /// `rows / wall_seconds`.
     pub rows_per_second: f64,
-    /// Largest resident set of the process, where the kernel tells.
+    /// Largest resident set of the process, if the kernel tells it.
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// What [`SEGMENTS_FILE`] says.
+/// The contents of [`SEGMENTS_FILE`].
 #[derive(Debug, Serialize)]
 struct SegmentList<'a> {
     format_version: u32,
@@ -161,7 +161,7 @@ pub fn shard(
     })
 }
 
-/// What went into the segments.
+/// The rows that went into the segments.
 #[derive(Debug, Default)]
 struct Split {
     rows: u64,
@@ -169,7 +169,7 @@ struct Split {
     digest: Digest,
 }
 
-/// Reads the log, on a thread of its own, and brings every row into its segment.
+/// Reads the log on a thread of its own, and appends every row to its segment.
 fn split(
     log: &Log,
     router: &Router,
@@ -182,7 +182,7 @@ fn split(
     // One batch waits while the next is read and the last is split.
     let (sender, batches) = sync_channel(1);
     let split = std::thread::scope(|scope| {
-        // Whatever the reader meets it sends; once nobody receives any more, because of an error, it ends.
+        // The reader sends batches and errors. It ends when the receiver has ended because of an error.
         scope.spawn(move || log.read(|batch| sender.send(batch).is_ok()));
         let digester = &digester;
         pool.install(move || split_batches(batches, router, digester, segments, reporter))

@@ -33,12 +33,12 @@ pub(super) struct SegmentFile {
     pub(super) bytes_on_disk: u64,
 }
 
-/// All segments, and the rows that wait to be written.
+/// All segments, with their rows that wait to be written.
 #[derive(Debug)]
 pub(super) struct Segments {
     schema: SchemaRef,
     segments: Vec<Segment>,
-    /// Decoded bytes that wait, of all segments.
+    /// Decoded bytes of the rows that wait, in all segments.
     waiting_bytes: u64,
     most_waiting_bytes: u64,
     row_group_bytes: u64,
@@ -53,7 +53,7 @@ pub(super) struct Segments {
 struct Segment {
     path: PathBuf,
     name: String,
-    /// Not open before its first row group.
+    /// `None` before the first row group.
     writer: Option<ArrowWriter<fs_err::File>>,
     waiting: Vec<RecordBatch>,
     waiting_bytes: u64,
@@ -100,7 +100,7 @@ impl Segments {
         }
     }
 
-    /// Writes a row group of each of the segments that have most to write.
+    /// Writes a row group of each of the segments with the most waiting bytes.
     fn write_largest(&mut self) -> Result<()> {
         let properties = self.properties()?;
         let mut largest: Vec<&mut Segment> = self.segments.iter_mut().collect();
@@ -113,14 +113,14 @@ impl Segments {
         Ok(())
     }
 
-    /// Writes what waits and ends the files.
+    /// Writes the waiting rows and ends the files.
     pub(super) fn finish(mut self) -> Result<Vec<SegmentFile>> {
         let properties = self.properties()?;
         let schema = &self.schema;
         self.segments.par_iter_mut().map(|segment| segment.finish(schema, &properties)).collect()
     }
 
-    /// How the files are written; at the first call chosen from what waits.
+    /// The properties of all files; the first call chooses them by the rows that wait.
     fn properties(&mut self) -> Result<WriterProperties> {
         if let Some(properties) = &self.properties {
             return Ok(properties.clone());
@@ -136,7 +136,7 @@ impl Segments {
 }
 
 impl Segment {
-    /// Takes `rows` of `batch`, which then wait; gives their bytes.
+    /// Takes `rows` of `batch` to be written later. Returns their bytes.
     fn append(&mut self, batch: &RecordBatch, rows: &UInt32Array) -> Result<u64, ArrowError> {
         if rows.is_empty() {
             return Ok(0);
@@ -151,7 +151,7 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Writes what waits as a row group.
+    /// Writes the waiting rows as a row group.
     fn write(&mut self, schema: &SchemaRef, properties: &WriterProperties) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -190,7 +190,7 @@ impl Segment {
     }
 }
 
-/// A column that holds no more than its rows: views would keep the texts of the whole batch.
+/// A column that keeps only its own rows in memory: views would keep the texts of the whole batch.
 fn compacted(column: &ArrayRef) -> ArrayRef {
     match column.data_type() {
         DataType::Utf8View => Arc::new(column.as_string_view().gc()),
@@ -199,9 +199,10 @@ fn compacted(column: &ArrayRef) -> ArrayRef {
     }
 }
 
-/// How files of rows like these are written: every column in the encoding in which `rows` are smallest.
+/// Chooses for every column the encoding in which `rows` are smallest.
 ///
-/// Dictionaries hide from zstd that a list stands in many rows, where sessions lie close; plain ids show it.
+/// Plain ids let zstd find a list that is in many rows; a dictionary hides it. The copies of a list are far apart here, so whole
+/// rows are tried. (The writer of datasets, whose sessions are contiguous, tries a small sample of each column.)
 fn choose_properties(rows: &RecordBatch, page_bytes: usize) -> Result<WriterProperties, ParquetError> {
     let columns = ArrowSchemaConverter::new().convert(rows.schema_ref())?;
     let mut delta = base_properties(page_bytes)?.set_dictionary_enabled(false);
