@@ -13,19 +13,18 @@
 //! assert!(server.counters().faults > 0);
 //! ```
 
+mod answer;
+
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::stream::BoxStream;
-use futures::{Stream, StreamExt, stream};
-use hyper::body::{Body, Bytes, Frame, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use futures::StreamExt;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_LENGTH, ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rand::{Rng, SeedableRng};
@@ -36,6 +35,8 @@ use s3s_fs::FileSystem;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
+use self::answer::{Answer, Broken, broken, file_body, object_file, refusal, reset, slow, truncated};
+
 /// The key that requests are signed with.
 pub const ACCESS_KEY: &str = "onefold";
 /// Its secret.
@@ -45,25 +46,6 @@ pub const BUCKET: &str = "data";
 
 /// Connections that are served at once; more wait.
 const CONNECTIONS: usize = 256;
-/// Bytes of a chunk of a slow body.
-const SLOW_CHUNK: usize = 16 << 10;
-
-/// Why a connection ends.
-#[derive(Debug)]
-struct Broken(String);
-
-impl fmt::Display for Broken {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Broken {}
-
-/// Makes any error one that ends a connection.
-fn broken(error: impl fmt::Display) -> Broken {
-    Broken(error.to_string())
-}
 
 /// What goes wrong with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +54,8 @@ pub enum Fault {
     SlowDown,
     /// The answer is `500 InternalError`; the request is not executed.
     InternalError,
+    /// The answer is `403 AccessDenied`; the request is not executed.
+    Denied,
     /// The connection is reset before the request is executed.
     Reset,
     /// The request is executed, and then the connection is reset: the client cannot know.
@@ -164,6 +148,7 @@ impl S3Server {
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
         let shared = Arc::new(Shared {
             service: builder.build(),
+            folder: folder.path().to_owned(),
             state: Mutex::default(),
             conditional_writes: tokio::sync::Mutex::default(),
         });
@@ -283,6 +268,7 @@ fn base64_url(text: &str) -> String {
 
 struct Shared {
     service: S3Service,
+    folder: PathBuf,
     state: Mutex<State>,
     /// Held while a conditional write is executed: `s3s-fs` checks and writes in two steps.
     conditional_writes: tokio::sync::Mutex<()>,
@@ -419,6 +405,7 @@ impl Shared {
         match fault {
             Some(Fault::SlowDown) => Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
             Some(Fault::InternalError) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
+            Some(Fault::Denied) => Ok(refusal(StatusCode::FORBIDDEN, "AccessDenied")),
             Some(Fault::Reset) => Err(reset(&handle)),
             Some(Fault::LoseAnswer) => {
                 self.execute(request).await?;
@@ -443,6 +430,8 @@ impl Shared {
         let (if_match, if_none_match) = (header(IF_MATCH), header(IF_NONE_MATCH));
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let conditional = !reads && (if_match.is_some() || if_none_match.is_some());
+        let is_get = *request.method() == Method::GET && request.uri().query().is_none();
+        let file = if is_get { object_file(&self.folder, request.uri().path()) } else { None };
         let turn = if conditional { Some(self.conditional_writes.lock().await) } else { None };
         let response = self.service.call(request.map(s3s::Body::from)).await;
         let response = response.map_err(|error| Broken(format!("{error:?}")))?;
@@ -451,90 +440,17 @@ impl Shared {
         if reads && response.status().is_success() && if_match.is_some() && if_match.as_ref() != tag {
             return Ok(refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"));
         }
+        let file = file.filter(|_| response.status().is_success());
+        let from_file = file.and_then(|file| file_body(file, response.headers()));
         let shared = Arc::clone(self);
         Ok(response.map(|body| {
-            Answer(
-                body.map(|chunk| chunk.map_err(broken))
-                    .inspect(move |chunk| {
-                        let bytes = chunk.as_ref().map_or(0, Bytes::len);
-                        shared.state().counters.bytes_sent += bytes as u64;
-                    })
-                    .boxed(),
-            )
+            let chunks =
+                from_file.map_or_else(|| body.map(|chunk| chunk.map_err(broken)).boxed(), |body| body.0);
+            let counted = chunks.inspect(move |chunk| {
+                let bytes = chunk.as_ref().map_or(0, Bytes::len);
+                shared.state().counters.bytes_sent += bytes as u64;
+            });
+            Answer(counted.boxed())
         }))
-    }
-}
-
-/// Makes the connection end with a reset; gives the error that ends it.
-fn reset(handle: &TcpStream) -> Broken {
-    match handle.set_zero_linger() {
-        Ok(()) => broken("the connection is reset"),
-        Err(error) => broken(error),
-    }
-}
-
-/// An answer of the service that is an error.
-fn refusal(status: StatusCode, code: &str) -> Response<Answer> {
-    let text =
-        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
-    let mut response = Response::new(Answer(stream::iter([Ok(Bytes::from(text))]).boxed()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, "application/xml".parse().expect("a header"));
-    response
-}
-
-/// The first `bytes` of a body, and then a reset.
-fn truncated(body: Answer, bytes: usize, handle: Arc<TcpStream>) -> Answer {
-    let end = async move {
-        // What was sent should arrive before the reset throws it away.
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        Err(reset(&handle))
-    };
-    let mut left = bytes;
-    let half = body.0.map(move |chunk| {
-        let mut chunk = chunk?;
-        chunk.truncate(left);
-        left -= chunk.len();
-        Ok(chunk)
-    });
-    let half = half.take_while(|chunk| {
-        let goes_on = chunk.as_ref().map_or(true, |chunk| !chunk.is_empty());
-        async move { goes_on }
-    });
-    Answer(half.chain(stream::once(end)).boxed())
-}
-
-/// A body that comes slowly.
-fn slow(body: Answer, bytes_per_second: u64) -> Answer {
-    let pieces = body.0.flat_map(|chunk| {
-        let pieces: Vec<Result<Bytes, Broken>> = match chunk {
-            Err(error) => vec![Err(error)],
-            Ok(chunk) => {
-                let starts = (0..chunk.len()).step_by(SLOW_CHUNK);
-                starts.map(|start| Ok(chunk.slice(start..chunk.len().min(start + SLOW_CHUNK)))).collect()
-            }
-        };
-        stream::iter(pieces)
-    });
-    let paced = pieces.then(move |piece| async move {
-        let bytes = piece.as_ref().map_or(0, Bytes::len);
-        tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_second as f64)).await;
-        piece
-    });
-    Answer(paced.boxed())
-}
-
-/// The body of an answer.
-struct Answer(BoxStream<'static, Result<Bytes, Broken>>);
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = Broken;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        Pin::new(&mut self.0).poll_next(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
     }
 }
