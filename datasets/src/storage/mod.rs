@@ -14,6 +14,7 @@ mod footer;
 mod local;
 mod ranges;
 mod remote;
+mod retry;
 mod runtime;
 mod upload;
 
@@ -289,12 +290,14 @@ impl Storage {
         {
             return Ok(Vec::new());
         }
-        let found: Vec<_> = self.wait(folder, async move {
-            match after {
-                Some(after) => store.list_with_offset(Some(&key), &after).try_collect().await,
-                None => store.list(Some(&key)).try_collect().await,
-            }
-        })?;
+        let listed = move || {
+            let listed = match &after {
+                Some(after) => store.list_with_offset(Some(&key), after),
+                None => store.list(Some(&key)),
+            };
+            listed.try_collect()
+        };
+        let found: Vec<_> = self.wait(folder, async move { retry::repeat(listed).await })?;
         let prefix = self.prefix.as_ref();
         let relative = |path: &ObjectPath| {
             path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
@@ -323,14 +326,18 @@ impl Storage {
         let payload = Bytes::from(bytes);
         let put = {
             let (store, key, payload) = (Arc::clone(&store), key.clone(), payload.clone());
-            async move { store.put_opts(&key, payload.into(), PutMode::Create.into()).await }
+            let put = move || {
+                let (store, key, payload) = (Arc::clone(&store), key.clone(), payload.clone());
+                async move { store.put_opts(&key, payload.into(), PutMode::Create.into()).await }
+            };
+            async move { retry::repeat(put).await }
         };
         match runtime::wait(put)? {
             Ok(_) => Ok(Created::Yes),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                // A retried request may find what its first try created.
-                let found = runtime::wait(async move { store.get(&key).await?.bytes().await })?;
-                Ok(if found.is_ok_and(|found| found == payload) { Created::Yes } else { Created::Exists })
+                // A repeated request may find what its first try created, of which the answer was lost.
+                let found = self.wait(path, async move { store.get(&key).await?.bytes().await })?;
+                Ok(if found == payload { Created::Yes } else { Created::Exists })
             }
             Err(error) => Err(self.write_error(path, &error)),
         }
@@ -391,17 +398,19 @@ impl Storage {
         }
         let keys = paths.iter().map(|path| self.key(path)).collect::<Result<Vec<_>>>()?;
         let store = Arc::clone(&self.store);
-        let deleted = runtime::wait(async move {
-            let keys = stream::iter(keys.into_iter().map(Ok)).boxed();
-            let mut deleted = store.delete_stream(keys);
-            while let Some(result) = deleted.next().await {
-                match result {
-                    Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
-                    Err(error) => return Err(error),
+        let delete = move || {
+            let mut deleted = store.delete_stream(stream::iter(keys.clone().into_iter().map(Ok)).boxed());
+            async move {
+                while let Some(result) = deleted.next().await {
+                    match result {
+                        Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
                 }
+                Ok(())
             }
-            Ok(())
-        })?;
+        };
+        let deleted = runtime::wait(async move { retry::repeat(delete).await })?;
         deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
     }
 
@@ -420,7 +429,8 @@ impl Storage {
             return Ok(names.collect::<io::Result<_>>()?);
         }
         let (store, key) = (Arc::clone(&self.store), self.key("")?);
-        let listed = self.wait("", async move { store.list_with_delimiter(Some(&key)).await })?;
+        let listed =
+            self.wait("", async move { retry::repeat(|| store.list_with_delimiter(Some(&key))).await })?;
         let paths =
             listed.common_prefixes.into_iter().chain(listed.objects.into_iter().map(|meta| meta.location));
         Ok(paths.filter_map(|path| path.filename().map(str::to_owned)).collect())

@@ -23,6 +23,8 @@ pub struct Upload {
     path: String,
     multipart: Option<Box<dyn MultipartUpload>>,
     buffer: Vec<u8>,
+    /// Bytes that were written, those in the buffer among them.
+    bytes: u64,
     in_flight: VecDeque<JoinHandle<object_store::Result<()>>>,
 }
 
@@ -34,7 +36,8 @@ impl std::fmt::Debug for Upload {
 
 impl Upload {
     pub(super) fn new(storage: Storage, path: String, multipart: Box<dyn MultipartUpload>) -> Self {
-        Self { storage, path, multipart: Some(multipart), buffer: Vec::new(), in_flight: VecDeque::new() }
+        let (buffer, in_flight) = (Vec::new(), VecDeque::new());
+        Self { storage, path, multipart: Some(multipart), buffer, bytes: 0, in_flight }
     }
 
     /// Sends what is left and makes the object appear. On a local disk the file is synced before this returns.
@@ -47,10 +50,20 @@ impl Upload {
         let wrong = |error| Error::write(path, error);
         self.send_part().and_then(|()| self.wait_for_parts(0)).map_err(wrong.clone())?;
         let Some(mut multipart) = self.multipart.take() else { return Ok(()) };
-        let done = runtime::wait(async move { multipart.complete().await });
-        done.and_then(|done| done.map_err(|error| self.storage.service.io_error(&error)))
-            .map_err(wrong.clone())?;
+        let done = runtime::wait(async move { multipart.complete().await }).map_err(wrong.clone())?;
+        if let Err(error) = done
+            && !self.is_complete()
+        {
+            return Err(wrong(self.storage.service.io_error(&error)));
+        }
         self.storage.sync(&self.path).map_err(wrong)
+    }
+
+    /// Whether the object is there although the request that completes it failed: where the first answer is lost, the
+    /// client asks again, and the store knows the upload no more. Nobody else writes an object of this name.
+    fn is_complete(&self) -> bool {
+        let found = || self.storage.head(&self.path).ok().flatten();
+        self.storage.local().is_none() && found().is_some_and(|object| object.bytes == self.bytes)
     }
 
     /// Starts sending the buffered bytes.
@@ -85,6 +98,7 @@ impl Write for Upload {
         }
         let taken = bytes.len().min(PART_BYTES - self.buffer.len());
         self.buffer.extend_from_slice(&bytes[..taken]);
+        self.bytes += taken as u64;
         if self.buffer.len() == PART_BYTES {
             self.send_part()?;
         }
