@@ -66,7 +66,7 @@ pub struct BuildSummary {
     /// `samples / sessions`.
     pub samples_per_session: f64,
     /// Partitions of the dataset.
-    pub partitions: usize,
+    pub partitions: u64,
     /// Partitions that this build wrote.
     pub partitions_written: usize,
     /// Samples that this build wrote.
@@ -83,7 +83,7 @@ pub struct BuildSummary {
     /// started.
     pub samples_of_earlier_sessions: BTreeMap<String, u64>,
     /// Files of the dataset.
-    pub files: usize,
+    pub files: u64,
     /// Size of the data files.
     pub bytes_on_disk: u64,
     /// How sparse features are stored.
@@ -203,12 +203,12 @@ impl Build<'_> {
         config.vocabularies.is_empty() && config.timelines.is_empty() && *filter == PartitionFilter::default()
     }
 
-    /// The newest snapshot of the dataset that will be appended to, if there is one.
+    /// The head of the newest snapshot of the dataset that will be appended to, if there is one.
     fn old_snapshot(&self) -> Result<Option<Snapshot>> {
         if !self.options.commit.keeps_others() {
             return Ok(None);
         }
-        match Snapshot::load(self.out) {
+        match Snapshot::load_head(self.out) {
             Ok(old) => Ok(Some(old)),
             Err(onefold_datasets::Error::NotADataset { .. }) => Ok(None),
             Err(error) => Err(error.into()),
@@ -278,7 +278,7 @@ impl Build<'_> {
             samples: statistics.samples,
             sessions: statistics.sessions,
             samples_per_session: statistics.samples as f64 / statistics.sessions.max(1) as f64,
-            partitions: snapshot.partitions.len(),
+            partitions: snapshot.partition_count(),
             snapshot: snapshot.snapshot,
             changed: written.changed,
             buckets: snapshot.buckets,
@@ -286,7 +286,7 @@ impl Build<'_> {
             samples_written: given.samples,
             samples_of_other_partitions: given.elsewhere,
             samples_of_earlier_sessions: given.tails,
-            files: snapshot.partitions.iter().map(|partition| partition.files.len()).sum(),
+            files: snapshot.file_count(),
             bytes_on_disk: statistics.bytes_on_disk,
             layout: snapshot.layout,
             order: snapshot.order,

@@ -39,7 +39,8 @@ impl Changes {
     }
 }
 
-/// Commits `changes` to the dataset in `storage`; `base` is the snapshot (without its lists) that they were made for.
+/// Commits `changes` to the dataset in `storage`; `base` is the snapshot that they were made for. Gives the new snapshot. Lists
+/// are read only where they have partitions that change, so both snapshots are without the partitions of their lists.
 ///
 /// # Errors
 ///
@@ -54,7 +55,7 @@ pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Chang
         if storage.create(&snapshot_path(next.snapshot), text)? == Created::Yes {
             // Only a hint: whoever looks for the newest snapshot lists what comes after it.
             let _ = storage.replace(HINT, format!("{}\n", next.snapshot).into_bytes());
-            return next.with_lists(storage);
+            return Ok(next);
         }
         let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
         if let Some(other) = since.iter().find_map(|other| conflict(storage, base.as_ref(), changes, other)) {
@@ -183,6 +184,7 @@ fn write_list(storage: &Storage, partitions: &[Partition]) -> Result<PartitionLi
     Ok(PartitionList {
         path,
         partitions: partitions.len() as u64,
+        files: partitions.iter().map(|partition| partition.files.len() as u64).sum(),
         first: key(partitions.first()),
         last: key(partitions.last()),
         statistics: Statistics::of(partitions),

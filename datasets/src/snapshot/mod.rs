@@ -125,9 +125,9 @@ pub struct Snapshot {
     pub schema: Schema,
     /// The partition columns, in their order; empty for a dataset without partitions.
     pub partition_columns: Vec<String>,
-    /// The partitions, by key. In the file only those that are in no list.
+    /// The partitions, by key. Those of the lists are here, too, unless only the [head](Self::load_head) was loaded.
     pub partitions: Vec<Partition>,
-    /// Lists of the other partitions. Empty once the snapshot is loaded.
+    /// Lists of the other partitions. Empty once they are loaded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lists: Vec<PartitionList>,
     /// The vocabularies that give features their ids, by name.
@@ -186,6 +186,8 @@ pub struct PartitionList {
     pub path: String,
     /// The number of partitions in the list.
     pub partitions: u64,
+    /// The number of their data files.
+    pub files: u64,
     /// The smallest key in the list.
     pub first: PartitionKey,
     /// The largest key in the list.
@@ -379,6 +381,28 @@ impl Snapshot {
             None => latest_head(storage)?.ok_or_else(|| store::not_a_dataset(storage))?,
         };
         head.with_lists(storage)
+    }
+
+    /// Loads the newest snapshot without the partitions that its lists have: everything else, statistics included. Its cost does
+    /// not grow with the number of partitions.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_head(location: &Path) -> Result<Self> {
+        let storage = Storage::open(location)?;
+        latest_head(&storage)?.ok_or_else(|| store::not_a_dataset(&storage))
+    }
+
+    /// The number of partitions, those of lists included.
+    pub fn partition_count(&self) -> u64 {
+        self.partitions.len() as u64 + self.lists.iter().map(|list| list.partitions).sum::<u64>()
+    }
+
+    /// The number of data files, those of lists included.
+    pub fn file_count(&self) -> u64 {
+        let files = self.partitions.iter().map(|partition| partition.files.len() as u64);
+        files.chain(self.lists.iter().map(|list| list.files)).sum()
     }
 
     /// The snapshot that `text` is, without its lists.

@@ -10,7 +10,7 @@ use crate::{Error, PartitionKey, Result, VocabularyFile};
 /// What a writer has committed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Written {
-    /// The dataset now.
+    /// The dataset now: the [head](Snapshot::load_head) of its newest snapshot.
     pub snapshot: Snapshot,
     /// Whether something was committed; `false` if the dataset had these samples already.
     pub changed: bool,
@@ -51,8 +51,7 @@ impl DatasetWriter {
         if let Some(kept) = kept.filter(|kept| same_samples(&old, &new) && same_entries(kept, &vocabularies))
         {
             // Dropped unfinished, so that the files written are removed.
-            let snapshot = kept.clone().with_lists(&self.storage)?;
-            return Ok(Written { snapshot, changed: false, partitions });
+            return Ok(Written { snapshot: kept.clone(), changed: false, partitions });
         }
         let changes = Changes {
             kind: match (self.options.commit, kept) {
