@@ -41,6 +41,7 @@ impl OpenFile {
         let found = storage.head(&file.path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
         let found = found.ok_or_else(|| wrong("it is missing, the snapshot names it".to_owned()))?;
         let footer = read_footer(storage, &file.path, found.bytes, found.e_tag.clone());
+        let footer = footer.map_err(|error| error.to_string()).flatten();
         let metadata = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
         let (path, storage) = (file.path.clone(), storage.clone());
         let open = Self { path, storage, bytes: found.bytes, e_tag: found.e_tag, metadata };

@@ -6,47 +6,52 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 
 use super::Storage;
-use crate::DataFile;
 use crate::process::catch_panic;
+use crate::{DataFile, Result};
 
 /// What is fetched of the end of a file at first. Footers of 40 columns take about 10 KiB a row group.
 const FIRST_BYTES: u64 = 256 << 10;
 
-/// Reads the footer of the Parquet file `path` of `length` bytes.
+/// Reads the footer of the Parquet file `path` of `length` bytes; the inner error says why it cannot be decoded.
 ///
 /// # Errors
 ///
-/// What is wrong: the storage does not give it, or it cannot be decoded.
+/// As [`Storage::read_ranges`].
 pub fn read_footer(
     storage: &Storage,
     path: &str,
     length: u64,
     e_tag: Option<String>,
-) -> Result<ArrowReaderMetadata, String> {
+) -> Result<Result<ArrowReaderMetadata, String>> {
     let mut wanted = FIRST_BYTES.min(length);
     loop {
         let start = length - wanted;
         let end = std::iter::once(start..length).collect();
-        let ranges = storage.read_ranges(path, length, end, e_tag.clone());
-        let ranges = ranges.map_err(|error| error.to_string())?;
-        let bytes = ranges.get_bytes(start, wanted as usize).map_err(|error| error.to_string())?;
+        let ranges = storage.read_ranges(path, length, end, e_tag.clone())?;
+        let bytes = match ranges.get_bytes(start, wanted as usize) {
+            Ok(bytes) => bytes,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
         let mut reader = ParquetMetaDataReader::new();
         // Decoders panic on some damaged bytes.
         let parsed = catch_panic(|| match reader.try_parse_sized(&bytes, length) {
             Ok(()) => Ok(None),
             Err(ParquetError::NeedMoreData(needed)) => Ok(Some(needed as u64)),
             Err(error) => Err(error.to_string()),
-        })?;
+        });
         match parsed {
-            Some(needed) if needed > wanted && needed <= length => wanted = needed,
-            Some(needed) => return Err(format!("it says that it has {needed} bytes, the file has {length}")),
-            None => {
-                return catch_panic(|| {
+            Ok(Some(needed)) if needed > wanted && needed <= length => wanted = needed,
+            Ok(Some(needed)) => {
+                return Ok(Err(format!("it says that it has {needed} bytes, the file has {length}")));
+            }
+            Ok(None) => {
+                return Ok(catch_panic(|| {
                     let metadata = reader.finish().map_err(|error| error.to_string())?;
                     ArrowReaderMetadata::try_new(metadata.into(), ArrowReaderOptions::new())
                         .map_err(|error| error.to_string())
-                });
+                }));
             }
+            Err(message) => return Ok(Err(message)),
         }
     }
 }

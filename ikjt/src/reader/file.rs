@@ -13,9 +13,14 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
 use crate::{Error, Result};
 
-/// The files whose bytes were found to be what the snapshot says.
+/// What is known of the files that were read before, by their paths.
 #[derive(Debug, Default)]
-pub(super) struct Verified(Mutex<HashSet<String>>);
+pub(super) struct KnownFiles {
+    /// The objects that were found first. Every request asks for that version, so that no change remains unnoticed.
+    objects: Mutex<HashMap<String, Object>>,
+    /// The files whose bytes were found to be what the snapshot says.
+    verified: Mutex<HashSet<String>>,
+}
 
 /// The columns to read, and those that a file must have.
 #[derive(Debug)]
@@ -56,11 +61,16 @@ impl OpenFile {
     ///
     /// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the snapshot says,
     /// [`Error::Corrupt`] if the footer cannot be decoded.
-    pub(super) fn open(storage: &Storage, file: &DataFile, columns: &Columns) -> Result<Self> {
-        let object = check_size(storage, file)?;
+    pub(super) fn open(
+        storage: &Storage,
+        file: &DataFile,
+        columns: &Columns,
+        known: &KnownFiles,
+    ) -> Result<Self> {
+        let object = known.find(storage, file)?;
         let path = storage.shown(&file.path);
         let footer = read_footer(storage, &file.path, file.bytes_on_disk, object.e_tag.clone());
-        let metadata = footer.map_err(|message| Error::corrupt(&path, message))?;
+        let metadata = footer?.map_err(|message| Error::corrupt(&path, message))?;
         check_counts(metadata.metadata(), file)
             .map_err(|message| Error::Mismatch { path: path.clone(), message })?;
         let places = find_columns(&path, &metadata, &columns.all)?;
@@ -79,18 +89,18 @@ impl OpenFile {
     /// # Errors
     ///
     /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records.
-    pub(super) fn verify(storage: &Storage, file: &DataFile, verified: &Verified) -> Result<u64> {
-        let known = || verified.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().contains(&file.path) {
+    pub(super) fn verify(storage: &Storage, file: &DataFile, known: &KnownFiles) -> Result<u64> {
+        let verified = || known.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified().contains(&file.path) {
             return Ok(0);
         }
-        let object = check_size(storage, file)?;
+        let object = known.find(storage, file)?;
         let found = storage.sha256(&file.path, &object, |_| ())?;
         if found != file.sha256 {
             let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
             return Err(Error::corrupt(&storage.shown(&file.path), message));
         }
-        known().insert(file.path.clone());
+        verified().insert(file.path.clone());
         Ok(file.bytes_on_disk)
     }
 
@@ -119,16 +129,22 @@ impl OpenFile {
     }
 }
 
-/// The object of a data file, which must have the size that the snapshot says.
-fn check_size(storage: &Storage, file: &DataFile) -> Result<Object> {
-    let mismatch = |message: String| Error::Mismatch { path: storage.shown(&file.path), message };
-    let object = storage.head(&file.path)?;
-    let object = object.ok_or_else(|| mismatch("it is missing, the snapshot names it".to_owned()))?;
-    if object.bytes != file.bytes_on_disk {
-        let message = format!("it has {} bytes, the snapshot says {}", object.bytes, file.bytes_on_disk);
-        return Err(mismatch(message));
+impl KnownFiles {
+    /// The object of a data file, which must have the size that the snapshot says.
+    fn find(&self, storage: &Storage, file: &DataFile) -> Result<Object> {
+        let objects = || self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(object) = objects().get(&file.path) {
+            return Ok(object.clone());
+        }
+        let mismatch = |message: String| Error::Mismatch { path: storage.shown(&file.path), message };
+        let object = storage.head(&file.path)?;
+        let object = object.ok_or_else(|| mismatch("it is missing, the snapshot names it".to_owned()))?;
+        if object.bytes != file.bytes_on_disk {
+            let message = format!("it has {} bytes, the snapshot says {}", object.bytes, file.bytes_on_disk);
+            return Err(mismatch(message));
+        }
+        Ok(objects().entry(file.path.clone()).or_insert(object).clone())
     }
-    Ok(object)
 }
 
 /// Where the `expected` columns stand in a file: wherever its writer thought that they are read best.

@@ -38,7 +38,7 @@ use onefold_datasets::{
 
 use self::convert::Conversion;
 use self::decode::Decoding;
-use self::file::Columns;
+use self::file::{Columns, KnownFiles};
 use self::pipeline::{Pool, Work};
 use self::source::{Files, Source};
 use self::stages::Stages;
@@ -354,7 +354,7 @@ fn choose_files(
         files: chosen.into_iter().flat_map(|partition| partition.files.clone()).collect(),
         columns: Columns::new(all, schema, &extra),
         verify: options.verify,
-        verified: Arc::default(),
+        known: KnownFiles::default(),
     })
 }
 

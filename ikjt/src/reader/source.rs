@@ -9,7 +9,7 @@ use onefold_datasets::DataFile;
 use onefold_datasets::storage::Storage;
 
 use super::decode::RowGroup;
-use super::file::{Columns, OpenFile, Verified};
+use super::file::{Columns, KnownFiles, OpenFile};
 use super::order::{FileStarts, Slice};
 use super::pipeline::{Next, Pool, Promise, Work, fulfilled};
 use super::stages::Stages;
@@ -25,21 +25,21 @@ pub(super) struct Files {
     pub(super) files: Vec<DataFile>,
     pub(super) columns: Columns,
     pub(super) verify: bool,
-    pub(super) verified: Arc<Verified>,
+    pub(super) known: KnownFiles,
 }
 
 impl Files {
     fn open(&self, file: usize, stages: &Stages) -> Result<OpenFile> {
         if self.verify {
             let started = Instant::now();
-            let bytes = OpenFile::verify(&self.storage, &self.files[file], &self.verified)?;
+            let bytes = OpenFile::verify(&self.storage, &self.files[file], &self.known)?;
             stages.verified(started, bytes);
         }
         self.open_footer(file)
     }
 
     pub(super) fn open_footer(&self, file: usize) -> Result<OpenFile> {
-        OpenFile::open(&self.storage, &self.files[file], &self.columns)
+        OpenFile::open(&self.storage, &self.files[file], &self.columns, &self.known)
     }
 
     /// The rows of all files' row groups, from their footers: what a shuffled epoch is planned with.
