@@ -31,6 +31,7 @@ use self::files::{check_bytes, unnamed_files, vocabulary_problems};
 use self::order::{OrderCheck, SessionOrder};
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
 use self::totals::{PartitionTotals, feature_sums, snapshot_problems, total_problems};
+use crate::digest::Digest;
 use crate::progress::Reporter;
 use crate::scan::OpenFile;
 use crate::storage::Storage;
@@ -69,6 +70,8 @@ pub struct Verification {
     /// Partitions whose samples were compared with the digest taken when they were written; format versions before 3
     /// have none.
     pub digests: usize,
+    /// The digest of the samples that were read, which does not depend on their order; `None` if some could not be read.
+    pub digest: Option<Digest>,
     /// Row groups that begin inside a session, because the session does not fit into one.
     pub row_groups_inside_sessions: u64,
     /// How many problems were found; a kind of problem counts once in a row group.
@@ -119,6 +122,7 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
         sessions: snapshot.statistics.sessions,
         bytes_on_disk: snapshot.statistics.bytes_on_disk,
         digests: found.digests,
+        digest: found.digest,
         row_groups_inside_sessions: found.row_groups_inside_sessions,
         problems_found,
         problems: found.problems,
@@ -132,6 +136,7 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
 struct Found {
     problems: Vec<Problem>,
     digests: usize,
+    digest: Option<Digest>,
     row_groups_inside_sessions: u64,
 }
 
@@ -209,6 +214,11 @@ fn check_partitions(
             found.problems.extend(totals.problems(snapshot, partition, sessions));
             found.digests += usize::from(partition.digest.is_some());
         }
+    }
+    if whole.iter().all(|whole| *whole) {
+        let mut all = Digest::default();
+        totals.iter().for_each(|totals| all.merge(totals.digest()));
+        found.digest = Some(all);
     }
     // Before format version 3 there are only figures over all partitions.
     let older = snapshot.partitions.iter().all(|partition| partition.features.is_empty());

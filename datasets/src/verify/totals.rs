@@ -40,6 +40,11 @@ impl PartitionTotals {
         sums.digest.merge(digest);
     }
 
+    /// The digest of the samples counted so far.
+    pub(super) fn digest(&self) -> Digest {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner).digest
+    }
+
     /// Notes the sessions of a row group in arrival order.
     pub(super) fn see_sessions(&self, sessions: &[i64]) {
         if let Some(seen) = &self.seen {
