@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use onefold_datasets::{Commit, DatasetWriter, PartitionKey, Snapshot, WriterOptions};
-use onefold_tests::Dir;
+use onefold_tests::{Dir, TestCommand};
 
 use crate::logs::{expected_samples, write_logs};
 use crate::row_groups::session_rows;
@@ -33,7 +33,12 @@ fn with_logs() -> Dir {
 
 /// Starts a command and kills it as soon as `moment` has come; whether it came before the command's end.
 pub(crate) fn kill_at(dir: &Dir, command: &str, moment: impl Fn() -> bool) -> bool {
-    let mut child = dir.command(command).spawn();
+    kill_command_at(dir.command(command), moment)
+}
+
+/// The same of a command that was made already.
+pub(crate) fn kill_command_at(command: TestCommand, moment: impl Fn() -> bool) -> bool {
+    let mut child = command.spawn();
     let started = Instant::now();
     let mut came = moment();
     while !came && child.try_wait().unwrap().is_none() {

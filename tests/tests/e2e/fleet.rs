@@ -1,26 +1,32 @@
 //! Two writers and a reader at once, and the writers are killed at random: no commit is lost, no reader is disturbed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onefold_datasets::Snapshot;
 use onefold_ikjt::{Reader, ReaderOptions};
-use onefold_tests::Dir;
+use onefold_tests::{BUCKET, Dir, S3Server, TestCommand};
 use serde_json::Value;
 
-use crate::crash::{file_names, kill_at};
+use crate::crash::{file_names, kill_command_at};
 use crate::logs::{Request, feature_columns, write_table};
 use crate::samples::{
     Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files,
 };
 
-/// Days that each writer appends.
-const DAYS: i64 = 5;
-const WRITERS: [&str; 2] = ["a", "b"];
-/// Samples of a day of a writer.
-const SAMPLES: i64 = 400;
+/// Days that each writer appends: 50 appends of both.
+const DAYS: i64 = 25;
+/// The days of a third part of the dataset, which both writers append, with the same samples.
+const SHARED_DAYS: i64 = 4;
+const PARTS: [&str; 3] = ["a", "b", "shared"];
+/// The number of the part that both writers append.
+const SHARED: usize = 2;
+/// Samples of a day of a part.
+const SAMPLES: i64 = 200;
+/// How many appends are killed at a random moment.
+const KILLED_OF_TEN: u64 = 7;
 
 const CONFIG: &str = r#"format_version = 1
 
@@ -28,7 +34,9 @@ const CONFIG: &str = r#"format_version = 1
 features = "features.parquet"
 
 [samples]
-query = "SELECT request, user, city AS items, time, request % 3 = 0 AS clicked, 'WRITER' AS writer FROM features"
+query = """
+SELECT request, user, age, city AS items, time, request % 3 = 0 AS clicked, 'PART' AS part FROM features
+"""
 
 [session]
 user = "user"
@@ -37,41 +45,122 @@ time = "time"
 order = ["request"]
 
 [partition]
-columns = ["writer"]
+columns = ["part"]
 by = "day"
 
 [features]
 clicked = { kind = "label" }
+age = { kind = "dense" }
 request = { kind = "sparse" }
 items = { kind = "sparse", group = "user" }
 "#;
 
-/// The name of a writer's log of a day, and the partition that it becomes.
-fn log_and_partition(writer: &str, day: i64) -> (String, String) {
-    (format!("{writer}-{day}"), format!("writer={writer}/date=2024-05-{:02}", day + 1))
+/// A model of ten epochs.
+const TRAIN_CONFIG: &str = r#"format_version = 1
+
+[data]
+label = "clicked"
+
+[train]
+batch_size = 50
+epochs = 10
+seed = 1
+
+[model]
+bottom_mlp = [4]
+top_mlp = [4, 1]
+interaction = "dot"
+
+[embedding]
+dim = 4
+rows = 100
+pooling = "sum"
+ids = "hashed"
+
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.02
+eps = 1e-8
+
+[optimizer.dense]
+kind = "adagrad"
+learning_rate = 0.02
+eps = 1e-8
+"#;
+
+/// A day of one part of the dataset: a partition.
+#[derive(Debug, Clone, Copy)]
+struct Day {
+    part: usize,
+    day: i64,
 }
 
-/// The number of the first request of a day of writer number `writer`; requests tell samples apart.
-fn first_request(writer: usize, day: i64) -> i64 {
-    (writer as i64 * DAYS + day) * SAMPLES
+impl Day {
+    /// All days, in the order in which a writer appends them.
+    fn of_writer(writer: usize) -> Vec<Self> {
+        let own = (0..DAYS).map(|day| Self { part: writer, day });
+        let shared = |own: Self| {
+            let step = DAYS / SHARED_DAYS;
+            let is_shared = own.day % step == step - 1 && own.day / step < SHARED_DAYS;
+            std::iter::once(own).chain(is_shared.then_some(Self { part: SHARED, day: own.day / step }))
+        };
+        own.flat_map(shared).collect()
+    }
+
+    /// All days of the dataset.
+    fn all() -> impl Iterator<Item = Self> {
+        let days = |part| if part == SHARED { SHARED_DAYS } else { DAYS };
+        (0..PARTS.len()).flat_map(move |part| (0..days(part)).map(move |day| Self { part, day }))
+    }
+
+    /// The folder of its log.
+    fn log(self) -> String {
+        format!("{}-{}", PARTS[self.part], self.day)
+    }
+
+    fn partition(self) -> String {
+        format!("part={}/date=2024-05-{:02}", PARTS[self.part], self.day + 1)
+    }
+
+    /// Requests tell samples apart.
+    fn requests(self) -> std::ops::Range<i64> {
+        let first = (self.part as i64 * DAYS + self.day) * SAMPLES;
+        first..first + SAMPLES
+    }
+
+    fn write_log(self, dir: &Dir) {
+        // A sample a minute; a user comes back after 37 minutes.
+        let row = |i: i64| Request {
+            request: self.requests().start + i,
+            user: i % 37,
+            visit: "",
+            minute: self.day * 24 * 60 + i,
+            age: (i % 37) as f64,
+            city: Some(i % 37 + 100 * self.day),
+            history: None,
+        };
+        let rows: Vec<Request> = (0..SAMPLES).map(row).collect();
+        write_table(&dir.path(format!("{}/features.parquet", self.log())), feature_columns(&rows));
+        dir.write(format!("{}/dataset.toml", self.log()), CONFIG.replace("PART", PARTS[self.part]));
+    }
 }
 
-/// Writes the log of a day of a writer.
-fn write_log(dir: &Dir, writer: usize, day: i64) {
-    let (log, _) = log_and_partition(WRITERS[writer], day);
-    // A sample a minute; a user comes back after 37 minutes.
-    let row = |i: i64| Request {
-        request: first_request(writer, day) + i,
-        user: i % 37,
-        visit: "",
-        minute: day * 24 * 60 + i,
-        age: 30.0,
-        city: Some(i % 37 + 100 * day),
-        history: None,
-    };
-    let rows: Vec<Request> = (0..SAMPLES).map(row).collect();
-    write_table(&dir.path(format!("{log}/features.parquet")), feature_columns(&rows));
-    dir.write(format!("{log}/dataset.toml"), CONFIG.replace("WRITER", WRITERS[writer]));
+/// Where the dataset lies: on the local disk, or in a server, where it is a folder of files, too.
+struct Place<'a> {
+    dir: &'a Dir,
+    location: &'static str,
+    folder: PathBuf,
+    server: Option<&'a S3Server>,
+}
+
+impl Place<'_> {
+    fn command(&self, line: &str) -> TestCommand {
+        let command = self.dir.command(&line.replace("DATASET", self.location));
+        match self.server {
+            Some(server) => command.with_s3(server),
+            None => command,
+        }
+    }
 }
 
 /// Random numbers that do not depend on the machine (SplitMix64, Steele, Lea and Flood 2014).
@@ -94,38 +183,79 @@ impl Random {
 struct Written {
     /// The snapshot that was acknowledged for each partition.
     acknowledged: BTreeMap<String, u64>,
+    /// Appends that were to be killed.
+    kills: usize,
     /// Appends that were killed before their end.
     killed: usize,
+    /// Appends that were refused because the other writer had changed the same partition.
+    conflicts: usize,
 }
 
-/// Appends all days of a writer. Each append is killed twice first: at a random moment, and when its first file appears.
-fn append_days(dir: &Dir, writer: usize, duration: Duration) -> Written {
-    let mut random = Random(writer as u64);
+/// Appends all days of a writer. Most appends are killed first, at a random moment or when their first file appears.
+fn append_days(place: &Place<'_>, writer: usize, duration: Duration) -> Written {
+    let mut random = Random(writer as u64 + 1);
     let mut written = Written::default();
-    for day in 0..DAYS {
-        let (log, partition) = log_and_partition(WRITERS[writer], day);
-        let append = format!("onefold-ingest append {log}/dataset.toml --out dataset --threads 1");
-        let (started, delay) = (Instant::now(), random.part_of(duration));
-        written.killed += usize::from(kill_at(dir, &append, || started.elapsed() >= delay));
-        let folder = dir.path(format!("dataset/data/{partition}"));
-        let before = file_names(&folder);
-        let writes = || !file_names(&folder).is_subset(&before);
-        written.killed += usize::from(kill_at(dir, &append, writes));
-        // Other partitions are written all the time, but never this one: it must succeed.
-        let summary = dir.command(&append).json();
-        written.acknowledged.insert(partition, summary["snapshot"].as_u64().unwrap());
+    for day in Day::of_writer(writer) {
+        let append = || {
+            place.command(&format!(
+                "onefold-ingest append {}/dataset.toml --out DATASET --threads 1",
+                day.log()
+            ))
+        };
+        if random.next() % 10 < KILLED_OF_TEN {
+            let (started, delay) = (Instant::now(), random.part_of(duration));
+            let folder = place.folder.join("data").join(day.partition());
+            let before = file_names(&folder);
+            let at_file = random.next() % 3 == 0;
+            let moment = || match at_file {
+                true => !file_names(&folder).is_subset(&before),
+                false => started.elapsed() >= delay,
+            };
+            written.kills += 1;
+            written.killed += usize::from(kill_command_at(append(), moment));
+        }
+        let mut output = append().arg("--json").output();
+        while !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            // Only the other writer may have been faster, and then it has succeeded: the next try need not wait.
+            assert!(day.part == SHARED && stderr.contains("another writer"), "{day:?}: {stderr}");
+            written.conflicts += 1;
+            output = append().arg("--json").output();
+        }
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        written.acknowledged.insert(day.partition(), summary["snapshot"].as_u64().unwrap());
     }
     written
 }
 
-/// Reads epochs by a process of its own, again and again until `done`; gives the samples of each.
-fn read_epochs(dir: &Dir, done: &AtomicBool) -> Vec<u64> {
+/// Reads the newest snapshot by a process of its own, again and again until `done`; gives the samples of each epoch.
+fn read_newest(place: &Place<'_>, done: &AtomicBool) -> Vec<u64> {
     let mut epochs = Vec::new();
     while !done.load(Ordering::Relaxed) {
-        let epoch = dir.command("onefold-read bench dataset --batch-size 64 --threads 1").json();
+        let epoch = place.command("onefold-read bench DATASET --batch-size 64 --threads 1").json();
         epochs.push(epoch["samples"].as_u64().unwrap());
     }
     epochs
+}
+
+/// Trains ten epochs of the first snapshot, again and again until `done`; gives the number of runs.
+fn train_pinned(place: &Place<'_>, done: &AtomicBool) -> usize {
+    let mut first = None;
+    let mut runs = 0;
+    while runs == 0 || !done.load(Ordering::Relaxed) {
+        let run = format!("run-{runs}");
+        let line = format!("onefold-train run train.toml --data DATASET --at 1 --out {run} --threads 1");
+        let trained = place.command(&line).json();
+        assert_eq!(trained["samples"].as_i64(), Some(10 * SAMPLES));
+        let losses = trained["losses"].clone();
+        assert_eq!(
+            first.get_or_insert_with(|| losses.clone()),
+            &losses,
+            "a commit has changed what a run reads"
+        );
+        runs += 1;
+    }
+    runs
 }
 
 /// Reads one snapshot again and again until `done`, and each time as at first.
@@ -135,10 +265,10 @@ fn read_pinned(dataset: &Path, done: &AtomicBool) -> usize {
         reader.batches().unwrap().map(Result::unwrap).flat_map(|batch| samples_of(&batch)).collect()
     };
     let (first, mut epochs) = (read(), 1);
-    while !done.load(Ordering::Relaxed) {
+    while epochs < 10 || !done.load(Ordering::Relaxed) {
         assert!(read() == first, "a commit has changed what an open reader reads");
         epochs += 1;
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(100));
     }
     epochs
 }
@@ -155,21 +285,20 @@ fn requests(dataset: &Path, snapshot: u64) -> BTreeSet<i64> {
 }
 
 /// Every commit is in the history, in which each snapshot has the samples of the one before and those that it gained.
-fn check_history(dir: &Dir, acknowledged: &BTreeMap<String, u64>) {
-    let history = dir.command("onefold-ingest history dataset").json();
+fn check_history(place: &Place<'_>, acknowledged: &BTreeMap<String, u64>) {
+    let history = place.command("onefold-ingest history DATASET").json();
     let history = history["snapshots"].as_array().unwrap();
-    let dataset = dir.path("dataset");
     let numbers: Vec<u64> = history.iter().map(|entry| entry["snapshot"].as_u64().unwrap()).collect();
-    assert_eq!(numbers, (1..=history.len() as u64).collect::<Vec<_>>());
+    assert_eq!(numbers, (1..=Day::all().count() as u64).collect::<Vec<_>>());
     let mut committed: BTreeMap<String, u64> = BTreeMap::new();
     let mut before = BTreeSet::new();
     for (entry, number) in history.iter().zip(numbers) {
         let partitions = entry["partitions_written"].as_array().unwrap();
         let [Value::String(partition)] = partitions.as_slice() else { panic!("{partitions:?}") };
         assert_eq!(committed.insert(partition.clone(), number), None, "`{partition}` was committed twice");
-        let verified = dir.command(&format!("onefold-ingest verify dataset --at {number}")).json();
+        let verified = place.command(&format!("onefold-ingest verify DATASET --at {number}")).json();
         assert_eq!(verified["samples"], entry["samples"]);
-        let now = requests(&dataset, number);
+        let now = requests(&place.folder, number);
         assert!(now.is_superset(&before), "snapshot {number} has lost samples");
         assert_eq!((now.len() - before.len()) as i64, SAMPLES);
         assert_eq!(entry["samples_gained"].as_i64(), Some(SAMPLES));
@@ -180,55 +309,101 @@ fn check_history(dir: &Dir, acknowledged: &BTreeMap<String, u64>) {
     // A killed append may have committed; what was told by the next one is then at least that.
     let lost = acknowledged.iter().find(|(partition, told)| committed[*partition] > **told);
     assert_eq!(lost, None, "told before it was committed");
-    assert!(before.into_iter().eq(0..2 * DAYS * SAMPLES), "samples are lost");
+    let all: BTreeSet<i64> = Day::all().flat_map(Day::requests).collect();
+    assert!(before == all, "samples are lost");
 }
 
-#[test]
-fn writers_that_are_killed_lose_no_commit_and_disturb_no_reader() {
-    let dir = Dir::new();
-    for (writer, day) in (0..WRITERS.len()).flat_map(|writer| (0..DAYS).map(move |day| (writer, day))) {
-        write_log(&dir, writer, day);
-    }
+/// Two writers, of which processes are killed, beside readers of the newest and of the first snapshot.
+fn check_fleet(place: &Place<'_>) {
+    Day::all().for_each(|day| day.write_log(place.dir));
+    place.dir.write("train.toml", TRAIN_CONFIG);
     // The readers need something to read, and the kills a duration.
     let started = Instant::now();
-    let (log, first) = log_and_partition(WRITERS[0], 0);
-    dir.command(&format!("onefold-ingest append {log}/dataset.toml --out dataset --threads 1")).works();
-    let duration = started.elapsed();
-    let (dataset, done) = (dir.path("dataset"), AtomicBool::new(false));
-    let (written, epochs, pinned) = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read_epochs(&dir, &done));
-        let pinned = scope.spawn(|| read_pinned(&dataset, &done));
-        let append = |writer| {
-            let dir = &dir;
-            scope.spawn(move || append_days(dir, writer, duration))
-        };
-        let writers = [append(0), append(1)];
-        let written: Vec<_> = writers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+    let first = Day { part: 0, day: 0 };
+    let append = format!("onefold-ingest append {}/dataset.toml --out DATASET --threads 1", first.log());
+    place.command(&append).works();
+    let (duration, done) = (started.elapsed(), AtomicBool::new(false));
+    let (written, epochs, pinned, runs) = std::thread::scope(|scope| {
+        let newest = scope.spawn(|| read_newest(place, &done));
+        let pinned = scope.spawn(|| read_pinned(&place.folder, &done));
+        let trained = scope.spawn(|| train_pinned(place, &done));
+        let writers = [0, 1].map(|writer| scope.spawn(move || append_days(place, writer, duration)));
+        let written = writers.map(std::thread::ScopedJoinHandle::join);
         // The readers must end, also if a writer has failed.
         done.store(true, Ordering::Relaxed);
-        (written, reader.join().unwrap(), pinned.join().unwrap())
+        (written, newest.join().unwrap(), pinned.join().unwrap(), trained.join().unwrap())
     });
-    let written: Vec<Written> = written.into_iter().map(Result::unwrap).collect();
-    let killed: usize = written.iter().map(|written| written.killed).sum();
-    assert!(killed >= 5, "hardly an append was killed: {written:?}");
-    assert!(epochs.len() >= 2 && pinned >= 2, "hardly anything was read meanwhile");
+    let written = written.map(Result::unwrap);
+    let sum = |of: fn(&Written) -> usize| written.iter().map(of).sum::<usize>();
+    let (kills, killed) = (sum(|written| written.kills), sum(|written| written.killed));
+    println!(
+        "{}: {kills} kills tried, {killed} of them in time, {} conflicts; meanwhile {} epochs of the newest snapshot, \
+         {pinned} of the first, and {runs} trainings of ten epochs",
+        place.location,
+        sum(|written| written.conflicts),
+        epochs.len(),
+    );
+    assert!(killed >= 15, "hardly an append was killed: {written:?}");
+    assert!(epochs.len() >= 2, "hardly anything was read meanwhile");
     assert!(epochs.is_sorted(), "a commit was lost for a while: {epochs:?}");
     assert!(epochs.iter().all(|samples| samples % SAMPLES as u64 == 0), "half a commit was read: {epochs:?}");
 
-    let acknowledged: BTreeMap<String, u64> =
-        written.into_iter().flat_map(|written| written.acknowledged).collect();
-    assert!(acknowledged.contains_key(&first));
-    check_history(&dir, &acknowledged);
-    let newest = Snapshot::load(&dataset).unwrap();
-    assert_eq!(newest.snapshot, 2 * DAYS as u64);
-    assert!(!unnamed_files(&dataset).is_empty(), "no append was killed while it wrote");
+    let [a, b] = written.map(|written| written.acknowledged);
+    let mut acknowledged = a;
+    for (partition, told) in b {
+        let told = acknowledged.get(&partition).map_or(told, |other| told.min(*other));
+        acknowledged.insert(partition, told);
+    }
+    check_history(place, &acknowledged);
+    check_vacuum(place);
+}
 
-    dir.command("onefold-ingest vacuum dataset --keep 3 --older-than 0s").works();
-    assert_only_named_files(&dataset);
-    assert_eq!(snapshot_numbers(&dataset), (newest.snapshot - 2..=newest.snapshot).collect::<Vec<_>>());
-    for number in snapshot_numbers(&dataset) {
-        let verified = dir.command(&format!("onefold-ingest verify dataset --at {number}")).json();
+/// A vacuum removes what killed writers left, while a reader of a snapshot that is kept goes on.
+fn check_vacuum(place: &Place<'_>) {
+    let dataset = &place.folder;
+    let newest = Snapshot::load(dataset).unwrap();
+    assert!(!unnamed_files(dataset).is_empty(), "no append was killed while it wrote");
+    let samples = requests(dataset, newest.snapshot);
+    std::thread::scope(|scope| {
+        let done = AtomicBool::new(false);
+        let kept = newest.snapshot - 2;
+        let reader = scope.spawn({
+            let done = &done;
+            move || {
+                let read = format!("onefold-read bench DATASET --batch-size 64 --threads 1 --at {kept}");
+                let mut epochs = 0;
+                while epochs < 3 || !done.load(Ordering::Relaxed) {
+                    place.command(&read).works();
+                    epochs += 1;
+                }
+            }
+        });
+        let vacuumed = place.command("onefold-ingest vacuum DATASET --keep 3 --older-than 0s").json();
+        assert_eq!(vacuumed["snapshots_removed"].as_array().map(Vec::len), Some(kept as usize - 1));
+        assert!(vacuumed["files_removed"].as_u64() > Some(0));
+        done.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+    });
+    assert_only_named_files(dataset);
+    assert_eq!(snapshot_numbers(dataset), (newest.snapshot - 2..=newest.snapshot).collect::<Vec<_>>());
+    for number in snapshot_numbers(dataset) {
+        let verified = place.command(&format!("onefold-ingest verify DATASET --at {number}")).json();
         assert_eq!(verified["warnings"], serde_json::json!([]));
     }
-    assert_eq!(requests(&dataset, newest.snapshot).len() as i64, 2 * DAYS * SAMPLES);
+    let history = place.command("onefold-ingest history DATASET").json();
+    assert_eq!(history["snapshots"].as_array().map(Vec::len), Some(3));
+    assert!(requests(dataset, newest.snapshot) == samples);
+}
+
+#[test]
+fn killed_writers_lose_no_commit_and_disturb_no_reader() {
+    let dir = Dir::new();
+    check_fleet(&Place { dir: &dir, location: "dataset", folder: dir.path("dataset"), server: None });
+}
+
+#[test]
+fn killed_writers_lose_no_commit_in_a_store() {
+    let (dir, server) = (Dir::new(), S3Server::start());
+    let folder = server.file(BUCKET, "ds");
+    check_fleet(&Place { dir: &dir, location: "s3://data/ds", folder, server: Some(&server) });
 }

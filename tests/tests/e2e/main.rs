@@ -2,6 +2,7 @@
 //! and without deduplication, bad input, crashes, and datasets of every format version.
 
 mod bad_input;
+mod commits;
 mod crash;
 mod etl;
 mod fleet;
@@ -10,9 +11,11 @@ mod golden;
 mod history;
 mod logs;
 mod memory;
+mod moto;
 mod parity;
 mod path;
 mod planner;
+mod remote;
 mod row_groups;
 mod samples;
 mod torchrec;

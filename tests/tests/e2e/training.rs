@@ -40,18 +40,7 @@ fn with_dataset(settings: &str) -> Dir {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 7 --out logs").works();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
-    for (key, value) in [
-        ("batch_size", "32"),
-        ("epochs", "2"),
-        ("bottom_mlp", "[32, 16]"),
-        ("top_mlp", "[32, 1]"),
-        ("dim", "16"),
-        ("rows", "500"),
-        ("ids", "\"hashed\""),
-        ("learning_rate", "0.02"),
-    ] {
-        dir.set("logs/train.toml", key, value);
-    }
+    make_small(&dir, "logs/train.toml");
     dir.edit(
         "logs/train.toml",
         "kind = \"adagrad\"",
@@ -62,6 +51,22 @@ fn with_dataset(settings: &str) -> Dir {
     let text = dir.text("logs/train.toml");
     dir.write("logs/train.toml", text + settings);
     dir
+}
+
+/// Makes a generated workload's reference model small.
+pub(crate) fn make_small(dir: &Dir, config: &str) {
+    for (key, value) in [
+        ("batch_size", "32"),
+        ("epochs", "2"),
+        ("bottom_mlp", "[32, 16]"),
+        ("top_mlp", "[32, 1]"),
+        ("dim", "16"),
+        ("rows", "500"),
+        ("ids", "\"hashed\""),
+        ("learning_rate", "0.02"),
+    ] {
+        dir.set(config, key, value);
+    }
 }
 
 /// Steps of the whole training: 64 batches, twice.

@@ -1,0 +1,103 @@
+//! What a commit to a store costs, after few commits and after many.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMicrosecondArray};
+use onefold_datasets::{Commit, DatasetWriter, PartitionKey, Snapshot, WriterOptions};
+use onefold_tests::{BUCKET, Counters, Dir, S3Server};
+
+use crate::logs::write_table;
+use crate::row_groups::session_rows;
+
+/// The schema of [`session_rows`].
+const CONFIG: &str = r#"format_version = 1
+
+[sources]
+log = "log.parquet"
+
+[samples]
+query = "SELECT * FROM log"
+
+[session]
+key = ["session"]
+time = "time"
+
+[partition]
+columns = ["part"]
+
+[features]
+label = { kind = "label" }
+request = { kind = "sparse" }
+"#;
+
+/// The partition that commit number `number` adds.
+fn part(number: u64) -> String {
+    format!("{number:05}")
+}
+
+/// Appends partitions to the dataset in `folder`, the objects of a server, until it has `snapshots` snapshots.
+fn commit_until(folder: &Path, snapshots: u64) {
+    let head = Snapshot::load_head(folder).unwrap();
+    let (schema, rows) = session_rows(&[3]);
+    for number in head.snapshot + 1..=snapshots {
+        let options =
+            WriterOptions { commit: Commit::Append, layout: head.layout, ..WriterOptions::new(head.order) };
+        let mut writer = DatasetWriter::create(folder, schema.clone(), options).unwrap();
+        writer.write(&PartitionKey::new(vec![("part".to_owned(), part(number))]), &rows).unwrap();
+        let written = writer.finish().unwrap();
+        assert_eq!(written.snapshot.snapshot, number);
+        assert_eq!(written.snapshot.partition_count(), number);
+    }
+}
+
+/// Appends one partition to the dataset in a server as a person does, as commit number `number`; gives the requests.
+fn append(dir: &Dir, server: &S3Server, number: u64) -> Counters {
+    let part: ArrayRef = Arc::new(StringArray::from(vec![part(number); 3]));
+    let numbers = || -> ArrayRef { Arc::new(Int64Array::from(vec![0, 1, 2])) };
+    let times =
+        Arc::new(TimestampMicrosecondArray::from_iter_values((0..3).map(|i| 1_714_521_600_000_000 + i)));
+    let session: ArrayRef = Arc::new(Int64Array::from(vec![1; 3]));
+    let columns = vec![
+        ("session", session),
+        ("time", times as ArrayRef),
+        ("label", Arc::new(Int64Array::from(vec![0, 1, 0])) as ArrayRef),
+        ("request", numbers()),
+        ("part", part),
+    ];
+    write_table(&dir.path("log.parquet"), columns);
+    dir.write("dataset.toml", CONFIG);
+    server.reset_counters();
+    let append = "onefold-ingest append dataset.toml --out s3://data/ds --threads 1";
+    let written = dir.command(append).with_s3(server).json();
+    assert_eq!(written["snapshot"].as_u64(), Some(number));
+    assert_eq!((written["partitions"].as_u64(), written["files"].as_u64()), (Some(number), Some(number)));
+    server.counters()
+}
+
+#[test]
+fn a_commit_costs_as_much_after_many_commits_as_after_few() {
+    let (dir, server) = (Dir::new(), S3Server::start());
+    let folder = server.file(BUCKET, "ds");
+    append(&dir, &server, 1);
+    // A snapshot has up to 128 partitions itself, and lists of the others; so commits 200, 328 and 968 have as many.
+    let costs = [10, 72, 200, 328, 968].map(|number| {
+        commit_until(&folder, number - 1);
+        let cost = append(&dir, &server, number);
+        println!("commit {number}: {cost:?}");
+        cost
+    });
+    let [few, one_tooth, many @ ..] = costs;
+    for cost in many {
+        // No request for each commit, nor for each list of partitions.
+        assert_eq!(cost.requests, few.requests, "{cost:?} {few:?}");
+        // Only the references to lists are more, one for 128 commits.
+        for (now, then) in
+            [(cost.bytes_sent, one_tooth.bytes_sent), (cost.bytes_received, one_tooth.bytes_received)]
+        {
+            assert!(now < then + then / 8, "{now} bytes, {then} after 72 commits");
+        }
+    }
+    let verified = dir.command("onefold-ingest verify s3://data/ds --at 200").with_s3(&server).json();
+    assert_eq!(verified["samples"].as_u64(), Some(600));
+}

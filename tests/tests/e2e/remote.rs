@@ -1,0 +1,217 @@
+//! A dataset in an object store, from the first build to a resumed training: the outcome is that of a local disk however
+//! often the store and the network fail, or there is one clear error.
+
+use std::time::{Duration, Instant};
+
+use onefold_datasets::Snapshot;
+use onefold_tests::{BUCKET, Counters, Dir, Fault, S3Server, TestCommand, When};
+use serde_json::{Value, json};
+
+use crate::samples::{assert_only_named_files, without_random_names};
+use crate::training::make_small;
+
+const REMOTE: &str = "s3://data/some/ds";
+
+/// A folder with two generated logs, `logs` and `more`, and a small model of them.
+pub(crate) fn with_logs(samples: u32) -> Dir {
+    let dir = Dir::new();
+    for (name, samples, seed) in [("logs", samples, 1), ("more", samples + 500, 2)] {
+        let generate = "onefold-data generate --workload rm3";
+        dir.command(&format!("{generate} --samples {samples} --seed {seed} --out {name}")).works();
+    }
+    make_small(&dir, "logs/train.toml");
+    dir
+}
+
+/// All that a person does with a dataset at `location`: gives whatever must not depend on where it lies. Runs of training go
+/// to folders that begin with `run`. `command` starts a program with the store's environment.
+pub(crate) fn whole_path(location: &str, run: &str, command: &dyn Fn(&str) -> TestCommand) -> Value {
+    let ingest = |what: &str| command(&format!("onefold-ingest {what}")).json();
+    let verified = |at: &str| {
+        let verified = ingest(&format!("verify {location}{at} --threads 2"));
+        assert_eq!(verified["problems"], json!([]));
+        ["snapshot", "samples", "sessions", "bytes_on_disk", "digest"].map(|key| verified[key].clone())
+    };
+    let read = |more: &str| {
+        let read = command(&format!("onefold-read bench {location} --threads 2{more}")).json();
+        ["samples", "batches", "values", "dedupe_factor"].map(|key| read[key].clone())
+    };
+    let train = |steps: u32, more: &str| {
+        let train = "onefold-train run logs/train.toml --threads 2 --data";
+        let trained = command(&format!("{train} {location} --out {run} --max-steps {steps}{more}")).json();
+        ["samples", "losses"].map(|key| trained[key].clone())
+    };
+
+    let built = ingest(&format!("build logs/dataset.toml --out {location} --threads 2"));
+    let first = verified("");
+    let trained = train(4, "");
+    let appended = ingest(&format!("append more/dataset.toml --out {location} --threads 2"));
+    let again = ingest(&format!("append more/dataset.toml --out {location} --threads 2"));
+    assert_eq!([&appended["changed"], &again["changed"]], [&json!(true), &json!(false)]);
+    let second = verified("");
+    assert_eq!(verified(" --at 1"), first);
+    let overwritten = ingest(&format!("build more/dataset.toml --out {location} --threads 2 --overwrite"));
+    let snapshots = [&built, &appended, &overwritten].map(|summary| summary["snapshot"].clone());
+    let pinned = read(" --at 1 --shuffle 3");
+    let newest = read(" --dedupe window");
+    // Training goes on with the snapshot that it began with.
+    let resumed = train(8, " --resume");
+    let vacuumed = ingest(&format!("vacuum {location} --keep 2 --older-than 0s"));
+    assert_eq!(vacuumed["snapshots_kept"], json!([2, 3]));
+    command(&format!("onefold-read head {location} --at 1")).fails(&["has no snapshot 1"]);
+    let history = ingest(&format!("history {location}"));
+    let entry = |entry: &Value| ["snapshot", "operation", "samples"].map(|key| entry[key].clone());
+    let history: Vec<_> = history["snapshots"].as_array().unwrap().iter().map(entry).collect();
+    json!([
+        snapshots,
+        first,
+        second,
+        trained,
+        pinned,
+        newest,
+        resumed,
+        vacuumed["bytes_removed"].is_u64(),
+        history,
+        verified(" --at 2"),
+        verified(""),
+    ])
+}
+
+/// The dataset of a server as a folder, whose objects are files.
+fn folder_of(server: &S3Server) -> std::path::PathBuf {
+    server.file(BUCKET, "some/ds")
+}
+
+#[test]
+fn faults_of_store_and_network_change_nothing() {
+    let dir = with_logs(3000);
+    let local = whole_path("dataset", "run-local", &|line| dir.command(line));
+    let snapshot = without_random_names(&Snapshot::load(&dir.path("dataset")).unwrap());
+    let described =
+        |run: &str| -> Value { serde_json::from_str(&dir.text(format!("{run}/run.json"))).unwrap() };
+    let one = |fault, seed| vec![(fault, 0.1, seed)];
+    let kinds = [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::LoseAnswer, Fault::Truncate];
+    let slow = Fault::Slow { bytes_per_second: 500_000 };
+    let all = kinds.into_iter().chain([slow]).zip(20..).map(|(fault, seed)| (fault, 0.04, seed)).collect();
+    let cases: Vec<Vec<(Fault, f64, u64)>> = std::iter::once(vec![])
+        .chain(kinds.into_iter().zip(1..).map(|(fault, seed)| one(fault, seed)))
+        .chain([all])
+        .collect();
+    for (number, faults) in cases.into_iter().enumerate() {
+        let server = S3Server::start();
+        for (fault, probability, seed) in &faults {
+            server.inject("", *fault, When::Chance { probability: *probability, seed: *seed });
+        }
+        let run = format!("run-{number}");
+        let remote = whole_path(REMOTE, &run, &|line| dir.command(line).with_s3(&server));
+        assert_eq!(remote, local, "{faults:?}");
+        let Counters { requests, faults: injected, .. } = server.counters();
+        assert!(faults.is_empty() || injected > 10, "{faults:?}: {injected} faults in {requests} requests");
+        let there = Snapshot::load(&folder_of(&server)).unwrap();
+        assert!(without_random_names(&there) == snapshot, "{faults:?}");
+        assert_only_named_files(&folder_of(&server));
+        let described = described(&run);
+        assert_eq!(
+            (described["dataset"].as_str(), &described["snapshot"]),
+            (Some(&*there.dataset), &json!(1))
+        );
+        println!("{faults:?}: {injected} faults in {requests} requests");
+    }
+}
+
+/// The store executes a request, and the connection breaks before the answer comes: what was done must neither be done
+/// twice nor be taken for another writer's work.
+#[test]
+fn work_whose_answer_was_lost_is_done_once() {
+    let dir = with_logs(1000);
+    let ingest =
+        |server: &S3Server, what: &str| dir.command(&format!("onefold-ingest {what}")).with_s3(server);
+    for (request, nth) in [
+        ("PUT /data/some/ds/snapshots/00000001.json", 1),
+        ("PUT /data/some/ds/snapshots/00000002.json", 1),
+        // An upload begins, a part is sent, the upload ends.
+        ("POST /data/some/ds/data/", 1),
+        ("PUT /data/some/ds/data/", 1),
+        ("POST /data/some/ds/data/", 2),
+        ("POST /data/some/ds/data/", 4),
+        ("POST /data?delete", 1),
+        ("POST /data?delete", 2),
+    ] {
+        for fault in [Fault::LoseAnswer, Fault::Truncate] {
+            let server = S3Server::start();
+            server.inject(request, fault, When::Nth(nth));
+            let built = ingest(&server, &format!("build logs/dataset.toml --out {REMOTE}")).json();
+            let appended = ingest(&server, &format!("append more/dataset.toml --out {REMOTE}")).json();
+            assert_eq!(
+                [&built["snapshot"], &appended["snapshot"]],
+                [&json!(1), &json!(2)],
+                "{request} {fault:?}"
+            );
+            let history = ingest(&server, &format!("history {REMOTE}")).json();
+            assert_eq!(history["snapshots"].as_array().map(Vec::len), Some(2), "{request} {fault:?}");
+            ingest(&server, &format!("vacuum {REMOTE} --keep 1 --older-than 0s")).works();
+            assert_eq!(server.counters().faults, 1, "{request} {fault:?}");
+            assert_only_named_files(&folder_of(&server));
+            ingest(&server, &format!("verify {REMOTE}")).works();
+        }
+    }
+}
+
+/// A failure that stays is one error, which names the object, within seconds where nothing can be hoped for.
+#[test]
+fn failures_that_stay_are_told_at_once() {
+    let dir = with_logs(1000);
+    let server = S3Server::start();
+    let command = |line: &str| dir.command(line).with_s3(&server);
+    let build = format!("onefold-ingest build logs/dataset.toml --out {REMOTE}");
+    let read = format!("onefold-read bench {REMOTE}");
+    let quick = |command: TestCommand, parts: &[&str]| {
+        let started = Instant::now();
+        command.fails(parts);
+        assert!(started.elapsed() < Duration::from_secs(20), "{parts:?} took {:?}", started.elapsed());
+    };
+    // What may not be written leaves nothing behind.
+    for object in ["some/ds/data/", "some/ds/snapshots/00000001.json"] {
+        server.inject(&format!(" /{BUCKET}/{object}"), Fault::Denied, When::Always);
+        quick(
+            command(&build),
+            &[&format!("s3://{BUCKET}/{object}"), "denied the request", "AWS_SECRET_ACCESS_KEY"],
+        );
+        server.heal();
+        quick(command(&read), &[&format!("`{REMOTE}` is not a dataset")]);
+    }
+    command(&build).works();
+    let snapshot = Snapshot::load(&folder_of(&server)).unwrap();
+    let (dataset, file) = (snapshot.dataset.clone(), snapshot.partitions[0].files[0].path.clone());
+    let key = format!("some/ds/{file}");
+    let url = format!("s3://{BUCKET}/{key}");
+
+    let other_key = command(&read).with_variable("AWS_SECRET_ACCESS_KEY", "another");
+    quick(other_key, &[REMOTE, "denied the request", "AWS_SECRET_ACCESS_KEY"]);
+    quick(command("onefold-read bench s3://dtaa/some/ds"), &["s3://dtaa/some/ds", "no such bucket"]);
+    quick(command("onefold-read bench s3://data/other"), &["`s3://data/other` is not a dataset"]);
+    server.inject(&format!("GET /{BUCKET}/some/ds/data/"), Fault::Denied, When::Always);
+    quick(command(&read), &[&url, "denied the request"]);
+    server.heal();
+
+    // Another object of the same size takes the place of the file, after its first ranges were read.
+    let bytes = fs_err::read(server.file(BUCKET, &key)).unwrap();
+    let mut other = bytes.clone();
+    other[bytes.len() / 2] ^= 1;
+    let (writer, changed) = (server.writer(), key.clone());
+    server.before(&format!("GET /{BUCKET}/{key}"), 2, move || writer.put(BUCKET, &changed, other));
+    quick(command(&read), &[&url, "it was changed while it was read"]);
+    server.heal();
+    quick(command(&read), &[&url, "SHA-256"]);
+    server.put(BUCKET, &key, &bytes);
+    command(&read).works();
+    let gone = server.file(BUCKET, &key);
+    let removed = gone.clone();
+    server.before(&format!("GET /{BUCKET}/{key}"), 2, move || fs_err::remove_file(removed).unwrap());
+    quick(command(&read), &[&url]);
+    server.heal();
+    quick(command(&read), &[&url, "it is missing, the snapshot names it"]);
+    fs_err::write(&gone, &bytes).unwrap();
+    assert_eq!(Snapshot::load(&folder_of(&server)).unwrap().dataset, dataset);
+    command(&read).works();
+}
