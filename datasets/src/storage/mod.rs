@@ -23,7 +23,8 @@ use std::future::Future;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -71,6 +72,8 @@ pub struct Storage {
     location: PathBuf,
     service: Service,
     store: Arc<dyn ObjectStore>,
+    /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
+    probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
     /// The folder within the store.
     prefix: ObjectPath,
     /// The folder, if it is one of a local disk.
@@ -124,11 +127,15 @@ impl Storage {
         let (remote, prefix) = remote
             .ok_or_else(|| wrong(format!("the scheme `{}` is not supported", url.scheme()), write_url))?;
         let service = remote.service();
-        let store = remote.connect(Patience::Long).map_err(|error| {
-            let Explanation { message, hint } = service.explain(&error);
-            Error::Location { location: text.to_owned(), message, hint }
-        })?;
-        Ok(Self { location: location.to_owned(), service, store, prefix, local: None })
+        let connect = |patience| {
+            remote.connect(patience).map_err(|error| {
+                let Explanation { message, hint } = service.explain(&error);
+                Error::Location { location: text.to_owned(), message, hint }
+            })
+        };
+        let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
+        let probe = Arc::new(Mutex::new(Some(probe)));
+        Ok(Self { location: location.to_owned(), service, store, probe, prefix, local: None })
     }
 
     fn of_disk(folder: &Path, location: PathBuf) -> Self {
@@ -137,7 +144,7 @@ impl Storage {
         let prefix = ObjectPath::from_absolute_path(&absolute).unwrap_or_default();
         let store = Arc::new(LocalFileSystem::new());
         let service = Service::local_disk();
-        Self { location, service, store, prefix, local: Some(folder.to_owned()) }
+        Self { location, service, store, probe: Arc::default(), prefix, local: Some(folder.to_owned()) }
     }
 
     /// A storage over any store, for tests.
@@ -147,6 +154,7 @@ impl Storage {
             location: format!("memory:///{prefix}").into(),
             service: Service::s3(None, true),
             store,
+            probe: Arc::default(),
             prefix: ObjectPath::from(prefix),
             local: None,
         }
@@ -168,20 +176,35 @@ impl Storage {
         format!("{}/{path}", base.trim_end_matches('/')).into()
     }
 
-    /// Reads a whole object; `None` if there is no such object.
+    /// Reads a whole object; `None` if there is no such object. The first request to a store that cannot be reached fails
+    /// within about ten seconds.
     ///
     /// # Errors
     ///
     /// [`Error::Read`] if the store does not give it.
     pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        self.wait(path, async move {
+        async fn get(store: Arc<dyn ObjectStore>, key: ObjectPath) -> object_store::Result<Option<Bytes>> {
             match store.get(&key).await {
                 Ok(object) => object.bytes().await.map(Some),
                 Err(object_store::Error::NotFound { .. }) => Ok(None),
                 Err(error) => Err(error),
             }
-        })
+        }
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let probe = || self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = probe().clone();
+        let read = self.wait(path, async move {
+            match first {
+                None => get(store, key).await,
+                Some(first) => match get(first, key.clone()).await {
+                    // It is there, and busy.
+                    Err(error) if !retry::is_unreachable(&error) => get(store, key).await,
+                    answered => answered,
+                },
+            }
+        })?;
+        *probe() = None;
+        Ok(read)
     }
 
     /// Size, time and ETag of an object; `None` if there is no such object.
@@ -262,12 +285,21 @@ impl Storage {
     ///
     /// As [`read_ranges`](Self::read_ranges).
     pub fn sha256(&self, path: &str, object: &Object, read: impl Fn(u64)) -> Result<String> {
+        let request = |start: u64| {
+            let (sender, answer) = sync_channel(1);
+            let wanted = std::iter::once(start..object.bytes.min(start + LARGEST_REQUEST)).collect();
+            let then = move |ranges| drop(sender.send(ranges));
+            self.start_reading(path, object.bytes, wanted, object.e_tag.clone(), then)?;
+            Ok::<_, Error>(answer)
+        };
         let mut digest = Sha256::new();
-        let step = REQUESTS_AT_A_TIME as u64 * LARGEST_REQUEST / 4;
-        for start in (0..object.bytes).step_by(step as usize) {
-            let range = start..object.bytes.min(start + step);
-            let wanted = std::iter::once(range).collect();
-            let ranges = self.read_ranges(path, object.bytes, wanted, object.e_tag.clone())?;
+        let mut starts = (0..object.bytes).step_by(LARGEST_REQUEST as usize);
+        let mut next = starts.next().map(request).transpose()?;
+        while let Some(answer) = next {
+            // The next part is on its way while this one is digested.
+            next = starts.next().map(request).transpose()?;
+            let ranges =
+                answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??;
             for (_, bytes) in ranges.parts() {
                 digest.update(bytes);
                 read(bytes.len() as u64);

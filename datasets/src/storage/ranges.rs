@@ -20,7 +20,7 @@ pub(super) const REQUESTS_AT_A_TIME: usize = 8;
 pub(super) const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// Some ranges of an object, in memory. Parquet's decoder reads from it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Ranges {
     length: u64,
     /// The start and the bytes of each part, in ascending order and without overlap.

@@ -35,14 +35,24 @@ where
 
 /// Whether the connection broke after the request had been sent. The client itself repeats what was never sent.
 fn is_lost(error: &object_store::Error) -> bool {
+    kind_of(error).is_some_and(|kind| !matches!(kind, HttpErrorKind::Connect | HttpErrorKind::Request))
+}
+
+/// Whether there was no connection, or nothing came over it in time.
+pub(super) fn is_unreachable(error: &object_store::Error) -> bool {
+    kind_of(error).is_some_and(|kind| matches!(kind, HttpErrorKind::Connect | HttpErrorKind::Timeout))
+}
+
+/// How HTTP failed; `None` if there was an answer, or no request.
+fn kind_of(error: &object_store::Error) -> Option<HttpErrorKind> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<HttpError>() {
-            return !matches!(error.kind(), HttpErrorKind::Connect | HttpErrorKind::Request);
+            return Some(error.kind());
         }
         cause = error.source();
     }
-    false
+    None
 }
 
 #[cfg(test)]
