@@ -1,8 +1,9 @@
 //! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
 //! views, and whatever is wrong as a [`Problem`] with its place.
 
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::array::{
     Array, ArrayRef, ArrowPrimitiveType, AsArray, Int64Array, ListArray, ListViewArray, RecordBatch,
@@ -28,6 +29,21 @@ pub struct OpenFile {
     bytes: u64,
     e_tag: Option<String>,
     metadata: ArrowReaderMetadata,
+    /// The bytes of all columns of the row groups that were fetched.
+    fetched: Mutex<HashMap<usize, Ranges>>,
+}
+
+/// Keeps a row group that was fetched in memory.
+#[derive(Debug)]
+pub struct FetchedRowGroup<'a> {
+    file: &'a OpenFile,
+    row_group: usize,
+}
+
+impl Drop for FetchedRowGroup<'_> {
+    fn drop(&mut self) {
+        self.file.fetched().remove(&self.row_group);
+    }
 }
 
 impl OpenFile {
@@ -44,7 +60,8 @@ impl OpenFile {
         let footer = footer.map_err(|error| error.to_string()).flatten();
         let metadata = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
         let (path, storage) = (file.path.clone(), storage.clone());
-        let open = Self { path, storage, bytes: found.bytes, e_tag: found.e_tag, metadata };
+        let (bytes, e_tag, fetched) = (found.bytes, found.e_tag, Mutex::default());
+        let open = Self { path, storage, bytes, e_tag, metadata, fetched };
         check_counts(open.metadata.metadata(), file).map_err(wrong)?;
         let sum =
             (0..open.row_groups()).try_fold(0_u64, |sum, group| sum.checked_add(open.rows(group)? as u64));
@@ -64,6 +81,21 @@ impl OpenFile {
     /// Rows of a row group; `None` if the footer gives a number that no row group has.
     pub fn rows(&self, row_group: usize) -> Option<usize> {
         usize::try_from(self.metadata.metadata().row_group(row_group).num_rows()).ok()
+    }
+
+    /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store. They
+    /// stay in memory until what this gives is dropped. What cannot be fetched is asked for again column by column.
+    pub fn fetch(&self, row_group: usize) -> Option<FetchedRowGroup<'_>> {
+        if self.storage.local().is_some() {
+            return None;
+        }
+        let ranges = self.read(row_group, &ProjectionMask::all()).ok()?;
+        self.fetched().insert(row_group, ranges);
+        Some(FetchedRowGroup { file: self, row_group })
+    }
+
+    fn fetched(&self) -> MutexGuard<'_, HashMap<usize, Ranges>> {
+        self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Compressed bytes of each column in all row groups, by the column's name, in the file's order.
@@ -101,6 +133,9 @@ impl OpenFile {
 
     /// The bytes of some columns of a row group.
     fn read(&self, row_group: usize, columns: &ProjectionMask) -> Result<Ranges, String> {
+        if let Some(ranges) = self.fetched().get(&row_group) {
+            return Ok(ranges.clone());
+        }
         let chunks = self.metadata.metadata().row_group(row_group).columns().iter().enumerate();
         let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
             let (start, length) = chunk.byte_range();

@@ -31,6 +31,7 @@ impl RowGroupCheck<'_> {
     /// Reads all columns, as many as can be read.
     pub(super) fn run(&self) -> CheckedRowGroup {
         let mut problems = Vec::new();
+        let _fetched = self.file.fetch(self.index);
         let (mut span, mut samples) = match self.read_order(&mut problems) {
             Ok(read) => read,
             Err(problem) => return CheckedRowGroup { problems: vec![problem], span: None, counted: false },
