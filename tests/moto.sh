@@ -3,7 +3,7 @@
 # there yet.
 #
 # A test calls it, to try an S3 server that other people wrote. A ONEFOLD_MOTO that is already set wins. Otherwise the
-# wheels of moto.txt (20 MB) go into ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}. The folder appears by one
+# wheels of moto.txt (30 MB) go into ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}. The folder appears by one
 # rename, so an interrupted run leaves nothing that a later one would trust.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -40,7 +40,7 @@ fi
 rm -rf "$cache"/moto.partial.*
 work=$(mktemp -d "$cache/moto.partial.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-say "installing moto 5.2.5 into $home (once; about 20 MB)"
+say "installing moto 5.2.5 into $home (once; about 30 MB)"
 # pip unpacks into TMPDIR first: into the same file system, so that its last step is a rename.
 TMPDIR=$work python3 -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
     --no-warn-conflicts --target "$work/packages" --requirement moto.txt 1>&2 ||

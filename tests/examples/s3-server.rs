@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo build --release --workspace --bins --example s3-server
-//! target/release/examples/s3-server --latency-ms 20 -- tests/scripts/measure-s3.sh target/release logs
+//! target/release/examples/s3-server --latency-ms 20 -- tests/measure_s3.py --help
 //! ```
 
 use std::io::Write;

@@ -364,9 +364,8 @@ fn check_vacuum(place: &Place<'_>) {
     let newest = Snapshot::load(dataset).unwrap();
     assert!(!unnamed_files(dataset).is_empty(), "no append was killed while it wrote");
     let samples = requests(dataset, newest.snapshot);
+    let (done, kept) = (AtomicBool::new(false), newest.snapshot - 2);
     std::thread::scope(|scope| {
-        let done = AtomicBool::new(false);
-        let kept = newest.snapshot - 2;
         let reader = scope.spawn({
             let done = &done;
             move || {

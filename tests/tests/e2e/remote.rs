@@ -126,34 +126,35 @@ fn work_whose_answer_was_lost_is_done_once() {
     let dir = with_logs(1000);
     let ingest =
         |server: &S3Server, what: &str| dir.command(&format!("onefold-ingest {what}")).with_s3(server);
-    for (request, nth) in [
-        ("PUT /data/some/ds/snapshots/00000001.json", 1),
-        ("PUT /data/some/ds/snapshots/00000002.json", 1),
-        // An upload begins, a part is sent, the upload ends.
-        ("POST /data/some/ds/data/", 1),
-        ("PUT /data/some/ds/data/", 1),
-        ("POST /data/some/ds/data/", 2),
-        ("POST /data/some/ds/data/", 4),
-        ("POST /data?delete", 1),
-        ("POST /data?delete", 2),
+    // An upload begins, a part of it is sent, and it ends.
+    let (begin_or_end, part) = ("POST /data/some/ds/data/", "PUT /data/some/ds/data/");
+    for (request, nth, fault) in [
+        ("PUT /data/some/ds/snapshots/00000001.json", 1, Fault::LoseAnswer),
+        ("PUT /data/some/ds/snapshots/00000002.json", 1, Fault::LoseAnswer),
+        (begin_or_end, 1, Fault::LoseAnswer),
+        (part, 1, Fault::LoseAnswer),
+        (begin_or_end, 2, Fault::LoseAnswer),
+        (begin_or_end, 2, Fault::Truncate),
+        (begin_or_end, 4, Fault::LoseAnswer),
+        ("POST /data?delete", 1, Fault::LoseAnswer),
+        ("POST /data?delete", 2, Fault::Truncate),
+        ("GET /data?list-type", 1, Fault::Truncate),
     ] {
-        for fault in [Fault::LoseAnswer, Fault::Truncate] {
-            let server = S3Server::start();
-            server.inject(request, fault, When::Nth(nth));
-            let built = ingest(&server, &format!("build logs/dataset.toml --out {REMOTE}")).json();
-            let appended = ingest(&server, &format!("append more/dataset.toml --out {REMOTE}")).json();
-            assert_eq!(
-                [&built["snapshot"], &appended["snapshot"]],
-                [&json!(1), &json!(2)],
-                "{request} {fault:?}"
-            );
-            let history = ingest(&server, &format!("history {REMOTE}")).json();
-            assert_eq!(history["snapshots"].as_array().map(Vec::len), Some(2), "{request} {fault:?}");
-            ingest(&server, &format!("vacuum {REMOTE} --keep 1 --older-than 0s")).works();
-            assert_eq!(server.counters().faults, 1, "{request} {fault:?}");
-            assert_only_named_files(&folder_of(&server));
-            ingest(&server, &format!("verify {REMOTE}")).works();
-        }
+        let server = S3Server::start();
+        server.inject(request, fault, When::Nth(nth));
+        let built = ingest(&server, &format!("build logs/dataset.toml --out {REMOTE}")).json();
+        let appended = ingest(&server, &format!("append more/dataset.toml --out {REMOTE}")).json();
+        assert_eq!(
+            [&built["snapshot"], &appended["snapshot"]],
+            [&json!(1), &json!(2)],
+            "{request} {fault:?}"
+        );
+        let history = ingest(&server, &format!("history {REMOTE}")).json();
+        assert_eq!(history["snapshots"].as_array().map(Vec::len), Some(2), "{request} {fault:?}");
+        ingest(&server, &format!("vacuum {REMOTE} --keep 1 --older-than 0s")).works();
+        assert_eq!(server.counters().faults, 1, "{request} {fault:?}");
+        assert_only_named_files(&folder_of(&server));
+        ingest(&server, &format!("verify {REMOTE}")).works();
     }
 }
 
