@@ -267,7 +267,7 @@ pub(crate) struct TablesArguments {
     /// The training configuration (`train.toml`)
     #[arg(required_unless_present = "torchrec", conflicts_with = "torchrec", requires = "data")]
     pub(crate) config: Option<PathBuf>,
-    /// Directory of the dataset
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET", requires = "config", conflicts_with = "torchrec")]
     pub(crate) data: Option<PathBuf>,
     /// Tables as JSON with TorchRec's field names, in place of a configuration and a dataset

@@ -154,14 +154,20 @@ impl TestCommand {
         self
     }
 
-    /// Makes the command reach a server at `s3://` URLs, and no other.
-    #[cfg(feature = "s3")]
-    pub fn with_s3(mut self, server: &S3Server) -> Self {
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
+    /// Removes the environment variables whose names begin with `prefix`.
+    pub fn without_variables(mut self, prefix: &str) -> Self {
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with(prefix)) {
             self.command.env_remove(name);
         }
-        self.command.envs(server.environment());
         self
+    }
+
+    /// Makes the command reach a server at `s3://` URLs, and no other.
+    #[cfg(feature = "s3")]
+    pub fn with_s3(self, server: &S3Server) -> Self {
+        let mut cleared = self.without_variables("AWS_");
+        cleared.command.envs(server.environment());
+        cleared
     }
 
     /// Makes the system refuse to write files beyond as many KiB, as a full disk would.

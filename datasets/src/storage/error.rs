@@ -56,18 +56,19 @@ impl Service {
     }
 
     /// Google Cloud Storage.
-    pub fn google_cloud() -> Self {
+    pub fn google_cloud(has_credentials: bool) -> Self {
         let settings = "check the bucket's name, then run this again";
         let credentials = "set GOOGLE_APPLICATION_CREDENTIALS in the environment to the path of a key file";
-        Self::new("Google Cloud Storage".to_owned(), settings, credentials)
+        let name = "Google Cloud Storage".to_owned();
+        Self { has_credentials, ..Self::new(name, settings, credentials) }
     }
 
     /// Azure Blob Storage.
-    pub fn azure() -> Self {
+    pub fn azure(has_credentials: bool) -> Self {
         let settings = "check the container's name and AZURE_STORAGE_ACCOUNT_NAME, then run this again";
         let credentials = "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or a SAS token or service \
                            principal) in the environment";
-        Self::new("Azure".to_owned(), settings, credentials)
+        Self { has_credentials, ..Self::new("Azure".to_owned(), settings, credentials) }
     }
 
     fn new(name: String, settings: &str, credentials: &str) -> Self {
@@ -142,6 +143,12 @@ impl Service {
                 explanation(message, settings)
             }
         }
+    }
+
+    /// Explains why a client could not be made, for which no request is necessary.
+    pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
+        let message = format!("the settings in the environment cannot be used: {}", root_cause(error));
+        Explanation { message, hint: self.hints.credentials.clone() }
     }
 
     /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation.
@@ -234,7 +241,7 @@ mod tests {
             source: Box::new(io::Error::new(io::ErrorKind::StorageFull, "no space left")),
         };
         assert_eq!(Service::local_disk().io_error(&full()).kind(), io::ErrorKind::StorageFull);
-        let explained = Service::azure().io_error(&full());
+        let explained = Service::azure(true).io_error(&full());
         let explained = explained.get_ref().unwrap().downcast_ref::<Explanation>().unwrap();
         assert!(explained.message.starts_with("Azure cannot be reached"), "{explained}");
     }

@@ -129,7 +129,7 @@ impl Storage {
         let service = remote.service();
         let connect = |patience| {
             remote.connect(patience).map_err(|error| {
-                let Explanation { message, hint } = service.explain(&error);
+                let Explanation { message, hint } = service.explain_settings(&error);
                 Error::Location { location: text.to_owned(), message, hint }
             })
         };

@@ -102,8 +102,8 @@ impl RemoteStore {
                 let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
                 Service::s3(endpoint, settings.anonymous || has_credentials(&builder))
             }
-            Kind::GoogleCloud => Service::google_cloud(),
-            Kind::Azure => Service::azure(),
+            Kind::GoogleCloud => Service::google_cloud(has_google_credentials()),
+            Kind::Azure => Service::azure(has_azure_credentials()),
         }
     }
 
@@ -196,6 +196,25 @@ fn has_credentials(builder: &AmazonS3Builder) -> bool {
     let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
     keys.iter().any(|key| builder.get_config_value(key).is_some())
         || unsigned.is_some_and(|unsigned| is_true(&unsigned))
+}
+
+/// Whether the environment or the files of `gcloud` have credentials. If not, those of the cloud machine are used.
+fn has_google_credentials() -> bool {
+    use GoogleConfigKey::{ApplicationCredentials, ServiceAccount, ServiceAccountKey, SkipSignature};
+    let builder = GoogleCloudStorageBuilder::from_env();
+    let keys = [ApplicationCredentials, ServiceAccount, ServiceAccountKey, SkipSignature];
+    let of_gcloud =
+        std::env::home_dir().map(|home| home.join(".config/gcloud/application_default_credentials.json"));
+    keys.iter().any(|key| builder.get_config_value(key).is_some_and(|value| value != "false"))
+        || of_gcloud.is_some_and(|file| file.exists())
+}
+
+/// Whether the environment has credentials. If not, those of the cloud machine are used.
+fn has_azure_credentials() -> bool {
+    use AzureConfigKey::{AccessKey, ClientId, SasKey, SkipSignature, Token, UseAzureCli, UseEmulator};
+    let builder = MicrosoftAzureBuilder::from_env();
+    let keys = [AccessKey, ClientId, SasKey, SkipSignature, Token, UseAzureCli, UseEmulator];
+    keys.iter().any(|key| builder.get_config_value(key).is_some_and(|value| value != "false"))
 }
 
 /// Whether a setting of the environment is switched on, as [`object_store`] reads it.

@@ -7,6 +7,7 @@ use onefold_tests::Dir;
 use crate::logs::write_logs;
 
 mod build;
+mod locations;
 mod read;
 mod train;
 
