@@ -18,6 +18,7 @@ mod retry;
 mod runtime;
 mod upload;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -37,12 +38,16 @@ use url::Url;
 
 pub use self::error::{Explanation, Hints, Service};
 pub use self::footer::{check_counts, read_footer};
-use self::ranges::{LARGEST_REQUEST, REQUESTS_AT_A_TIME};
 pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub(crate) use self::upload::HashingWriter;
 pub use self::upload::Upload;
 use crate::{Error, Result, commit, units};
+
+/// The size of the requests for an object that is digested.
+const DIGESTED_REQUEST: u64 = 4 << 20;
+/// How many of them are under way.
+const DIGESTED_AHEAD: usize = 4;
 
 /// An object as the store lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -287,17 +292,21 @@ impl Storage {
     pub fn sha256(&self, path: &str, object: &Object, read: impl Fn(u64)) -> Result<String> {
         let request = |start: u64| {
             let (sender, answer) = sync_channel(1);
-            let wanted = std::iter::once(start..object.bytes.min(start + LARGEST_REQUEST)).collect();
+            let wanted = std::iter::once(start..object.bytes.min(start + DIGESTED_REQUEST)).collect();
             let then = move |ranges| drop(sender.send(ranges));
             self.start_reading(path, object.bytes, wanted, object.e_tag.clone(), then)?;
             Ok::<_, Error>(answer)
         };
         let mut digest = Sha256::new();
-        let mut starts = (0..object.bytes).step_by(LARGEST_REQUEST as usize);
-        let mut next = starts.next().map(request).transpose()?;
-        while let Some(answer) = next {
-            // The next part is on its way while this one is digested.
-            next = starts.next().map(request).transpose()?;
+        let mut starts = (0..object.bytes).step_by(DIGESTED_REQUEST as usize);
+        let mut on_their_way = VecDeque::new();
+        loop {
+            while on_their_way.len() < DIGESTED_AHEAD
+                && let Some(start) = starts.next()
+            {
+                on_their_way.push_back(request(start)?);
+            }
+            let Some(answer) = on_their_way.pop_front() else { break };
             let ranges =
                 answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??;
             for (_, bytes) in ranges.parts() {

@@ -15,9 +15,9 @@ use parquet::file::reader::{ChunkReader, Length};
 pub const RANGE_GAP: u64 = 1 << 20;
 
 /// Requests for one object that run at a time.
-pub(super) const REQUESTS_AT_A_TIME: usize = 8;
+const REQUESTS_AT_A_TIME: usize = 8;
 /// A larger request is split, so that its parts are fetched at the same time.
-pub(super) const LARGEST_REQUEST: u64 = 8 << 20;
+const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// Some ranges of an object, in memory. Parquet's decoder reads from it.
 #[derive(Debug, Clone)]
