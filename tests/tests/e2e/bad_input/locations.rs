@@ -90,8 +90,8 @@ fn every_command_says_that_a_store_cannot_be_reached() {
 #[test]
 fn missing_credentials_are_named() {
     let dir = with_logs();
-    for (location, variables, parts) in [
-        ("s3://bucket/ds", &[][..], &["there are no credentials", "AWS_ACCESS_KEY_ID"][..]),
+    let cases: &[(&str, &[(&str, &str)], &[&str])] = &[
+        ("s3://bucket/ds", &[], &["there are no credentials", "AWS_ACCESS_KEY_ID"]),
         ("gs://bucket/ds", &[], &["there are no credentials", "GOOGLE_APPLICATION_CREDENTIALS"]),
         (
             "az://container/ds",
@@ -104,9 +104,10 @@ fn missing_credentials_are_named() {
             &[("GOOGLE_APPLICATION_CREDENTIALS", "nowhere.json")],
             &["nowhere.json", "GOOGLE_APPLICATION_CREDENTIALS"],
         ),
-    ] {
+    ];
+    for (location, variables, parts) in cases {
         for line in ["onefold-read head DATASET", "onefold-ingest append logs/dataset.toml --out DATASET"] {
-            let parts = [&[location], parts].concat();
+            let parts = [&[*location][..], parts].concat();
             fails_soon(command(&dir, line, location, variables), &parts);
         }
     }
