@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use crate::snapshot::{
-    MANIFEST_FILE, SNAPSHOTS, head_at, named_files, numbers, snapshot_number, snapshot_path,
+    MANIFEST_FILE, SNAPSHOTS, head_at, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path,
 };
 use crate::storage::{Object, Storage};
 use crate::writer::{DATA, VOCABULARIES};
@@ -68,10 +68,13 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         .concat();
     let numbers = numbers(storage, None)?;
     let Some(newest) = numbers.last() else {
-        // A `manifest.json` has nothing but its own files.
-        return Err(Error::NotADataset {
-            path: storage.location().to_owned(),
-            hint: "a vacuum needs a dataset of format version 4 or later".to_owned(),
+        return Err(match storage.head(MANIFEST_FILE)? {
+            None => not_a_dataset(storage),
+            // A `manifest.json` has nothing but its own files.
+            Some(_) => Error::NotADataset {
+                path: storage.location().to_owned(),
+                hint: "a vacuum needs a dataset of format version 4 or later".to_owned(),
+            },
         });
     };
     let last: HashSet<u64> = numbers.iter().rev().take(options.keep.max(1)).copied().collect();

@@ -378,7 +378,7 @@ impl Snapshot {
     pub fn load_from(storage: &Storage, at: Option<u64>) -> Result<Self> {
         let head = match at {
             Some(number) => head_at(storage, number)?,
-            None => latest_head(storage)?.ok_or_else(|| store::not_a_dataset(storage))?,
+            None => latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?,
         };
         head.with_lists(storage)
     }
@@ -391,7 +391,7 @@ impl Snapshot {
     /// As [`load`](Self::load).
     pub fn load_head(location: &Path) -> Result<Self> {
         let storage = Storage::open(location)?;
-        latest_head(&storage)?.ok_or_else(|| store::not_a_dataset(&storage))
+        latest_head(&storage)?.ok_or_else(|| not_a_dataset(&storage))
     }
 
     /// The number of partitions, those of lists included.

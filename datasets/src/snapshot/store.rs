@@ -159,7 +159,7 @@ impl Snapshot {
     }
 }
 
-pub(super) fn not_a_dataset(storage: &Storage) -> Error {
+pub(crate) fn not_a_dataset(storage: &Storage) -> Error {
     let hint =
         "give the path or URL that `onefold-ingest build` wrote; if a build was interrupted, run it again";
     Error::NotADataset { path: storage.location().to_owned(), hint: hint.to_owned() }

@@ -147,7 +147,8 @@ impl Service {
 
     /// Explains why a client could not be made, for which no request is necessary.
     pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
-        let message = format!("the settings in the environment cannot be used: {}", root_cause(error));
+        let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+        let message = format!("the settings in the environment cannot be used: {cause}");
         Explanation { message, hint: self.hints.credentials.clone() }
     }
 
