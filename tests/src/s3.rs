@@ -56,6 +56,8 @@ pub enum Fault {
     InternalError,
     /// The answer is `403 AccessDenied`; the request is not executed.
     Denied,
+    /// The answer is `409 ConditionalRequestConflict`, as while another writer creates the object; the request is not executed.
+    Conflict,
     /// The connection is reset before the request is executed.
     Reset,
     /// The request is executed, and then the connection is reset: the client cannot know.
@@ -406,6 +408,7 @@ impl Shared {
             Some(Fault::SlowDown) => Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
             Some(Fault::InternalError) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
             Some(Fault::Denied) => Ok(refusal(StatusCode::FORBIDDEN, "AccessDenied")),
+            Some(Fault::Conflict) => Ok(refusal(StatusCode::CONFLICT, "ConditionalRequestConflict")),
             Some(Fault::Reset) => Err(reset(&handle)),
             Some(Fault::LoseAnswer) => {
                 self.execute(request).await?;

@@ -32,7 +32,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{ObjectStore, ObjectStoreExt};
 use sha2::{Digest, Sha256};
 use url::Url;
 
@@ -364,24 +364,8 @@ impl Storage {
             return created.map_err(|error| Error::write(self.shown(path), error));
         }
         let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        let payload = Bytes::from(bytes);
-        let put = {
-            let (store, key, payload) = (Arc::clone(&store), key.clone(), payload.clone());
-            let put = move || {
-                let (store, key, payload) = (Arc::clone(&store), key.clone(), payload.clone());
-                async move { store.put_opts(&key, payload.into(), PutMode::Create.into()).await }
-            };
-            async move { retry::repeat(put).await }
-        };
-        match runtime::wait(put)? {
-            Ok(_) => Ok(Created::Yes),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                // A repeated request may find what its first try created, of which the answer was lost.
-                let found = self.wait(path, async move { store.get(&key).await?.bytes().await })?;
-                Ok(if found == payload { Created::Yes } else { Created::Exists })
-            }
-            Err(error) => Err(self.write_error(path, &error)),
-        }
+        let created = runtime::wait(retry::create(store, key, bytes.into()))?;
+        created.map_err(|error| self.write_error(path, &error))
     }
 
     /// Writes an object whole, also over one that is there.

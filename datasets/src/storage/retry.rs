@@ -3,9 +3,15 @@
 
 use std::error::Error;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use object_store::client::{HttpError, HttpErrorKind};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+
+use super::Created;
 
 /// How often a request is sent at most. The client retries each of them by itself where it can.
 const TRIES: u32 = 5;
@@ -13,6 +19,8 @@ const TRIES: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// After this time a failed request is not repeated any more.
 const LIMIT: Duration = Duration::from_secs(30);
+/// How often an object is not there although it could not be created.
+const MOST_CONFLICTS: u32 = 10;
 
 /// Sends a request again while its answer is lost. The request must be one that may be executed twice.
 pub(super) async fn repeat<T, R>(request: impl Fn() -> R) -> object_store::Result<T>
@@ -31,6 +39,33 @@ where
         }
     }
     request().await
+}
+
+/// Creates an object that must not exist yet.
+pub(super) async fn create(
+    store: Arc<dyn ObjectStore>,
+    key: Path,
+    bytes: Bytes,
+) -> object_store::Result<Created> {
+    let mut conflicts = 0;
+    loop {
+        let put = || store.put_opts(&key, bytes.clone().into(), PutMode::Create.into());
+        match repeat(put).await {
+            Ok(_) => return Ok(Created::Yes),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        match repeat(|| async { store.get(&key).await?.bytes().await }).await {
+            // A repeated request may find what its first try created, of which the answer was lost.
+            Ok(found) => return Ok(if found == bytes { Created::Yes } else { Created::Exists }),
+            // S3 answers with a conflict while another writer creates the object, who may not succeed.
+            Err(object_store::Error::NotFound { .. }) if conflicts < MOST_CONFLICTS => {
+                conflicts += 1;
+                tokio::time::sleep(FIRST_WAIT * conflicts).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Whether the connection broke after the request had been sent. The client itself repeats what was never sent.

@@ -131,6 +131,7 @@ fn work_whose_answer_was_lost_is_done_once() {
     for (request, nth, fault) in [
         ("PUT /data/some/ds/snapshots/00000001.json", 1, Fault::LoseAnswer),
         ("PUT /data/some/ds/snapshots/00000002.json", 1, Fault::LoseAnswer),
+        ("PUT /data/some/ds/snapshots/00000002.json", 1, Fault::Conflict),
         (begin_or_end, 1, Fault::LoseAnswer),
         (part, 1, Fault::LoseAnswer),
         (begin_or_end, 2, Fault::LoseAnswer),
