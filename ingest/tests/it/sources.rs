@@ -114,7 +114,7 @@ fn folders_patterns_and_lists_of_files_are_one_table() {
     dir.fails(&["no folder `hours=…`", "did you mean `hour`?"]);
     dir.write("log/day=2/a.parquet", parquet(columns(&rows())));
     dir.configure("[sources]\nlog = \"log\"", SELECT);
-    dir.fails(&["day=2/a.parquet", "other folders of values", "`day=`, `hour=`"]);
+    dir.fails(&["day=2/a.parquet", "its folders make other columns", "`day=`, `hour=`"]);
 }
 
 #[test]
