@@ -29,10 +29,6 @@ pub const TIME: &str = "__onefold_time";
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
-/// The start of the day or hour in which a sample's session starts, in microseconds since 1970.
-const PERIOD: &str = "__onefold_period";
-/// The bucket of a sample's session.
-const BUCKET: &str = "__onefold_bucket";
 
 /// The order of the samples of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,46 +64,62 @@ pub fn position_columns(config: &Config) -> Vec<String> {
     (0..config.timelines.len()).flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]).collect()
 }
 
-/// The query that gives the rows of timeline `number` that the sessions need, in the order of the sessions; with the
-/// columns of [`slices_sql`](timeline::slices_sql), the keys being the partition columns, the start of the session's day or
-/// hour, its bucket, [`START`] and [`SESSION`].
+/// The query that gives the rows of timeline `number` that the samples need, in slices of about `rows` rows, in the order of
+/// the samples; with the columns of [`slices_sql`](timeline::slices_sql).
 ///
 /// # Errors
 ///
 /// As [`samples`].
-pub fn slices(config: &Config, columns: &ArrowSchema, order: SampleOrder, number: usize) -> Result<String> {
+pub fn slices(
+    config: &Config,
+    columns: &ArrowSchema,
+    order: SampleOrder,
+    number: usize,
+    rows: usize,
+) -> Result<String> {
     let time = time_in_micros(config, columns)?;
-    let period = config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), start_of_period);
-    let timeline = &config.timelines[number];
-    let on: Vec<String> = timeline.on.iter().map(|(ours, _)| ours.clone()).collect();
-    let ours = first_of_each([identity_columns(config), on].concat());
+    let numbered_by = numbered_by(config, columns, order);
+    let ours = numbered_by.iter().filter(|name| ![START, SESSION, TIME].contains(&name.as_str())).cloned();
+    let ours = first_of_each([identity_columns(config), ours.collect()].concat());
     let positions = [timeline::start_column(number), timeline::end_column(number)];
     let samples = format!(
         "SELECT {}, {time} AS {TIME}, {} FROM {NARROW_VIEW}",
         quoted(&ours).join(", "),
         positions.join(", ")
     );
-    let columns: Vec<String> = quoted(&ours).iter().map(|column| format!("s.{column}")).collect();
-    let sessions = format!(
-        "SELECT {}, s.{}, s.{}, {period} AS {PERIOD}, {} AS {BUCKET}, {START}, {SESSION} \
-         FROM ({}) n JOIN ({samples}) s ON {}",
-        columns.join(", "),
-        positions[0],
-        positions[1],
-        bucket(order.buckets),
+    let samples = format!(
+        "SELECT s.*, n.{START}, n.{SESSION} FROM ({}) n JOIN ({samples}) s ON {}",
         sessions(config, &time),
         same_session(config)
     );
-    let within = match order.order {
-        Order::Session | Order::Arrival => [START, SESSION],
-        Order::SessionHash => [SESSION, START],
+    let keys = first_of_each([place(config, order), quoted(&numbered_by)].concat());
+    Ok(timeline::slices_sql(number, &config.timelines[number], &samples, &keys, rows))
+}
+
+/// The expressions, in SQL, that order partitions and buckets.
+fn place(config: &Config, order: SampleOrder) -> Vec<String> {
+    let period = config.partition_by.map(start_of_period);
+    let bucket = (order.buckets > 1).then(|| bucket(order.buckets));
+    [quoted(&config.partition_columns), period.into_iter().chain(bucket).collect()].concat()
+}
+
+/// The columns that order the samples of a bucket.
+fn within(config: &Config, order: Order) -> Vec<String> {
+    let first: &[&str] = match order {
+        Order::Session => &[START, SESSION, TIME],
+        Order::SessionHash => &[SESSION, TIME],
+        Order::Arrival => &[TIME],
     };
-    let keys = [
-        quoted(&config.partition_columns),
-        [PERIOD, BUCKET].map(str::to_owned).into(),
-        within.map(str::to_owned).into(),
-    ];
-    Ok(timeline::slices_sql(number, timeline, &sessions, &keys.concat()))
+    let first = first.iter().map(|name| (*name).to_owned());
+    first_of_each(first.chain(config.order.iter().cloned()).chain([SESSION.to_owned()]).collect())
+}
+
+/// The columns by which the samples of a bucket are numbered for [`slices`]: those that order them, up to the first that the
+/// narrow view lacks. Samples that these do not tell apart have one number.
+pub fn numbered_by(config: &Config, columns: &ArrowSchema, order: SampleOrder) -> Vec<String> {
+    let is_narrow =
+        |name: &String| columns.field_with_name(name).map_or(true, |field| !field.data_type().is_nested());
+    within(config, order.order).into_iter().take_while(is_narrow).collect()
 }
 
 /// The condition that a sample `s` is one of the session `n`.
@@ -138,17 +150,8 @@ pub fn ordered(
         sessions(config, &time),
         same_session(config)
     );
-    let period = config.partition_by.map(start_of_period);
-    let place = [quoted(&config.partition_columns), period.into_iter().collect()].concat();
-    let bucket = (order.buckets > 1).then(|| bucket(order.buckets));
-    let within: &[&str] = match order.order {
-        Order::Session => &[START, SESSION, TIME],
-        Order::SessionHash => &[SESSION, TIME],
-        Order::Arrival => &[TIME],
-    };
-    let within = bucket.into_iter().chain(within.iter().map(|column| (*column).to_owned())).collect();
-    let last = [SESSION].into_iter().chain(last.iter().copied()).map(str::to_owned).collect();
-    let keys = [place, within, quoted(&config.order), last].concat();
+    let last = last.iter().copied().map(str::to_owned).collect();
+    let keys = [place(config, order), quoted(&within(config, order.order)), last].concat();
     Ok(format!("SELECT * FROM ({joined}) ORDER BY {}", first_of_each(keys).join(", ")))
 }
 

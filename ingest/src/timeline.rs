@@ -18,21 +18,21 @@
 //! **What the samples have.** [`Samples::wide`](crate::samples::Samples::wide) and `narrow` have two BIGINT columns per
 //! timeline, [`start_column`] and [`end_column`], never null.
 //!
-//! **What a session needs.** [`slices_sql`] gives the rows of the timeline that some sample of a session needs, once per
-//! session, in the order of the sessions. Columns and order are stated there. All samples' ranges of a session lie
-//! within what it gets, so a range's values are contiguous among the session's rows: they begin where the session's
-//! row with `POSITION = start` stands. (Samples of one session may have different keys, as with `on = ["item_id"]`;
-//! their ranges do not overlap, because positions are unique through all keys.)
+//! **The rows that samples need.** [`slices_sql`] divides the samples, in the order of the dataset, into runs, and gives for
+//! each run the union of its samples' windows: a *slice*. The values of a window are contiguous in the slice, and begin where
+//! the row with `POSITION = start` is. A slice is bounded whatever the order of the samples, and rows between windows that
+//! lie far apart are left out.
 //!
 //! Positions come from one narrow sort of samples and rows together and window functions, which spill; a join by range
 //! would compare every sample with every row of its key.
 
 use crate::config::TimelineConfig;
-use crate::samples::sql::{equal, list, numbered, quote};
-use crate::sessionize::SESSION;
+use crate::samples::sql::{equal, numbered, quote};
 
 /// Number of a row within its timeline, from 0: BIGINT.
 pub const POSITION: &str = "__onefold_position";
+/// The number of the first sample of a slice: BIGINT.
+pub const FIRST: &str = "__onefold_first";
 /// What the columns of `order` are called in the tables of a timeline, with their number.
 pub(crate) const ORDER: &str = "__onefold_o";
 /// What the values are called there, likewise.
@@ -153,29 +153,55 @@ pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str
     )
 }
 
-/// The query that gives the rows of timeline `timeline` that each session needs.
+/// The most rows of a block, by which [`slices_sql`] joins ranges of positions with rows.
+const MOST_BLOCK_ROWS: usize = 256;
+
+/// The query that gives the rows of timeline `timeline` that samples need, slice by slice.
 ///
-/// `sessions` is a query with a row for every sample: the columns `keys`, written as SQL writes them (quoted where that is
-/// needed), which order and identify the sessions, [`SESSION`] among them, the timeline's `on` columns, and [`start_column`] and
-/// [`end_column`]. [`Samples::narrow`](crate::samples::Samples::narrow) joined with the sessions' numbers is such a query.
+/// `samples` is a query with a row for every sample: the columns that `order` names, and [`start_column`] and
+/// [`end_column`]. `order` are the expressions that order the samples. Samples that they do not tell apart have one number
+/// (SQL's `rank()`, from 1) and are in one slice. A slice ends when its samples need about `rows` rows.
 ///
-/// The result has the columns `keys`, then [`POSITION`] (BIGINT), then the lists' values (BIGINT, without nulls), each
-/// under its feature's name in the order of `[timelines.columns]`. It is ordered by `keys`, then [`POSITION`]. A session
-/// that needs no row has none.
+/// The result has the columns [`FIRST`] (the number of the slice's first sample), [`POSITION`] (BIGINT), then the lists'
+/// values (BIGINT, without nulls), each under its feature's name in the order of `[timelines.columns]`. It is ordered by
+/// [`FIRST`], then [`POSITION`]. A slice of which no row is needed is left out.
 ///
-/// A session's rows are found by blocks of positions, so that the join compares no session with all rows of its key.
-pub fn slices_sql(timeline: usize, config: &TimelineConfig, sessions: &str, keys: &[String]) -> String {
-    debug_assert!(keys.iter().any(|key| key == SESSION));
-    let (start, end) = (start_column(timeline), end_column(timeline));
-    let keys = keys.join(", ");
-    let on = list(config.on.iter().map(|(ours, _)| ours));
-    let block = config.length.clamp(16, 1 << 16);
+/// A slice's ranges of positions are found as islands of overlapping windows; their rows by blocks of positions, so that no
+/// range is compared with all rows.
+pub fn slices_sql(
+    timeline: usize,
+    config: &TimelineConfig,
+    samples: &str,
+    order: &[String],
+    rows: usize,
+) -> String {
+    let over = format!("OVER (ORDER BY {})", order.join(", "));
+    let ranked = format!(
+        "SELECT {start} AS low, {end} AS high, CAST(rank() {over} AS BIGINT) AS number, lag({start}) {over} AS low_before, \
+         lag({end}) {over} AS high_before FROM ({samples})",
+        start = start_column(timeline),
+        end = end_column(timeline),
+    );
+    // Rows that the sample before does not need, if its window overlaps; windows of a user's samples mostly do.
+    let added = "CASE WHEN low >= low_before AND low <= high_before THEN greatest(high - high_before, 0) ELSE high - low END";
+    let summed = format!(
+        "SELECT low, high, number, sum({added}) OVER (ORDER BY number) / {rows} AS slice FROM ({ranked})"
+    );
+    let first = "min(number) OVER (PARTITION BY slice ORDER BY number ROWS UNBOUNDED PRECEDING)";
+    let windows = format!("SELECT low, high, {first} AS {FIRST} FROM ({summed})");
+    let over = format!("OVER (PARTITION BY {FIRST} ORDER BY low, high ROWS");
+    let reached = format!(
+        "SELECT *, max(high) {over} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached \
+         FROM (SELECT DISTINCT {FIRST}, low, high FROM ({windows}) WHERE high > low)"
+    );
+    let begins = "CASE WHEN low <= reached THEN 0 ELSE 1 END";
+    let islands = format!("SELECT *, sum({begins}) {over} UNBOUNDED PRECEDING) AS island FROM ({reached})");
     let ranges = format!(
-        "SELECT {keys}, min({start}) AS __onefold_low, max({end}) AS __onefold_high FROM ({sessions}) WHERE {end} > {start} GROUP BY {keys}, {on}"
+        "SELECT {FIRST}, min(low) AS low, max(high) AS high FROM ({islands}) GROUP BY {FIRST}, island"
     );
-    let blocks = format!(
-        "SELECT *, unnest(range(__onefold_low / {block}, (__onefold_high - 1) / {block} + 1)) AS __onefold_block FROM ({ranges})"
-    );
+    let block = config.length.clamp(16, MOST_BLOCK_ROWS);
+    let blocks =
+        format!("SELECT *, unnest(range(low / {block}, (high - 1) / {block} + 1)) AS block FROM ({ranges})");
     let values: Vec<String> = config
         .columns
         .iter()
@@ -183,8 +209,8 @@ pub fn slices_sql(timeline: usize, config: &TimelineConfig, sessions: &str, keys
         .map(|(i, (feature, _))| format!("t.{VALUE}{i} AS {}", quote(feature)))
         .collect();
     format!(
-        "SELECT {keys}, t.{POSITION}, {} FROM ({blocks}) r JOIN {} t ON r.__onefold_block = t.{POSITION} / {block} \
-         AND t.{POSITION} >= r.__onefold_low AND t.{POSITION} < r.__onefold_high ORDER BY {keys}, t.{POSITION}",
+        "SELECT {FIRST}, t.{POSITION}, {} FROM ({blocks}) r JOIN {} t ON r.block = t.{POSITION} / {block} \
+         AND t.{POSITION} >= r.low AND t.{POSITION} < r.high ORDER BY {FIRST}, t.{POSITION}",
         values.join(", "),
         table(timeline),
     )
@@ -288,12 +314,13 @@ pub(crate) mod tests {
     }
 
     /// Every sample's lists, put together from slices and positions as a build does; checks the contract on the way.
-    /// `session` is an SQL expression of a sample's session.
+    /// `session` is an SQL expression by which the samples are ordered, before their time.
     async fn built(
         window: &Window,
         events: &[Event],
         samples: &[Sample],
         session: &str,
+        slice_rows: usize,
     ) -> BTreeMap<i64, Vec<(i64, i64)>> {
         let context = SessionContext::new();
         register(&context, "events", ["who", "at", "event", "item", "kind"], events);
@@ -306,25 +333,44 @@ pub(crate) mod tests {
         let (start, end) = (start_column(0), end_column(0));
         let places = |table: &str| format!("SELECT request, {start}, {end} FROM {table} ORDER BY request");
         assert_eq!(rows(&context, &places("narrow")).await, rows(&context, &places("wide")).await);
-        let sessions = format!("SELECT *, 7 AS \"a place\", {session} AS {SESSION} FROM narrow");
-        let keys = ["\"a place\"".to_owned(), SESSION.to_owned()];
-        let slices = slices_sql(0, &config.timelines[0], &sessions, &keys);
-        let mut by_session: BTreeMap<i64, Vec<(i64, Values)>> = BTreeMap::new();
-        let slices = rows(&context, &slices).await;
-        assert!(slices.is_sorted_by(|a, b| a[..3] < b[..3]), "a slice is out of order, or has a row twice");
+        // Samples that the order does not tell apart are in one slice, and so is a sample's window.
+        let instants =
+            samples.iter().map(|[_, _, time]| samples.iter().filter(|other| other[2] == *time).count());
+        let most_at_once = (1 + instants.max().unwrap_or(0)) * window.length;
+        let ordered = format!("SELECT *, {session} AS \"a place\" FROM narrow");
+        let order = ["\"a place\"".to_owned(), "\"time\"".to_owned()];
+        let slices = rows(&context, &slices_sql(0, &config.timelines[0], &ordered, &order, slice_rows)).await;
+        assert!(slices.is_sorted_by(|a, b| a[..2] < b[..2]), "a slice is out of order, or has a row twice");
+        let mut by_first: BTreeMap<i64, Vec<(i64, Values)>> = BTreeMap::new();
         for row in slices {
-            by_session.entry(row[1]).or_default().push((row[2], (row[3], row[4])));
+            by_first.entry(row[0]).or_default().push((row[1], (row[2], row[3])));
         }
-        let samples =
-            rows(&context, &format!("SELECT request, {SESSION}, {start}, {end} FROM ({sessions})")).await;
+        let samples = rows(
+            &context,
+            &format!(
+                "SELECT request, CAST(rank() OVER (ORDER BY {}) AS BIGINT), {start}, {end} FROM ({ordered})",
+                order.join(", ")
+            ),
+        )
+        .await;
+        let mut needed: BTreeMap<i64, std::collections::BTreeSet<i64>> = BTreeMap::new();
         let mut lists = BTreeMap::new();
         for sample in samples {
-            let [request, session, start, end] = sample[..] else { unreachable!() };
-            let slice = by_session.get(&session).map(Vec::as_slice).unwrap_or_default();
+            let [request, number, start, end] = sample[..] else { unreachable!() };
+            let none = Vec::new();
+            let (slice_number, slice) =
+                by_first.range(..=number).next_back().map_or((0, &none), |(first, slice)| (*first, slice));
+            needed.entry(slice_number).or_default().extend(start..end);
             let first = slice.partition_point(|(position, _)| *position < start);
-            let list = &slice[first..first + (end - start) as usize];
+            let list = &slice[first.min(slice.len())..][..(end - start) as usize];
             assert!(list.iter().zip(start..).all(|((position, _), wanted)| *position == wanted));
             assert_eq!(lists.insert(request, list.iter().map(|(_, values)| *values).collect()), None);
+        }
+        // Nothing is read that no sample of the slice needs, and no slice is much larger than asked for.
+        for (first, slice) in by_first {
+            let positions: Vec<i64> = slice.iter().map(|(position, _)| *position).collect();
+            assert_eq!(needed.remove(&first).unwrap().into_iter().collect::<Vec<_>>(), positions);
+            assert!(positions.len() <= slice_rows + most_at_once, "{} rows", positions.len());
         }
         lists
     }
@@ -366,10 +412,11 @@ pub(crate) mod tests {
         fn lists_are_the_last_rows_before_the_sample(
             window in windows(),
             (events, samples) in logs(),
-            session in prop_oneof![Just("\"user\" * 10 + time / 10"), Just("time / 15"), Just("\"user\"")],
+            session in prop_oneof![Just("\"user\" * 10 + time / 10"), Just("time / 15"), Just("\"user\""), Just("0")],
+            slice_rows in prop_oneof![1..10_usize, Just(1 << 20)],
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let lists = runtime.block_on(built(&window, &events, &samples, session));
+            let lists = runtime.block_on(built(&window, &events, &samples, session, slice_rows));
             prop_assert_eq!(lists.len(), samples.len());
             for sample in samples {
                 prop_assert_eq!(&lists[&sample[0]], &window.lists(&events, sample), "{:?}", sample);
@@ -379,7 +426,7 @@ pub(crate) mod tests {
 
     fn run(window: &Window, events: &[Event], samples: &[Sample]) -> BTreeMap<i64, Vec<(i64, i64)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(built(window, events, samples, "\"user\""))
+        runtime.block_on(built(window, events, samples, "\"user\"", 8))
     }
 
     #[test]

@@ -147,6 +147,11 @@ impl SampleStatistics {
 }
 
 impl Entered {
+    /// The bytes that it takes beside its own.
+    pub(super) fn bytes(&self) -> usize {
+        self.since.iter().map(|since| 24 + 8 * since.capacity()).sum()
+    }
+
     /// The next sample has the lists as they are now.
     pub(super) fn next_sample(&mut self) {
         self.sample += 1;

@@ -2,21 +2,24 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array, UInt64Array};
+use datafusion::arrow::array::{ArrayRef, UInt32Array};
 use datafusion::arrow::compute::take;
 use datafusion::arrow::datatypes::SchemaRef;
 use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
 use onefold_datasets::overlap;
 
+use super::chains::Chains;
 use super::convert::{Converted, engine};
 use super::facts::{Entered, SampleStatistics, StatisticsOptions};
+use super::folded_records::{FoldedRecords, Pending};
 use super::record::{RecordWriter, Shape};
 use crate::Result;
 
 /// Marks a list that did not change, in [`SessionFolder::known`].
 const UNCHANGED: usize = usize::MAX;
+/// What is put together again may hold one of so many parts of [`FoldOptions::state_bytes`] for the chains of a session.
+const OPEN_CHAINS_PART: usize = 64;
 
 /// How samples are folded.
 #[derive(Debug, Clone)]
@@ -51,8 +54,9 @@ impl FoldOptions {
 
 /// Folds the samples of those sessions that fall to one worker.
 ///
-/// It keeps the last sample of every session. That of a session not seen for long is forgotten when the limit is
-/// reached, and the session's next sample is whole again: memory bounds what is saved, not what comes out.
+/// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a record is
+/// the last of its chain. A session not seen for long is forgotten when the limit is reached, and its next sample is stored
+/// whole: the limit bounds how much folding saves, not what can be folded.
 #[derive(Debug)]
 pub(super) struct SessionFolder {
     options: FoldOptions,
@@ -60,6 +64,7 @@ pub(super) struct SessionFolder {
     sessions: Sessions,
     next_chain: u64,
     record: RecordWriter,
+    records: FoldedRecords,
     /// Of every list of the current sample, how many of its first ids the list before ends with, or [`UNCHANGED`].
     known: Vec<usize>,
     outcome: Folded,
@@ -87,9 +92,10 @@ struct Sessions {
 /// The last sample of a session.
 #[derive(Debug, Default)]
 struct Last {
-    /// Whether there is one.
-    is_known: bool,
+    /// Its record; `None` if there was no sample yet.
+    record: Option<Pending>,
     chain: u64,
+    chains: Chains,
     time: i64,
     /// The columns that order samples of one time, as comparable bytes.
     order: Box<[u8]>,
@@ -116,9 +122,18 @@ impl Folded {
 }
 
 impl SessionFolder {
-    /// The folder of one worker, whose chains differ from those of others.
-    pub(super) fn new(options: FoldOptions, facts: &StatisticsOptions, worker: usize) -> Self {
-        Self {
+    /// The folder of one worker, whose chains differ from those of others. `schema` is that of the records.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Engine`](crate::Error::Engine) if a key column has a type that cannot be compared.
+    pub(super) fn new(
+        options: FoldOptions,
+        facts: &StatisticsOptions,
+        schema: &SchemaRef,
+        worker: usize,
+    ) -> Result<Self> {
+        Ok(Self {
             seeds: options.seeds(),
             sessions: Sessions {
                 recent: HashMap::new(),
@@ -128,64 +143,65 @@ impl SessionFolder {
             },
             next_chain: (worker as u64) << 48,
             record: RecordWriter::new(options.shape()),
+            records: FoldedRecords::new(schema)?,
             known: vec![0; options.lists.len()],
             outcome: Folded { samples: 0, digest: Digest::default(), facts: SampleStatistics::new(facts) },
             options,
-        }
+        })
     }
 
-    /// Folds the samples `rows` of `batch`, in their order, into a batch of `schema`: the key columns, the time, the two
-    /// halves of the digest, and the record.
-    pub(super) fn fold(
-        &mut self,
-        batch: &Converted,
-        rows: &[u32],
-        schema: &SchemaRef,
-    ) -> Result<RecordBatch> {
-        let mut records = BinaryBuilder::with_capacity(rows.len(), 0);
-        let mut digests = Vec::with_capacity(rows.len());
-        for row in rows {
-            digests.push(self.fold_sample(batch, *row as usize)?);
-            records.append_value(self.record.bytes());
-        }
+    /// Folds the samples `rows` of `batch`, in their order. [`records`](Self::records) gives their records, sooner or later.
+    pub(super) fn fold(&mut self, batch: &Converted, rows: &[u32]) -> Result<()> {
         let indices = UInt32Array::from(rows.to_vec());
-        let mut columns = Vec::with_capacity(schema.fields().len());
+        let mut keys: Vec<ArrayRef> = Vec::with_capacity(batch.keys.len());
         for key in &batch.keys {
-            columns.push(take(key, &indices, None).map_err(engine)?);
+            keys.push(take(key, &indices, None).map_err(engine)?);
         }
-        let times = rows.iter().map(|row| batch.time[*row as usize]);
-        let half = |shift: u32| -> ArrayRef {
-            Arc::new(UInt64Array::from_iter_values(digests.iter().map(|digest| (digest >> shift) as u64)))
-        };
-        columns.push(Arc::new(Int64Array::from_iter_values(times)));
-        columns.extend([half(64), half(0)]);
-        columns.push(Arc::new(records.finish()));
-        RecordBatch::try_new(Arc::clone(schema), columns).map_err(engine)
+        let keys = self.records.keys(&keys)?;
+        for (i, row) in rows.iter().enumerate() {
+            self.fold_sample(batch, *row as usize, keys.row(i).as_ref())?;
+        }
+        Ok(())
     }
 
-    /// The digest and statistics of everything folded.
+    /// The records that are complete: those of all samples but the last of each session that is known.
+    pub(super) fn records(&mut self) -> &mut FoldedRecords {
+        &mut self.records
+    }
+
+    /// Completes the records of some sessions; `false` if there are none left.
     ///
     /// # Errors
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if there are more distinct ids than may be counted.
-    pub(super) fn finish(mut self) -> Result<Folded> {
-        let Sessions { recent, older, .. } = self.sessions;
-        for mut last in recent.into_values().chain(older.into_values()) {
-            self.outcome.facts.leave(&last.lists, &mut last.entered)?;
+    pub(super) fn forget_some(&mut self) -> Result<bool> {
+        let all =
+            if self.sessions.older.is_empty() { &mut self.sessions.recent } else { &mut self.sessions.older };
+        let some: Vec<Box<[u8]>> = all.keys().take(1024).cloned().collect();
+        for identity in &some {
+            if let Some(last) = all.remove(identity) {
+                forget(last, &mut self.outcome.facts, &mut self.records)?;
+            }
         }
-        Ok(self.outcome)
+        Ok(!some.is_empty())
     }
 
-    /// Writes the record of a sample and gives its digest.
-    fn fold_sample(&mut self, batch: &Converted, row: usize) -> Result<u128> {
+    /// The digest and statistics of everything folded, when all sessions are forgotten.
+    pub(super) fn finish(self) -> Folded {
+        debug_assert!(self.sessions.recent.is_empty() && self.sessions.older.is_empty());
+        self.outcome
+    }
+
+    /// Folds a sample with these keys.
+    fn fold_sample(&mut self, batch: &Converted, row: usize, keys: &[u8]) -> Result<()> {
         let sample = Row { batch, row };
         let facts = &mut self.outcome.facts;
-        for mut last in self.sessions.make_room() {
-            facts.leave(&last.lists, &mut last.entered)?;
+        for last in self.sessions.make_room() {
+            forget(last, facts, &mut self.records)?;
         }
         let last = self.sessions.entry(batch.identity.row(row).as_ref());
         let (time, order) = (batch.time[row], batch.order_bytes(row));
-        let is_first = !mem::replace(&mut last.is_known, true);
+        let is_first = last.record.is_none();
         if is_first {
             last.lists.resize_with(self.known.len(), Vec::new);
             last.parts.resize(self.known.len(), 0);
@@ -209,22 +225,39 @@ impl SessionFolder {
 
         // A sample refers only to one that the sort will leave before it; equal ones may change places.
         let in_order = (last.time, &*last.order, last.digest) < (time, order, digest);
-        let follows = self.options.chained && same_session && in_order;
+        let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.list_bytes().max(1)).max(1);
+        let follows = self.options.chained && same_session && in_order && last.chains.extend(time, most_open);
         if !follows {
+            last.chains.begin(time);
             last.chain = self.next_chain;
             self.next_chain += 1;
         }
         sample.write(&mut self.record, last.chain, follows, &self.known);
         sample.observe(facts, same_session, last, &self.known);
-        let (added, removed) = sample.replace(facts, same_session, last, &self.known)?;
+        let before = last.bytes();
+        sample.replace(facts, same_session, last, &self.known)?;
         last.time = time;
         if *last.order != *order {
             last.order = order.into();
         }
         last.digest = digest;
-        self.sessions.recent_bytes = (self.sessions.recent_bytes + added).saturating_sub(removed);
-        Ok(digest)
+        match &mut last.record {
+            Some(record) => {
+                self.records.push(record, !follows)?;
+                record.set(keys, time, digest, self.record.bytes());
+            }
+            none => *none = Some(Pending::new(keys, time, digest, self.record.bytes())),
+        }
+        let after = last.bytes();
+        self.sessions.recent_bytes = (self.sessions.recent_bytes + after).saturating_sub(before);
+        Ok(())
     }
+}
+
+/// Completes the record of the last sample of a session that is forgotten.
+fn forget(mut last: Last, facts: &mut SampleStatistics, records: &mut FoldedRecords) -> Result<()> {
+    facts.leave(&last.lists, &mut last.entered)?;
+    last.record.iter_mut().try_for_each(|record| records.push(record, true))
 }
 
 /// A sample that is folded.
@@ -294,15 +327,14 @@ impl Row<'_> {
         }
     }
 
-    /// Makes the sample's lists and positions those of the `last` one; gives the bytes added and removed.
+    /// Makes the sample's lists and positions those of the `last` one.
     fn replace(
         self,
         facts: &mut SampleStatistics,
         same_session: bool,
         last: &mut Last,
         known: &[usize],
-    ) -> Result<(usize, usize)> {
-        let (mut added, mut removed) = (0, 0);
+    ) -> Result<()> {
         for (i, known) in known.iter().enumerate() {
             let (list, before) = (self.batch.list(i, self.row), &mut last.lists[i]);
             if *known == UNCHANGED {
@@ -311,14 +343,12 @@ impl Row<'_> {
             }
             facts.length(i, list.len(), list.len() - known);
             facts.replace(i, &mut last.entered, before, list, *known)?;
-            added += 8 * list.len();
-            removed += 8 * before.len();
             before.clear();
             before.extend_from_slice(list);
         }
         last.entered.next_sample();
         last.positions.iter_mut().zip(self.positions()).for_each(|(last, now)| *last = now);
-        Ok((added, removed))
+        Ok(())
     }
 }
 
@@ -347,6 +377,18 @@ impl Sessions {
 impl Last {
     /// About the bytes that it takes in memory, including its entry in the hash table.
     fn bytes(&self) -> usize {
-        256 + self.lists.iter().map(|list| 64 + 8 * list.len()).sum::<usize>()
+        let record = self.record.as_ref().map_or(0, Pending::bytes);
+        256 + record
+            + self.list_bytes()
+            + self.order.len()
+            + self.chains.bytes()
+            + 16 * self.parts.len()
+            + 8 * self.positions.len()
+            + self.entered.bytes()
+    }
+
+    /// The bytes of its lists.
+    fn list_bytes(&self) -> usize {
+        self.lists.iter().map(|list| 24 + 8 * list.capacity()).sum()
     }
 }

@@ -7,16 +7,18 @@
 //!
 //! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are folded
 //! *before* the sort: each is compared with the last sample of its session, wherever that stood in the log, and becomes a
-//! record of what changed ([`record`]). The engine sorts records. Behind the sort the samples of a session stand
-//! together, and their lists are put together again as slices of shared ids ([`unfold`]). What folding cannot know (a session
-//! not seen for long, samples out of time order) only costs: such a sample is stored whole.
+//! record of what changed ([`record`]). The engine sorts records. After the sort the samples of a session are
+//! together, and their lists are put together again as slices of shared ids ([`unfold`]). A sample of a session that was
+//! not seen for long, or one far out of time order ([`chains`]), is stored whole.
 //!
 //! The fold is also where every sample is seen once, before anything is written: digests, the counts that vocabularies need,
 //! and what changes together ([`facts`]) are taken there.
 
+mod chains;
 mod convert;
 mod facts;
 mod fold;
+mod folded_records;
 mod place;
 mod progress;
 mod record;
@@ -31,6 +33,7 @@ use std::time::Duration;
 
 use datafusion::arrow::array::{Array, AsArray, RecordBatch};
 use datafusion::arrow::datatypes::{Int64Type, Schema as ArrowSchema};
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::{displayable, execute_stream};
 use datafusion::prelude::SessionContext;
@@ -44,7 +47,7 @@ use self::facts::StatisticsOptions;
 use self::fold::FoldOptions;
 use self::progress::Progress;
 use self::table::{FoldRun, RECORD};
-use self::timelines::{Slice, Slices};
+use self::timelines::{SampleNumbers, Slice, Slices};
 use self::unfold::{SessionRun, Unfolder};
 use crate::ids::FeatureIds;
 use crate::sessionize::{self, SESSION, SampleOrder, TIME};
@@ -59,10 +62,15 @@ pub(crate) use self::place::partition_at;
 use self::table::{DIGEST, RECORDS_TABLE};
 pub(crate) use self::unfold::ListColumn;
 
-/// How often a person is told how far it is.
+/// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
+/// A slice of a timeline takes about one of so many parts of [`ClusterOptions::state_bytes`] …
+const SLICE_PART: usize = 16;
+/// … but has at least and at most so many rows, or one window if that is longer.
+const FEWEST_SLICE_IDS: usize = 1 << 10;
+const MOST_SLICE_IDS: usize = 1 << 20;
 
-/// What clustering needs to know beside the configuration.
+/// How samples are clustered, beside the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
     pub(crate) order: SampleOrder,
@@ -88,6 +96,9 @@ pub(crate) struct Clustering<'a> {
     progress: Arc<Progress>,
     sorted: SendableRecordBatchStream,
     timelines: Vec<Slices>,
+    numbers: SampleNumbers,
+    /// For what is held while samples are put together again.
+    reservation: MemoryReservation,
     /// The first sorted batch, which is there when all is folded.
     first: Option<RecordBatch>,
     folded: Option<Folded>,
@@ -127,11 +138,16 @@ impl<'a> Clustering<'a> {
         let sorted = execute_stream(plan, context.task_ctx())?;
         let mut timelines = Vec::new();
         for (i, timeline) in config.timelines.iter().enumerate() {
-            let rows = context.sql(&sessionize::slices(config, columns, options.order, i)?).await?;
+            let ids = options.state_bytes / SLICE_PART / (8 * (timeline.columns.len() + 1));
+            let ids = ids.clamp(FEWEST_SLICE_IDS, MOST_SLICE_IDS);
+            let rows = context.sql(&sessionize::slices(config, columns, options.order, i, ids)?).await?;
             let lists = timeline.columns.iter().map(|(feature, _)| feature.clone());
             timelines.push(Slices::new(rows.execute_stream().await?, lists.collect()));
         }
-        Ok(Self { config, run, progress, sorted, timelines, first: None, folded: None })
+        let numbered_by = sessionize::numbered_by(config, columns, options.order);
+        let numbers = SampleNumbers::new(numbered_by, options.order.buckets);
+        let reservation = MemoryConsumer::new("unfold").register(&context.runtime_env().memory_pool);
+        Ok(Self { config, run, progress, sorted, timelines, numbers, reservation, first: None, folded: None })
     }
 
     /// Folds and sorts all samples; gives what is known of them then, or `None` if there are none.
@@ -178,11 +194,12 @@ impl<'a> Clustering<'a> {
         let Some(folded) = self.folded else { return Ok(()) };
         let mut unfolder = Unfolder::new(self.run.options(), lists);
         reporter.begin("writing", Some(folded.samples), "samples");
-        let mut current = SessionSlices::default();
         let mut next = self.first.take();
         while let Some(records) = next {
-            let slices = &mut self.timelines;
-            unfold_batch(self.config, &records, &mut unfolder, slices, &mut current, give).await?;
+            let (slices, numbers) = (&mut self.timelines, &mut self.numbers);
+            unfold_batch(self.config, &records, &mut unfolder, slices, numbers, give).await?;
+            let slices = self.timelines.iter().map(Slices::bytes).sum::<usize>();
+            self.reservation.resize(unfolder.held_bytes() + slices);
             reporter.advance(records.num_rows() as u64);
             next = self.sorted.next().await.transpose()?;
         }
@@ -198,19 +215,12 @@ impl<'a> Clustering<'a> {
                     unfolder.digest(),
                 ),
                 hint: "the query must give the same rows each time it is evaluated; if it does, check the disk of \
-                       `--spill-directory`"
+                       the spill directory"
                     .to_owned(),
             });
         }
         Ok(())
     }
-}
-
-/// The slices of the session that is being unfolded.
-#[derive(Default)]
-struct SessionSlices {
-    place: Option<(PartitionKey, i64)>,
-    slices: Vec<Slice>,
 }
 
 /// Unfolds the sessions of a sorted batch.
@@ -219,7 +229,7 @@ async fn unfold_batch(
     records: &RecordBatch,
     unfolder: &mut Unfolder,
     timelines: &mut [Slices],
-    current: &mut SessionSlices,
+    numbers: &mut SampleNumbers,
     give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
 ) -> Result<()> {
     let sessions = column(records, SESSION)?.as_primitive::<Int64Type>();
@@ -233,24 +243,28 @@ async fn unfold_batch(
     }
     let times = column(records, TIME)?.as_primitive::<Int64Type>().values();
     let bytes = column(records, RECORD)?.as_binary::<i32>();
+    let numbers = if timelines.is_empty() { Vec::new() } else { numbers.of(config, records)? };
     for rows in place::session_runs(config, records)? {
         let (partition, session) =
             (place::partition_key(config, records, rows.start)?, sessions.value(rows.start));
-        if current.place.as_ref().is_none_or(|(known, number)| (known, *number) != (&partition, session)) {
-            current.slices.clear();
+        let mut start = rows.start;
+        while start < rows.end {
+            let mut end = rows.end;
             for timeline in timelines.iter_mut() {
-                current.slices.push(timeline.of(config, &partition, session).await?);
+                timeline.reach(numbers[start]).await?;
+                let next = timeline.next().await?.unwrap_or(i64::MAX);
+                end = start + numbers[start..end].partition_point(|number| *number < next);
             }
-            current.place = Some((partition.clone(), session));
+            let run = SessionRun {
+                partition: &partition,
+                session,
+                times: &times[start..end],
+                records: &bytes.slice(start, end - start),
+                slices: &timelines.iter().map(Slices::current).collect::<Vec<&Slice>>(),
+            };
+            unfolder.push(&run, give)?;
+            start = end;
         }
-        let run = SessionRun {
-            partition: &partition,
-            session,
-            times: &times[rows.clone()],
-            records: &bytes.slice(rows.start, rows.len()),
-            slices: &current.slices,
-        };
-        unfolder.push(&run, give)?;
     }
     Ok(())
 }
@@ -268,7 +282,7 @@ fn column_names(config: &Config, ids: &FeatureIds) -> ColumnNames {
     }
 }
 
-/// The list columns of what is unfolded: those of the log, then those that timelines make.
+/// The list columns of the samples: those of the log, then those that timelines make.
 pub(crate) fn list_names(config: &Config) -> impl Iterator<Item = &str> {
     let made = config.timelines.iter().flat_map(|timeline| &timeline.columns);
     logged_lists(config).map(|list| list.name.as_str()).chain(made.map(|(feature, _)| feature.as_str()))

@@ -14,21 +14,27 @@ use crate::{Config, PartitionBy, Result};
 
 /// The runs of rows of a sorted batch that are of one session: where each starts and ends.
 pub(super) fn session_runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
+    let mut keys = columns(config, records)?;
+    keys.push(Arc::clone(column(records, SESSION)?));
+    Ok(partition(&keys).map_err(engine)?.ranges())
+}
+
+/// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or hour.
+pub(super) fn columns(config: &Config, records: &RecordBatch) -> Result<Vec<ArrayRef>> {
     let starts = column(records, START)?.as_primitive::<Int64Type>().values();
     let periods = starts.iter().map(|start| config.partition_by.map_or(0, |by| start_of_period(*start, by)));
-    let mut place: Vec<ArrayRef> =
-        vec![Arc::clone(column(records, SESSION)?), Arc::new(Int64Array::from_iter_values(periods))];
+    let mut columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from_iter_values(periods))];
     for name in &config.partition_columns {
-        place.push(Arc::clone(column(records, name)?));
+        columns.push(Arc::clone(column(records, name)?));
     }
-    Ok(partition(&place).map_err(engine)?.ranges())
+    Ok(columns)
 }
 
 /// The partition of a row.
 ///
 /// # Errors
 ///
-/// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or its start is no date.
+/// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not a date.
 pub(super) fn partition_key(config: &Config, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
     let mut key = Vec::new();
     for name in &config.partition_columns {

@@ -1,8 +1,8 @@
-//! How far a build is, for who waits.
+//! Progress counters of a build.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of what was read; any thread adds to them.
+/// Counts of the samples that were read. Any thread may add to them.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     samples: AtomicU64,

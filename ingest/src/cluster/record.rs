@@ -7,8 +7,14 @@
 //! ```
 //!
 //! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
-//! first sample has every list changed. A changed list is the last ids of the list before, followed by the ids stored.
-//! Nothing of this reaches a disk but the engine's spill files, so it has no version.
+//! first sample has every list changed. The highest bit of `chain` marks its last sample. A changed list is the last ids of
+//! the list before, followed by the ids stored. Nothing of this reaches a disk but the engine's spill files, so it has no
+//! version.
+
+/// The bit of the chain's number, in its last byte, that marks the last record of a chain.
+const ENDS: u8 = 0x80;
+/// The byte that holds it.
+const ENDS_AT: usize = 7;
 
 /// How many floats, timeline positions and lists every record of a query has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +22,11 @@ pub(super) struct Shape {
     pub(super) floats: usize,
     pub(super) positions: usize,
     pub(super) lists: usize,
+}
+
+/// Marks a record that was written as the last one of its chain.
+pub(super) fn end_chain(record: &mut [u8]) {
+    record[ENDS_AT] |= ENDS;
 }
 
 /// Writes records one after the other.
@@ -31,6 +42,7 @@ pub(super) struct RecordWriter {
 #[derive(Debug)]
 pub(super) struct RecordReader<'a> {
     chain: u64,
+    ends: bool,
     floats: &'a [u8],
     positions: &'a [u8],
     bits: &'a [u8],
@@ -52,7 +64,7 @@ impl RecordWriter {
         Self { shape, bytes: Vec::new(), bits: 0 }
     }
 
-    /// Starts a record and discards the one before.
+    /// Starts a record and discards the one before. Numbers of chains are below 2^63.
     pub(super) fn start(
         &mut self,
         chain: u64,
@@ -95,15 +107,23 @@ impl RecordWriter {
 impl<'a> RecordReader<'a> {
     /// Reads a record of `shape`; `None` if it is malformed.
     pub(super) fn new(shape: Shape, record: &'a [u8]) -> Option<Self> {
-        let (chain, rest) = record.split_first_chunk()?;
+        let (chain, rest) = record.split_first_chunk::<8>()?;
+        let mut number = *chain;
+        number[ENDS_AT] &= !ENDS;
         let (floats, rest) = rest.split_at_checked(4 * shape.floats)?;
         let (positions, rest) = rest.split_at_checked(8 * shape.positions)?;
         let (bits, lists) = rest.split_at_checked(shape.lists.div_ceil(8))?;
-        Some(Self { chain: u64::from_le_bytes(*chain), floats, positions, bits, lists })
+        let (chain, ends) = (u64::from_le_bytes(number), chain[ENDS_AT] & ENDS != 0);
+        Some(Self { chain, ends, floats, positions, bits, lists })
     }
 
     pub(super) fn chain(&self) -> u64 {
         self.chain
+    }
+
+    /// Whether no later record is of its chain.
+    pub(super) fn ends_chain(&self) -> bool {
+        self.ends
     }
 
     pub(super) fn floats(&self) -> impl Iterator<Item = f32> + 'a {
@@ -183,8 +203,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
-            chain in any::<u64>(),
+        fn records_are_read_as_they_were_written(
+            chain in 0..1_u64 << 63,
+            ends in any::<bool>(),
             floats in prop::collection::vec(any::<f32>(), 0..4),
             positions in prop::collection::vec(any::<i64>(), 0..3),
             lists in prop::collection::vec(
@@ -201,8 +222,12 @@ mod tests {
                     writer.changed(i, *length, stored);
                 }
             }
-            let mut reader = RecordReader::new(shape, writer.bytes()).unwrap();
-            prop_assert_eq!(reader.chain(), chain);
+            let mut record = writer.bytes().to_vec();
+            if ends {
+                end_chain(&mut record);
+            }
+            let mut reader = RecordReader::new(shape, &record).unwrap();
+            prop_assert_eq!((reader.chain(), reader.ends_chain()), (chain, ends));
             let bits = |floats: Vec<f32>| floats.into_iter().map(f32::to_bits).collect::<Vec<_>>();
             prop_assert_eq!(bits(reader.floats().collect()), bits(floats));
             prop_assert_eq!(reader.positions().collect::<Vec<_>>(), positions);
@@ -247,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_record() {
+    fn malformed_records_are_noticed() {
         let shape = Shape { floats: 1, positions: 0, lists: 1 };
         assert!(RecordReader::new(shape, &[0; 12]).is_none());
         let mut reader = RecordReader::new(shape, &[1; 13]).unwrap();

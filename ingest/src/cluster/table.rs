@@ -11,7 +11,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::compute::BatchCoalescer;
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::runtime::JoinSet;
@@ -26,6 +25,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::convert::{ColumnNames, Converted, Converter};
 use super::facts::StatisticsOptions;
 use super::fold::{FoldOptions, Folded, SessionFolder};
+use super::folded_records::FoldedRecords;
 use super::progress::Progress;
 use crate::sessionize::TIME;
 
@@ -37,17 +37,15 @@ pub(crate) const RECORD: &str = "__onefold_record";
 /// The name of the table of records.
 pub(crate) const RECORDS_TABLE: &str = "__onefold_records";
 
-/// Rows of a batch of records; the engine sorts and merges whole batches.
-const BATCH_ROWS: usize = 4096;
 /// Batches that may wait for a worker, or in front of the engine.
 const WAITING: usize = 2;
 
 /// One pass over a query's samples.
 #[derive(Debug)]
 pub(super) struct FoldRun {
-    /// Gives the samples.
+    /// The plan of the samples' query.
     input: Arc<dyn ExecutionPlan>,
-    /// What the input runs in: its batches are smaller than those of records.
+    /// The context of the input: its batches are smaller than those of records.
     context: Arc<TaskContext>,
     names: ColumnNames,
     options: FoldOptions,
@@ -59,7 +57,7 @@ pub(super) struct FoldRun {
     outcome: Mutex<Vec<(usize, Folded)>>,
 }
 
-/// A batch for every worker, or what went wrong.
+/// A batch for every worker, or the error of the query.
 type Message = Result<Arc<Converted>>;
 
 /// The queues that workers have not taken yet, and the tasks that fill them.
@@ -114,7 +112,7 @@ impl FoldRun {
         StreamingTable::try_new(Arc::clone(&self.schema), (0..self.workers).map(worker).collect())
     }
 
-    /// What is known of the samples when all records were given; `None` before that, and when it was asked for.
+    /// The counts and the digest of all samples; `None` before all records were given, and after it was taken.
     ///
     /// # Errors
     ///
@@ -171,15 +169,15 @@ impl FoldRun {
         Ok(())
     }
 
-    /// Folds what a worker is sent.
+    /// Folds the samples of a worker.
     async fn work(
         self: Arc<Self>,
         number: usize,
         mut queue: Receiver<Message>,
         output: Sender<Result<RecordBatch>>,
     ) -> Result<()> {
-        let mut folder = SessionFolder::new(self.options.clone(), &self.facts, number);
-        let mut coalescer = BatchCoalescer::new(Arc::clone(&self.schema), BATCH_ROWS);
+        let mut folder =
+            SessionFolder::new(self.options.clone(), &self.facts, &self.schema, number).map_err(external)?;
         let mut rows = Vec::new();
         while let Some(message) = queue.recv().await {
             let batch = message?;
@@ -188,24 +186,38 @@ impl FoldRun {
             rows.extend(
                 (0..).zip(&batch.hashes).filter(|(_, hash)| mine(**hash)).map(|(row, _): (u32, _)| row),
             );
-            coalescer.push_batch(folder.fold(&batch, &rows, &self.schema).map_err(external)?)?;
-            while let Some(records) = coalescer.next_completed_batch() {
-                if output.send(Ok(records)).await.is_err() {
-                    return Ok(());
-                }
+            folder.fold(&batch, &rows).map_err(external)?;
+            drop(batch);
+            if !give(folder.records(), &output).await {
+                return Ok(());
             }
         }
-        coalescer.finish_buffered_batch()?;
-        // Known before the last records are given: who sees the end of them may ask for it.
-        let folded = folder.finish().map_err(external)?;
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).push((number, folded));
-        while let Some(records) = coalescer.next_completed_batch() {
+        while folder.forget_some().map_err(external)? {
+            if !give(folder.records(), &output).await {
+                return Ok(());
+            }
+        }
+        folder.records().complete_batch().map_err(external)?;
+        let last = folder.records().take();
+        // Known before the last records are given: a reader that sees their end may ask for it.
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).push((number, folder.finish()));
+        for records in last {
             if output.send(Ok(records)).await.is_err() {
                 break;
             }
         }
         Ok(())
     }
+}
+
+/// Gives the batches that are complete to the engine; `false` if it has gone.
+async fn give(records: &mut FoldedRecords, output: &Sender<Result<RecordBatch>>) -> bool {
+    for records in records.take() {
+        if output.send(Ok(records)).await.is_err() {
+            return false;
+        }
+    }
+    true
 }
 
 /// The columns of records of samples that have the columns of `samples`.

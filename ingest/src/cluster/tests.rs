@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
 use onefold_datasets::{CountBudget, PartitionKey};
 use proptest::prelude::*;
 
-use super::convert::{ColumnNames, Converted, Converter};
+use super::convert::{ColumnNames, Converter};
 use super::facts::StatisticsOptions;
 use super::fold::{FoldOptions, Folded, SessionFolder};
 use super::timelines::Slice;
@@ -87,15 +87,19 @@ fn fold(
     let mut sorted = Vec::new();
     let mut all: Option<Folded> = None;
     for worker in 0..workers {
-        let mut folder = SessionFolder::new(options.clone(), &wanted(), worker);
+        let records_schema = super::table::records_schema(&names(), &schema()).unwrap();
+        let mut folder = SessionFolder::new(options.clone(), &wanted(), &records_schema, worker).unwrap();
         for samples in samples.chunks(batch_rows) {
             let batch = batch(samples);
             let converted = Converter::new(names(), &batch.schema()).unwrap().convert(&batch).unwrap();
             let mine = (0..samples.len() as u32)
                 .filter(|row| converted.hashes[*row as usize] % workers as u64 == worker as u64);
-            sorted.extend(records(&mut folder, &converted, &mine.collect::<Vec<_>>()));
+            folder.fold(&converted, &mine.collect::<Vec<_>>()).unwrap();
         }
-        let folded = folder.finish().unwrap();
+        while folder.forget_some().unwrap() {}
+        folder.records().complete_batch().unwrap();
+        sorted.extend(folder.records().take().iter().flat_map(read_records));
+        let folded = folder.finish();
         match &mut all {
             None => all = Some(folded),
             Some(all) => all.merge(folded).unwrap(),
@@ -105,16 +109,14 @@ fn fold(
     (sorted, all.unwrap())
 }
 
-fn records(folder: &mut SessionFolder, batch: &Converted, rows: &[u32]) -> Vec<Sorted> {
-    let records =
-        folder.fold(batch, rows, &super::table::records_schema(&names(), &schema()).unwrap()).unwrap();
+fn read_records(records: &RecordBatch) -> Vec<Sorted> {
     let half = |i: usize, row: usize| records.column(i).as_primitive::<UInt64Type>().value(row);
     let number = |i: usize, row: usize| records.column(i).as_primitive::<Int64Type>().value(row);
     let record = |row: usize| {
         let bytes = records.column(4).as_binary::<i32>().value(row).to_vec();
         (number(0, row), number(1, row), [half(2, row), half(3, row)], bytes)
     };
-    (0..rows.len()).map(record).collect()
+    (0..records.num_rows()).map(record).collect()
 }
 
 fn schema() -> datafusion::arrow::datatypes::SchemaRef {
@@ -150,7 +152,11 @@ fn unfold(sorted: &[Sorted], options: &FoldOptions, folded: &Folded) -> Vec<(Sam
                 session: part[0].0,
                 times: &part.iter().map(|record| record.1).collect::<Vec<_>>(),
                 records: &BinaryArray::from_iter_values(part.iter().map(|record| &record.3)),
-                slices: &[Slice { positions: positions.clone(), columns: vec![Vec::clone(&items)] }],
+                slices: &[&Slice {
+                    number: run[0].0,
+                    positions: positions.clone(),
+                    columns: vec![Vec::clone(&items)],
+                }],
             };
             unfolder.push(&run, &mut give).unwrap();
         }
@@ -235,4 +241,86 @@ fn samples_in_time_order_become_what_changed() {
     let changes = folded.facts.changes.unwrap();
     assert_eq!((changes.samples(), changes.sessions()), (5, 1));
     assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [1, 1, 3]);
+}
+
+/// The most chains that are open at once while the sorted records are unfolded.
+fn most_open(sorted: &[Sorted], options: &FoldOptions) -> usize {
+    let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
+    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")]);
+    let slice = Slice { number: 1, positions: (0..5000).collect(), columns: vec![vec![7; 5000]] };
+    let mut most = 0;
+    for (session, time, _, record) in sorted {
+        let run = SessionRun {
+            partition: &PartitionKey::default(),
+            session: *session,
+            times: &[*time],
+            records: &BinaryArray::from_iter_values([record]),
+            slices: &[&slice],
+        };
+        unfolder.push(&run, &mut |_, _| Ok(())).unwrap();
+        most = most.max(unfolder.open_chains());
+    }
+    assert_eq!(unfolder.open_chains(), 0, "every chain of a session ends with its last record");
+    most
+}
+
+#[test]
+fn few_chains_are_open_in_a_log_of_any_order() {
+    let in_order: Vec<Sample> =
+        (0..2000).map(|time| (7, time, 0.0, vec![time / 10; 8], vec![time, time + 1])).collect();
+    let newest_first: Vec<Sample> = in_order.iter().rev().cloned().collect();
+    let shuffled: Vec<Sample> = (0..2000).map(|i| in_order[i * 1237 % 2000].clone()).collect();
+    // A sample has lists of 10 ids, which count 128 bytes with their headers; so four chains may be open.
+    let options = options(true, 64 * 4 * 128);
+    let open = |samples: &[Sample]| {
+        let (sorted, folded) = fold(samples, 64, &options, 1);
+        assert_eq!(unfold(&sorted, &options, &folded).len(), samples.len());
+        (most_open(&sorted, &options), sorted.iter().map(|record| record.3.len()).sum::<usize>())
+    };
+    let (chains, bytes) = open(&in_order);
+    assert_eq!(chains, 1);
+    assert_eq!(open(&newest_first).0, 0, "every sample is a chain of its own, of which nothing is held");
+    let (chains, shuffled_bytes) = open(&shuffled);
+    assert!((1..=8).contains(&chains), "{chains} chains are open");
+    assert!(shuffled_bytes > bytes, "the samples are stored whole");
+}
+
+/// The sizes of the batches that come of samples with windows of `length` ids in a slice of `rows` ids.
+fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
+    let options = FoldOptions { floats: Vec::new(), lists: Vec::new(), ..options(true, 1 << 20) };
+    let list = ListColumn { name: "seen".into(), vocabulary: None };
+    let mut unfolder = Unfolder::new(&options, vec![list]);
+    let mut sizes = Vec::new();
+    let mut give = |_: &PartitionKey, batch: RecordBatch| {
+        sizes.push(batch.num_rows());
+        Ok(())
+    };
+    let mut slice = Slice::default();
+    for sample in 0..samples {
+        let start = sample * length;
+        if slice.positions.last().is_none_or(|last| *last < start + length - 1) {
+            let positions: Vec<i64> = (start..start + rows).collect();
+            slice = Slice { number: sample + 1, columns: vec![positions.clone()], positions };
+        }
+        let mut record = super::record::RecordWriter::new(options.shape());
+        record.start(0, [].into_iter(), [start, start + length].into_iter());
+        let run = SessionRun {
+            partition: &PartitionKey::default(),
+            session: 1,
+            times: &[sample],
+            records: &BinaryArray::from_iter_values([record.bytes()]),
+            slices: &[&slice],
+        };
+        unfolder.push(&run, &mut give).unwrap();
+    }
+    unfolder.flush(&mut give).unwrap();
+    sizes
+}
+
+#[test]
+fn large_slices_do_not_make_small_batches() {
+    // Two slices with more ids than a batch should have: each may end a batch, but not every sample does.
+    let sizes = batches_with_slices(3000, 1000, 3 << 19);
+    assert_eq!(sizes.iter().sum::<usize>(), 3000);
+    assert!(sizes.len() <= 4, "{sizes:?}");
 }

@@ -1,4 +1,4 @@
-//! From sorted records back to samples: lists as slices of shared ids, none of them copied for a sample that repeats it.
+//! From sorted records back to samples. Their lists are slices of shared ids: a sample that repeats a list copies nothing.
 
 use std::collections::HashMap;
 use std::mem;
@@ -16,7 +16,7 @@ use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
 use crate::{Error, Result};
 
-/// Samples of a batch at most, and about how many ids at most: what the writer is given at a time.
+/// The most samples, and about the most new ids, of a batch for the writer.
 const BATCH_SAMPLES: usize = 8192;
 const BATCH_IDS: usize = 1 << 20;
 
@@ -35,8 +35,8 @@ pub(super) struct SessionRun<'a> {
     pub(super) session: i64,
     pub(super) times: &'a [i64],
     pub(super) records: &'a BinaryArray,
-    /// The parts of the timelines that the session's samples look at; one for each timeline.
-    pub(super) slices: &'a [Slice],
+    /// The parts of the timelines in which the run's windows lie, one for each timeline.
+    pub(super) slices: &'a [&'a Slice],
 }
 
 /// Makes samples of records that come in the order of the dataset.
@@ -47,10 +47,10 @@ pub(super) struct Unfolder {
     lists: Vec<ListColumn>,
     schema: SchemaRef,
     place: Option<(PartitionKey, i64)>,
-    /// The chains of the current session.
+    /// The chains of the current session that have begun and not ended.
     chains: HashMap<u64, Chain>,
-    /// Where the slices of the current session start in the batch, by list; empty if they are not there.
-    slice_starts: Vec<usize>,
+    /// The slices that are in the batch, by timeline; or were in the batch before.
+    placed: Vec<PlacedSlice>,
     batch: Batch,
     seeds: SampleSeeds,
     samples: u64,
@@ -68,6 +68,15 @@ struct Chain {
     carried: Option<Vec<Vec<i64>>>,
 }
 
+/// A slice in the batch.
+#[derive(Debug, Default)]
+struct PlacedSlice {
+    /// Its number, if there is one.
+    number: Option<i64>,
+    /// Where it starts, by list.
+    starts: Vec<usize>,
+}
+
 /// Samples that are not given away yet.
 #[derive(Debug, Default)]
 struct Batch {
@@ -75,7 +84,8 @@ struct Batch {
     times: Vec<i64>,
     floats: Vec<Vec<f32>>,
     lists: Vec<Lists>,
-    ids: usize,
+    /// Ids that were added, without those that the batch before had too.
+    new_ids: usize,
 }
 
 /// A list column as it grows.
@@ -110,7 +120,7 @@ impl Unfolder {
             schema: Arc::new(ArrowSchema::new(fields)),
             place: None,
             chains: HashMap::new(),
-            slice_starts: Vec::new(),
+            placed: Vec::new(),
             batch,
         }
     }
@@ -119,7 +129,7 @@ impl Unfolder {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`] if a record is none, or the error of `give`.
+    /// [`Error::Engine`] if a record is malformed, or the error of `give`.
     pub(super) fn push(
         &mut self,
         run: &SessionRun<'_>,
@@ -130,19 +140,18 @@ impl Unfolder {
         };
         if !self.place.as_ref().is_some_and(is_same) {
             self.chains.clear();
-            self.slice_starts.clear();
             if self.place.as_ref().is_some_and(|(partition, _)| partition != run.partition) {
                 self.flush(give)?;
             }
             self.place = Some((run.partition.clone(), run.session));
         }
         for (row, time) in run.times.iter().enumerate() {
-            if self.batch.times.len() >= BATCH_SAMPLES || self.batch.ids >= BATCH_IDS {
+            if self.batch.times.len() >= BATCH_SAMPLES || self.batch.new_ids >= BATCH_IDS {
                 self.flush(give)?;
             }
             self.sample(run, *time, run.records.value(row)).ok_or_else(|| Error::Engine {
-                message: "a sorted record is not what was written".to_owned(),
-                hint: "check the disk of `--spill-directory`; if it is sound, this is a bug in Onefold; please report it"
+                message: "a sorted record differs from what was written".to_owned(),
+                hint: "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it"
                     .to_owned(),
             })?;
         }
@@ -166,7 +175,7 @@ impl Unfolder {
             let list = |(place, lists): (&(usize, usize), &Lists)| lists.ids[place.0..][..place.1].to_vec();
             chain.carried = Some(chain.places.iter().zip(&self.batch.lists).map(list).collect());
         }
-        self.slice_starts.clear();
+        self.placed.iter_mut().for_each(|placed| placed.starts.clear());
         let empty = Batch::new(self.shape.floats, self.lists.len());
         let batch = mem::replace(&mut self.batch, empty).into_columns(&self.lists, &self.schema);
         give(partition, batch?)
@@ -182,72 +191,90 @@ impl Unfolder {
         self.digest
     }
 
-    /// Appends a sample; `None` if its record is none.
+    /// The bytes that are held for chains beside the batch.
+    pub(super) fn held_bytes(&self) -> usize {
+        let carried = self.chains.values().filter_map(|chain| chain.carried.as_ref());
+        carried.flatten().map(|ids| 8 * ids.len()).sum()
+    }
+
+    /// The chains of the current session that may go on.
+    #[cfg(test)]
+    pub(super) fn open_chains(&self) -> usize {
+        self.chains.len()
+    }
+
+    /// Appends a sample; `None` if its record is malformed.
     fn sample(&mut self, run: &SessionRun<'_>, time: i64, record: &[u8]) -> Option<()> {
         let mut record = RecordReader::new(self.shape, record)?;
         self.batch.sessions.push(run.session);
         self.batch.times.push(time);
         self.batch.floats.iter_mut().zip(record.floats()).for_each(|(column, float)| column.push(float));
-        let chain = self.chains.entry(record.chain()).or_insert_with(|| Chain {
+        let mut chain = self.chains.remove(&record.chain()).unwrap_or_else(|| Chain {
             places: vec![(0, 0); self.shape.lists],
             parts: vec![0; self.shape.lists],
             carried: None,
         });
-        if let Some(carried) = chain.carried.take() {
-            for (place, (ids, lists)) in
-                chain.places.iter_mut().zip(carried.iter().zip(&mut self.batch.lists))
-            {
-                *place = (lists.ids.len(), ids.len());
-                lists.ids.extend_from_slice(ids);
-                self.batch.ids += ids.len();
-            }
+        for (place, (ids, lists)) in
+            chain.places.iter_mut().zip(chain.carried.take().iter().flatten().zip(&mut self.batch.lists))
+        {
+            *place = (lists.ids.len(), ids.len());
+            lists.ids.extend_from_slice(ids);
         }
         let mut digest = self.seeds.numbers(time, record.floats());
         for (i, lists) in self.batch.lists[..self.shape.lists].iter_mut().enumerate() {
             if record.is_changed(i) {
                 let changed = record.next_changed()?;
-                self.batch.ids += changed.stored();
+                let before = lists.ids.len();
                 let (offset, size) = lists.append(chain.places[i], &changed)?;
+                self.batch.new_ids += lists.ids.len() - before;
                 chain.places[i] = (offset, size);
                 chain.parts[i] = self.seeds.list(i, &lists.ids[offset..][..size]);
             }
             digest.add(chain.parts[i]);
             lists.row(chain.places[i])?;
         }
+        if !record.ends_chain() {
+            self.chains.insert(record.chain(), chain);
+        }
         self.digest.add(digest);
         self.samples += 1;
         self.timeline_lists(run, &mut record.positions())
     }
 
-    /// Appends a sample's lists from timelines: each a part of the session's slice.
+    /// Appends a sample's lists from timelines: each a part of a slice.
     fn timeline_lists(
         &mut self,
         run: &SessionRun<'_>,
         positions: &mut dyn Iterator<Item = i64>,
     ) -> Option<()> {
-        let mut lists = self.batch.lists[self.shape.lists..].iter_mut();
-        let are_here = !self.slice_starts.is_empty();
-        let mut number = 0;
-        for slice in run.slices {
+        let mut number = self.shape.lists;
+        self.placed.resize_with(run.slices.len(), PlacedSlice::default);
+        for (slice, placed) in run.slices.iter().zip(&mut self.placed) {
             let (start, end) = (positions.next()?, positions.next()?);
             let size = usize::try_from(end.checked_sub(start)?).ok()?;
-            // An empty list says nothing else.
-            let first = match size {
-                0 => 0,
-                _ => slice.positions.binary_search(&start).ok()?,
-            };
-            if size > 0 && slice.positions.get(first + size - 1) != Some(&(end - 1)) {
+            let columns = self.batch.lists.get_mut(number..number + slice.columns.len())?;
+            number += slice.columns.len();
+            if size == 0 {
+                columns.iter_mut().try_for_each(|column| column.row((0, 0)))?;
+                continue;
+            }
+            let first = slice.positions.binary_search(&start).ok()?;
+            // Positions rise, so all between the first and the last are there.
+            if slice.positions.get(first + size - 1) != Some(&(end - 1)) {
                 return None;
             }
-            for ids in &slice.columns {
-                let column = lists.next()?;
-                if !are_here {
-                    self.slice_starts.push(column.ids.len());
+            let is_new = placed.number != Some(slice.number);
+            if is_new || placed.starts.is_empty() {
+                placed.number = Some(slice.number);
+                placed.starts = columns.iter().map(|column| column.ids.len()).collect();
+                for (column, ids) in columns.iter_mut().zip(&slice.columns) {
                     column.ids.extend_from_slice(ids);
-                    self.batch.ids += ids.len();
+                    // A slice that the batch before had too would fill this one before it has a sample.
+                    self.batch.new_ids += if is_new { ids.len() } else { 0 };
                 }
-                column.row((if size == 0 { 0 } else { self.slice_starts[number] + first }, size))?;
-                number += 1;
+            }
+            for (column, start) in columns.iter_mut().zip(&placed.starts) {
+                column.row((start + first, size))?;
             }
         }
         Some(())
@@ -255,7 +282,7 @@ impl Unfolder {
 }
 
 impl Lists {
-    /// Puts a changed list behind the ids, where it may begin in the list before it; gives its offset and size.
+    /// Appends a changed list, which may begin within the list before it, to the ids; gives its offset and size.
     fn append(
         &mut self,
         (offset, size): (usize, usize),

@@ -1,0 +1,132 @@
+//! Records of folded samples on their way to the engine.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt64Array};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::arrow::row::{RowConverter, Rows, SortField};
+
+use super::convert::engine;
+use super::record::end_chain;
+use crate::Result;
+
+/// Columns of records that are not keys: the time, the two halves of the digest, and the record.
+const OTHER_COLUMNS: usize = 4;
+/// Rows, and about how many bytes, a batch of records has at most.
+const BATCH_ROWS: usize = 4096;
+const BATCH_BYTES: usize = 16 << 20;
+
+/// The record of a sample, of which it is not known yet whether it is the last of its chain.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// The sample's keys, as [`FoldedRecords::keys`] encodes them.
+    keys: Vec<u8>,
+    time: i64,
+    digest: u128,
+    record: Vec<u8>,
+}
+
+/// Collects records into batches.
+#[derive(Debug)]
+pub(super) struct FoldedRecords {
+    schema: SchemaRef,
+    /// Encodes the key columns, so that a record can be kept without the batch that it comes from.
+    converter: RowConverter,
+    keys: Vec<Vec<u8>>,
+    times: Vec<i64>,
+    digests: Vec<u128>,
+    records: BinaryBuilder,
+    bytes: usize,
+    complete: Vec<RecordBatch>,
+}
+
+impl Pending {
+    pub(super) fn new(keys: &[u8], time: i64, digest: u128, record: &[u8]) -> Self {
+        Self { keys: keys.to_vec(), time, digest, record: record.to_vec() }
+    }
+
+    /// Replaces it.
+    pub(super) fn set(&mut self, keys: &[u8], time: i64, digest: u128, record: &[u8]) {
+        self.keys.clear();
+        self.keys.extend_from_slice(keys);
+        self.record.clear();
+        self.record.extend_from_slice(record);
+        (self.time, self.digest) = (time, digest);
+    }
+
+    /// The bytes that it takes beside its own.
+    pub(super) fn bytes(&self) -> usize {
+        self.keys.capacity() + self.record.capacity()
+    }
+}
+
+impl FoldedRecords {
+    /// Records with the columns of `schema`: the keys, the time, the two halves of the digest, and the record.
+    pub(super) fn new(schema: &SchemaRef) -> Result<Self> {
+        let keys = &schema.fields()[..schema.fields().len() - OTHER_COLUMNS];
+        let keys = keys.iter().map(|field| SortField::new(field.data_type().clone()));
+        Ok(Self {
+            schema: Arc::clone(schema),
+            converter: RowConverter::new(keys.collect()).map_err(engine)?,
+            keys: Vec::new(),
+            times: Vec::new(),
+            digests: Vec::new(),
+            records: BinaryBuilder::new(),
+            bytes: 0,
+            complete: Vec::new(),
+        })
+    }
+
+    /// Encodes key columns, row by row.
+    pub(super) fn keys(&self, columns: &[ArrayRef]) -> Result<Rows> {
+        self.converter.convert_columns(columns).map_err(engine)
+    }
+
+    /// Adds a record, which is the last of its chain or not.
+    pub(super) fn push(&mut self, pending: &mut Pending, ends: bool) -> Result<()> {
+        if ends {
+            end_chain(&mut pending.record);
+        }
+        self.keys.push(pending.keys.clone());
+        self.times.push(pending.time);
+        self.digests.push(pending.digest);
+        self.records.append_value(&pending.record);
+        self.bytes += pending.record.len();
+        if self.times.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES {
+            self.complete_batch()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the batches that are complete.
+    pub(super) fn take(&mut self) -> Vec<RecordBatch> {
+        std::mem::take(&mut self.complete)
+    }
+
+    /// Makes a batch of what is left.
+    pub(super) fn complete_batch(&mut self) -> Result<()> {
+        if self.times.is_empty() {
+            return Ok(());
+        }
+        let parser = self.converter.parser();
+        let keys = std::mem::take(&mut self.keys);
+        let keys = self.converter.convert_rows(keys.iter().map(|keys| parser.parse(keys))).map_err(engine)?;
+        let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
+        for (key, field) in keys.into_iter().zip(self.schema.fields()) {
+            // Decoded, a dictionary is its values.
+            let fits = key.data_type() == field.data_type();
+            columns.push(if fits { key } else { cast(&key, field.data_type()).map_err(engine)? });
+        }
+        let digests = std::mem::take(&mut self.digests);
+        let half = |shift: u32| -> ArrayRef {
+            Arc::new(UInt64Array::from_iter_values(digests.iter().map(|digest| (digest >> shift) as u64)))
+        };
+        columns.push(Arc::new(Int64Array::from(std::mem::take(&mut self.times))));
+        columns.extend([half(64), half(0)]);
+        columns.push(Arc::new(self.records.finish()));
+        self.bytes = 0;
+        self.complete.push(RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)?);
+        Ok(())
+    }
+}
