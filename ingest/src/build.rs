@@ -16,9 +16,9 @@ use serde::Serialize;
 
 use crate::cluster::{Clustering, partition_at};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
-use crate::engine::{EngineOptions, Joins};
+use crate::engine::{self, EngineOptions};
 use crate::ids::HashedIds;
-use crate::reading::{self, Reading, ReadingOptions};
+use crate::reading::{Reading, ReadingOptions};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result, sources};
 
@@ -106,7 +106,7 @@ pub struct BuildSummary {
     pub source_rows: Option<u64>,
     /// Bytes of the sources' files.
     pub source_bytes: u64,
-    /// Whether joins were sorted, because their held sides did not fit into the memory limit.
+    /// Whether a join was sorted, because the side that it would hold did not fit into memory.
     pub sorted_joins: bool,
     /// Time from start to commit.
     pub wall_seconds: f64,
@@ -131,9 +131,7 @@ pub async fn build(
     reporter: &dyn Reporter,
 ) -> Result<BuildSummary> {
     let started = Instant::now();
-    let mut summary =
-        reading::run(reporter, async |joins| Build { config, out, options, joins, reporter }.run().await)
-            .await?;
+    let mut summary = Build { config, out, options, reporter }.run().await?;
     summary.wall_seconds = started.elapsed().as_secs_f64();
     summary.samples_per_second = summary.samples_written as f64 / summary.wall_seconds;
     summary.peak_rss_bytes = peak_rss_bytes();
@@ -145,7 +143,6 @@ struct Build<'a> {
     config: &'a Config,
     out: &'a Path,
     options: &'a BuildOptions,
-    joins: Joins,
     reporter: &'a dyn Reporter,
 }
 
@@ -177,7 +174,7 @@ impl Build<'_> {
                 None => BTreeMap::new(),
             },
         };
-        let reading = Reading::plan(config, sources, &options.engine, self.joins, &wanted).await?;
+        let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         let choice = options.partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
         let folded = reading.fold(&mut clustering, self.reporter).await?;
@@ -298,7 +295,7 @@ impl Build<'_> {
             groups: decided.groups.clone(),
             vocabularies: snapshot.vocabularies.iter().map(entries).collect(),
             hashed_ids: reading.ids.hashed(),
-            sorted_joins: self.joins == Joins::Sorted,
+            sorted_joins: engine::sorted_joins(&reading.context),
             wall_seconds: 0.0,
             samples_per_second: 0.0,
             peak_rss_bytes: None,

@@ -11,8 +11,8 @@ use onefold_datasets::{PartitionFilter, Problem, Snapshot};
 use serde::Serialize;
 
 use crate::decide::{decide, has_features, vocabulary_kinds};
-use crate::engine::{EngineOptions, Joins};
-use crate::reading::{self, Reading, ReadingOptions};
+use crate::engine::EngineOptions;
+use crate::reading::{Reading, ReadingOptions};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result, sources};
 
@@ -53,10 +53,8 @@ pub async fn compare(
             hint: "compare the dataset with the configuration that it was built from".to_owned(),
         });
     }
-    let mut comparison = reading::run(reporter, async |joins| {
-        Compare { config, directory, snapshot: &snapshot, partitions, options, joins, reporter }.run().await
-    })
-    .await?;
+    let compare = Compare { config, directory, snapshot: &snapshot, partitions, options, reporter };
+    let mut comparison = compare.run().await?;
     comparison.wall_seconds = started.elapsed().as_secs_f64();
     Ok(comparison)
 }
@@ -68,7 +66,6 @@ struct Compare<'a> {
     snapshot: &'a Snapshot,
     partitions: &'a PartitionFilter,
     options: &'a EngineOptions,
-    joins: Joins,
     reporter: &'a dyn Reporter,
 }
 
@@ -83,7 +80,7 @@ impl Compare<'_> {
             about_samples: None,
             vocabularies: vocabulary_kinds(self.directory, snapshot)?,
         };
-        let reading = Reading::plan(config, sources, self.options, self.joins, &wanted).await?;
+        let reading = Reading::plan(config, sources, self.options, &wanted).await?;
         let choice = partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
         let folded = reading.fold(&mut clustering, self.reporter).await?;

@@ -1,15 +1,20 @@
 //! DataFusion, set up for logs of long lists and a memory limit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use datafusion::common::config::SpillCompression;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
+use crate::exchanges::SingleInputExchanges;
 use crate::ids::functions;
 use crate::memory::EnginePool;
-use crate::probe_lists::physical_rules;
+use crate::probe_lists::ProbeLists;
+use crate::spilling_join::{SortedJoins, SpillingJoins};
 use crate::{Config, Result, session_ids, signed_lengths};
 
 /// Bytes that a batch between two of the engine's operators should have. One row of a log can hold thousands of ids, so
@@ -31,16 +36,15 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Where operators spill; the system's temporary directory if `None`.
     pub spill_directory: Option<PathBuf>,
+    /// Bytes, as compressed, that temporary files may take together. If `None`, the bytes that are free where operators spill,
+    /// less a margin of a tenth or 4 GiB, whichever is smaller.
+    pub spill_limit: Option<u64>,
 }
 
-/// How inputs are joined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Joins {
-    /// One side is held in memory.
-    Hash,
-    /// Both sides are sorted, and spill.
-    Sorted,
-}
+/// How spilled batches are compressed. Records hold ids of few bytes: LZ4 is the fastest and takes about half as much.
+const SPILL_COMPRESSION: SpillCompression = SpillCompression::Lz4Frame;
+/// The largest margin that is left free on the disk, in bytes.
+const DISK_MARGIN: u64 = 4 << 30;
 
 /// Rows of a batch of rows of `row_bytes` bytes.
 pub(crate) fn batch_rows(row_bytes: u64) -> usize {
@@ -53,8 +57,44 @@ pub(crate) fn state_bytes(memory_limit: u64) -> usize {
     usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)
 }
 
+/// Bytes that temporary files may take.
+fn spill_limit(options: &EngineOptions) -> u64 {
+    let directory = options.spill_directory.clone().unwrap_or_else(std::env::temp_dir);
+    options
+        .spill_limit
+        .or_else(|| free_bytes(&directory).map(|free| free - (free / 10).min(DISK_MARGIN)))
+        .unwrap_or(u64::MAX)
+}
+
+/// Bytes that are free on the disk of `directory`, or of the nearest of its parents that exists; `None` if the system does
+/// not say.
+#[cfg(unix)]
+fn free_bytes(directory: &Path) -> Option<u64> {
+    let directory = std::path::absolute(directory).ok()?;
+    let there = directory.ancestors().find(|directory| directory.exists())?;
+    let disk = rustix::fs::statvfs(there).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
+/// DataFusion's rules and ours: [`ProbeLists`] right after the rule that chooses the sides of joins, and at the end, but
+/// before the last check, those that replace what the others made.
+pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
+    let mut rules = PhysicalOptimizer::new().rules;
+    let sides = rules.iter().position(|rule| rule.name() == "join_selection").map_or(0, |place| place + 1);
+    rules.insert(sides, Arc::new(ProbeLists));
+    let end = rules.len() - 1;
+    rules.insert(end, Arc::new(SingleInputExchanges));
+    rules.insert(end, Arc::new(SpillingJoins));
+    rules
+}
+
 /// An engine that keeps its part of the memory limit and spills beyond it.
-pub(crate) fn context(config: &Config, options: &EngineOptions, joins: Joins) -> Result<SessionContext> {
+pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<SessionContext> {
     let parts = if config.vocabularies.is_empty() { 1 } else { 2 };
     let ours = parts * state_bytes(options.memory_limit);
     let limit = usize::try_from(options.memory_limit).unwrap_or(usize::MAX).saturating_sub(ours);
@@ -62,15 +102,10 @@ pub(crate) fn context(config: &Config, options: &EngineOptions, joins: Joins) ->
     if let Some(directory) = &options.spill_directory {
         runtime = runtime.with_temp_file_path(directory);
     }
-    let runtime: Arc<RuntimeEnv> = runtime.build_arc()?;
-    // What every sort sets aside for merging its runs: DataFusion's 10 MiB, less where that would use up the limit. Joins
-    // of sorted inputs have several sorts at work on every thread.
-    let sorts = match joins {
-        Joins::Hash => 8,
-        Joins::Sorted => 32,
-    };
+    let runtime: Arc<RuntimeEnv> = runtime.with_max_temp_directory_size(spill_limit(options)).build_arc()?;
+    // What every sort sets aside for merging its runs: DataFusion's 10 MiB, less where that would use up the limit.
     let threads = options.threads.max(1);
-    let merge_bytes = (limit / (sorts * threads)).min(10 << 20);
+    let merge_bytes = (limit / (8 * threads)).min(10 << 20);
     let mut session = SessionConfig::new()
         .with_target_partitions(threads)
         .with_batch_size((limit / (threads * NARROW_BYTES)).clamp(64, NARROW_BATCH_ROWS))
@@ -80,8 +115,9 @@ pub(crate) fn context(config: &Config, options: &EngineOptions, joins: Joins) ->
         .with_repartition_sorts(false)
         // DataFusion 55 takes a float column whose statistics show one value for constant, and loses its NaNs.
         .with_collect_statistics(false)
-        .with_information_schema(false);
-    session.options_mut().optimizer.prefer_hash_join = joins == Joins::Hash;
+        .with_information_schema(false)
+        .with_extension(Arc::new(SortedJoins::default()));
+    session.options_mut().execution.spill_compression = SPILL_COMPRESSION;
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(session)
@@ -93,4 +129,58 @@ pub(crate) fn context(config: &Config, options: &EngineOptions, joins: Joins) ->
     context.register_udf(session_ids::function());
     functions::register(&context);
     Ok(context)
+}
+
+/// Whether a join of `context` was sorted so far, because the side that it would hold did not fit into memory.
+pub(crate) fn sorted_joins(context: &SessionContext) -> bool {
+    context.copied_config().get_extension::<SortedJoins>().is_some_and(|sorted| sorted.count() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    fn options(spill_directory: Option<PathBuf>, spill_limit: Option<u64>) -> EngineOptions {
+        EngineOptions { memory_limit: 8 << 20, threads: 2, spill_directory, spill_limit }
+    }
+
+    /// Sorts more than fits into the memory limit.
+    fn sort(options: &EngineOptions) -> Result<usize> {
+        let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nkey = [\"user\"]\n\
+                    time = \"time\"\n[features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
+        let config = Config::parse(Path::new("dataset.toml"), text).unwrap();
+        let context = context(&config, options)?;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let sql =
+            "SELECT value, md5(CAST(value AS VARCHAR)) AS text FROM generate_series(1, 300000) ORDER BY text";
+        runtime.block_on(async {
+            let rows = context.sql(sql).await?.collect().await?;
+            Ok(rows.iter().map(|batch| batch.num_rows()).sum())
+        })
+    }
+
+    #[test]
+    fn spilling_ends_at_its_limit_with_a_clear_error() {
+        assert_eq!(sort(&options(None, None)).unwrap(), 300_000);
+        let error = sort(&options(None, Some(1 << 20))).unwrap_err();
+        assert!(matches!(&error, Error::SpillLimit { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("limit of 1024.0 KB") && text.contains("hint: raise the spill limit"),
+            "{text}"
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_spill_limit_follows_the_free_space_of_the_disk() {
+        let there = tempfile::tempdir().unwrap();
+        let limit = spill_limit(&options(Some(there.path().join("not/made/yet")), None));
+        let free = free_bytes(there.path()).unwrap();
+        // Others may write meanwhile.
+        assert!(limit < free + (1 << 30) && limit > free / 2, "{limit} of {free}");
+        assert_eq!(spill_limit(&options(None, Some(7))), 7);
+    }
 }

@@ -103,7 +103,7 @@ pub enum Error {
 
     /// The engine needs more memory than its limit.
     #[error(
-        "the memory limit does not suffice: {message}\n  hint: raise `--memory-limit`, or lower `--threads` so that fewer operators share it"
+        "the memory limit does not suffice: {message}\n  hint: raise the memory limit, or use fewer threads so that fewer operators share it"
     )]
     Memory {
         /// The engine's account, with the operator.
@@ -112,10 +112,19 @@ pub enum Error {
 
     /// An operator could not spill: the disk is full, or files may not be so large.
     #[error(
-        "what does not fit into memory cannot be written: {message}\n  hint: free some space where `--spill-directory` is (by default the system's temporary directory), name another disk with it, or raise `--memory-limit`; nothing was changed"
+        "rows that do not fit into memory cannot be written to disk: {message}\n  hint: free some space in the spill directory (by default the system's temporary directory), choose one on another disk, or raise the memory limit; nothing was changed"
     )]
     Spill {
         /// The engine's message.
+        message: String,
+    },
+
+    /// The temporary files have reached the spill limit.
+    #[error(
+        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the spill limit, free some space in the spill directory (by default the system's temporary directory) or choose one on a larger disk, or raise the memory limit; nothing was changed"
+    )]
+    SpillLimit {
+        /// The limit.
         message: String,
     },
 
@@ -147,13 +156,16 @@ impl From<DataFusionError> for Error {
         }
         let message = engine_message(&error);
         let engine = |message, hint: &str| Self::Engine { message, hint: hint.to_owned() };
+        if let Some(message) = spill_limit(&message) {
+            return Self::SpillLimit { message };
+        }
         if is_full(error.find_root()) {
             return Self::Spill { message };
         }
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
             DataFusionError::IoError(_) => {
-                engine(message, "check that `--spill-directory` is a folder that can be written")
+                engine(message, "check that the spill directory is a folder that can be written")
             }
             _ => {
                 let hint = advice(&message).unwrap_or("check the query and the types of its columns");
@@ -205,6 +217,14 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
     )
 }
 
+/// The sentence about the limit of temporary files in one of the engine's messages, if it has one. The engine has no type of
+/// error for this: the sentence is inside the error of a write.
+fn spill_limit(message: &str) -> Option<String> {
+    let from = message.find("The used disk space during the spilling process")?;
+    let sentence = message[from..].split(". ").next()?;
+    Some(sentence.trim_end_matches('.').replacen("The", "the", 1))
+}
+
 /// Whether the cause of one of the engine's errors is that the disk is full. The engine wraps the operating system's error
 /// more than once.
 fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
@@ -242,6 +262,17 @@ fn own(error: DataFusionError) -> Result<Error, DataFusionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_spill_limit_has_its_own_error() {
+        // The engine's own writer says it; see `tests` of `engine` for the sentence.
+        let sentence = "The used disk space during the spilling process has exceeded the allowable limit of 1.0 MB. Please";
+        let error = ArrowError::IoError("x".to_owned(), io::Error::other(sentence));
+        let error = Error::from(DataFusionError::ArrowError(Box::new(error), None).context("sort"));
+        let expected =
+            "the used disk space during the spilling process has exceeded the allowable limit of 1.0 MB";
+        assert!(matches!(&error, Error::SpillLimit { message } if message == expected), "{error}");
+    }
 
     #[test]
     fn a_full_disk_is_recognised_however_it_is_wrapped() {

@@ -1,32 +1,40 @@
-//! The engine's memory, handed out so that operators that spill badly need not.
+//! The engine's memory: DataFusion's fair pool, with a budget of its own for exchanges between threads.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{
-    FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation,
+    FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, human_readable_size,
 };
 
-/// DataFusion's [`FairSpillPool`], but that exchanges between threads are not counted: they get what they ask for, have no
-/// share of their own, and take nothing away from what sorts have set aside for merging.
+/// DataFusion's [`FairSpillPool`], except that exchanges between threads (`RepartitionExec`) share a fixed budget.
 ///
-/// DataFusion 55's `RepartitionExec` can wait for itself for ever once two of its inputs have spilled
-/// (apache/datafusion#24883). What it holds is little, a few batches, because it stops its inputs while all of its
-/// outputs wait. Two shares stay free for that, and for what sorts hold beyond what they say.
+/// The fair pool divides its bytes among all operators that can spill. A query may have one exchange for every thread
+/// and step, nearly all of them empty; as members they would take most of the memory away from sorts. An exchange whose
+/// consumer is slow, or whose key is skewed, holds what its consumer has not taken. Once all exchanges together hold
+/// their budget, they write further batches to disk. `exchanges` makes that safe.
 #[derive(Debug)]
-pub(crate) struct EnginePool(FairSpillPool);
+pub(crate) struct EnginePool {
+    pool: FairSpillPool,
+    exchange_limit: usize,
+    exchanged: AtomicUsize,
+}
 
-/// Shares that nobody gets.
-const FREE_SHARES: usize = 2;
+/// Shares of the fair pool that no operator gets: sorts hold a little more than they reserve.
+const HEADROOM_SHARES: usize = 2;
+/// Exchanges get one of so many parts of the memory.
+const EXCHANGE_PART: usize = 8;
 
 impl EnginePool {
     /// A pool of so many bytes.
     pub(crate) fn new(bytes: usize) -> Self {
-        let pool = FairSpillPool::new(bytes);
-        for _ in 0..FREE_SHARES {
-            pool.register(&MemoryConsumer::new("free").with_can_spill(true));
+        let exchange_limit = bytes / EXCHANGE_PART;
+        let pool = FairSpillPool::new(bytes - exchange_limit);
+        for _ in 0..HEADROOM_SHARES {
+            pool.register(&MemoryConsumer::new("headroom").with_can_spill(true));
         }
-        Self(pool)
+        Self { pool, exchange_limit, exchanged: AtomicUsize::new(0) }
     }
 }
 
@@ -41,44 +49,62 @@ impl MemoryPool for EnginePool {
 
     fn register(&self, consumer: &MemoryConsumer) {
         if !is_exchange(consumer) {
-            self.0.register(consumer);
+            self.pool.register(consumer);
         }
     }
 
     fn unregister(&self, consumer: &MemoryConsumer) {
         if !is_exchange(consumer) {
-            self.0.unregister(consumer);
+            self.pool.unregister(consumer);
         }
     }
 
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
-        if !is_exchange(reservation.consumer()) {
-            self.0.grow(reservation, additional);
+        if is_exchange(reservation.consumer()) {
+            self.exchanged.fetch_add(additional, Ordering::Relaxed);
+        } else {
+            self.pool.grow(reservation, additional);
         }
     }
 
     fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
-        if !is_exchange(reservation.consumer()) {
-            self.0.shrink(reservation, shrink);
+        if is_exchange(reservation.consumer()) {
+            self.exchanged.fetch_sub(shrink, Ordering::Relaxed);
+        } else {
+            self.pool.shrink(reservation, shrink);
         }
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
-        if is_exchange(reservation.consumer()) { Ok(()) } else { self.0.try_grow(reservation, additional) }
+        if !is_exchange(reservation.consumer()) {
+            return self.pool.try_grow(reservation, additional);
+        }
+        let grown = |held: usize| held.checked_add(additional).filter(|held| *held <= self.exchange_limit);
+        match self.exchanged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown) {
+            Ok(_) => Ok(()),
+            Err(held) => datafusion::common::resources_err!(
+                "exchanges between threads hold {} of {}",
+                human_readable_size(held),
+                human_readable_size(self.exchange_limit)
+            ),
+        }
     }
 
     fn reserved(&self) -> usize {
-        self.0.reserved()
+        self.pool.reserved() + self.exchanged.load(Ordering::Relaxed)
     }
 
     fn memory_limit(&self) -> MemoryLimit {
-        self.0.memory_limit()
+        match self.pool.memory_limit() {
+            MemoryLimit::Finite(bytes) => MemoryLimit::Finite(bytes + self.exchange_limit),
+            other => other,
+        }
     }
 }
 
 impl fmt::Display for EnginePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.pool.fmt(f)
     }
 }
 
@@ -89,28 +115,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exchanges_never_have_to_spill_and_take_no_share() {
-        let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(3000));
+    fn exchanges_have_a_budget_of_their_own_and_take_no_share() {
+        let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(3200));
         let consumer = |name: &str| MemoryConsumer::new(name).with_can_spill(true).register(&pool);
         let (sort, exchange) = (consumer("ExternalSorter[0]"), consumer("RepartitionExec[0]"));
-        // The only sort has one share of three.
+        // 2800 bytes are in three shares, of which the only sort has one.
         sort.try_grow(900).unwrap();
         assert!(sort.try_grow(200).is_err());
-        exchange.try_grow(5000).unwrap();
-        exchange.grow(500);
-        exchange.shrink(700);
-        assert_eq!((exchange.size(), pool.reserved()), (4800, 900));
-        // What cannot spill has what is left.
-        let merge = MemoryConsumer::new("ExternalSorterMerge[0]").register(&pool);
-        assert!(merge.try_grow(2101).is_err());
-        merge.try_grow(2100).unwrap();
-        drop((exchange, merge));
-        drop(consumer("RepartitionExec[1]"));
+        let other = consumer("RepartitionExec[1]");
+        exchange.try_grow(300).unwrap();
+        assert!(other.try_grow(101).is_err(), "all exchanges share 400 bytes");
+        other.try_grow(100).unwrap();
+        assert_eq!(pool.reserved(), 1300);
+        exchange.shrink(200);
+        other.try_grow(200).unwrap();
+        drop((exchange, other));
         assert_eq!(pool.reserved(), 900);
-        sort.try_grow(100).unwrap();
+        // An operator that cannot spill may have all that is left of the pool.
+        let merge = MemoryConsumer::new("ExternalSorterMerge[0]").register(&pool);
+        assert!(merge.try_grow(1901).is_err());
+        merge.try_grow(1900).unwrap();
+        drop(merge);
+        sort.try_grow(33).unwrap();
         let other = consumer("ExternalSorter[1]");
-        sort.shrink(1000);
-        assert!(other.try_grow(751).is_err(), "two sorts have two shares of four");
-        other.try_grow(750).unwrap();
+        sort.shrink(933);
+        assert!(other.try_grow(701).is_err(), "two sorts have two shares of four");
+        other.try_grow(700).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 //! A hash join holds one input in memory. DataFusion chooses it by the size that Parquet footers state, which for lists
 //! of ids says little: they are dictionary-encoded on disk and hundreds of times larger decoded. In Onefold's queries
 //! one side has the lists (the feature log) and the other only scalars (events, attributes, sessions), and holding the
-//! scalars is always right.
+//! scalars is always right. The records of samples, which are bytes, count as lists.
 //!
 //! That side is held once, for all partitions of the other. DataFusion would split both sides by a hash of the key, and
 //! splitting copies every list.
@@ -16,21 +16,12 @@ use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 
 /// Swaps the inputs of every hash join that would hold lists although its other side has none, and splits neither.
 #[derive(Debug)]
-struct ProbeLists;
-
-/// DataFusion's own rules, with this one right after the rule that chooses joins' sides.
-pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
-    let mut rules = PhysicalOptimizer::new().rules;
-    let after = rules.iter().position(|rule| rule.name() == "join_selection").map_or(0, |place| place + 1);
-    rules.insert(after, Arc::new(ProbeLists));
-    rules
-}
+pub(crate) struct ProbeLists;
 
 impl PhysicalOptimizerRule for ProbeLists {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
@@ -67,8 +58,9 @@ fn streams_once(join_type: JoinType) -> bool {
     matches!(join_type, JoinType::Inner | JoinType::Right | JoinType::RightSemi | JoinType::RightAnti)
 }
 
+/// Whether rows are wide: they have lists, or bytes as the records of samples are.
 fn has_lists(schema: &Schema) -> bool {
-    schema.fields().iter().any(|field| field.data_type().is_nested())
+    schema.fields().iter().any(|field| field.data_type().is_nested() || field.data_type().is_binary())
 }
 
 #[cfg(test)]
@@ -79,6 +71,8 @@ mod tests {
     use datafusion::prelude::{SessionConfig, SessionContext};
 
     use super::*;
+    use crate::engine::physical_rules;
+    use crate::spilling_join::SpillingJoin;
 
     /// The schema of the side that the plan's only hash join holds. No side with lists may be split.
     fn held(query: &str) -> Vec<String> {
@@ -104,10 +98,9 @@ mod tests {
                 let by_hash = matches!(split.partitioning(), Partitioning::Hash(..));
                 assert!(!by_hash || !has_lists(&split.schema()), "{query}: lists are split");
             }
-            if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
-                found.push(
-                    join.left().schema().fields().iter().map(|field| field.data_type().to_string()).collect(),
-                );
+            if plan.is::<SpillingJoin>() {
+                let held = plan.children()[0].schema();
+                found.push(held.fields().iter().map(|field| field.data_type().to_string()).collect());
             }
             Ok(Transformed::no(plan))
         });

@@ -1,5 +1,4 @@
-//! What everything that reads all samples of a configuration has in common: the engine, its plan, and what happens when it
-//! cannot go on.
+//! Reading all samples of a configuration, as a build and a comparison do: the engine, its plan, and its errors.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +7,14 @@ use onefold_datasets::progress::Reporter;
 use onefold_datasets::{CountBudget, Order, OriginalKind, PartitionTypes, default_buckets};
 
 use crate::cluster::{ClusterOptions, Clustering, Folded};
-use crate::engine::{self, EngineOptions, Joins};
+use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
 use crate::{Config, Error, Result};
 
-/// Runs `work`. If a join's held side does not fit into memory, it is run again with sorted joins.
-///
-/// # Errors
-///
-/// Those of `work`.
-pub(crate) async fn run<T>(reporter: &dyn Reporter, work: impl AsyncFn(Joins) -> Result<T>) -> Result<T> {
-    match work(Joins::Hash).await {
-        // The held side of a hash join cannot spill. Nothing was written yet, or it was removed again.
-        Err(Error::Memory { message }) => {
-            tracing::info!("again, with sorted joins: {message}");
-            reporter.end();
-            work(Joins::Sorted).await
-        }
-        other => other,
-    }
-}
-
-/// What is wanted of the samples.
+/// Which samples are read, and in which order.
 #[derive(Debug, Clone)]
 pub(crate) struct ReadingOptions {
     pub(crate) order: Order,
@@ -55,7 +37,7 @@ pub(crate) struct Reading<'a> {
     pub(crate) planned: Samples,
     /// The share of the sessions that is taken.
     pub(crate) share: f64,
-    /// For the counts and texts of vocabularies.
+    /// The budget for the counts and texts of vocabularies.
     pub(crate) budget: CountBudget,
     /// The forms of the features' ids, and what is known of them.
     pub(crate) ids: FeatureIds,
@@ -71,10 +53,9 @@ impl<'a> Reading<'a> {
         config: &'a Config,
         sources: Vec<Source>,
         options: &'a EngineOptions,
-        joins: Joins,
         wanted: &ReadingOptions,
     ) -> Result<Self> {
-        let context = engine::context(config, options, joins)?;
+        let context = engine::context(config, options)?;
         sources::register(&context, &sources).await?;
         let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);
         let rows = samples::rows(&context, config).await?;
@@ -117,7 +98,7 @@ impl<'a> Reading<'a> {
         Clustering::plan(self.config, &self.context, columns, &options).await
     }
 
-    /// Folds and sorts them; gives what is known then.
+    /// Folds and sorts them; gives the counts and the digest that are known then.
     ///
     /// # Errors
     ///
@@ -190,7 +171,8 @@ mod tests {
     /// Reads three samples of which the steps are said to have counted `counted`.
     fn read(folder: &Path, counted: Option<u64>) -> Result<u64> {
         let config = Config::parse(&folder.join("dataset.toml"), CONFIG).unwrap();
-        let options = EngineOptions { memory_limit: 1 << 28, threads: 1, spill_directory: None };
+        let options =
+            EngineOptions { memory_limit: 1 << 28, threads: 1, spill_directory: None, spill_limit: None };
         let wanted = ReadingOptions {
             order: Order::Session,
             buckets: None,
@@ -199,14 +181,14 @@ mod tests {
             vocabularies: BTreeMap::new(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        runtime.block_on(run(&Silent, async |joins| {
+        runtime.block_on(async {
             let sources = sources::find(&config).await?;
-            let mut reading = Reading::plan(&config, sources, &options, joins, &wanted).await?;
+            let mut reading = Reading::plan(&config, sources, &options, &wanted).await?;
             assert_eq!(reading.planned.expected, Some(3));
             reading.planned.expected = counted;
             let mut clustering = reading.clustering(&wanted).await?;
             Ok(reading.fold(&mut clustering, &Silent).await?.samples)
-        }))
+        })
     }
 
     #[test]

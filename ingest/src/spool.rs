@@ -68,7 +68,7 @@ impl Spool {
 fn unwritten(error: parquet::errors::ParquetError) -> Error {
     Error::Engine {
         message: format!("a temporary file could not be written: {error}"),
-        hint: "check the free space where `--spill-directory` is".to_owned(),
+        hint: "check the free space of the spill directory".to_owned(),
     }
 }
 

@@ -20,7 +20,7 @@ fn run_async<T>(threads: usize, work: impl Future<Output = onefold_ingest::Resul
     Ok(runtime.block_on(work)?)
 }
 
-/// What the engine may use.
+/// The memory, disk space and threads that the engine may use.
 #[derive(Debug, clap::Args)]
 struct EngineArguments {
     /// Memory for sorts and joins (they spill to disk beyond it), open sessions, and vocabularies
@@ -29,6 +29,9 @@ struct EngineArguments {
     /// Directory for data that does not fit into memory [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     spill_directory: Option<PathBuf>,
+    /// Disk space for that data [default: what is free there, less a margin]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    spill_limit: Option<u64>,
     /// Number of threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -40,6 +43,7 @@ impl EngineArguments {
             memory_limit: self.memory_limit,
             threads: self.threads.map_or_else(available_threads, usize::from),
             spill_directory: self.spill_directory.clone(),
+            spill_limit: self.spill_limit,
         }
     }
 }

@@ -91,6 +91,7 @@ fn from_logs(
             memory_limit: arguments.memory_limit.max(MINIMUM_BUILD_BYTES),
             threads: options.threads,
             spill_directory: arguments.scratch_directory.clone(),
+            spill_limit: None,
         },
         commit: Commit::Create,
         buckets: Some(1),

@@ -14,7 +14,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::probe_lists::physical_rules;
+use crate::engine::physical_rules;
 use crate::timeline::tests::{register, rows};
 
 /// A feature log: request 2 was delivered twice, once with another list, request 6 three times.
@@ -374,9 +374,9 @@ fn lists_are_streamed_past_all_declared_steps() {
             node.schema().fields().iter().any(|field| field.data_type().is_nested())
         };
         let with_lists = node.children().into_iter().filter(|child| lists(child)).count();
-        joins += usize::from(node.name() == "HashJoinExec" && with_lists == 1);
+        joins += usize::from(node.name() == "SpillingJoin" && with_lists == 1);
         let streams =
-            ["HashJoinExec", "ProjectionExec", "FilterExec", "CoalesceBatchesExec", "CooperativeExec"];
+            ["SpillingJoin", "ProjectionExec", "FilterExec", "CoalescePartitionsExec", "CooperativeExec"];
         let passes = streams.contains(&node.name())
             || node
                 .downcast_ref::<RepartitionExec>()

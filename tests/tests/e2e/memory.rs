@@ -83,7 +83,10 @@ fn what_cannot_be_spilled_is_an_error() {
         "onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-directory spill"
     ))
     .with_file_limit(256)
-    .fails(&["what does not fit into memory cannot be written", "--spill-directory"]);
+    .fails(&["rows that do not fit into memory cannot be written to disk", "spill directory"]);
+    dir.command(&format!("onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-limit 1MiB"))
+        .fails(&["rows that do not fit into memory reached the spill limit", "raise the spill limit"]);
+    assert!(!dir.path("dataset").exists());
     dir.command(&format!(
         "onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-directory spill/here"
     ))

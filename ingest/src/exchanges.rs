@@ -1,0 +1,111 @@
+//! A rule for DataFusion's optimizer: an exchange between threads reads from one input.
+//!
+//! An exchange (`RepartitionExec`) that has no memory left writes batches to disk. In DataFusion 55.2 it can then wait for
+//! itself for ever, if two of its inputs write at the same time (apache/datafusion#24883): its reader waits at the end of the
+//! older of two open files for a batch that is in the newer one. With one input there is one open file. So the inputs of
+//! every exchange are first merged to one stream, which passes batches on and copies nothing.
+
+use std::sync::Arc;
+
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::config::ConfigOptions;
+use datafusion::error::Result;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
+
+/// Merges the inputs of every exchange that has several. To be applied after the rules that add exchanges.
+#[derive(Debug)]
+pub(crate) struct SingleInputExchanges;
+
+impl PhysicalOptimizerRule for SingleInputExchanges {
+    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|plan| {
+            let Some(exchange) = plan.downcast_ref::<RepartitionExec>() else {
+                return Ok(Transformed::no(plan));
+            };
+            // An exchange that keeps an order has a file for each pair of input and output.
+            let inputs = exchange.input().output_partitioning().partition_count();
+            if exchange.preserve_order() || inputs < 2 {
+                return Ok(Transformed::no(plan));
+            }
+            Ok(Transformed::yes(exchange_of(Arc::clone(exchange.input()), exchange.partitioning().clone())?))
+        })
+        .data()
+    }
+
+    fn name(&self) -> &str {
+        "single_input_exchanges"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// An exchange of one input: all partitions of `input`.
+pub(crate) fn exchange_of(
+    input: Arc<dyn ExecutionPlan>,
+    partitioning: Partitioning,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let input = match input.output_partitioning().partition_count() {
+        0 | 1 => input,
+        _ => Arc::new(CoalescePartitionsExec::new(input)),
+    };
+    Ok(Arc::new(RepartitionExec::try_new(input, partitioning)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use datafusion::arrow::array::AsArray;
+    use datafusion::arrow::datatypes::Int64Type;
+    use datafusion::execution::SessionStateBuilder;
+    use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+    use datafusion::prelude::{SessionConfig, SessionContext};
+
+    use super::*;
+    use crate::engine::physical_rules;
+    use crate::memory::EnginePool;
+
+    /// Grouping by two levels makes two exchanges, which spill: with several inputs this can hang.
+    const NESTED: &str = "SELECT sum(c), count(*) FROM (SELECT g, count(a) AS c FROM (SELECT DISTINCT value % 1000 AS g, \
+                          value AS a FROM generate_series(0, 199999)) GROUP BY g)";
+
+    #[test]
+    fn exchanges_that_spill_end() {
+        let runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(1 << 20)));
+        let state = SessionStateBuilder::new()
+            .with_default_features()
+            .with_config(
+                SessionConfig::new().with_target_partitions(4).with_sort_spill_reservation_bytes(1 << 14),
+            )
+            .with_runtime_env(runtime.build_arc().unwrap())
+            .with_physical_optimizer_rules(physical_rules());
+        let context = SessionContext::new_with_state(state.build());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let plan = context.sql(NESTED).await.unwrap().create_physical_plan().await.unwrap();
+            let mut exchanges = 0;
+            let _ = Arc::clone(&plan).transform_up(|plan| {
+                if let Some(exchange) = plan.downcast_ref::<RepartitionExec>() {
+                    exchanges += 1;
+                    assert_eq!(exchange.input().output_partitioning().partition_count(), 1);
+                }
+                Ok(Transformed::no(plan))
+            });
+            assert!(exchanges > 1, "the query no longer has exchanges, so this tests nothing");
+            let rows = datafusion::physical_plan::collect(plan, context.task_ctx());
+            // The bound only ends a run that hangs.
+            let rows = tokio::time::timeout(Duration::from_secs(300), rows)
+                .await
+                .expect("the exchanges hang")
+                .unwrap();
+            let number = |column: usize| rows[0].column(column).as_primitive::<Int64Type>().value(0);
+            assert_eq!((number(0), number(1)), (200_000, 1000));
+        });
+    }
+}
