@@ -143,10 +143,14 @@ def parquet_files(folder):
     return [str(path) for path in sorted(pathlib.Path(folder).rglob("*.parquet"))]
 
 
+def newest_snapshot(dataset):
+    return json.loads(max((dataset / "snapshots").glob("*.json")).read_text())
+
+
 def data_files(dataset):
-    """The data files of a dataset, which its manifest names."""
-    manifest = json.loads((dataset / "manifest.json").read_text())
-    return [str(dataset / file["path"]) for partition in manifest["partitions"] for file in partition["files"]]
+    """The data files of a dataset, which its newest snapshot names."""
+    partitions = newest_snapshot(dataset)["partitions"]
+    return [str(dataset / file["path"]) for partition in partitions for file in partition["files"]]
 
 
 # In a process of its own: what this one has held, the kernel counts for the commands that it starts.
@@ -375,8 +379,8 @@ def measure_memory(bench):
         if built is None:
             continue
         summary, out = built
-        manifest = json.loads((out / "manifest.json").read_text())
-        ids = sum(feature["values"] for feature in manifest["statistics"]["features"].values())
+        statistics = newest_snapshot(out)["statistics"]
+        ids = sum(feature["values"] for feature in statistics["features"].values())
         floats = sum(kind in ("label", "weight", "dense") for kind in feature_kinds(config).values())
         decoded = 8 * ids + (16 + 4 * floats) * samples
         bench.figures.setdefault("memory", {})[layout] = {
