@@ -180,7 +180,7 @@ impl Build<'_> {
         let folded = reading.fold(&mut clustering, self.reporter).await?;
         let (samples, digest) = (folded.samples, folded.digest);
         let old = writer.appended_to().map(|old| (self.out, old));
-        let decided = decide(config, &reading, &folded.facts, old).await?;
+        let decided = decide(config, &reading, &mut folded.facts, old).await?;
         if decided.schema != *writer.schema() {
             drop(writer);
             writer = self.writer(layout, order, &decided.schema)?;

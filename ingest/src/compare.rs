@@ -85,7 +85,7 @@ impl Compare<'_> {
         let mut clustering = reading.clustering(&wanted).await?;
         let folded = reading.fold(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));
-        let decided = decide(config, &reading, &folded.facts, old).await?;
+        let decided = decide(config, &reading, &mut folded.facts, old).await?;
         let mut expected = ExpectedSamples::new(snapshot, self.options.threads)?;
         let mut count = |key: &_, samples| {
             if choice.matches(key)? {

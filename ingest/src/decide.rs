@@ -1,6 +1,7 @@
 //! The vocabularies and feature groups of a dataset, chosen after all samples were read and before they are written.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,8 +48,8 @@ pub struct GroupSummary {
     pub why: String,
 }
 
-/// Makes the plan from the statistics of the samples. A dataset that is appended to (`old`, in `root`) keeps its groups and
-/// the numbers of its vocabularies.
+/// Makes the plan from the statistics of the samples, and takes the counts of ids out of them, so that their memory becomes
+/// free. A dataset that is appended to (`old`, in `root`) keeps its groups and the numbers of its vocabularies.
 ///
 /// # Errors
 ///
@@ -57,13 +58,13 @@ pub struct GroupSummary {
 pub(crate) async fn decide(
     config: &Config,
     reading: &Reading<'_>,
-    statistics: &SampleStatistics,
+    statistics: &mut SampleStatistics,
     old: Option<(&Path, &Snapshot)>,
 ) -> Result<OutputPlan> {
     let mut vocabularies = BTreeMap::new();
     let mut id_maps = BTreeMap::new();
-    for (name, counted) in config.vocabularies.keys().zip(&statistics.counters) {
-        let vocabulary = vocabulary(config, reading, name, counted, old).await?;
+    for (name, counter) in config.vocabularies.keys().zip(mem::take(&mut statistics.counters)) {
+        let vocabulary = vocabulary(config, reading, name, counter, old).await?;
         id_maps.insert(name, vocabulary.id_map(reading.ids.texts(name)));
         vocabularies.insert(name.clone(), vocabulary);
     }
@@ -106,24 +107,16 @@ pub(crate) fn vocabulary_kinds(
     snapshot.vocabularies.iter().map(kind).collect()
 }
 
-/// The vocabulary `name`, from the counts of ids in the samples' lists. The vocabulary of an old dataset is extended: its ids
-/// keep their numbers and counts, so that building a partition again changes nothing.
+/// The vocabulary `name`. The vocabulary of an old dataset is extended: its ids keep their numbers and counts, so that
+/// building a partition again changes nothing. `counter` has the counts of the samples' lists; those of timelines are added.
 async fn vocabulary(
     config: &Config,
     reading: &Reading<'_>,
     name: &str,
-    counted: &VocabularyCounter,
+    mut counter: VocabularyCounter,
     old: Option<(&Path, &Snapshot)>,
 ) -> Result<Vocabulary> {
-    // The counts of the samples are copied only where timelines add to them.
-    let mut with_timelines = None;
-    if timeline_columns(config, name).next().is_some() {
-        let mut counter = VocabularyCounter::new(name, &reading.budget);
-        counted.counts().try_for_each(|(id, count)| counter.add(id, count))?;
-        count_timelines(config, &reading.context, name, &mut counter).await?;
-        with_timelines = Some(counter);
-    }
-    let counter = with_timelines.as_ref().unwrap_or(counted);
+    count_timelines(config, &reading.context, name, &mut counter).await?;
     let min_count = config.vocabularies[name].min_count;
     let known = match old.filter(|(_, old)| old.vocabularies.contains_key(name)) {
         Some((root, old)) => Some(Vocabulary::load(root, old, name)?),

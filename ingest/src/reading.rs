@@ -108,9 +108,9 @@ impl<'a> Reading<'a> {
         &self,
         clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
-    ) -> Result<&'c Folded> {
+    ) -> Result<&'c mut Folded> {
         let folded = clustering.fold(reporter).await?;
-        let found = folded.map_or(0, |folded| folded.samples);
+        let found = folded.as_ref().map_or(0, |folded| folded.samples);
         // Where only some sessions are taken, nothing has counted their samples before.
         if let Some(expected) =
             self.planned.expected.filter(|expected| *expected != found && self.share == 1.0)

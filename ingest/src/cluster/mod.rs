@@ -155,7 +155,7 @@ impl<'a> Clustering<'a> {
     /// # Errors
     ///
     /// Those of the query, and [`Error::Column`] for a value that no sample can have.
-    pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&Folded>> {
+    pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut Folded>> {
         reporter.begin("reading", None, "samples");
         let mut seen = 0;
         let first = loop {
@@ -172,9 +172,9 @@ impl<'a> Clustering<'a> {
         reporter.end();
         self.first = first.transpose()?;
         self.folded = self.run.outcome()?;
-        match (&self.first, &self.folded) {
+        match (&self.first, &mut self.folded) {
             (Some(_), None) => Err(bug("records were given before all samples were folded")),
-            (Some(_), folded) => Ok(folded.as_ref()),
+            (Some(_), folded) => Ok(folded.as_mut()),
             (None, _) => Ok(None),
         }
     }
