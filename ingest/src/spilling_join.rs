@@ -21,7 +21,9 @@ use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, Tr
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::config::ConfigOptions;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation, UnboundedMemoryPool};
+use datafusion::execution::memory_pool::{
+    MemoryConsumer, MemoryLimit, MemoryReservation, UnboundedMemoryPool,
+};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{LexOrdering, PhysicalExpr, PhysicalSortExpr};
@@ -43,6 +45,8 @@ use crate::exchanges::exchange_of;
 
 /// Sorted joins have many sorts at work; each sets aside this part of what the other sorts of a query do.
 const MERGE_PART: usize = 4;
+/// A join holds at most one of so many parts of the memory: it cannot spill what it holds, and sorts need the rest.
+const MOST_HELD_PART: usize = 2;
 
 /// Replaces hash joins by [`SpillingJoin`]s. To be applied after all rules that look for hash joins.
 #[derive(Debug)]
@@ -206,6 +210,10 @@ impl Held {
     /// Reads `rows` as long as they, and what a hash join makes of them, fit into memory.
     async fn read(mut rows: SendableRecordBatchStream, context: &TaskContext) -> Result<Self> {
         let reservation = MemoryConsumer::new("SpillingJoin").register(context.memory_pool());
+        let most = match context.memory_pool().memory_limit() {
+            MemoryLimit::Finite(bytes) => bytes / MOST_HELD_PART,
+            _ => usize::MAX,
+        };
         let mut held = Self { schema: rows.schema(), batches: Vec::new(), reservation, rest: None };
         let mut counter = RecordBatchMemoryCounter::new();
         let (mut bytes, mut count) = (0, 0);
@@ -214,7 +222,8 @@ impl Held {
             count += batch.num_rows();
             held.batches.push(batch);
             // The join copies all batches into one.
-            if held.reservation.try_resize(2 * bytes + hash_table_bytes(count)).is_err() {
+            let needed = 2 * bytes + hash_table_bytes(count);
+            if needed > most || held.reservation.try_resize(needed).is_err() {
                 held.rest = Some(rows);
                 return Ok(held);
             }

@@ -66,9 +66,10 @@ impl Spool {
 }
 
 fn unwritten(error: parquet::errors::ParquetError) -> Error {
-    Error::Engine {
-        message: format!("a temporary file could not be written: {error}"),
-        hint: "check the free space of the spill directory".to_owned(),
+    let message = format!("a temporary file could not be written: {error}");
+    match Error::from(DataFusionError::ParquetError(Box::new(error))) {
+        full @ (Error::Spill { .. } | Error::SpillLimit { .. }) => full,
+        _ => Error::Engine { message, hint: "check the disk of the spill directory".to_owned() },
     }
 }
 

@@ -324,3 +324,35 @@ fn large_slices_do_not_make_small_batches() {
     assert_eq!(sizes.iter().sum::<usize>(), 3000);
     assert!(sizes.len() <= 4, "{sizes:?}");
 }
+
+#[test]
+fn a_slice_may_begin_with_an_empty_window() {
+    let options = FoldOptions { floats: Vec::new(), lists: Vec::new(), ..options(true, 1 << 20) };
+    let mut unfolder = Unfolder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }]);
+    let mut lists: Vec<Vec<i64>> = Vec::new();
+    let mut give = |_: &PartitionKey, batch: RecordBatch| {
+        let seen = batch.column(2).as_list_view::<i32>();
+        let list = |row: usize| seen.value(row).as_primitive::<Int64Type>().values().to_vec();
+        lists.extend((0..batch.num_rows()).map(list));
+        Ok(())
+    };
+    let slices = [10, 20].map(|first| Slice {
+        number: first,
+        positions: (first..first + 3).collect(),
+        columns: vec![(first..first + 3).collect()],
+    });
+    for (time, (slice, start, end)) in (0..).zip([(0, 10, 12), (1, 0, 0), (1, 21, 23)]) {
+        let mut record = super::record::RecordWriter::new(options.shape());
+        record.start(0, [].into_iter(), [start, end].into_iter());
+        let run = SessionRun {
+            partition: &PartitionKey::default(),
+            session: 1,
+            times: &[time],
+            records: &BinaryArray::from_iter_values([record.bytes()]),
+            slices: &[&slices[slice]],
+        };
+        unfolder.push(&run, &mut give).unwrap();
+    }
+    unfolder.flush(&mut give).unwrap();
+    assert_eq!(lists, [vec![10, 11], vec![], vec![21, 22]]);
+}

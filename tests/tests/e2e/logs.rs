@@ -209,7 +209,7 @@ pub(crate) fn with_column(
 }
 
 /// Writes a Parquet file, and the folders on the way to it.
-pub(crate) fn write_table(path: &Path, columns: Vec<(&'static str, ArrayRef)>) {
+pub(crate) fn write_table(path: &Path, columns: Vec<(&str, ArrayRef)>) {
     let rows = RecordBatch::try_from_iter_with_nullable(
         columns.into_iter().map(|(name, values)| (name, values, true)),
     );

@@ -1,12 +1,20 @@
-//! Builds in little memory: joins that do not fit are sorted, and what cannot be spilled is an error.
+//! Builds in little memory: joins that do not fit are sorted, rows that cannot be spilled are an error, and logs in any
+//! order and with sessions of any size make the same samples.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, BooleanArray, Int64Array, TimestampMicrosecondArray};
+use arrow::array::{
+    ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
+};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::Int64Type;
+use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::logs::write_table;
-use crate::samples::partitions;
+use crate::samples::{partitions, read_samples, sorted};
 
 /// Rows of both logs: the keys of one of them do not fit into what [`SMALL`] leaves for a join.
 const ROWS: i64 = 400_000;
@@ -91,4 +99,85 @@ fn what_cannot_be_spilled_is_an_error() {
         "onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-directory spill/here"
     ))
     .fails(&["spill/here"]);
+}
+
+/// The samples of [`with_wide_log`]: decoded, their lists take 50 MB.
+const SAMPLES: usize = 6000;
+
+/// The feature log of rm1, whose samples have lists of 1,100 ids together.
+fn with_wide_log() -> (Dir, RecordBatch) {
+    let dir = Dir::new();
+    dir.command(&format!("onefold-data generate --workload rm1 --samples {SAMPLES} --seed 3 --out logs"))
+        .works();
+    let rows = rows(&dir.path("logs/features/part-00000.parquet"));
+    assert_eq!(rows.num_rows(), SAMPLES);
+    (dir, rows)
+}
+
+fn rows(path: &Path) -> RecordBatch {
+    let file = fs_err::File::open(path).unwrap().into_file();
+    let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+    let batches = batches.collect::<Result<Vec<_>, _>>().unwrap();
+    concat_batches(&batches[0].schema(), &batches).unwrap()
+}
+
+/// The rows with other session ids.
+fn with_sessions(rows: &RecordBatch, session: impl Fn(usize, i64) -> i64) -> RecordBatch {
+    let column = rows.schema().index_of("session_id").unwrap();
+    let ids = rows.column(column).as_primitive::<Int64Type>().values();
+    let mut columns = rows.columns().to_vec();
+    columns[column] =
+        Arc::new(Int64Array::from_iter_values(ids.iter().enumerate().map(|(row, id)| session(row, *id))));
+    RecordBatch::try_new(rows.schema(), columns).unwrap()
+}
+
+/// Makes the rows the feature log.
+fn set_log(dir: &Dir, rows: &RecordBatch) {
+    let schema = rows.schema();
+    let columns = schema.fields().iter().zip(rows.columns());
+    let columns = columns.map(|(field, column)| (field.name().as_str(), Arc::clone(column))).collect();
+    write_table(&dir.path("logs/features/part-00000.parquet"), columns);
+}
+
+#[test]
+fn logs_in_any_order_and_sessions_of_any_size_make_the_same_samples() {
+    let (dir, in_order) = with_wide_log();
+    dir.command("onefold-ingest build logs/dataset.toml --out expected --layout rows --threads 2").works();
+    let expected = sorted(read_samples(&dir.path("expected")));
+    let newest_first = UInt32Array::from_iter_values((0..SAMPLES as u32).rev());
+    let shuffled = UInt32Array::from_iter_values((0..SAMPLES as u32).map(|i| i * 1_237 % SAMPLES as u32));
+    let reordered = |order: &UInt32Array| take_record_batch(&in_order, order).unwrap();
+    let sessions = Snapshot::load(&dir.path("expected")).unwrap().statistics.sessions;
+    let logs = [
+        ("newest first", reordered(&newest_first), sessions),
+        ("shuffled", reordered(&shuffled), sessions),
+        ("one session", with_sessions(&in_order, |_, _| 7), 1),
+        (
+            "half of the samples in one session",
+            with_sessions(&in_order, |row, id| if row % 2 == 0 { -1 } else { id }),
+            0,
+        ),
+    ];
+    for (log, rows, sessions) in logs {
+        set_log(&dir, &rows);
+        let small =
+            "onefold-ingest build logs/dataset.toml --overwrite --out small --memory-limit 40MiB --threads 2";
+        // The limit matters: the records of these samples do not fit.
+        dir.command(&format!("{small} --spill-limit 64KiB")).fails(&["reached the spill limit"]);
+        for order in ["session", "session-hash", "arrival"] {
+            let built = dir.command(&format!("{small} --order {order}")).json();
+            assert_eq!(built["samples"].as_u64(), Some(SAMPLES as u64), "{log}, {order}");
+            if sessions > 0 {
+                assert_eq!(built["sessions"].as_u64(), Some(sessions), "{log}, {order}");
+            }
+            let verified = dir
+                .command("onefold-ingest verify small --against logs/dataset.toml --memory-limit 40MiB")
+                .json();
+            assert_eq!(verified["against"]["samples"].as_u64(), Some(SAMPLES as u64), "{log}, {order}");
+            assert!(
+                sorted(read_samples(&dir.path("small"))) == expected,
+                "{log}, {order}: the samples differ"
+            );
+        }
+    }
 }
