@@ -57,6 +57,7 @@ impl<'a> Reading<'a> {
     ) -> Result<Self> {
         let context = engine::context(config, options)?;
         sources::register(&context, &sources).await?;
+        samples::register_queries(&context, config).await?;
         let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);
         let rows = samples::rows(&context, config).await?;
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);

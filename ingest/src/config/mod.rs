@@ -40,6 +40,8 @@ pub struct Config {
     pub path: PathBuf,
     /// Table name in the query → its files.
     pub sources: BTreeMap<String, SourceConfig>,
+    /// Name of another table → the query over the tables of files that makes it.
+    pub source_queries: BTreeMap<String, String>,
     /// How the buckets of remote sources are reached.
     pub object_stores: ObjectStores,
     /// Which rows are samples.
@@ -175,9 +177,10 @@ impl Config {
         };
         let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")
             .map_err(|(message, hint)| wrong(message, &hint))?;
-        let sources =
+        let (sources, source_queries) =
             sources::parse_sources(&file.sources).map_err(|(message, hint)| wrong(message, &hint))?;
-        let reserved = sources.keys().find(|name| name.starts_with(RESERVED));
+        let names: Vec<&str> = sources.keys().chain(source_queries.keys()).map(String::as_str).collect();
+        let reserved = names.iter().find(|name| name.starts_with(RESERVED));
         if let Some(name) = reserved {
             let message = format!("`[sources].{name}`: names that begin with `{RESERVED}` are reserved");
             return Err(wrong(message, "rename the source"));
@@ -193,7 +196,6 @@ impl Config {
             wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
         })?;
         check_partition(&file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
-        let names: Vec<&str> = sources.keys().map(String::as_str).collect();
         let refused = |(message, hint): MessageAndHint| wrong(message, &hint);
         let samples = file.samples.check(&names).map_err(refused)?;
         let join = file.join.map(|join| join.check(&names)).transpose().map_err(refused)?;
@@ -212,6 +214,7 @@ impl Config {
         Ok(Self {
             path: path.to_owned(),
             sources,
+            source_queries,
             object_stores,
             samples,
             join,
@@ -389,6 +392,10 @@ zip = { kind = "sparse", group = "user" }
                 .contains("only sparse")
         );
         assert!(refused("features = \"features/*.parquet\"", "").contains("`[sources]` is empty"));
+        let query = |source: &str| refused("features = \"features/*.parquet\"", source);
+        assert!(query("f = { query = \"SELECT 1\" }").contains("`[sources]` has queries, but no files"));
+        assert!(query("f = { query = \" \" }").contains("`[sources].f.query` is not a text"));
+        assert!(query("f = { query = \"SELECT 1\", path = \"x\" }").contains("a `query` and also `path`"));
         assert!(refused("[\"split\"]", "[\"split\", \"split\"]").contains("`split` twice"));
         assert!(refused("[\"split\"]", "[\"date\"]").contains("`[partition].columns` has `date`"));
         assert!(refused("[\"split\"]", "[\"hour\"]").contains("remove `by`"));

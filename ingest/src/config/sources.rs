@@ -173,19 +173,22 @@ struct Table {
     missing_columns: MissingColumns,
 }
 
+/// The sources of files, and the queries of the other sources, by their names.
+type Sources = (BTreeMap<String, SourceConfig>, BTreeMap<String, String>);
+
 /// Reads `[sources]`.
 ///
 /// # Errors
 ///
 /// A message that names the key, and a hint.
-pub(super) fn parse_sources(section: &toml::Table) -> Result<BTreeMap<String, SourceConfig>, MessageAndHint> {
-    if section.is_empty() {
-        let hint = "name at least one file, as `events = \"events.parquet\"`";
-        return Err(("`[sources]` is empty".to_owned(), hint.to_owned()));
-    }
-    let mut sources = BTreeMap::new();
+pub(super) fn parse_sources(section: &toml::Table) -> Result<Sources, MessageAndHint> {
+    let (mut sources, mut queries) = (BTreeMap::new(), BTreeMap::new());
     for (name, value) in section {
         let source = match value {
+            toml::Value::Table(table) if table.contains_key("query") => {
+                queries.insert(name.clone(), query(name, table)?);
+                continue;
+            }
             toml::Value::String(path) => SourceConfig::new(path),
             value => {
                 let table = Table::deserialize(value.clone()).map_err(|error| {
@@ -201,7 +204,28 @@ pub(super) fn parse_sources(section: &toml::Table) -> Result<BTreeMap<String, So
         }
         sources.insert(name.clone(), source);
     }
-    Ok(sources)
+    if sources.is_empty() {
+        let hint = "name at least one file, as `events = \"events.parquet\"`";
+        let message = if queries.is_empty() { "is empty" } else { "has queries, but no files" };
+        return Err((format!("`[sources]` {message}"), hint.to_owned()));
+    }
+    Ok((sources, queries))
+}
+
+/// The query of a source that is a query.
+fn query(name: &str, table: &toml::Table) -> Result<String, MessageAndHint> {
+    if let Some(other) = table.keys().find(|key| *key != "query") {
+        let hint = "a source is either files or a query over the sources of files";
+        return Err((format!("`[sources].{name}` has a `query` and also `{other}`"), hint.to_owned()));
+    }
+    match table["query"].as_str() {
+        Some(query) if !query.trim().is_empty() => Ok(query.to_owned()),
+        _ => {
+            let hint =
+                "write one `SELECT`, as `clicks = { query = \"SELECT * FROM events WHERE kind = 'click'\" }`";
+            Err((format!("`[sources].{name}.query` is not a text with a query"), hint.to_owned()))
+        }
+    }
 }
 
 fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
@@ -401,7 +425,7 @@ mod tests {
     use super::*;
 
     fn sources(text: &str) -> Result<BTreeMap<String, SourceConfig>, MessageAndHint> {
-        parse_sources(&toml::from_str(text).unwrap())
+        parse_sources(&toml::from_str(text).unwrap()).map(|(files, _)| files)
     }
 
     fn stores(text: &str) -> Result<ObjectStores, MessageAndHint> {

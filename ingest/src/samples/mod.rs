@@ -67,10 +67,7 @@ pub struct Samples {
 /// [`Error::Rows`] for rows that the configuration does not allow; [`Error::Memory`] if a join's keys do not fit.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
     context.register_udf(times::function());
-    let rows = match &config.samples.rows {
-        Rows::Query(query) => user_query(context, config, query).await?,
-        Rows::Source(source) => context.table(source.as_str()).await?,
-    };
+    let rows = rows(context, config).await?;
     times::check(config, &config.time, rows.clone()).await?;
     let limits = TimeLimits::of_checks(config);
     if !has_steps(config) {
@@ -114,7 +111,10 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
 /// The rows that become samples, before the declared steps.
 pub(crate) async fn rows(context: &SessionContext, config: &Config) -> Result<DataFrame> {
     match &config.samples.rows {
-        Rows::Query(query) => user_query(context, config, query).await,
+        Rows::Query(query) => {
+            let tables = config.sources.keys().chain(config.source_queries.keys());
+            user_query(context, config, "`[samples].query`", query, tables).await
+        }
         Rows::Source(source) => Ok(context.table(source.as_str()).await?),
     }
 }
@@ -132,18 +132,42 @@ fn has_steps(config: &Config) -> bool {
         || config.checks.is_some()
 }
 
-/// Plans the user's query, which may only read.
-async fn user_query(context: &SessionContext, config: &Config, query: &str) -> Result<DataFrame> {
+/// Makes every source that is a query a table of `context`, which has the tables of files.
+///
+/// # Errors
+///
+/// [`Error::Config`] if a query cannot be planned over these tables.
+pub(crate) async fn register_queries(context: &SessionContext, config: &Config) -> Result<()> {
+    let mut views = Vec::new();
+    for (name, query) in &config.source_queries {
+        let place = format!("`[sources].{name}.query`");
+        let rows = user_query(context, config, &place, query, config.sources.keys()).await?;
+        views.push((name, rows.into_view()));
+    }
+    for (name, view) in views {
+        context.register_table(name, view)?;
+    }
+    Ok(())
+}
+
+/// Plans a query of the user over these tables, which may only read. `place` is its key.
+async fn user_query(
+    context: &SessionContext,
+    config: &Config,
+    place: &str,
+    query: &str,
+    tables: impl Iterator<Item = &String>,
+) -> Result<DataFrame> {
     let read_only =
         SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let planned = context.sql_with_options(query, read_only).await;
     planned.map_err(|error| {
         let message = engine_message(&error);
         let hint = advice(&message).map(str::to_owned).unwrap_or_else(|| {
-            let tables = config.sources.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>();
+            let tables = tables.map(|name| format!("`{name}`")).collect::<Vec<_>>();
             format!("write one `SELECT` in DataFusion's SQL over the tables {}", tables.join(", "))
         });
-        Error::Config { path: config.path.clone(), message: format!("`[samples].query`: {message}"), hint }
+        Error::Config { path: config.path.clone(), message: format!("{place}: {message}"), hint }
     })
 }
 

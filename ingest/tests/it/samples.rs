@@ -7,9 +7,9 @@ use std::sync::Arc;
 use arrow::array::{
     Array, ArrayRef, AsArray, BooleanArray, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray,
 };
-use arrow::compute::concat_batches;
+use arrow::compute::{concat_batches, sort_to_indices, take_record_batch};
 use arrow::datatypes::Int64Type;
-use onefold_datasets::Snapshot;
+use onefold_datasets::{Snapshot, TIME_COLUMN};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -18,6 +18,7 @@ const REQUESTS: i64 = 6000;
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
 const SECOND: i64 = 1_000_000;
+const LIMIT: &str = "--memory-limit 128MiB";
 
 const HEAD: &str = "format_version = 1\n[sources]\nfeatures = \"features.parquet\"\nevents = \"events.parquet\"\nusers = \"users.parquet\"\n\
      [session]\nuser = \"user\"\ngap = \"30m\"\ntime = \"time\"\norder = [\"request\"]\n[partition]\nby = \"hour\"\n\
@@ -158,11 +159,18 @@ fn write_logs(folder: &Path) {
 
 fn build(folder: &Path, steps: &str, out: &str) -> Output {
     // The query by hand joins every event with every click of its user.
-    let limit = if steps == QUERY { "1GiB" } else { "128MiB" };
+    let limit = if steps == QUERY { "--memory-limit 1GiB" } else { LIMIT };
+    build_config(folder, &format!("{HEAD}{steps}"), limit, out)
+}
+
+/// Builds the dataset `out` of the configuration `text`.
+fn build_config(folder: &Path, text: &str, options: &str, out: &str) -> Output {
     let config = folder.join(format!("{out}.toml"));
-    fs_err::write(&config, format!("{HEAD}{steps}")).unwrap();
+    fs_err::write(&config, text).unwrap();
     Command::new(env!("CARGO_BIN_EXE_onefold-ingest"))
-        .args(["build", "--threads", "2", "--memory-limit", limit, "--layout", "rows", "--out"])
+        .args(["build", "--threads", "2", "--layout", "rows"])
+        .args(options.split_whitespace())
+        .arg("--out")
         .arg(folder.join(out))
         .arg(config)
         .output()
@@ -201,6 +209,68 @@ fn declared_steps_build_what_a_query_by_hand_builds() {
     let windows = query.column_by_name("clicks").unwrap().as_list::<i32>();
     let full = windows.iter().filter(|list| list.as_ref().is_some_and(|list| list.len() == 5)).count();
     assert!(full > 500 && full < windows.len(), "{full} full windows of {}", windows.len());
+}
+
+#[test]
+fn windows_do_not_depend_on_the_order_of_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    write_logs(folder.path());
+    // Requests are three seconds apart, so times tell samples apart.
+    let by_time = |dataset: &str| {
+        let samples = read(&folder.path().join(dataset));
+        let order = sort_to_indices(samples.column_by_name(TIME_COLUMN).unwrap(), None, None).unwrap();
+        take_record_batch(&samples, &order).unwrap()
+    };
+    let mut expected = None;
+    for order in ["session", "session-hash", "arrival"] {
+        for buckets in [1, 4] {
+            let options = format!("{LIMIT} --order {order} --buckets {buckets}");
+            let out = format!("{order}-{buckets}");
+            let output = build_config(folder.path(), &format!("{HEAD}{DECLARED}"), &options, &out);
+            assert!(output.status.success(), "{out}: {}", String::from_utf8_lossy(&output.stderr));
+            let samples = by_time(&out);
+            assert!(samples == *expected.get_or_insert_with(|| samples.clone()), "{out} has other samples");
+        }
+    }
+    let expected = expected.unwrap();
+    let sessions = expected.column(0).as_primitive::<Int64Type>().values();
+    let changes = sessions.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(2 * changes > sessions.len(), "in order of arrival the sessions must interleave");
+}
+
+#[test]
+fn sources_may_be_queries_over_files() {
+    let folder = tempfile::tempdir().unwrap();
+    write_logs(folder.path());
+    // The same logs, but that every step reads a query.
+    let queries = "[sources]\nraw = \"events.parquet\"\nlog = \"features.parquet\"\npeople = \"users.parquet\"\n\
+         features = { query = \"SELECT * FROM log\" }\nusers = { query = \"SELECT * FROM people\" }\n\
+         events = { query = \"SELECT * FROM raw WHERE id % 2 = 0 UNION ALL SELECT * FROM raw WHERE id % 2 = 1\" }\n";
+    let (_, rest) = HEAD.split_once("[session]").unwrap();
+    let config = format!("format_version = 1\n{queries}[session]{rest}{DECLARED}");
+    for (config, out) in [(config, "queries"), (format!("{HEAD}{DECLARED}"), "files")] {
+        let output = build_config(folder.path(), &config, LIMIT, out);
+        assert!(output.status.success(), "{out}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let (queries, files) = (read(&folder.path().join("queries")), read(&folder.path().join("files")));
+    assert!(files.num_rows() > 1000);
+    assert!(queries == files, "samples of queries differ from those of files");
+
+    let config = format!("format_version = 1\n{}[session]{rest}{DECLARED}", queries_over("nothing"));
+    let output = build_config(folder.path(), &config, LIMIT, "wrong");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for part in ["`[sources].events.query`", "nothing", "hint: ", "`raw`"] {
+        assert!(error.contains(part), "{error}\nlacks {part}");
+    }
+}
+
+/// Sources of which the events are all rows of `table`.
+fn queries_over(table: &str) -> String {
+    format!(
+        "[sources]\nraw = \"events.parquet\"\nfeatures = \"features.parquet\"\nusers = \"users.parquet\"\n\
+         events = {{ query = \"SELECT * FROM {table}\" }}\n"
+    )
 }
 
 #[test]
