@@ -40,8 +40,8 @@ mod times;
 pub use build::{BuildOptions, BuildSummary, Groups, build};
 pub use compare::{Comparison, compare};
 pub use config::{
-    Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy,
-    SourceConfig, TimeConfig,
+    Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,
+    TimeConfig,
 };
 pub use decide::GroupSummary;
 pub use engine::EngineOptions;
