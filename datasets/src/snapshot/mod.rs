@@ -27,7 +27,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::commit::{Changes, commit, find_partition};
 pub use self::legacy::MANIFEST_FILE;
 pub(crate) use self::store::{
-    HINT, SNAPSHOTS, head_at, heads_after, latest_head, named_files, numbers, snapshot_number, snapshot_path,
+    HINT, SNAPSHOTS, head_at, heads_after, latest_head, named_files, not_a_dataset, numbers, snapshot_number,
+    snapshot_path,
 };
 pub use self::store::{SnapshotEntry, history};
 use crate::digest::Digest;
