@@ -267,7 +267,7 @@ mod tests {
     fn the_spill_limit_has_its_own_error() {
         // The engine's own writer says it; see `tests` of `engine` for the sentence.
         let sentence = "The used disk space during the spilling process has exceeded the allowable limit of 1.0 MB. Please";
-        let error = ArrowError::IoError("x".to_owned(), io::Error::other(sentence));
+        let error = ArrowError::from(io::Error::other(sentence));
         let error = Error::from(DataFusionError::ArrowError(Box::new(error), None).context("sort"));
         let expected =
             "the used disk space during the spilling process has exceeded the allowable limit of 1.0 MB";

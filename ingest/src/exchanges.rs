@@ -64,19 +64,21 @@ mod tests {
     use datafusion::arrow::datatypes::Int64Type;
     use datafusion::execution::SessionStateBuilder;
     use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+    use datafusion::physical_plan::displayable;
     use datafusion::prelude::{SessionConfig, SessionContext};
 
     use super::*;
     use crate::engine::physical_rules;
     use crate::memory::EnginePool;
 
-    /// Grouping by two levels makes two exchanges, which spill: with several inputs this can hang.
-    const NESTED: &str = "SELECT sum(c), count(*) FROM (SELECT g, count(a) AS c FROM (SELECT DISTINCT value % 1000 AS g, \
-                          value AS a FROM generate_series(0, 199999)) GROUP BY g)";
+    /// Grouping by two levels makes two exchanges, which spill: with several inputs this can hang. The numbers come in no
+    /// order that the engine knows; exchanges that keep an order do not spill.
+    const NESTED: &str = "SELECT sum(c), count(*) FROM (SELECT g, count(a) AS c FROM (SELECT DISTINCT a % 1000 AS g, a \
+                          FROM (SELECT value * 7919 % 200000 AS a FROM generate_series(0, 199999))) GROUP BY g)";
 
     #[test]
     fn exchanges_that_spill_end() {
-        let runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(1 << 20)));
+        let runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(4 << 20)));
         let state = SessionStateBuilder::new()
             .with_default_features()
             .with_config(
@@ -93,7 +95,8 @@ mod tests {
             let _ = Arc::clone(&plan).transform_up(|plan| {
                 if let Some(exchange) = plan.downcast_ref::<RepartitionExec>() {
                     exchanges += 1;
-                    assert_eq!(exchange.input().output_partitioning().partition_count(), 1);
+                    let inputs = exchange.input().output_partitioning().partition_count();
+                    assert!(inputs == 1 || exchange.preserve_order(), "{}", displayable(&*plan).indent(true));
                 }
                 Ok(Transformed::no(plan))
             });

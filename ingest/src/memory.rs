@@ -19,10 +19,15 @@ pub(crate) struct EnginePool {
     pool: FairSpillPool,
     exchange_limit: usize,
     exchanged: AtomicUsize,
+    /// What every operator may hold, whatever the others hold.
+    minimum: usize,
 }
 
 /// Shares of the fair pool that no operator gets: sorts hold a little more than they reserve.
 const HEADROOM_SHARES: usize = 2;
+/// Every operator may hold one of so many parts of the pool. An operator that starts late finds others that hold more than
+/// their share by now; a sort that holds nothing has nothing to spill, and would fail.
+const MINIMUM_PART: usize = 32;
 /// Exchanges get one of so many parts of the memory.
 const EXCHANGE_PART: usize = 8;
 
@@ -34,12 +39,15 @@ impl EnginePool {
         for _ in 0..HEADROOM_SHARES {
             pool.register(&MemoryConsumer::new("headroom").with_can_spill(true));
         }
-        Self { pool, exchange_limit, exchanged: AtomicUsize::new(0) }
+        let minimum = (bytes - exchange_limit) / MINIMUM_PART;
+        Self { pool, exchange_limit, exchanged: AtomicUsize::new(0), minimum }
     }
 }
 
+/// Whether the consumer is what an exchange holds for its outputs. The merge of an exchange that keeps an order,
+/// `RepartitionExec[Merge 0]`, cannot spill, and is a member of the pool.
 fn is_exchange(consumer: &MemoryConsumer) -> bool {
-    consumer.name().starts_with("RepartitionExec")
+    consumer.name().starts_with("RepartitionExec") && consumer.can_spill()
 }
 
 impl MemoryPool for EnginePool {
@@ -77,7 +85,12 @@ impl MemoryPool for EnginePool {
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
         if !is_exchange(reservation.consumer()) {
-            return self.pool.try_grow(reservation, additional);
+            let result = self.pool.try_grow(reservation, additional);
+            if result.is_err() && reservation.size().saturating_add(additional) <= self.minimum {
+                self.pool.grow(reservation, additional);
+                return Ok(());
+            }
+            return result;
         }
         let grown = |held: usize| held.checked_add(additional).filter(|held| *held <= self.exchange_limit);
         match self.exchanged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown) {
@@ -135,7 +148,12 @@ mod tests {
         let merge = MemoryConsumer::new("ExternalSorterMerge[0]").register(&pool);
         assert!(merge.try_grow(1901).is_err());
         merge.try_grow(1900).unwrap();
-        drop(merge);
+        // Operators that cannot spill hold everything, but a sort that starts now may hold its first rows.
+        merge.grow(900);
+        let late = consumer("ExternalSorter[2]");
+        late.try_grow(87).unwrap();
+        assert!(late.try_grow(1).is_err(), "2800 / 32");
+        drop((late, merge));
         sort.try_grow(33).unwrap();
         let other = consumer("ExternalSorter[1]");
         sort.shrink(933);
