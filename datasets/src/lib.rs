@@ -54,7 +54,10 @@ pub use overlap::overlap;
 pub use partition::PartitionKey;
 pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
 pub use problem::Problem;
-pub use schema::{FeatureGroup, IdEncoding, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
+pub use schema::{
+    FeatureGroup, IdEncoding, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature, SparseKind,
+    TIME_COLUMN,
+};
 pub use snapshot::{
     Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
     PartitionList, Sessions, Snapshot, SnapshotEntry, Statistics, history,

@@ -14,6 +14,12 @@ pub const SESSION_COLUMN: &str = "session_id";
 /// The column that holds a sample's time: a `Timestamp` in microseconds since 1970, UTC.
 pub const TIME_COLUMN: &str = "timestamp";
 
+/// The column of a data file that holds the hash of a sample's key, an `Int64`, where [the snapshot says
+/// so](crate::Snapshot::sample_keys): [`hash_id`](crate::hash_id) of the texts of the key's values, joined by
+/// [`IDENTITY_SEPARATOR`](crate::IDENTITY_SEPARATOR). It is not a part of the [`Schema`], nor of digests: readers leave it
+/// out, and a merge finds by it the samples that are there.
+pub const SAMPLE_KEY_COLUMN: &str = "sample_key";
+
 /// What the samples of a dataset consist of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -192,6 +198,15 @@ impl Schema {
 
 fn list_field(feature: &SparseFeature, nullable: bool) -> Field {
     Field::new(&feature.name, DataType::List(item_field()), nullable)
+}
+
+/// `columns`, and [`SAMPLE_KEY_COLUMN`] after them if there are `sample_keys`.
+pub(crate) fn with_sample_keys(columns: SchemaRef, sample_keys: bool) -> SchemaRef {
+    if !sample_keys {
+        return columns;
+    }
+    let key = Arc::new(Field::new(SAMPLE_KEY_COLUMN, DataType::Int64, false));
+    Arc::new(ArrowSchema::new(columns.fields().iter().cloned().chain([key]).collect::<Vec<_>>()))
 }
 
 /// The field of a list's ids.

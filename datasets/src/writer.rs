@@ -39,6 +39,7 @@ use self::order::SampleOrder;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
+use crate::schema::with_sample_keys;
 use crate::snapshot::{Bucket, Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
@@ -94,7 +95,7 @@ impl DatasetWriter {
     ///
     /// [`Error::Exists`] if `location` holds a dataset that may be neither replaced nor appended to, or holds something
     /// that is no dataset; [`Error::Schema`] for a schema that no dataset can have, a column order that names no column,
-    /// or a dataset of another schema, layout, order or version to append to; [`Error::Location`] and [`Error::Read`] if
+    /// or a dataset of another schema, layout, order, definition of sessions or version to append to; [`Error::Location`] and [`Error::Read`] if
     /// the storage cannot be reached.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
@@ -107,6 +108,10 @@ impl DatasetWriter {
     /// As [`create`](Self::create).
     pub fn create_in(storage: Storage, schema: Schema, mut options: WriterOptions) -> Result<Self> {
         schema.validate()?;
+        let base = base(&storage, &schema, &options)?;
+        let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
+        options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
+        options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
         let columns = Columns::new(&schema, &options)?;
         let level = ZstdLevel::try_new(options.zstd_level)
             .map_err(|error| Error::write_parquet(storage.location(), error))?;
@@ -114,13 +119,10 @@ impl DatasetWriter {
         let pool =
             pool.thread_name(|i| format!("onefold-write-{i}")).build().map_err(std::io::Error::other)?;
         let shared = Arc::new(Shared { columns, counter: Counter::new(&schema), level, pool });
-        let base = base(&storage, &schema, &options)?;
-        let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
-        options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         Ok(Self {
             storage,
             attempt: random_name(),
-            arrow_schema: schema.to_arrow(),
+            arrow_schema: with_sample_keys(schema.to_arrow(), options.sample_keys),
             schema,
             order: SampleOrder::new(options.order),
             options,
@@ -182,7 +184,8 @@ impl DatasetWriter {
 
     /// Appends samples of a partition. Partitions come one after the other, in each of them the
     /// [buckets](crate::bucket_of_session) of the sessions, and in each of those the samples in the order that the options
-    /// name. `batch` has the columns of [`Schema::to_arrow`]; lists may also be `ListView`s, which are not expanded before
+    /// name. `batch` has the columns of [`Schema::to_arrow`] and, where the dataset has it,
+    /// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN); lists may also be `ListView`s, which are not expanded before
     /// their row group is encoded.
     ///
     /// # Errors
@@ -323,6 +326,7 @@ impl DatasetWriter {
         let sessions = self.order.sessions();
         let Some(written) = self.entered() else { return Ok(()) };
         written.bucket.samples += rows.num_rows() as u64;
+        written.bucket.last_time = written.bucket.last_time.max(times(&rows).iter().copied().max());
         written.bucket.sessions = sessions;
         if self.open.is_none() {
             let path = self.next_path();
@@ -377,8 +381,8 @@ impl DatasetWriter {
 
 impl WrittenBucket {
     fn new(bucket: u32) -> Self {
-        let bucket =
-            Bucket { bucket, samples: 0, sessions: 0, features: BTreeMap::new(), digest: Digest::default() };
+        let (features, digest) = (BTreeMap::new(), Digest::default());
+        let bucket = Bucket { bucket, samples: 0, sessions: 0, features, digest, last_time: None };
         Self { bucket, files: Vec::new() }
     }
 }

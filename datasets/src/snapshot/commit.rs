@@ -26,6 +26,7 @@ pub(crate) struct Changes {
     pub(crate) buckets: u32,
     pub(crate) sessions: Option<Sessions>,
     pub(crate) schema: Schema,
+    pub(crate) sample_keys: bool,
     pub(crate) partition_columns: Vec<String>,
     /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
     pub(crate) partitions: BTreeMap<PartitionKey, Partition>,
@@ -135,6 +136,7 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
         buckets: changes.buckets,
         sessions: changes.sessions.clone(),
         schema: changes.schema.clone(),
+        sample_keys: changes.sample_keys,
         partition_columns: changes.partition_columns.clone(),
         partitions,
         lists,

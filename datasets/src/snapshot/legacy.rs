@@ -53,6 +53,7 @@ pub(super) fn parse(text: &str) -> Result<Snapshot, String> {
         buckets: 1,
         sessions: None,
         schema: manifest.schema,
+        sample_keys: false,
         partition_columns: columns.collect(),
         partitions: manifest.partitions,
         lists: Vec::new(),

@@ -32,6 +32,7 @@ pub(crate) use self::store::{
 };
 pub use self::store::{SnapshotEntry, history};
 use crate::digest::Digest;
+use crate::schema::with_sample_keys;
 use crate::storage::Storage;
 use crate::{Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile};
 
@@ -124,6 +125,9 @@ pub struct Snapshot {
     pub sessions: Option<Sessions>,
     /// The columns.
     pub schema: Schema,
+    /// Whether the data files have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sample_keys: bool,
     /// The partition columns, in their order; empty for a dataset without partitions.
     pub partition_columns: Vec<String>,
     /// The partitions, by key. Those of the lists are here, too, unless only the [head](Self::load_head) was loaded.
@@ -215,6 +219,9 @@ pub struct Partition {
     /// The digest of the samples; `None` before version 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
+    /// The time of the last sample, in microseconds since 1970; `None` if a writer before version 4 wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_time: Option<i64>,
     /// The same by bucket, in ascending order of buckets; empty for a dataset of one bucket.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<Bucket>,
@@ -234,6 +241,9 @@ pub struct Bucket {
     pub features: BTreeMap<String, FeatureStatistics>,
     /// The digest of the samples.
     pub digest: Digest,
+    /// The time of the last sample, in microseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_time: Option<i64>,
 }
 
 /// One Parquet file of a dataset.
@@ -332,7 +342,8 @@ impl Partition {
     /// A partition without samples.
     pub(crate) fn empty(key: PartitionKey) -> Self {
         let (features, digest) = (BTreeMap::new(), Some(Digest::default()));
-        Self { key, samples: 0, sessions: 0, files: Vec::new(), features, digest, buckets: Vec::new() }
+        let (files, buckets) = (Vec::new(), Vec::new());
+        Self { key, samples: 0, sessions: 0, files, features, digest, last_time: None, buckets }
     }
 
     /// Sets the totals to the sums over the buckets.
@@ -348,10 +359,25 @@ impl Partition {
             digest.merge(bucket.digest);
         }
         self.digest = Some(digest);
+        let last: Option<Vec<i64>> = self.buckets.iter().map(|bucket| bucket.last_time).collect();
+        self.last_time = last.and_then(|last| last.into_iter().max());
+    }
+
+    /// The time of the last sample of a bucket, if it is known; of a dataset of so many buckets.
+    pub fn last_time(&self, bucket: u32, buckets: u32) -> Option<i64> {
+        if buckets == 1 {
+            return self.last_time;
+        }
+        self.buckets.iter().find(|known| known.bucket == bucket)?.last_time
     }
 }
 
 impl Snapshot {
+    /// The columns of the data files.
+    pub fn file_columns(&self) -> SchemaRef {
+        with_sample_keys(self.layout.to_arrow(&self.schema), self.sample_keys)
+    }
+
     /// Loads the newest snapshot of the dataset at `location`, a local path or a URL.
     ///
     /// # Errors

@@ -153,7 +153,7 @@ fn open_files(
     reporter: &dyn Reporter,
     found: &mut Found,
 ) -> Vec<Option<OpenFile>> {
-    let columns = snapshot.layout.to_arrow(&snapshot.schema);
+    let columns = snapshot.file_columns();
     let files: Vec<&DataFile> = data_files(snapshot).map(|(_, file)| file).collect();
     reporter.begin("checksums", Some(snapshot.statistics.bytes_on_disk), "bytes");
     let open = |file: &&DataFile| {

@@ -6,7 +6,10 @@ use super::order::{SessionOrder, Span, check_row_group};
 use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFile, SampleLists};
-use crate::{FeatureGroup, FeatureStatistics, Problem, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN};
+use crate::{
+    FeatureGroup, FeatureStatistics, Problem, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature,
+    TIME_COLUMN,
+};
 
 /// A row group to check.
 pub(super) struct RowGroupCheck<'a> {
@@ -56,7 +59,12 @@ impl RowGroupCheck<'_> {
             }
         }
         let ids: u64 = features.iter().map(|feature| feature.values).sum();
-        span.decoded_bytes = 8 * ids + span.rows as u64 * (16 + 4 * schema.float_columns().count() as u64);
+        let mut sample_bytes = 16 + 4 * schema.float_columns().count() as u64;
+        if self.snapshot.sample_keys {
+            sample_bytes += 8;
+            problems.extend(self.file.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN).err());
+        }
+        span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes;
         if counted {
             let mut digest = Digest::default();
             samples.into_iter().for_each(|sample| digest.add(sample));
@@ -72,6 +80,7 @@ impl RowGroupCheck<'_> {
         let (span, found) = check_row_group(SessionOrder::of(self.snapshot), &sessions, &times);
         problems.extend(found.into_iter().map(|(column, row, message)| self.problem(column, row, message)));
         self.totals.see_sessions(&sessions);
+        self.totals.see_times(&times);
         let seed = ColumnSeed::new(TIME_COLUMN);
         let mut samples = vec![SampleDigest::default(); times.len()];
         for (sample, time) in samples.iter_mut().zip(times.iter()) {

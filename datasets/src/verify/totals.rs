@@ -7,7 +7,7 @@ use super::partition_path;
 use crate::digest::Digest;
 use crate::scan::SampleLists;
 use crate::snapshot::SNAPSHOTS;
-use crate::{FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot};
+use crate::{FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 
 /// What the row groups of a partition have together.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ struct Sums {
     /// By feature, in the schema's order.
     features: Vec<FeatureStatistics>,
     digest: Digest,
+    last_time: Option<i64>,
 }
 
 impl PartitionTotals {
@@ -52,6 +53,12 @@ impl PartitionTotals {
         }
     }
 
+    /// Notes the times of a row group.
+    pub(super) fn see_times(&self, times: &[i64]) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.last_time = sums.last_time.max(times.iter().copied().max());
+    }
+
     /// Where the partition's samples, all of which were counted, are not what the snapshot says. `clustered_sessions`
     /// is how many sessions they are in clustered order.
     pub(super) fn problems(
@@ -76,6 +83,10 @@ impl PartitionTotals {
         for (feature, found) in counted.filter(|_| !partition.features.is_empty()) {
             let expected = partition.features.get(&feature.name).copied().unwrap_or_default();
             problems.extend(differences(&expected, found).map(|m| wrong(m).in_column(&feature.name)));
+        }
+        if partition.last_time.is_some() && partition.last_time != sums.last_time {
+            let message = "its last time is not the one that the snapshot says".to_owned();
+            problems.push(wrong(message).in_column(TIME_COLUMN));
         }
         if let Some(expected) = partition.digest.filter(|expected| *expected != sums.digest) {
             let message = format!(

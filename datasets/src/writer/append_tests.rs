@@ -123,6 +123,30 @@ fn a_merge_keeps_the_buckets_that_it_does_not_write() {
 }
 
 #[test]
+fn of_two_merges_into_one_partition_the_first_succeeds() {
+    let directory = tempfile::tempdir().unwrap();
+    let create = |commit| {
+        let options = WriterOptions { buckets: 4, ..options(commit) };
+        DatasetWriter::create(directory.path(), schema(), options).unwrap()
+    };
+    let key = PartitionKey::parse("day=1").unwrap();
+    let mut writer = create(Commit::Create);
+    writer.write(&key, &samples(5, 10)).unwrap();
+    writer.finish().unwrap();
+    let [mut first, mut second, mut other] = [(); 3].map(|()| create(Commit::Merge));
+    first.write(&key, &samples(6, 10)).unwrap();
+    // Also of another bucket: its files are those of the partition as it was.
+    second.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
+    other.write(&PartitionKey::parse("day=2").unwrap(), &samples(1, 7)).unwrap();
+    first.finish().unwrap();
+    let error = second.finish().unwrap_err().to_string();
+    assert!(error.contains("another writer changed the partition `day=1` meanwhile (snapshot 2)"), "{error}");
+    let merged = other.finish().unwrap().snapshot;
+    assert_eq!((merged.snapshot, merged.operation.kind), (3, OperationKind::Merge));
+    assert_eq!(merged.partitions.iter().map(|partition| partition.samples).collect::<Vec<_>>(), [6, 1]);
+}
+
+#[test]
 fn writers_of_different_partitions_both_succeed() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
@@ -214,5 +238,77 @@ fn what_does_not_fit_is_not_appended() {
     assert!(
         error.contains("the partition `hour=1` does not fit: the dataset is partitioned by `day`"),
         "{error}"
+    );
+}
+
+/// The samples with a key each, from `first` on.
+fn keyed(samples: &RecordBatch, first: i64) -> RecordBatch {
+    let keys = arrow::array::Int64Array::from_iter_values(first..first + samples.num_rows() as i64);
+    let columns = samples
+        .schema_ref()
+        .fields()
+        .iter()
+        .map(|field| field.name().clone())
+        .zip(samples.columns().to_vec());
+    let key = (crate::SAMPLE_KEY_COLUMN.to_owned(), Arc::new(keys) as arrow::array::ArrayRef);
+    RecordBatch::try_from_iter(columns.chain([key])).unwrap()
+}
+
+#[test]
+fn keys_of_samples_are_no_part_of_their_digest() {
+    let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let options = |commit, layout| WriterOptions { sample_keys: true, layout, ..options(commit) };
+    let plain = write(without.path(), Commit::Create, &[("day=1", samples(5, 10))]);
+    assert!(!plain.sample_keys);
+    let key = PartitionKey::parse("day=1").unwrap();
+    for layout in [Layout::Rows, Layout::Folded] {
+        let root = with.path().join(format!("{layout:?}"));
+        let mut writer = DatasetWriter::create(&root, schema(), options(Commit::Create, layout)).unwrap();
+        writer.write(&key, &keyed(&samples(5, 10), 100)).unwrap();
+        let snapshot = writer.finish().unwrap().snapshot;
+        assert!(snapshot.sample_keys);
+        assert_eq!(snapshot.partitions[0].digest, plain.partitions[0].digest);
+        let verified = crate::verify::verify(
+            &root,
+            &crate::verify::VerifyOptions { threads: 1, snapshot: None },
+            &crate::progress::Silent,
+        );
+        assert_eq!(verified.unwrap().problems, []);
+        let file =
+            crate::scan::OpenFile::open(&Storage::open(&root).unwrap(), &snapshot.partitions[0].files[0]);
+        let file = file.unwrap();
+        let keys = file.numbers::<Int64Type>(0, crate::SAMPLE_KEY_COLUMN).unwrap();
+        assert_eq!(keys.to_vec(), [100, 101, 102, 103, 104]);
+        let mut wrong = snapshot.clone();
+        wrong.partitions[0].last_time = wrong.partitions[0].last_time.map(|time| time + 1);
+        let path = root.join(crate::snapshot::snapshot_path(1));
+        let text = fs_err::read_to_string(&path).unwrap();
+        let last =
+            |snapshot: &Snapshot| format!("\"last_time\": {}", snapshot.partitions[0].last_time.unwrap());
+        fs_err::write(&path, text.replace(&last(&snapshot), &last(&wrong))).unwrap();
+        let verified = crate::verify::verify(
+            &root,
+            &crate::verify::VerifyOptions { threads: 1, snapshot: None },
+            &crate::progress::Silent,
+        );
+        let problems = verified.unwrap().problems;
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].to_string().contains("its last time is not the one that the snapshot says"));
+        fs_err::write(&path, text).unwrap();
+        // A dataset that is appended to keeps having them, whatever the writer says.
+        let append = WriterOptions { sample_keys: false, ..options(Commit::Append, layout) };
+        let mut writer = DatasetWriter::create(&root, schema(), append).unwrap();
+        let error = writer.write(&key, &samples(6, 10)).unwrap_err().to_string();
+        assert!(error.contains("column `sample_key`: it is missing"), "{error}");
+    }
+    let mut reserved = schema();
+    reserved.labels[0] = crate::SAMPLE_KEY_COLUMN.to_owned();
+    let error =
+        DatasetWriter::create(&with.path().join("x"), reserved, options(Commit::Create, Layout::Rows));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("`sample_key` is reserved for the hashes of the samples' keys")
     );
 }

@@ -9,7 +9,8 @@ use parquet::schema::types::ColumnPath;
 
 use super::WriterOptions;
 use crate::folded::ColumnFolder;
-use crate::{Error, Layout, Order, Result, SESSION_COLUMN, Schema, TIME_COLUMN, suggest};
+use crate::schema::with_sample_keys;
+use crate::{Error, Layout, Order, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN, suggest};
 
 /// The columns of the data files.
 #[derive(Debug)]
@@ -51,12 +52,14 @@ impl Columns {
     ///
     /// [`Error::Schema`] if the options' column order names a column twice, or one that is not there.
     pub(super) fn new(schema: &Schema, options: &WriterOptions) -> Result<Self> {
-        let rows = schema.to_arrow();
-        let folds: Vec<Fold> = match options.layout {
-            Layout::Rows => vec![Fold::Unchanged; rows.fields().len()],
+        check_sample_keys(schema, options)?;
+        let rows = with_sample_keys(schema.to_arrow(), options.sample_keys);
+        let mut folds: Vec<Fold> = match options.layout {
+            Layout::Rows => Vec::new(),
             Layout::Folded => ColumnFolder::of_schema(schema).iter().map(Fold::of).collect(),
         };
-        let stored = options.layout.to_arrow(schema);
+        folds.resize(rows.fields().len(), Fold::Unchanged);
+        let stored = with_sample_keys(options.layout.to_arrow(schema), options.sample_keys);
         let source = |index: usize| {
             let (name, fold) = (rows.field(index).name(), folds[index]);
             let first = folds[..index].iter().map(|fold| fold.fields()).sum::<usize>();
@@ -95,6 +98,18 @@ impl Fold {
             Self::Window => 2,
         }
     }
+}
+
+/// Refuses a column that has the name of the sample keys.
+fn check_sample_keys(schema: &Schema, options: &WriterOptions) -> Result<()> {
+    let is_taken = schema.to_arrow().field_with_name(SAMPLE_KEY_COLUMN).is_ok();
+    if !options.sample_keys || !is_taken {
+        return Ok(());
+    }
+    let message =
+        format!("the column name `{SAMPLE_KEY_COLUMN}` is reserved for the hashes of the samples' keys");
+    let hint = "give the column another name with `AS` in the query".to_owned();
+    Err(Error::Schema { message, hint })
 }
 
 /// The path of a field's leaf.

@@ -66,6 +66,7 @@ impl DatasetWriter {
             buckets: self.options.buckets,
             sessions: self.options.sessions.clone().or(kept.and_then(|kept| kept.sessions.clone())),
             schema: self.schema.clone(),
+            sample_keys: self.options.sample_keys,
             partition_columns,
             partitions: new,
             vocabularies,

@@ -10,7 +10,7 @@ pub enum Commit {
     /// The whole dataset is replaced.
     Overwrite,
     /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
-    /// schema, layout and order must be those of the writer. No dataset there: it is created.
+    /// schema, layout, order and definition of sessions must be those of the writer. No dataset there: it is created.
     Append,
     /// As `Append`, but a partition may lose samples.
     Replace,
@@ -34,6 +34,9 @@ pub struct WriterOptions {
     pub order: Order,
     /// What becomes of an existing dataset.
     pub commit: Commit,
+    /// Whether the samples have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN), to be stored in a new dataset. A dataset
+    /// that is appended to keeps having or lacking it.
+    pub sample_keys: bool,
     /// The number of buckets of a new dataset. A dataset that is appended to keeps its own.
     pub buckets: u32,
     /// What makes a session, which the snapshot records; it must be that of a dataset that is appended to.
@@ -54,13 +57,14 @@ pub struct WriterOptions {
 }
 
 impl WriterOptions {
-    /// The options for samples in this order: a new dataset of one bucket in the layout `rows`, one thread, columns in
-    /// the schema's order, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
+    /// The options for samples in this order: a new dataset of one bucket in the layout `rows` without sample keys, one
+    /// thread, columns in the schema's order, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
     pub fn new(order: Order) -> Self {
         Self {
             layout: Layout::Rows,
             order,
             commit: Commit::Create,
+            sample_keys: false,
             buckets: 1,
             sessions: None,
             threads: 1,
