@@ -1,5 +1,7 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
+mod merge;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -18,6 +20,7 @@ use crate::cluster::{Clustering, partition_at};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
 use crate::ids::HashedIds;
+use crate::merge::MergeSummary;
 use crate::reading::{Reading, ReadingOptions};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result, sources};
@@ -77,6 +80,9 @@ pub struct BuildSummary {
     pub changed: bool,
     /// The number of buckets that the dataset's sessions are divided into.
     pub buckets: u32,
+    /// What a merge did; `None` for other builds.
+    #[serde(flatten)]
+    pub merged: Option<MergeSummary>,
     /// Samples of partitions that were not to be written.
     pub samples_of_other_partitions: u64,
     /// Of these, the samples whose own time lies in a partition that was written, by the partition in which their session
@@ -152,8 +158,13 @@ impl Build<'_> {
         let sources = sources::find(config).await?;
         // Before any work: whether there may be a dataset at all.
         let old = self.old_snapshot()?;
-        let order = options.order.or(old.as_ref().map(|old| old.order)).unwrap_or(Order::Session);
-        let layout = options.layout.or(old.as_ref().map(|old| old.layout)).unwrap_or(Layout::Folded);
+        if let Some(old) = &old {
+            self.check_keys(old)?;
+            if options.commit == Commit::Merge {
+                return self.merge(sources, old).await;
+            }
+        }
+        let (layout, order) = self.layout_and_order(old.as_ref());
         let mut writer = self.writer(
             layout,
             order,
@@ -164,16 +175,7 @@ impl Build<'_> {
                 _ => &config.schema,
             },
         )?;
-        let wanted = ReadingOptions {
-            order,
-            buckets: old.as_ref().map(|old| old.buckets).or(options.buckets).or(config.buckets),
-            observe_changes: options.groups == Groups::Auto,
-            about_samples: options.about_samples,
-            vocabularies: match &old {
-                Some(old) => vocabulary_kinds(self.out, old)?,
-                None => BTreeMap::new(),
-            },
-        };
+        let wanted = self.wanted(old.as_ref())?;
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         let choice = options.partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
@@ -191,6 +193,27 @@ impl Build<'_> {
         }
         let (written, given) = self.write(clustering, &decided, writer, &choice).await?;
         Ok(self.summary(&written, &decided, given, reading))
+    }
+
+    /// Those of the options, or of the dataset that has the snapshot `old`.
+    fn layout_and_order(&self, old: Option<&Snapshot>) -> (Layout, Order) {
+        let layout = self.options.layout.or(old.map(|old| old.layout)).unwrap_or(Layout::Folded);
+        (layout, self.options.order.or(old.map(|old| old.order)).unwrap_or(Order::Session))
+    }
+
+    /// What is wanted of the samples, for a dataset that has the snapshot `old` or none.
+    fn wanted(&self, old: Option<&Snapshot>) -> Result<ReadingOptions> {
+        let Self { config, options, .. } = *self;
+        Ok(ReadingOptions {
+            order: self.layout_and_order(old).1,
+            buckets: old.map(|old| old.buckets).or(options.buckets).or(config.buckets),
+            observe_changes: options.groups == Groups::Auto,
+            about_samples: options.about_samples,
+            vocabularies: match old {
+                Some(old) => vocabulary_kinds(self.out, old)?,
+                None => BTreeMap::new(),
+            },
+        })
     }
 
     /// Whether what is written has the digest of what is folded: the same samples, and neither ids that vocabularies change
@@ -222,6 +245,7 @@ impl Build<'_> {
             layout,
             commit: self.options.commit,
             threads: self.options.engine.threads,
+            sample_keys: !self.config.samples.key.is_empty(),
             column_order: self.options.column_order.clone(),
             sessions: Some(self.config.session.clone()),
             ..WriterOptions::new(order)
@@ -253,7 +277,8 @@ impl Build<'_> {
             Ok(writer.write(partition, &batch)?)
         };
         clustering.unfold(decided.lists.clone(), self.reporter, &mut give).await?;
-        if given.samples == 0 {
+        let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
+        if given.samples == 0 && !is_merge {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
             return Err(Error::NoSamples { path: self.config.path.clone(), hint });
         }
@@ -279,6 +304,7 @@ impl Build<'_> {
             snapshot: snapshot.snapshot,
             changed: written.changed,
             buckets: snapshot.buckets,
+            merged: self.merged_into_nothing(given.samples),
             partitions_written: given.partitions.len(),
             samples_written: given.samples,
             samples_of_other_partitions: given.elsewhere,

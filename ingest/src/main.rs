@@ -29,8 +29,12 @@ enum Command {
     ///
     /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others stay.
     /// Running it again changes nothing.
-    /// Layout, order and buckets are those of the dataset, and features must be; one that is not there is created.
+    /// Layout, order and buckets are those of the dataset, and features and sessions must be; one that is not there is created.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
+    ///
+    /// With `--merge`, partitions keep the samples that they have, and those of the logs that they do not have are added: late
+    /// ones, and those after midnight of sessions that began before it. Only the buckets that get samples are written anew.
+    /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(commands::build::AppendArguments),
     /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone
     ///

@@ -84,8 +84,14 @@ impl<'a> Reading<'a> {
     ///
     /// As [`Clustering::plan`].
     pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering<'a>> {
+        let columns = self.planned.wide.schema().as_arrow();
+        Clustering::plan(self.config, &self.context, columns, &self.cluster_options(wanted)).await
+    }
+
+    /// How they are clustered.
+    pub(crate) fn cluster_options(&self, wanted: &ReadingOptions) -> ClusterOptions {
         let rows = engine::batch_rows(sources::widest_row_bytes(&self.sources));
-        let options = ClusterOptions {
+        ClusterOptions {
             order: SampleOrder { order: wanted.order, buckets: self.buckets(wanted) },
             state_bytes: engine::state_bytes(self.options.memory_limit),
             budget: self.budget.clone(),
@@ -94,9 +100,7 @@ impl<'a> Reading<'a> {
             observe_changes: wanted.observe_changes,
             time_limits: self.planned.time_limits,
             ids: self.ids.clone(),
-        };
-        let columns = self.planned.wide.schema().as_arrow();
-        Clustering::plan(self.config, &self.context, columns, &options).await
+        }
     }
 
     /// Folds and sorts them; gives the counts and the digest that are known then.

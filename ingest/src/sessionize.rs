@@ -29,6 +29,8 @@ pub const TIME: &str = "__onefold_time";
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
+/// The hash of a sample's key, see [`onefold_datasets::SAMPLE_KEY_COLUMN`].
+pub const KEY: &str = "__onefold_key";
 
 /// The order of the samples of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +42,12 @@ pub struct SampleOrder {
 }
 
 /// The bucket of a session, as SQL: [`onefold_datasets::bucket_of_session`].
-fn bucket(buckets: u32) -> String {
+pub(crate) fn bucket(buckets: u32) -> String {
     format!("(({SESSION} >> 47) * {buckets}) >> 16")
 }
 
-/// The query that gives the samples of `config`: the columns that the dataset needs, and [`TIME`]. `columns` are
-/// those of the samples' view.
+/// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples have a
+/// key. `columns` are those of the samples' view.
 ///
 /// # Errors
 ///
@@ -55,8 +57,16 @@ pub fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
     let time = time_in_micros(config, columns)?;
-    let columns = [quoted(&needed_columns(config)), position_columns(config)].concat();
+    let key = key_hash(config).map(|hash| format!("{hash} AS {KEY}"));
+    let columns =
+        [quoted(&needed_columns(config)), position_columns(config), key.into_iter().collect()].concat();
     Ok(format!("SELECT {}, {time} AS {TIME} FROM {SAMPLES_VIEW}", columns.join(", ")))
+}
+
+/// The hash of a sample's key, as SQL; `None` if samples have no key.
+pub(crate) fn key_hash(config: &Config) -> Option<String> {
+    let key = &config.samples.key;
+    (!key.is_empty()).then(|| format!("hash_id({})", texts(&quoted(key))))
 }
 
 /// The samples' columns that say where their lists lie in timelines: a start and an end for each.
@@ -65,7 +75,7 @@ pub fn position_columns(config: &Config) -> Vec<String> {
 }
 
 /// The query that gives the rows of timeline `number` that the samples need, in slices of about `rows` rows, in the order of
-/// the samples; with the columns of [`slices_sql`](timeline::slices_sql).
+/// the samples; with the columns of [`slices_sql`](timeline::slices_sql). `sessions` is the query of [`sessions`].
 ///
 /// # Errors
 ///
@@ -74,6 +84,7 @@ pub fn slices(
     config: &Config,
     columns: &ArrowSchema,
     order: SampleOrder,
+    sessions: &str,
     number: usize,
     rows: usize,
 ) -> Result<String> {
@@ -88,8 +99,7 @@ pub fn slices(
         positions.join(", ")
     );
     let samples = format!(
-        "SELECT s.*, n.{START}, n.{SESSION} FROM ({}) n JOIN ({samples}) s ON {}",
-        sessions(config, &time),
+        "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n JOIN ({samples}) s ON {}",
         same_session(config)
     );
     let keys = first_of_each([place(config, order), quoted(&numbered_by)].concat());
@@ -123,7 +133,7 @@ pub fn numbered_by(config: &Config, columns: &ArrowSchema, order: SampleOrder) -
 }
 
 /// The condition that a sample `s` is one of the session `n`.
-fn same_session(config: &Config) -> String {
+pub(crate) fn same_session(config: &Config) -> String {
     let mut on = identity(config);
     if matches!(config.session, Sessions::Gap { .. }) {
         on.push(TIME.to_owned());
@@ -132,27 +142,34 @@ fn same_session(config: &Config) -> String {
 }
 
 /// The query that orders `records`, a table of the [`key_columns`], [`TIME`] and others of the same samples: all of its
-/// columns with [`START`] and [`SESSION`]. What `last` names orders samples that nothing else does.
-///
-/// # Errors
-///
-/// As [`samples`].
-pub fn ordered(
-    config: &Config,
-    columns: &ArrowSchema,
-    order: SampleOrder,
-    records: &str,
-    last: &[&str],
-) -> Result<String> {
-    let time = time_in_micros(config, columns)?;
+/// columns with [`START`] and [`SESSION`]. The columns `last` order samples that no other column orders. `sessions` is the
+/// query of [`sessions`].
+pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &str, last: &[&str]) -> String {
     let joined = format!(
-        "SELECT s.*, n.{START}, n.{SESSION} FROM ({}) n RIGHT JOIN {records} s ON {}",
-        sessions(config, &time),
+        "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
         same_session(config)
     );
+    sorted(config, order, &joined, None, last)
+}
+
+/// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`START`] and [`SESSION`], into the order of a
+/// dataset. The column `first` orders samples of one time before those of the configuration do, the columns `last` order
+/// samples that no other column orders.
+pub(crate) fn sorted(
+    config: &Config,
+    order: SampleOrder,
+    samples: &str,
+    first: Option<&str>,
+    last: &[&str],
+) -> String {
+    let mut within = quoted(&within(config, order.order));
+    let time = within.iter().position(|column| *column == quote(TIME)).map_or(0, |place| place + 1);
+    if let Some(first) = first {
+        within.insert(time, first.to_owned());
+    }
     let last = last.iter().copied().map(str::to_owned).collect();
-    let keys = [place(config, order), quoted(&within(config, order.order)), last].concat();
-    Ok(format!("SELECT * FROM ({joined}) ORDER BY {}", first_of_each(keys).join(", ")))
+    let keys = [place(config, order), within, last].concat();
+    format!("SELECT * FROM ({samples}) ORDER BY {}", first_of_each(keys).join(", "))
 }
 
 /// The columns of the samples that [`ordered`] needs of their records, beside [`TIME`].
@@ -161,12 +178,20 @@ pub fn key_columns(config: &Config) -> Vec<String> {
     first_of_each(columns.concat())
 }
 
+/// The columns that a sample's record has beside its time, digest and lists: the [`key_columns`], and [`KEY`] if samples
+/// have a key.
+pub(crate) fn record_columns(config: &Config) -> Vec<String> {
+    let key = (!config.samples.key.is_empty()).then(|| KEY.to_owned());
+    key_columns(config).into_iter().chain(key).collect()
+}
+
 /// The columns that identify a session, apart from its start.
 pub fn identity_columns(config: &Config) -> Vec<String> {
     first_of_each([&config.partition_columns[..], &session_columns(config)].concat())
 }
 
-fn session_columns(config: &Config) -> Vec<String> {
+/// The columns of the session's key, or of the user.
+pub(crate) fn session_columns(config: &Config) -> Vec<String> {
     config.session_columns().into_iter().map(str::to_owned).collect()
 }
 
@@ -208,11 +233,24 @@ fn identity_hash(config: &Config) -> String {
     format!("md5(concat_ws('/', {}))", texts.join(", "))
 }
 
-/// The narrow table of sessions: identity, start and id; with a gap one row for every instant of a user.
-fn sessions(config: &Config, time: &str) -> String {
-    let identity = identity(config);
-    let by = identity.join(", ");
-    let narrow = format!("SELECT {by}, {time} AS {TIME} FROM {NARROW_VIEW}");
+/// The query of the identities and times ([`TIME`]) of all samples.
+///
+/// # Errors
+///
+/// As [`samples`].
+pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String> {
+    let time = time_in_micros(config, columns)?;
+    Ok(format!("SELECT {}, {time} AS {TIME} FROM {NARROW_VIEW}", identity(config).join(", ")))
+}
+
+/// The narrow table of sessions: identity, [`START`] and [`SESSION`]; with a gap one row for every instant of a user.
+///
+/// # Errors
+///
+/// As [`samples`].
+pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
+    let by = identity(config).join(", ");
+    let narrow = instants(config, columns)?;
     let starts = match &config.session {
         Sessions::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
         Sessions::Gap { gap_micros, .. } => {
@@ -227,9 +265,18 @@ fn sessions(config: &Config, time: &str) -> String {
             )
         }
     };
-    let whose = texts(&quoted(&session_columns(config)));
-    let which = texts(&[identity, vec![START.to_owned()]].concat());
-    format!("SELECT *, {SESSION_ID}({whose}, {which}) AS {SESSION} FROM ({starts})")
+    Ok(format!("SELECT *, {} AS {SESSION} FROM ({starts})", session_id(config, START)))
+}
+
+/// The id of the session that begins at the column `start`, as SQL.
+pub(crate) fn session_id(config: &Config, start: &str) -> String {
+    let which = texts(&[identity(config), vec![start.to_owned()]].concat());
+    format!("{SESSION_ID}({}, {which})", whose(config))
+}
+
+/// The session columns as one text: what of an identity decides the high bits of a session's id, and the bucket.
+pub(crate) fn whose(config: &Config) -> String {
+    texts(&quoted(&session_columns(config)))
 }
 
 /// Columns as one text, as [`onefold_datasets::session_id`] wants it.
@@ -239,7 +286,7 @@ fn texts(columns: &[String]) -> String {
 }
 
 /// The columns that identify a session, apart from its start, as SQL.
-fn identity(config: &Config) -> Vec<String> {
+pub(crate) fn identity(config: &Config) -> Vec<String> {
     quoted(&identity_columns(config))
 }
 
@@ -306,7 +353,7 @@ fn time_in_micros(config: &Config, columns: &ArrowSchema) -> Result<String> {
 }
 
 /// The start of the day or hour in which the session starts; a remainder that is never negative.
-fn start_of_period(by: PartitionBy) -> String {
+pub(crate) fn start_of_period(by: PartitionBy) -> String {
     let width = period_micros(by);
     format!("({START} - (({START} % {width} + {width}) % {width}))")
 }
@@ -324,7 +371,7 @@ fn first_of_each(columns: Vec<String>) -> Vec<String> {
     columns.into_iter().filter(|column| seen.insert(column.clone())).collect()
 }
 
-fn quoted(columns: &[impl AsRef<str>]) -> Vec<String> {
+pub(crate) fn quoted(columns: &[impl AsRef<str>]) -> Vec<String> {
     columns.iter().map(|column| quote(column.as_ref())).collect()
 }
 
@@ -366,7 +413,8 @@ mod tests {
             let columns = context.table(SAMPLES_VIEW).await.unwrap().schema().as_arrow().clone();
             let records = format!("({})", samples(&config, &columns).unwrap());
             let order = SampleOrder { order, buckets: 1 };
-            let sql = ordered(&config, &columns, order, &records, &["item"]).unwrap();
+            let sessions = sessions(&config, &columns).unwrap();
+            let sql = ordered(&config, order, &sessions, &records, &["item"]);
             let start = format!("{START} / 1000000 AS start");
             let shown = ["item", &format!("{SESSION} AS session"), &start];
             let samples = context.sql(&sql).await.unwrap().select_exprs(&shown).unwrap();

@@ -19,8 +19,9 @@ use parquet::file::properties::WriterProperties;
 
 use crate::{Error, Result};
 
-/// Rows of a row group of a spooled table: few, because the writer holds one.
+/// Rows, and about how many bytes, a row group of a spooled table has at most: few, because the writer holds one.
 const ROW_GROUP_ROWS: usize = 1 << 17;
+const ROW_GROUP_BYTES: usize = 16 << 20;
 
 /// The spooled tables of one plan. Their files live as long as this does.
 #[derive(Default)]
@@ -55,6 +56,9 @@ impl Spool {
         let mut stream = rows.execute_stream().await?;
         while let Some(batch) = stream.next().await {
             writer.write(&batch?).map_err(unwritten)?;
+            if writer.memory_size() >= ROW_GROUP_BYTES {
+                writer.flush().map_err(unwritten)?;
+            }
         }
         writer.into_inner().map_err(unwritten)?.finish()?;
         self.files.push(file);

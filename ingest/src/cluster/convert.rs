@@ -36,9 +36,9 @@ pub(super) struct Converted {
 }
 
 impl Converted {
-    /// List number `list` of a sample.
+    /// List number `list` of a sample; empty if there are not so many list columns.
     pub(super) fn list(&self, list: usize, row: usize) -> &[i64] {
-        let (offsets, ids) = &self.lists[list];
+        let Some((offsets, ids)) = self.lists.get(list) else { return &[] };
         &ids[offsets[row] as usize..offsets[row + 1] as usize]
     }
 

@@ -95,7 +95,7 @@ impl SampleStatistics {
         self.values[list][1] += stored as u64;
     }
 
-    /// Counts the ids that leave list number `list` when `before` becomes `after`. The first `known` ids of `after` are the
+    /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first `known` ids of `after` are the
     /// last ones of `before`.
     pub(super) fn replace(
         &mut self,
@@ -105,7 +105,7 @@ impl SampleStatistics {
         after: &[i64],
         known: usize,
     ) -> Result<()> {
-        let Some(counter) = self.vocabulary_of[list] else { return Ok(()) };
+        let Some(counter) = self.vocabulary_of.get(list).copied().flatten() else { return Ok(()) };
         let Some(since) = entered.since.get_mut(list) else { return Ok(()) };
         let gone = before.len() - known;
         for (id, since) in before.iter().zip(since.drain(..gone)) {

@@ -28,6 +28,11 @@ pub(super) struct FoldOptions {
     pub(super) floats: Vec<String>,
     /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
     pub(super) lists: Vec<(String, bool)>,
+    /// How many of the lists, the first ones, are part of a sample's digest: those of the log. The others are lists that
+    /// timelines made earlier, which only the samples of a dataset have.
+    pub(super) digested: usize,
+    /// The number of the first worker among all whose records are sorted together: chains are numbered by worker.
+    pub(super) first_worker: usize,
     /// Numbers of timelines that are carried along.
     pub(super) positions: usize,
     /// The longest pause within a session, where a pause ends one.
@@ -141,7 +146,7 @@ impl SessionFolder {
                 recent_bytes: 0,
                 limit: options.state_bytes,
             },
-            next_chain: (worker as u64) << 48,
+            next_chain: ((options.first_worker + worker) as u64) << 48,
             record: RecordWriter::new(options.shape()),
             records: FoldedRecords::new(schema)?,
             known: vec![0; options.lists.len()],
@@ -291,7 +296,9 @@ impl Row<'_> {
             *known = match last.lists[i] == list {
                 true if !is_first => UNCHANGED,
                 _ => {
-                    last.parts[i] = seeds.list(i, list);
+                    if i < options.digested {
+                        last.parts[i] = seeds.list(i, list);
+                    }
                     if same_session && options.lists[i].1 { overlap(&last.lists[i], list) } else { 0 }
                 }
             };

@@ -19,6 +19,7 @@ mod convert;
 mod facts;
 mod fold;
 mod folded_records;
+mod merging;
 mod place;
 mod progress;
 mod record;
@@ -46,11 +47,12 @@ use self::convert::{ColumnNames, column};
 use self::facts::StatisticsOptions;
 use self::fold::FoldOptions;
 use self::progress::Progress;
-use self::table::{FoldRun, RECORD};
+use self::table::FoldRun;
 use self::timelines::{SampleNumbers, Slice, Slices};
 use self::unfold::{SessionRun, Unfolder};
 use crate::ids::FeatureIds;
-use crate::sessionize::{self, SESSION, SampleOrder, TIME};
+use crate::merge::ORIGIN;
+use crate::sessionize::{self, KEY, SESSION, SampleOrder, TIME};
 use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
@@ -58,8 +60,11 @@ use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
 pub(crate) use self::facts::SampleStatistics;
 pub(crate) use self::fold::Folded;
+pub(crate) use self::merging::{LateSamples, OldSamples};
 pub(crate) use self::place::partition_at;
-use self::table::{DIGEST, RECORDS_TABLE};
+pub(crate) use self::place::partition_key;
+use self::table::RECORDS_TABLE;
+pub(crate) use self::table::{DIGEST, RECORD};
 pub(crate) use self::unfold::ListColumn;
 
 /// How often progress is reported.
@@ -92,7 +97,10 @@ pub(crate) struct ClusterOptions {
 /// The samples of a query on their way into the order of a dataset.
 pub(crate) struct Clustering<'a> {
     config: &'a Config,
-    run: Arc<FoldRun>,
+    /// What samples are folded as.
+    options: FoldOptions,
+    /// The passes over samples that the sort reads.
+    runs: Vec<Arc<FoldRun>>,
     progress: Arc<Progress>,
     sorted: SendableRecordBatchStream,
     timelines: Vec<Slices>,
@@ -101,6 +109,7 @@ pub(crate) struct Clustering<'a> {
     reservation: MemoryReservation,
     /// The first sorted batch, which is there when all is folded.
     first: Option<RecordBatch>,
+    /// The samples that are folded.
     folded: Option<Folded>,
 }
 
@@ -116,38 +125,52 @@ impl<'a> Clustering<'a> {
         columns: &ArrowSchema,
         options: &ClusterOptions,
     ) -> Result<Self> {
-        check_types(config, columns)?;
-        let samples = context.sql(&sessionize::samples(config, columns)?).await?;
-        let input = samples.create_physical_plan().await?;
-        tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
         let progress = Arc::new(Progress::default());
-        let run = FoldRun::new(
-            input,
-            with_batch_rows(context, options.query_batch_rows),
-            ColumnNames { time_limits: options.time_limits, ..column_names(config, &options.ids) },
-            fold_options(config, options),
-            facts_wanted(config, options),
-            options.threads.max(1),
-            Arc::clone(&progress),
-        )?;
-        let run = Arc::new(run);
-        context.register_table(RECORDS_TABLE, Arc::new(run.table()?))?;
-        let ordered = sessionize::ordered(config, columns, options.order, RECORDS_TABLE, &DIGEST)?;
-        let plan = context.sql(&ordered).await?.create_physical_plan().await?;
+        let fold = fold_options(config, options);
+        let run = fold_samples(config, context, columns, options, fold, &progress).await?;
+        let sessions = sessionize::sessions(config, columns)?;
+        let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
+        let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
+        (planned.runs, planned.progress) = (vec![run], progress);
+        Ok(planned)
+    }
+
+    /// The clustering of samples whose records `ordered` sorts. `sessions` is the query of their sessions.
+    async fn sorted(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &ArrowSchema,
+        options: &ClusterOptions,
+        sessions: &str,
+        ordered: &str,
+    ) -> Result<Self> {
+        let plan = context.sql(ordered).await?.create_physical_plan().await?;
         tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
         let sorted = execute_stream(plan, context.task_ctx())?;
         let mut timelines = Vec::new();
         for (i, timeline) in config.timelines.iter().enumerate() {
             let ids = options.state_bytes / SLICE_PART / (8 * (timeline.columns.len() + 1));
             let ids = ids.clamp(FEWEST_SLICE_IDS, MOST_SLICE_IDS);
-            let rows = context.sql(&sessionize::slices(config, columns, options.order, i, ids)?).await?;
+            let slices = sessionize::slices(config, columns, options.order, sessions, i, ids)?;
+            let rows = context.sql(&slices).await?;
             let lists = timeline.columns.iter().map(|(feature, _)| feature.clone());
             timelines.push(Slices::new(rows.execute_stream().await?, lists.collect()));
         }
         let numbered_by = sessionize::numbered_by(config, columns, options.order);
         let numbers = SampleNumbers::new(numbered_by, options.order.buckets);
         let reservation = MemoryConsumer::new("unfold").register(&context.runtime_env().memory_pool);
-        Ok(Self { config, run, progress, sorted, timelines, numbers, reservation, first: None, folded: None })
+        Ok(Self {
+            config,
+            options: fold_options(config, options),
+            runs: Vec::new(),
+            progress: Arc::default(),
+            sorted,
+            timelines,
+            numbers,
+            reservation,
+            first: None,
+            folded: None,
+        })
     }
 
     /// Folds and sorts all samples; gives what is known of them then, or `None` if there are none.
@@ -171,9 +194,16 @@ impl<'a> Clustering<'a> {
         };
         reporter.end();
         self.first = first.transpose()?;
-        self.folded = self.run.outcome()?;
+        for run in &self.runs {
+            match (&mut self.folded, run.outcome()?) {
+                (_, None) if self.first.is_some() => {
+                    return Err(bug("records were given before all samples were folded"));
+                }
+                (Some(all), Some(folded)) => all.merge(folded)?,
+                (all, folded) => *all = all.take().or(folded),
+            }
+        }
         match (&self.first, &mut self.folded) {
-            (Some(_), None) => Err(bug("records were given before all samples were folded")),
             (Some(_), folded) => Ok(folded.as_mut()),
             (None, _) => Ok(None),
         }
@@ -192,7 +222,8 @@ impl<'a> Clustering<'a> {
         give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
     ) -> Result<()> {
         let Some(folded) = self.folded else { return Ok(()) };
-        let mut unfolder = Unfolder::new(self.run.options(), lists);
+        let keyed = !self.config.samples.key.is_empty();
+        let mut unfolder = Unfolder::new(&self.options, lists, keyed);
         reporter.begin("writing", Some(folded.samples), "samples");
         let mut next = self.first.take();
         while let Some(records) = next {
@@ -243,7 +274,9 @@ async fn unfold_batch(
     }
     let times = column(records, TIME)?.as_primitive::<Int64Type>().values();
     let bytes = column(records, RECORD)?.as_binary::<i32>();
-    let numbers = if timelines.is_empty() { Vec::new() } else { numbers.of(config, records)? };
+    let origins = numbers_of(records, ORIGIN);
+    let numbers = if timelines.is_empty() { Vec::new() } else { numbers.of(config, records, origins)? };
+    let keys = numbers_of(records, KEY);
     for rows in place::session_runs(config, records)? {
         let (partition, session) =
             (place::partition_key(config, records, rows.start)?, sessions.value(rows.start));
@@ -259,6 +292,8 @@ async fn unfold_batch(
                 partition: &partition,
                 session,
                 times: &times[start..end],
+                keys: keys.map(|keys| &keys[start..end]),
+                origins: origins.map(|origins| &origins[start..end]),
                 records: &bytes.slice(start, end - start),
                 slices: &timelines.iter().map(Slices::current).collect::<Vec<&Slice>>(),
             };
@@ -269,10 +304,42 @@ async fn unfold_batch(
     Ok(())
 }
 
+/// A column of numbers without nulls, if it is there.
+fn numbers_of<'b>(records: &'b RecordBatch, name: &str) -> Option<&'b [i64]> {
+    records.column_by_name(name).map(|column| &column.as_primitive::<Int64Type>().values()[..])
+}
+
+/// Plans the fold of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
+async fn fold_samples(
+    config: &Config,
+    context: &SessionContext,
+    columns: &ArrowSchema,
+    options: &ClusterOptions,
+    fold: FoldOptions,
+    progress: &Arc<Progress>,
+) -> Result<Arc<FoldRun>> {
+    check_types(config, columns)?;
+    let samples = context.sql(&sessionize::samples(config, columns)?).await?;
+    let input = samples.create_physical_plan().await?;
+    tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
+    let run = FoldRun::new(
+        input,
+        with_batch_rows(context, options.query_batch_rows),
+        ColumnNames { time_limits: options.time_limits, ..column_names(config, &options.ids) },
+        fold,
+        facts_wanted(config, options),
+        options.threads.max(1),
+        Arc::clone(progress),
+    )?;
+    let run = Arc::new(run);
+    context.register_table(RECORDS_TABLE, Arc::new(run.table()?))?;
+    Ok(run)
+}
+
 /// The columns of the samples' query, by what they are.
 fn column_names(config: &Config, ids: &FeatureIds) -> ColumnNames {
     ColumnNames {
-        keys: sessionize::key_columns(config),
+        keys: sessionize::record_columns(config),
         identity: sessionize::identity_columns(config),
         order: config.order.clone(),
         floats: config.schema.float_columns().map(str::to_owned).collect(),
@@ -298,6 +365,8 @@ fn fold_options(config: &Config, options: &ClusterOptions) -> FoldOptions {
     FoldOptions {
         floats: config.schema.float_columns().map(str::to_owned).collect(),
         lists: lists.map(|list| (list.name.clone(), list.kind == SparseKind::Sequence)).collect(),
+        digested: logged_lists(config).count(),
+        first_worker: 0,
         positions: 2 * config.timelines.len(),
         gap_micros: match config.session {
             Sessions::Key(_) => None,

@@ -35,7 +35,7 @@ pub(super) fn columns(config: &Config, records: &RecordBatch) -> Result<Vec<Arra
 /// # Errors
 ///
 /// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not a date.
-pub(super) fn partition_key(config: &Config, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
+pub(crate) fn partition_key(config: &Config, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
     let mut key = Vec::new();
     for name in &config.partition_columns {
         let value = records.slice(row, 1);

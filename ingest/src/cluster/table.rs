@@ -100,11 +100,6 @@ impl FoldRun {
         })
     }
 
-    /// How samples are folded.
-    pub(super) fn options(&self) -> &FoldOptions {
-        &self.options
-    }
-
     /// The table that runs this when it is read, which it can be once.
     pub(super) fn table(self: &Arc<Self>) -> Result<StreamingTable> {
         let worker =

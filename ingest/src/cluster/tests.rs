@@ -58,6 +58,8 @@ fn options(chained: bool, state_bytes: usize) -> FoldOptions {
     FoldOptions {
         floats: vec!["x".into()],
         lists: vec![("bag".into(), false), ("past".into(), true)],
+        digested: 2,
+        first_worker: 0,
         positions: 2,
         gap_micros: None,
         chained,
@@ -126,7 +128,7 @@ fn schema() -> datafusion::arrow::datatypes::SchemaRef {
 /// The samples that records are, and the lists that a timeline of the even numbers adds.
 fn unfold(sorted: &[Sorted], options: &FoldOptions, folded: &Folded) -> Vec<(Sample, Vec<i64>)> {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
-    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")]);
+    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")], false);
     let mut samples = Vec::new();
     let mut give = |_: &PartitionKey, batch: RecordBatch| {
         for row in 0..batch.num_rows() {
@@ -151,6 +153,8 @@ fn unfold(sorted: &[Sorted], options: &FoldOptions, folded: &Folded) -> Vec<(Sam
                 partition: &PartitionKey::default(),
                 session: part[0].0,
                 times: &part.iter().map(|record| record.1).collect::<Vec<_>>(),
+                keys: None,
+                origins: None,
                 records: &BinaryArray::from_iter_values(part.iter().map(|record| &record.3)),
                 slices: &[&Slice {
                     number: run[0].0,
@@ -246,7 +250,7 @@ fn samples_in_time_order_become_what_changed() {
 /// The most chains that are open at once while the sorted records are unfolded.
 fn most_open(sorted: &[Sorted], options: &FoldOptions) -> usize {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
-    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")]);
+    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")], false);
     let slice = Slice { number: 1, positions: (0..5000).collect(), columns: vec![vec![7; 5000]] };
     let mut most = 0;
     for (session, time, _, record) in sorted {
@@ -254,6 +258,8 @@ fn most_open(sorted: &[Sorted], options: &FoldOptions) -> usize {
             partition: &PartitionKey::default(),
             session: *session,
             times: &[*time],
+            keys: None,
+            origins: None,
             records: &BinaryArray::from_iter_values([record]),
             slices: &[&slice],
         };
@@ -287,9 +293,10 @@ fn few_chains_are_open_in_a_log_of_any_order() {
 
 /// The sizes of the batches that come of samples with windows of `length` ids in a slice of `rows` ids.
 fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
-    let options = FoldOptions { floats: Vec::new(), lists: Vec::new(), ..options(true, 1 << 20) };
+    let options =
+        FoldOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
     let list = ListColumn { name: "seen".into(), vocabulary: None };
-    let mut unfolder = Unfolder::new(&options, vec![list]);
+    let mut unfolder = Unfolder::new(&options, vec![list], false);
     let mut sizes = Vec::new();
     let mut give = |_: &PartitionKey, batch: RecordBatch| {
         sizes.push(batch.num_rows());
@@ -308,6 +315,8 @@ fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
             partition: &PartitionKey::default(),
             session: 1,
             times: &[sample],
+            keys: None,
+            origins: None,
             records: &BinaryArray::from_iter_values([record.bytes()]),
             slices: &[&slice],
         };
@@ -327,8 +336,10 @@ fn large_slices_do_not_make_small_batches() {
 
 #[test]
 fn a_slice_may_begin_with_an_empty_window() {
-    let options = FoldOptions { floats: Vec::new(), lists: Vec::new(), ..options(true, 1 << 20) };
-    let mut unfolder = Unfolder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }]);
+    let options =
+        FoldOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
+    let mut unfolder =
+        Unfolder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }], false);
     let mut lists: Vec<Vec<i64>> = Vec::new();
     let mut give = |_: &PartitionKey, batch: RecordBatch| {
         let seen = batch.column(2).as_list_view::<i32>();
@@ -348,6 +359,8 @@ fn a_slice_may_begin_with_an_empty_window() {
             partition: &PartitionKey::default(),
             session: 1,
             times: &[time],
+            keys: None,
+            origins: None,
             records: &BinaryArray::from_iter_values([record.bytes()]),
             slices: &[&slices[slice]],
         };

@@ -13,6 +13,7 @@ use onefold_datasets::bucket_of_session;
 
 use super::convert::{column, engine};
 use super::place;
+use crate::merge::OLD;
 use crate::sessionize::SESSION;
 use crate::timeline::{FIRST, POSITION};
 use crate::{Config, Result};
@@ -112,8 +113,14 @@ impl SampleNumbers {
         Self { columns, buckets, converter: None, last: None, number: 0, seen: 0 }
     }
 
-    /// The numbers of the samples of a sorted batch.
-    pub(super) fn of(&mut self, config: &Config, records: &RecordBatch) -> Result<Vec<i64>> {
+    /// The numbers of the samples of a sorted batch. Those of a dataset, by `origins`, look at no timeline: they do not count,
+    /// and have the number of the sample before them.
+    pub(super) fn of(
+        &mut self,
+        config: &Config,
+        records: &RecordBatch,
+        origins: Option<&[i64]>,
+    ) -> Result<Vec<i64>> {
         let mut keys: Vec<ArrayRef> = place::columns(config, records)?;
         let sessions = column(records, SESSION)?.as_primitive::<Int64Type>().values();
         let buckets = sessions.iter().map(|session| bucket_of_session(*session, self.buckets));
@@ -130,18 +137,22 @@ impl SampleNumbers {
         };
         let rows = converter.convert_columns(&keys).map_err(engine)?;
         let mut numbers = Vec::with_capacity(rows.num_rows());
+        let mut before = None;
         for row in 0..rows.num_rows() {
-            self.seen += 1;
-            let is_same = match row {
-                0 => self.last.as_ref().is_some_and(|last| last.row() == rows.row(0)),
-                _ => rows.row(row - 1) == rows.row(row),
-            };
-            if !is_same {
-                self.number = self.seen;
+            if origins.is_none_or(|origins| origins[row] != OLD) {
+                self.seen += 1;
+                let is_same = match before {
+                    None => self.last.as_ref().is_some_and(|last| last.row() == rows.row(row)),
+                    Some(before) => rows.row(before) == rows.row(row),
+                };
+                if !is_same {
+                    self.number = self.seen;
+                }
+                before = Some(row);
             }
             numbers.push(self.number);
         }
-        if let Some(last) = rows.num_rows().checked_sub(1) {
+        if let Some(last) = before {
             let last = rows.row(last).owned();
             self.last = Some(last);
         }

@@ -9,11 +9,12 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use onefold_datasets::digest::{Digest, SampleSeeds};
-use onefold_datasets::{IdMap, PartitionKey, SESSION_COLUMN, TIME_COLUMN};
+use onefold_datasets::{IdMap, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
 use super::fold::FoldOptions;
 use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
+use crate::merge::{KNOWN, LATE, OLD};
 use crate::{Error, Result};
 
 /// The most samples, and about the most new ids, of a batch for the writer.
@@ -34,6 +35,10 @@ pub(super) struct SessionRun<'a> {
     pub(super) partition: &'a PartitionKey,
     pub(super) session: i64,
     pub(super) times: &'a [i64],
+    /// The hashes of the samples' keys, if they have some.
+    pub(super) keys: Option<&'a [i64]>,
+    /// Where each sample comes from, if samples of a dataset and late ones are merged.
+    pub(super) origins: Option<&'a [i64]>,
     pub(super) records: &'a BinaryArray,
     /// The parts of the timelines in which the run's windows lie, one for each timeline.
     pub(super) slices: &'a [&'a Slice],
@@ -43,8 +48,10 @@ pub(super) struct SessionRun<'a> {
 #[derive(Debug)]
 pub(super) struct Unfolder {
     shape: Shape,
-    /// The records' lists, then those from timelines.
+    /// The records' lists of the log, then those from timelines.
     lists: Vec<ListColumn>,
+    /// How many lists are of the log.
+    logged: usize,
     schema: SchemaRef,
     place: Option<(PartitionKey, i64)>,
     /// The chains of the current session that have begun and not ended.
@@ -82,6 +89,8 @@ struct PlacedSlice {
 struct Batch {
     sessions: Vec<i64>,
     times: Vec<i64>,
+    /// The hashes of keys; `None` if samples have no keys.
+    keys: Option<Vec<i64>>,
     floats: Vec<Vec<f32>>,
     lists: Vec<Lists>,
     /// Ids that were added, without those that the batch before had too.
@@ -97,9 +106,9 @@ struct Lists {
 }
 
 impl Unfolder {
-    /// An unfolder of records that were folded with these options. `lists` are those of the records, then those of the
-    /// timelines, in their order.
-    pub(super) fn new(options: &FoldOptions, lists: Vec<ListColumn>) -> Self {
+    /// An unfolder of records that were folded with these options. `lists` are those of the log, then those of the
+    /// timelines, in their order; `keyed` samples have keys.
+    pub(super) fn new(options: &FoldOptions, lists: Vec<ListColumn>, keyed: bool) -> Self {
         let (shape, floats) = (options.shape(), &options.floats);
         let mut fields = vec![
             Field::new(SESSION_COLUMN, DataType::Int64, false),
@@ -110,9 +119,11 @@ impl Unfolder {
         fields.extend(
             lists.iter().map(|list| Field::new(&list.name, DataType::ListView(Arc::clone(&item)), false)),
         );
-        let batch = Batch::new(floats.len(), lists.len());
+        fields.extend(keyed.then(|| Field::new(SAMPLE_KEY_COLUMN, DataType::Int64, false)));
+        let batch = Batch::new(floats.len(), lists.len(), keyed);
         Self {
             shape,
+            logged: options.digested,
             seeds: options.seeds(),
             samples: 0,
             digest: Digest::default(),
@@ -149,7 +160,7 @@ impl Unfolder {
             if self.batch.times.len() >= BATCH_SAMPLES || self.batch.new_ids >= BATCH_IDS {
                 self.flush(give)?;
             }
-            self.sample(run, *time, run.records.value(row)).ok_or_else(|| Error::Engine {
+            self.sample(run, row, *time).ok_or_else(|| Error::Engine {
                 message: "a sorted record differs from what was written".to_owned(),
                 hint: "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it"
                     .to_owned(),
@@ -168,7 +179,7 @@ impl Unfolder {
         give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
     ) -> Result<()> {
         let Some((partition, _)) = &self.place else { return Ok(()) };
-        if self.batch.times.is_empty() {
+        if self.batch.times.is_empty() && self.batch.new_ids == 0 {
             return Ok(());
         }
         for chain in self.chains.values_mut().filter(|chain| chain.carried.is_none()) {
@@ -176,9 +187,13 @@ impl Unfolder {
             chain.carried = Some(chain.places.iter().zip(&self.batch.lists).map(list).collect());
         }
         self.placed.iter_mut().for_each(|placed| placed.starts.clear());
-        let empty = Batch::new(self.shape.floats, self.lists.len());
-        let batch = mem::replace(&mut self.batch, empty).into_columns(&self.lists, &self.schema);
-        give(partition, batch?)
+        let empty = Batch::new(self.shape.floats, self.lists.len(), self.batch.keys.is_some());
+        let batch = mem::replace(&mut self.batch, empty);
+        // Samples that were there before have added ids to it, but no rows.
+        if batch.times.is_empty() {
+            return Ok(());
+        }
+        give(partition, batch.into_columns(&self.lists, &self.schema)?)
     }
 
     /// Samples that came so far.
@@ -203,12 +218,17 @@ impl Unfolder {
         self.chains.len()
     }
 
-    /// Appends a sample; `None` if its record is malformed.
-    fn sample(&mut self, run: &SessionRun<'_>, time: i64, record: &[u8]) -> Option<()> {
-        let mut record = RecordReader::new(self.shape, record)?;
-        self.batch.sessions.push(run.session);
-        self.batch.times.push(time);
-        self.batch.floats.iter_mut().zip(record.floats()).for_each(|(column, float)| column.push(float));
+    /// Appends a sample, or only goes on with its chain if it was there before; `None` if its record is malformed.
+    fn sample(&mut self, run: &SessionRun<'_>, row: usize, time: i64) -> Option<()> {
+        let mut record = RecordReader::new(self.shape, run.records.value(row))?;
+        let origin = run.origins.map_or(LATE, |origins| origins[row]);
+        let is_kept = origin != KNOWN;
+        if is_kept {
+            self.batch.sessions.push(run.session);
+            self.batch.times.push(time);
+            self.batch.floats.iter_mut().zip(record.floats()).for_each(|(column, float)| column.push(float));
+            self.batch.keys.iter_mut().zip(run.keys).for_each(|(column, keys)| column.push(keys[row]));
+        }
         let mut chain = self.chains.remove(&record.chain()).unwrap_or_else(|| Chain {
             places: vec![(0, 0); self.shape.lists],
             parts: vec![0; self.shape.lists],
@@ -228,17 +248,21 @@ impl Unfolder {
                 let (offset, size) = lists.append(chain.places[i], &changed)?;
                 self.batch.new_ids += lists.ids.len() - before;
                 chain.places[i] = (offset, size);
-                chain.parts[i] = self.seeds.list(i, &lists.ids[offset..][..size]);
+                if i < self.logged {
+                    chain.parts[i] = self.seeds.list(i, &lists.ids[offset..][..size]);
+                }
             }
             digest.add(chain.parts[i]);
-            lists.row(chain.places[i])?;
+            if is_kept && (i < self.logged || origin == OLD) {
+                lists.row(chain.places[i])?;
+            }
         }
         if !record.ends_chain() {
             self.chains.insert(record.chain(), chain);
         }
         self.digest.add(digest);
         self.samples += 1;
-        self.timeline_lists(run, &mut record.positions())
+        if origin == LATE { self.timeline_lists(run, &mut record.positions()) } else { Some(()) }
     }
 
     /// Appends a sample's lists from timelines: each a part of a slice.
@@ -247,7 +271,7 @@ impl Unfolder {
         run: &SessionRun<'_>,
         positions: &mut dyn Iterator<Item = i64>,
     ) -> Option<()> {
-        let mut number = self.shape.lists;
+        let mut number = self.logged;
         self.placed.resize_with(run.slices.len(), PlacedSlice::default);
         for (slice, placed) in run.slices.iter().zip(&mut self.placed) {
             let (start, end) = (positions.next()?, positions.next()?);
@@ -306,8 +330,8 @@ impl Lists {
 }
 
 impl Batch {
-    fn new(floats: usize, lists: usize) -> Self {
-        let mut batch = Self::default();
+    fn new(floats: usize, lists: usize, keyed: bool) -> Self {
+        let mut batch = Self { keys: keyed.then(Vec::new), ..Self::default() };
         batch.floats.resize_with(floats, Vec::new);
         batch.lists.resize_with(lists, Lists::default);
         batch
@@ -333,6 +357,7 @@ impl Batch {
             let lists = ListViewArray::try_new(item, lists.offsets.into(), lists.sizes.into(), ids, None);
             columns.push(Arc::new(lists.map_err(super::convert::engine)?));
         }
+        columns.extend(self.keys.map(|keys| -> ArrayRef { Arc::new(Int64Array::from(keys)) }));
         RecordBatch::try_new(Arc::clone(schema), columns).map_err(super::convert::engine)
     }
 }

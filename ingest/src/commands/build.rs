@@ -58,6 +58,9 @@ pub(crate) struct AppendArguments {
     /// Replace partitions even by fewer samples than they have
     #[arg(long)]
     replace: bool,
+    /// Add late samples to partitions that are there, each once, and keep the samples that they have
+    #[arg(long, conflicts_with = "replace")]
+    merge: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -94,7 +97,11 @@ pub(crate) fn run_build(arguments: &BuildArguments, printer: &Printer) -> anyhow
 
 /// Runs `append`.
 pub(crate) fn run_append(arguments: &AppendArguments, printer: &Printer) -> anyhow::Result<()> {
-    let commit = if arguments.replace { Commit::Replace } else { Commit::Append };
+    let commit = match (arguments.replace, arguments.merge) {
+        (true, _) => Commit::Replace,
+        (_, true) => Commit::Merge,
+        _ => Commit::Append,
+    };
     run(&arguments.common, commit, None, printer)
 }
 
@@ -137,7 +144,7 @@ fn with_flags(error: anyhow::Error, commit: Commit) -> anyhow::Error {
     });
     let flag = match (dataset, commit) {
         (Some(onefold_datasets::Error::FewerSamples { .. }), _) => {
-            "`--replace` replaces partitions even by fewer samples"
+            "`--merge` adds late samples to partitions; `--replace` replaces them even by fewer samples"
         }
         (Some(onefold_datasets::Error::Exists { .. }), Commit::Create) => "`--overwrite` replaces a dataset",
         _ => return error,
@@ -150,7 +157,9 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
         "{} {}: {} samples in {} sessions ({:.2} samples per session)",
         match (commit.keeps_others(), summary.changed) {
             (false, _) => "built",
+            (true, true) if commit == Commit::Merge => "merged into",
             (true, true) => "appended to",
+            (true, false) if commit == Commit::Merge => "nothing to merge into",
             (true, false) => "nothing to append to",
         },
         out.display(),
@@ -178,6 +187,14 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
         let (samples, partitions) = (format_count(summary.samples_written), summary.partitions_written);
         lines.push(format!("wrote {samples} samples in {partitions} partitions"));
     }
+    if let Some(merged) = &summary.merged {
+        lines.push(format!(
+            "added {} samples, skipped {} that were there already; {} buckets rewritten",
+            format_count(merged.samples_added),
+            format_count(merged.samples_skipped),
+            format_count(merged.buckets_rewritten),
+        ));
+    }
     if summary.samples_of_other_partitions > 0 {
         let samples = format_count(summary.samples_of_other_partitions);
         lines.push(format!("left out: {samples} samples of other partitions"));
@@ -189,7 +206,7 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
     for (partition, samples) in &summary.samples_of_earlier_sessions {
         let samples = format_count(*samples);
         lines.push(format!(
-            "of these, {samples} samples belong to sessions that started in {partition}: append that partition again to add them"
+            "of these, {samples} samples belong to sessions that started in {partition}: `--merge` into that partition adds them"
         ));
     }
     for (what, count) in summary.skipped.described() {

@@ -2,6 +2,7 @@
 
 mod ids;
 mod logs;
+mod merge;
 mod partitions;
 mod s3;
 mod samples;

@@ -1,0 +1,154 @@
+//! Clustering of late samples together with those of a dataset. Both are folded into records of the same shape, and sorted
+//! and unfolded together.
+//!
+//! The lists of a late sample are those of its log, then those that timelines make, which are empty in its record and made
+//! when it is unfolded. A sample of a dataset has all of its lists in its record.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use datafusion::physical_plan::displayable;
+use datafusion::prelude::SessionContext;
+use onefold_datasets::SparseKind;
+use onefold_datasets::progress::Reporter;
+
+use super::convert::ColumnNames;
+use super::facts::StatisticsOptions;
+use super::fold::{FoldOptions, Folded};
+use super::progress::Progress;
+use super::table::{FoldRun, RECORDS_TABLE};
+use super::{ClusterOptions, Clustering, TICK, bug, fold_options, fold_samples, list_names, with_batch_rows};
+use crate::ids::IdForm;
+use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
+use crate::sessionize;
+use crate::spool::Spool;
+use crate::{Config, Result};
+
+/// Late samples whose records are in a table.
+#[derive(Debug)]
+pub(crate) struct LateSamples {
+    pub(crate) folded: Folded,
+}
+
+/// Samples of a dataset, whose records are a table that can be read once.
+#[derive(Debug)]
+pub(crate) struct OldSamples {
+    run: Arc<FoldRun>,
+}
+
+impl LateSamples {
+    /// Folds the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records a table of the
+    /// name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and with `number` their number.
+    ///
+    /// # Errors
+    ///
+    /// As [`Clustering::plan`] and [`Clustering::fold`].
+    pub(crate) async fn fold(
+        config: &Config,
+        context: &SessionContext,
+        columns: &datafusion::arrow::datatypes::Schema,
+        options: &ClusterOptions,
+        (spool, table, number): (&mut Spool, &str, &str),
+        reporter: &dyn Reporter,
+    ) -> Result<Self> {
+        let progress = Arc::new(Progress::default());
+        let fold = merged_fold(config, options);
+        let run = fold_samples(config, context, columns, options, fold, &progress).await?;
+        let sql = format!("SELECT *, CAST(row_number() OVER () AS BIGINT) AS {number} FROM {RECORDS_TABLE}");
+        reporter.begin("reading", None, "samples");
+        let mut work = pin!(spool.table(context, table, &sql));
+        let mut seen = 0;
+        while tokio::time::timeout(TICK, &mut work)
+            .await
+            .map(|done| done.map(|()| false))
+            .unwrap_or(Ok(true))?
+        {
+            let samples = progress.samples();
+            reporter.advance(samples - seen);
+            seen = samples;
+        }
+        reporter.end();
+        let folded =
+            run.outcome()?.ok_or_else(|| bug("records were given before all samples were folded"))?;
+        Ok(Self { folded })
+    }
+}
+
+impl OldSamples {
+    /// Plans the fold of the samples of the table `samples`, which has the columns of [`old`]; registers their records as the
+    /// table `records`: the columns of [`old::record_columns`], time, digest and record.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(crate) async fn plan(
+        config: &Config,
+        context: &SessionContext,
+        options: &ClusterOptions,
+        samples: &str,
+        records: &str,
+    ) -> Result<Self> {
+        let input = context.table(samples).await?.create_physical_plan().await?;
+        tracing::debug!("samples of the dataset:\n{}", displayable(input.as_ref()).indent(false));
+        let fold = FoldOptions {
+            gap_micros: None,
+            first_worker: options.threads.max(1),
+            ..merged_fold(config, options)
+        };
+        let lists = fold.lists.len();
+        let names = ColumnNames {
+            keys: old::record_columns(config),
+            identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
+            order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
+            floats: (0..fold.floats.len()).map(old::float_column).collect(),
+            lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
+            positions: sessionize::position_columns(config),
+            time_limits: None,
+        };
+        let facts = StatisticsOptions {
+            vocabularies: Vec::new(),
+            vocabulary_of: vec![None; lists],
+            budget: options.budget.clone(),
+            timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
+            changes: false,
+        };
+        let batches = with_batch_rows(context, options.query_batch_rows);
+        let run = FoldRun::new(input, batches, names, fold, facts, options.threads.max(1), Arc::default())?;
+        let run = Arc::new(run);
+        context.deregister_table(records)?;
+        context.register_table(records, Arc::new(run.table()?))?;
+        Ok(Self { run })
+    }
+}
+
+impl<'a> Clustering<'a> {
+    /// The clustering of late samples and those of a dataset, whose records the query `ordered` sorts. `sessions` is the
+    /// query of the late samples' sessions.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(crate) async fn merged(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &datafusion::arrow::datatypes::Schema,
+        options: &ClusterOptions,
+        (late, old): (LateSamples, Option<OldSamples>),
+        (sessions, ordered): (&str, &str),
+    ) -> Result<Self> {
+        let mut planned = Self::sorted(config, context, columns, options, sessions, ordered).await?;
+        planned.options = merged_fold(config, options);
+        planned.folded = Some(late.folded);
+        planned.runs = old.map(|old| old.run).into_iter().collect();
+        Ok(planned)
+    }
+}
+
+/// How the samples of both kinds are folded.
+fn merged_fold(config: &Config, options: &ClusterOptions) -> FoldOptions {
+    let is_sequence = |name: &str| {
+        config.schema.sparse_features().any(|list| list.name == name && list.kind == SparseKind::Sequence)
+    };
+    let lists = list_names(config).map(|name| (name.to_owned(), is_sequence(name))).collect();
+    FoldOptions { lists, ..fold_options(config, options) }
+}

@@ -1,0 +1,444 @@
+//! Late samples, merged into the partitions of a dataset that they belong to, each exactly once.
+//!
+//! ```text
+//! late samples ─▶ sessions of the dataset that they continue ─▶ without those that are there ─▶ sessions anew ─▶ fold ─┐
+//!                                                          samples of the buckets that change ─▶ fold ─▶ sort, unfold, write
+//! ```
+//!
+//! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the dataset
+//! it reads the times of the sessions that late samples could continue, and whole only the buckets that change.
+//!
+//! **A sample is there** if a sample of the same user (or session key) in the same values of the partition columns has its
+//! key. Without keys it is there if one of the same time has the same digest (of its time, floats and the lists of the log);
+//! of several equal samples as many are there as the dataset has. Samples that are there stay as they are.
+//!
+//! **Sessions** are formed from late samples and the sessions of the dataset alike. So a late sample may move the start of a
+//! session, and with it the session's id and partition, and may unite sessions.
+
+pub(crate) mod old;
+mod sql;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::datatypes::{Int64Type, Schema as ArrowSchema};
+use datafusion::prelude::SessionContext;
+use onefold_datasets::progress::Reporter;
+use onefold_datasets::storage::Storage;
+use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, Vocabulary};
+use serde::Serialize;
+
+use self::old::{OldDataset, PARTITION, Read};
+use self::sql::{BUCKET, COUNT, Sql};
+use crate::cluster::{
+    ClusterOptions, Clustering, LateSamples, OldSamples, list_names, partition_at, partition_key,
+};
+use crate::decide::OutputPlan;
+use crate::reading::{Reading, ReadingOptions};
+use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
+use crate::spool::{Spool, counts};
+use crate::{Config, Error, Result};
+
+/// Where a sample of a merge comes from: BIGINT.
+pub(crate) const ORIGIN: &str = "__onefold_origin";
+/// It is late.
+pub(crate) const LATE: i64 = 0;
+/// It is late, and the dataset has it already.
+pub(crate) const KNOWN: i64 = 1;
+/// It is in the dataset.
+pub(crate) const OLD: i64 = 2;
+
+/// What a merge did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct MergeSummary {
+    /// Samples that the dataset gained.
+    pub samples_added: u64,
+    /// Samples of the logs that it had already.
+    pub samples_skipped: u64,
+    /// Buckets of partitions that were written anew.
+    pub buckets_rewritten: u64,
+}
+
+/// A merge of the samples of a configuration into a dataset.
+pub(crate) struct Merge<'a> {
+    config: &'a Config,
+    context: SessionContext,
+    columns: Arc<ArrowSchema>,
+    options: ClusterOptions,
+    old: OldDataset,
+    sql: Sql<'a>,
+    spool: Spool,
+    /// The buckets of the dataset in which late samples' sessions could be.
+    near: BTreeSet<(usize, u32)>,
+    /// The partitions and buckets that are written anew.
+    changed: BTreeSet<(PartitionKey, u32)>,
+    summary: MergeSummary,
+}
+
+/// Checks that samples of `config` can be merged into the dataset of a snapshot.
+///
+/// # Errors
+///
+/// [`Error::Config`] if the dataset does not have what tells late samples from those that are there, or is partitioned by
+/// other columns.
+pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
+    let wrong = |message: String, hint: &str| {
+        Err(Error::Config { path: config.path.clone(), message, hint: hint.to_owned() })
+    };
+    let made: &[&str] = match config.partition_by {
+        None => &[],
+        Some(crate::PartitionBy::Day) => &["date"],
+        Some(crate::PartitionBy::Hour) => &["date", "hour"],
+    };
+    let columns = config.partition_columns.iter().map(String::as_str).chain(made.iter().copied());
+    let columns: Vec<&str> = columns.collect();
+    if columns != snapshot.partition_columns && snapshot.statistics.samples > 0 {
+        let message = format!(
+            "it partitions samples by `{}`, the dataset by `{}`",
+            columns.join("`, `"),
+            snapshot.partition_columns.join("`, `")
+        );
+        return wrong(message, "merge with the configuration that the dataset was built with");
+    }
+    let keyed = !config.samples.key.is_empty();
+    if keyed && !snapshot.sample_keys {
+        let message =
+            "`[samples].key` identifies samples, but the dataset was built without it and has no keys";
+        return wrong(
+            message.to_owned(),
+            "build the dataset anew; from then on late samples can be merged into it",
+        );
+    }
+    let cut = config.vocabularies.iter().find(|(_, vocabulary)| vocabulary.min_count > 1);
+    if let Some((name, _)) = cut.filter(|_| !keyed) {
+        let message = format!(
+            "the vocabulary `{name}` has a `min_count`, so the dataset does not have all ids of its samples, and late samples \
+             cannot be compared with them"
+        );
+        return wrong(message, "give samples a key, `[samples].key`, and build the dataset anew");
+    }
+    Ok(())
+}
+
+impl<'a> Merge<'a> {
+    /// A merge of the samples of `reading` into the dataset at `root`, which has this snapshot.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if the storage cannot be reached.
+    pub(crate) fn new(
+        config: &'a Config,
+        reading: &Reading<'_>,
+        wanted: &ReadingOptions,
+        (root, snapshot): (&Path, Snapshot),
+    ) -> Result<Self> {
+        let columns = Arc::new(reading.planned.wide.schema().as_arrow().clone());
+        let options = reading.cluster_options(wanted);
+        let old = OldDataset::new(config, Storage::open(root)?, snapshot, &columns);
+        let instants = sessionize::instants(config, &columns)?;
+        Ok(Self {
+            config,
+            context: reading.context.clone(),
+            columns,
+            sql: Sql { config, order: options.order, instants },
+            options,
+            old,
+            spool: Spool::default(),
+            near: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            summary: MergeSummary::default(),
+        })
+    }
+
+    /// Finds the sessions of the dataset that the late samples could be in, leaves out samples whose keys are there, and
+    /// folds the others.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::NoSamples`] if the logs give none.
+    pub(crate) async fn fold(
+        &mut self,
+        reading: &Reading<'_>,
+        reporter: &dyn Reporter,
+    ) -> Result<LateSamples> {
+        self.find_near().await?;
+        self.read_old(sql::OLD_TIMES, &self.near.clone(), Read::Times)?;
+        self.keep(sql::OLD_SESSIONS, &self.sql.old_sessions()).await?;
+        self.keep(sql::FOUND, &self.sql.found()).await?;
+        if !self.config.samples.key.is_empty() {
+            self.leave_out_known_keys().await?;
+        }
+        let (context, config) = (&self.context, self.config);
+        let table = (&mut self.spool, sql::LATE_RECORDS, sql::NUMBER);
+        let late = LateSamples::fold(config, context, &self.columns, &self.options, table, reporter).await?;
+        let (found, known) = (late.folded.samples, self.summary.samples_skipped);
+        match reading.planned.expected {
+            Some(expected) if expected != found + known => Err(Error::Engine {
+                message: format!(
+                    "the declared steps counted {expected} samples, but {found} were read afterwards beside {known} that are \
+                     there"
+                ),
+                hint: "the query and the conditions must give the same rows each time they are evaluated: remove `random()` \
+                       and the like, and check that no source changed meanwhile"
+                    .to_owned(),
+            }),
+            _ if found + known == 0 => Err(Error::NoSamples {
+                path: config.path.clone(),
+                hint: "check that the logs are not empty, that the join's keys match, and the query's `WHERE`".to_owned(),
+            }),
+            _ => Ok(late),
+        }
+    }
+
+    /// Finds out which late samples are there already and which buckets of the `choice` of partitions change.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine, [`Error::Dataset`] if the dataset cannot be read, and [`Error::Rows`] if a session would move
+    /// between a partition that is chosen and one that is not.
+    pub(crate) async fn place(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
+        if self.config.samples.key.is_empty() {
+            self.mark_known_digests(choice, decided).await?;
+        } else {
+            let none = format!("SELECT CAST(NULL AS BIGINT) AS {} WHERE FALSE", sql::NUMBER);
+            self.keep(sql::MARKS, &none).await?;
+        }
+        self.keep(sql::MERGED, &self.sql.merged()).await?;
+        self.keep(sql::GROWN, &self.sql.grown()).await?;
+        self.keep(sql::MOVED, &self.sql.moved()).await?;
+        for batch in self.rows(&self.sql.grown_buckets()).await? {
+            for row in 0..batch.num_rows() {
+                let key = partition_key(self.config, &batch, row)?;
+                if choice.matches(&key)? {
+                    self.summary.samples_added += integer(&batch, COUNT, row).unsigned_abs();
+                    self.changed.insert((key, integer(&batch, BUCKET, row) as u32));
+                }
+            }
+        }
+        for batch in self.rows(&self.sql.moves()).await? {
+            for row in 0..batch.num_rows() {
+                self.add_move(choice, &batch, row)?;
+            }
+        }
+        self.summary.buckets_rewritten = self.changed.len() as u64;
+        Ok(())
+    }
+
+    /// The partitions and buckets that are written anew.
+    pub(crate) fn changed(&self) -> &BTreeSet<(PartitionKey, u32)> {
+        &self.changed
+    }
+
+    /// What the merge does.
+    pub(crate) fn summary(&self) -> MergeSummary {
+        self.summary
+    }
+
+    /// Plans the clustering of the late samples together with those of the buckets that change.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
+    pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering<'a>> {
+        let of_dataset = |(key, bucket): &(PartitionKey, u32)| self.old.bucket(key, *bucket);
+        let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
+        let mut old = None;
+        if !buckets.is_empty() {
+            old = Some(self.fold_old(&buckets, decided).await?);
+        }
+        let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(old.is_some()));
+        let (context, columns) = (&self.context, &self.columns);
+        Clustering::merged(self.config, context, columns, &self.options, (late, old), (&sessions, &ordered))
+            .await
+    }
+
+    /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in partitions
+    /// with the same values of partition columns; where a pause ends a session, only near in time.
+    async fn find_near(&mut self) -> Result<()> {
+        let mut places = Vec::new();
+        for batch in self.rows(&self.sql.places()).await? {
+            for row in 0..batch.num_rows() {
+                let times = (integer(&batch, START, row), integer(&batch, sql::LAST, row));
+                let bucket = integer(&batch, BUCKET, row) as u32;
+                places.push((partition_key(self.config, &batch, row)?, bucket, times));
+            }
+        }
+        for (key, bucket, times) in places {
+            for number in 0..self.old.snapshot.partitions.len() {
+                if !self.near.contains(&(number, bucket)) && self.is_near(&key, bucket, times, number) {
+                    self.near.insert((number, bucket));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in a
+    /// partition of the dataset.
+    fn is_near(&self, key: &PartitionKey, bucket: u32, (low, high): (i64, i64), number: usize) -> bool {
+        let partition = &self.old.snapshot.partitions[number];
+        let columns = self.config.partition_columns.len();
+        if partition.key.columns()[..columns] != key.columns()[..columns] {
+            return false;
+        }
+        let Sessions::Gap { gap_micros, .. } = self.config.session else { return true };
+        let (low, high) = (low.saturating_sub(gap_micros), high.saturating_add(gap_micros));
+        let at = |time: i64| partition_at(self.config, key, time);
+        if at(high).is_some_and(|last| partition.key > last) {
+            return false;
+        }
+        // Sessions of an earlier partition may go on until now.
+        let is_earlier = at(low).is_some_and(|first| partition.key < first);
+        let last = partition.last_time(bucket, self.old.snapshot.buckets);
+        !is_earlier || last.is_none_or(|last| last >= low)
+    }
+
+    /// Replaces the views of late samples by views without those whose keys the dataset has.
+    async fn leave_out_known_keys(&mut self) -> Result<()> {
+        let found = self.found_buckets().await?;
+        self.read_old(sql::OLD_KEYS, &found, Read::Keys)?;
+        self.keep(sql::KNOWN_KEYS, &self.sql.known_keys()).await?;
+        let all = self.count(NARROW_VIEW).await?;
+        for view in [SAMPLES_VIEW, NARROW_VIEW] {
+            let samples = self.context.table(view).await?.into_view();
+            self.context.deregister_table(view)?;
+            let name = format!("{view}_all");
+            self.context.register_table(name.as_str(), samples)?;
+            let late = self.context.sql(&self.sql.without_known_keys(&name)).await?.into_view();
+            self.context.register_table(view, late)?;
+        }
+        self.summary.samples_skipped = all - self.count(NARROW_VIEW).await?;
+        Ok(())
+    }
+
+    async fn count(&self, table: &str) -> Result<u64> {
+        let sql = format!("SELECT count(*) FROM {table}");
+        Ok(counts(&self.context, &sql).await?.first().copied().unwrap_or(0))
+    }
+
+    /// Makes a table of the late samples whose digests the dataset has, as far as its partition may change.
+    async fn mark_known_digests(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
+        let mut found = BTreeSet::new();
+        for (number, bucket) in self.found_buckets().await? {
+            if choice.matches(&self.old.snapshot.partitions[number].key)? {
+                found.insert((number, bucket));
+            }
+        }
+        let _old = self.fold_old(&found, decided).await?;
+        self.keep(sql::OLD_DIGESTS, &self.sql.old_digests()).await?;
+        self.keep(sql::MARKS, &self.sql.marks()).await?;
+        self.summary.samples_skipped = self.count(sql::MARKS).await?;
+        Ok(())
+    }
+
+    /// The buckets of the sessions that were found.
+    async fn found_buckets(&self) -> Result<BTreeSet<(usize, u32)>> {
+        let mut found = BTreeSet::new();
+        for batch in self.rows(&self.sql.found_buckets()).await? {
+            let of = |row| (integer(&batch, PARTITION, row) as usize, integer(&batch, BUCKET, row) as u32);
+            found.extend((0..batch.num_rows()).map(of));
+        }
+        Ok(found)
+    }
+
+    /// Plans the fold of the samples of some buckets of the dataset.
+    async fn fold_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<OldSamples> {
+        self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples(decided.originals.clone()))?;
+        let (context, options) = (&self.context, &self.options);
+        OldSamples::plan(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
+    }
+
+    /// Adds the move of a session of the dataset to another partition, if it is one.
+    fn add_move(&mut self, choice: &PartitionChoice<'_>, batch: &RecordBatch, row: usize) -> Result<()> {
+        let to = partition_key(self.config, batch, row)?;
+        let from = &self.old.snapshot.partitions[integer(batch, PARTITION, row) as usize].key;
+        if to == *from {
+            return Ok(());
+        }
+        match (choice.matches(from)?, choice.matches(&to)?) {
+            (false, false) => {}
+            (true, true) => {
+                self.changed.insert((from.clone(), integer(batch, BUCKET, row) as u32));
+            }
+            _ => {
+                return Err(Error::Rows {
+                    place: format!("partition `{from}`"),
+                    message: format!(
+                        "with the late samples, sessions that it has are parts of sessions that start in `{to}`, but only \
+                         one of the two partitions may change"
+                    ),
+                    hint: "merge into both partitions".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Registers the samples of some buckets as a table.
+    fn read_old(&self, table: &str, buckets: &BTreeSet<(usize, u32)>, read: Read) -> Result<()> {
+        let batches = (self.options.threads, self.options.query_batch_rows);
+        let samples = self.old.table(self.config, buckets, read, batches)?;
+        self.context.deregister_table(table)?;
+        self.context.register_table(table, Arc::new(samples))?;
+        Ok(())
+    }
+
+    /// Runs a query and keeps its rows as a table.
+    async fn keep(&mut self, table: &str, sql: &str) -> Result<()> {
+        self.spool.table(&self.context, table, sql).await
+    }
+
+    /// The rows of a query that gives few.
+    async fn rows(&self, sql: &str) -> Result<Vec<RecordBatch>> {
+        tracing::debug!("{sql}");
+        Ok(self.context.sql(sql).await?.collect().await?)
+    }
+}
+
+/// A number of a row.
+fn integer(batch: &RecordBatch, name: &str, row: usize) -> i64 {
+    batch.column_by_name(name).map_or(0, |column| column.as_primitive::<Int64Type>().value(row))
+}
+
+/// For each list, in the order of [`list_names`], the originals of its ids by id, if a vocabulary numbers them; as they are
+/// passed from reading to writing. Makes the lists' maps of `decided` know all originals.
+///
+/// # Errors
+///
+/// [`Error::Dataset`] if the texts do not fit into memory.
+pub(crate) fn know_originals(config: &Config, reading: &Reading<'_>, decided: &mut OutputPlan) -> Result<()> {
+    let mut originals = BTreeMap::new();
+    for (name, vocabulary) in &decided.vocabularies {
+        let of = originals_of(vocabulary, reading, name)?;
+        originals.insert(name.clone(), (Arc::new(of), vocabulary.id_map(reading.ids.texts(name))));
+    }
+    decided.originals.clear();
+    for (name, list) in list_names(config).zip(&mut decided.lists) {
+        let feature = config.schema.sparse_features().find(|feature| feature.name == name);
+        let vocabulary = feature.and_then(|feature| feature.vocabulary.as_ref());
+        let known = vocabulary.and_then(|name| originals.get(name));
+        if let Some((_, ids)) = known {
+            list.vocabulary = Some(Arc::clone(ids));
+        }
+        decided.originals.push(known.map(|(originals, _)| Arc::clone(originals)));
+    }
+    Ok(())
+}
+
+/// The originals of a vocabulary by id; that of 0 is one that the vocabulary does not have.
+fn originals_of(vocabulary: &Vocabulary, reading: &Reading<'_>, name: &str) -> Result<Vec<i64>> {
+    let mut originals = Vec::with_capacity(vocabulary.len() + 1);
+    let texts = reading.ids.texts(name);
+    // Numbers of texts are not negative.
+    let unknown = (i64::MIN..).find(|original| texts.is_some() || vocabulary.id(*original) == 0);
+    originals.push(unknown.unwrap_or(i64::MIN));
+    for id in 1..=vocabulary.len() as i64 {
+        originals.push(match texts {
+            None => vocabulary.original(id).unwrap_or(i64::MIN),
+            Some(texts) => texts.number(vocabulary.original_text(id).unwrap_or_default())?,
+        });
+    }
+    Ok(originals)
+}

@@ -1,0 +1,365 @@
+//! The SQL of a merge: which sessions of the dataset late samples continue, which samples are there already, and the
+//! sessions that both form together.
+//!
+//! A dataset does not have the users or keys that identify its sessions, but a session's id follows from them and from the
+//! session's start ([`onefold_datasets::session_id`]). So a session of the dataset is one of a late sample's user if the
+//! id computed from that user and the start of the session is the id of the session. The 16 bits of an id that come from the
+//! user alone say which sessions to try.
+
+use onefold_datasets::Sessions;
+
+use super::old::{OLD_SESSION, PARTITION, SEQUENCE, partition_column};
+use super::{KNOWN, LATE, OLD, ORIGIN};
+use crate::Config;
+use crate::cluster::{DIGEST, RECORD};
+use crate::session_ids::SESSION_ID;
+use crate::sessionize::{
+    self, KEY, SESSION, START, SampleOrder, TIME, bucket, identity, quoted, same_session,
+};
+
+/// The times of the samples of the dataset.
+pub(super) const OLD_TIMES: &str = "__onefold_old_times";
+/// The hashes of their keys.
+pub(super) const OLD_KEYS: &str = "__onefold_old_keys";
+/// All that they have.
+pub(super) const OLD_SAMPLES: &str = "__onefold_old_samples";
+/// Their records.
+pub(super) const OLD_RECORDS: &str = "__onefold_old_records";
+/// The sessions of the dataset, with their first and last time.
+pub(super) const OLD_SESSIONS: &str = "__onefold_old_sessions";
+/// Of these, the sessions of late samples' identities, with the identity.
+pub(super) const FOUND: &str = "__onefold_found";
+/// The identities and keys of samples that are in these sessions.
+pub(super) const KNOWN_KEYS: &str = "__onefold_known_keys";
+/// The digests of samples of the dataset, by partition and session.
+pub(super) const OLD_DIGESTS: &str = "__onefold_old_digests";
+/// The records of late samples.
+pub(super) const LATE_RECORDS: &str = "__onefold_late_records";
+/// The numbers of those that the dataset has already.
+pub(super) const MARKS: &str = "__onefold_marks";
+/// The sessions that late samples and sessions of the dataset form: a row for each instant or session of either.
+pub(super) const MERGED: &str = "__onefold_merged";
+/// The sessions that late samples are added to.
+pub(super) const GROWN: &str = "__onefold_grown";
+/// The sessions of the dataset that become part of these.
+pub(super) const MOVED: &str = "__onefold_moved";
+/// The number of a late sample's record.
+pub(super) const NUMBER: &str = "__onefold_number";
+/// The first and the last time of a session.
+const FIRST: &str = "__onefold_first_time";
+pub(super) const LAST: &str = "__onefold_last_time";
+/// The bucket of a session.
+pub(super) const BUCKET: &str = "__onefold_bucket";
+/// How many samples or rows.
+pub(super) const COUNT: &str = "__onefold_count";
+
+/// Writes the SQL for one configuration.
+pub(super) struct Sql<'a> {
+    pub(super) config: &'a Config,
+    pub(super) order: SampleOrder,
+    /// The query of the identities and times of late samples.
+    pub(super) instants: String,
+}
+
+impl Sql<'_> {
+    /// The start of the day or hour of [`START`], or 0.
+    fn period(&self) -> String {
+        self.config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), sessionize::start_of_period)
+    }
+
+    /// Partition columns, buckets and times of the late samples, one row for each day or hour: [`START`] and [`LAST`] are the
+    /// first and last time.
+    pub(super) fn places(&self) -> String {
+        let partition = self.partition_list();
+        let times = format!(
+            "SELECT {partition}{SESSION_ID}({}, '') AS {SESSION}, {TIME} AS {START} FROM ({})",
+            sessionize::whose(self.config),
+            self.instants
+        );
+        let places = format!(
+            "SELECT {partition}{} AS {BUCKET}, {} AS __onefold_period, {START} AS moment FROM ({times})",
+            self.bucket(),
+            self.period()
+        );
+        format!(
+            "SELECT {partition}{BUCKET}, min(moment) AS {START}, max(moment) AS {LAST} FROM ({places}) GROUP BY {partition}{BUCKET}, __onefold_period"
+        )
+    }
+
+    /// The partition columns, each with a comma.
+    fn partition_list(&self) -> String {
+        quoted(&self.config.partition_columns).iter().map(|column| format!("{column}, ")).collect()
+    }
+
+    fn bucket(&self) -> String {
+        format!("CAST({} AS BIGINT)", bucket(self.order.buckets))
+    }
+
+    /// [`OLD_SESSIONS`].
+    pub(super) fn old_sessions(&self) -> String {
+        let partition: String =
+            (0..self.config.partition_columns.len()).map(|i| format!("{}, ", partition_column(i))).collect();
+        let session = format!("{partition}{PARTITION}, {OLD_SESSION}");
+        format!(
+            "SELECT {session}, min({TIME}) AS {FIRST}, max({TIME}) AS {LAST} FROM {OLD_TIMES} GROUP BY {session}"
+        )
+    }
+
+    /// [`FOUND`].
+    pub(super) fn found(&self) -> String {
+        let by = identity(self.config).join(", ");
+        let identities = format!(
+            "SELECT *, {SESSION_ID}({}, '') >> 47 AS high FROM \
+             (SELECT {by}, min({TIME}) AS lowest, max({TIME}) AS highest FROM ({}) GROUP BY {by})",
+            sessionize::whose(self.config),
+            self.instants
+        );
+        let partition: String = quoted(&self.config.partition_columns)
+            .iter()
+            .enumerate()
+            .map(|(i, column)| format!(" AND i.{column} = o.{}", partition_column(i)))
+            .collect();
+        let near = match self.config.session {
+            Sessions::Key(_) => String::new(),
+            Sessions::Gap { gap_micros, .. } => {
+                format!(" AND o.{FIRST} - {gap_micros} <= i.highest AND o.{LAST} + {gap_micros} >= i.lowest")
+            }
+        };
+        let pairs = format!(
+            "SELECT i.*, o.{PARTITION}, o.{OLD_SESSION}, o.{FIRST}, o.{LAST} FROM ({identities}) i \
+             JOIN (SELECT *, {OLD_SESSION} >> 47 AS high FROM {OLD_SESSIONS}) o ON i.high = o.high{partition}{near}"
+        );
+        format!(
+            "SELECT {by}, {PARTITION}, {OLD_SESSION}, {FIRST}, {LAST} FROM ({pairs}) WHERE {} = {OLD_SESSION}",
+            sessionize::session_id(self.config, FIRST)
+        )
+    }
+
+    /// The buckets of the sessions that were found: partition and bucket.
+    pub(super) fn found_buckets(&self) -> String {
+        format!(
+            "SELECT DISTINCT {PARTITION}, {} AS {BUCKET} FROM (SELECT {PARTITION}, {OLD_SESSION} AS {SESSION} FROM {FOUND})",
+            self.bucket()
+        )
+    }
+
+    /// The identity as columns of other names, for joins.
+    fn renamed_identity(&self) -> Vec<String> {
+        let columns = identity(self.config);
+        columns.iter().enumerate().map(|(i, column)| format!("f.{column} AS __onefold_i{i}")).collect()
+    }
+
+    /// [`KNOWN_KEYS`].
+    pub(super) fn known_keys(&self) -> String {
+        let by = self.renamed_identity().join(", ");
+        format!(
+            "SELECT DISTINCT {by}, k.{KEY} FROM {FOUND} f JOIN {OLD_KEYS} k \
+             ON f.{PARTITION} = k.{PARTITION} AND f.{OLD_SESSION} = k.{OLD_SESSION}"
+        )
+    }
+
+    /// The rows of a view of late samples whose keys are not in [`KNOWN_KEYS`].
+    pub(super) fn without_known_keys(&self, view: &str) -> String {
+        let on: String = identity(self.config)
+            .iter()
+            .enumerate()
+            .map(|(i, column)| format!("k.__onefold_i{i} = s.{column} AND "))
+            .collect();
+        let hash = sessionize::key_hash(self.config).unwrap_or_default();
+        format!(
+            "SELECT s.* FROM {KNOWN_KEYS} k RIGHT ANTI JOIN (SELECT *, {hash} AS {KEY} FROM {view}) s ON {on}k.{KEY} = s.{KEY}"
+        )
+    }
+
+    /// [`OLD_DIGESTS`].
+    pub(super) fn old_digests(&self) -> String {
+        format!("SELECT {PARTITION}, {OLD_SESSION}, {TIME}, {} FROM {OLD_RECORDS}", DIGEST.join(", "))
+    }
+
+    /// [`MARKS`]: of several equal late samples as many are known as the dataset has.
+    pub(super) fn marks(&self) -> String {
+        let identity = identity(self.config);
+        let digest = DIGEST.join(", ");
+        let old: Vec<String> = (0..identity.len()).map(|i| format!("__onefold_i{i}")).collect();
+        let old_by = old.join(", ");
+        let known = format!(
+            "SELECT {old_by}, {TIME}, {digest}, count(*) AS {COUNT} FROM \
+             (SELECT {}, o.{TIME}, o.{}, o.{} FROM {FOUND} f JOIN {OLD_DIGESTS} o \
+             ON f.{PARTITION} = o.{PARTITION} AND f.{OLD_SESSION} = o.{OLD_SESSION}) GROUP BY {old_by}, {TIME}, {digest}",
+            self.renamed_identity().join(", "),
+            DIGEST[0],
+            DIGEST[1],
+        );
+        let by = identity.join(", ");
+        let copies = format!(
+            "SELECT {by}, {TIME}, {digest}, {NUMBER}, row_number() OVER (PARTITION BY {by}, {TIME}, {digest} ORDER BY {NUMBER}) \
+             AS nth FROM {LATE_RECORDS}"
+        );
+        let same = identity.iter().zip(&old).map(|(column, old)| format!("k.{old} = c.{column}"));
+        let same = same.chain([TIME, DIGEST[0], DIGEST[1]].map(|column| format!("k.{column} = c.{column}")));
+        format!(
+            "SELECT c.{NUMBER} FROM ({known}) k JOIN ({copies}) c ON {} WHERE c.nth <= k.{COUNT}",
+            same.collect::<Vec<_>>().join(" AND ")
+        )
+    }
+
+    /// [`MERGED`]: instants and sessions by identity, with the start and the id of the session that they become part of.
+    pub(super) fn merged(&self) -> String {
+        let by = identity(self.config).join(", ");
+        let none = format!("CAST(NULL AS BIGINT) AS {PARTITION}, CAST(NULL AS BIGINT) AS {OLD_SESSION}");
+        let (late, starts);
+        let over =
+            format!("OVER (PARTITION BY {by} ORDER BY {FIRST}, {LAST}, {PARTITION}, {OLD_SESSION} ROWS");
+        match self.config.session {
+            Sessions::Key(_) => {
+                late = format!(
+                    "SELECT {by}, min({TIME}) AS {FIRST}, max({TIME}) AS {LAST}, {none} FROM {LATE_RECORDS} GROUP BY {by}"
+                );
+                starts =
+                    format!("SELECT *, min({FIRST}) {over} UNBOUNDED PRECEDING) AS {START} FROM all_of_them");
+            }
+            Sessions::Gap { gap_micros, .. } => {
+                late = format!(
+                    "SELECT DISTINCT {by}, {TIME} AS {FIRST}, {TIME} AS {LAST}, {none} FROM {LATE_RECORDS}"
+                );
+                let reached = format!(
+                    "SELECT *, max({LAST}) {over} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached FROM all_of_them"
+                );
+                let begins =
+                    format!("CASE WHEN {FIRST} - reached <= {gap_micros} THEN NULL ELSE {FIRST} END");
+                starts = format!(
+                    "SELECT *, max({begins}) {over} UNBOUNDED PRECEDING) AS {START} FROM ({reached})"
+                );
+            }
+        }
+        let sessions = format!("SELECT {by}, {FIRST}, {LAST}, {PARTITION}, {OLD_SESSION} FROM {FOUND}");
+        format!(
+            "WITH all_of_them AS ({late} UNION ALL {sessions}) \
+             SELECT {by}, {FIRST} AS {TIME}, {PARTITION}, {OLD_SESSION}, {START}, {} AS {SESSION} FROM ({starts})",
+            sessionize::session_id(self.config, START)
+        )
+    }
+
+    /// The sessions of late samples, as [`sessionize::sessions`] gives those of a build.
+    pub(super) fn sessions(&self) -> String {
+        let time = match self.config.session {
+            Sessions::Key(_) => String::new(),
+            Sessions::Gap { .. } => format!("{TIME}, "),
+        };
+        let by = identity(self.config).join(", ");
+        format!("SELECT {by}, {time}{START}, {SESSION} FROM {MERGED} WHERE {OLD_SESSION} IS NULL")
+    }
+
+    /// Late samples with their [`ORIGIN`], without records.
+    fn marked(&self, columns: &str) -> String {
+        format!(
+            "SELECT {columns}, CASE WHEN m.{NUMBER} IS NULL THEN CAST({LATE} AS BIGINT) ELSE CAST({KNOWN} AS BIGINT) END AS {ORIGIN} \
+             FROM {MARKS} m RIGHT JOIN {LATE_RECORDS} r ON m.{NUMBER} = r.{NUMBER}"
+        )
+    }
+
+    /// [`GROWN`].
+    pub(super) fn grown(&self) -> String {
+        let columns: Vec<String> = identity(self.config)
+            .iter()
+            .map(|column| format!("r.{column}"))
+            .chain([format!("r.{TIME}")])
+            .collect();
+        let partition: String =
+            quoted(&self.config.partition_columns).iter().map(|column| format!("s.{column}, ")).collect();
+        let session = format!("{partition}n.{START}, n.{SESSION}");
+        format!(
+            "SELECT {session}, count(*) AS {COUNT} FROM ({}) n JOIN ({}) s ON {} WHERE s.{ORIGIN} = {LATE} GROUP BY {session}",
+            self.sessions(),
+            self.marked(&columns.join(", ")),
+            same_session(self.config)
+        )
+    }
+
+    /// The partitions and buckets of [`GROWN`] sessions, and how many late samples they get.
+    pub(super) fn grown_buckets(&self) -> String {
+        let partition = self.partition_list();
+        let places = format!(
+            "SELECT {partition}{} AS __onefold_period, {} AS {BUCKET}, {COUNT} FROM {GROWN}",
+            self.period(),
+            self.bucket()
+        );
+        format!(
+            "SELECT {partition}__onefold_period AS {START}, {BUCKET}, CAST(sum({COUNT}) AS BIGINT) AS {COUNT} FROM ({places}) \
+             GROUP BY {partition}__onefold_period, {BUCKET}"
+        )
+    }
+
+    /// [`MOVED`].
+    pub(super) fn moved(&self) -> String {
+        let partition: String =
+            quoted(&self.config.partition_columns).iter().map(|column| format!("g.{column}, ")).collect();
+        format!(
+            "SELECT {partition}m.{PARTITION}, m.{OLD_SESSION}, m.{START}, m.{SESSION} FROM {GROWN} g JOIN {MERGED} m \
+             ON m.{SESSION} = g.{SESSION} AND m.{START} = g.{START} WHERE m.{OLD_SESSION} IS NOT NULL"
+        )
+    }
+
+    /// From which partition to which one, and in which bucket, sessions of the dataset move.
+    pub(super) fn moves(&self) -> String {
+        let partition = self.partition_list();
+        let places = format!(
+            "SELECT {partition}{} AS __onefold_period, {} AS {BUCKET}, {PARTITION} FROM {MOVED}",
+            self.period(),
+            self.bucket()
+        );
+        format!(
+            "SELECT DISTINCT {partition}__onefold_period AS {START}, {BUCKET}, {PARTITION} FROM ({places})"
+        )
+    }
+
+    /// The records of late samples, and of the dataset's if there are any, in the order of the dataset.
+    pub(super) fn ordered(&self, with_old: bool) -> String {
+        let columns = sessionize::key_columns(self.config);
+        let key = (!self.config.samples.key.is_empty()).then_some(KEY);
+        let rest: Vec<&str> = key.into_iter().chain([TIME]).chain(DIGEST).collect();
+        let record = |of: &str| format!("arrow_cast({of}.{RECORD}, 'Binary') AS {RECORD}");
+        let of = |of: &str, columns: &[String]| -> Vec<String> {
+            columns.iter().map(|column| format!("{of}.{column}")).collect()
+        };
+        let rest: Vec<String> = rest.into_iter().map(str::to_owned).collect();
+        let mut wanted = of("r", &quoted(&columns));
+        wanted.extend(of("r", &rest));
+        wanted.push(format!("r.{RECORD}"));
+        let mut late = of("s", &quoted(&columns));
+        late.extend(of("s", &rest));
+        late.push(record("s"));
+        let late = format!(
+            "SELECT {}, n.{START}, n.{SESSION}, s.{ORIGIN}, CAST(NULL AS BIGINT) AS {SEQUENCE} FROM ({}) n JOIN ({}) s ON {}",
+            late.join(", "),
+            self.sessions(),
+            self.marked(&wanted.join(", ")),
+            same_session(self.config)
+        );
+        let mut all = late;
+        if with_old {
+            let is_partition =
+                |column: &String| self.config.partition_columns.iter().position(|p| p == column);
+            let columns =
+                columns.iter().zip(quoted(&columns)).map(|(column, quoted)| match is_partition(column) {
+                    Some(i) => format!("s.{} AS {quoted}", partition_column(i)),
+                    None => format!("NULL AS {quoted}"),
+                });
+            let mut old: Vec<String> = columns.collect();
+            old.extend(of("s", &rest));
+            old.push(record("s"));
+            let place = format!(
+                "SELECT o.{PARTITION}, o.{OLD_SESSION}, coalesce(m.{START}, o.{FIRST}) AS {START}, \
+                 coalesce(m.{SESSION}, o.{OLD_SESSION}) AS {SESSION} FROM {MOVED} m RIGHT JOIN {OLD_SESSIONS} o \
+                 ON m.{PARTITION} = o.{PARTITION} AND m.{OLD_SESSION} = o.{OLD_SESSION}"
+            );
+            all = format!(
+                "{all} UNION ALL SELECT {}, n.{START}, n.{SESSION}, CAST({OLD} AS BIGINT), s.{SEQUENCE} FROM ({place}) n \
+                 JOIN {OLD_RECORDS} s ON n.{PARTITION} = s.{PARTITION} AND n.{OLD_SESSION} = s.{OLD_SESSION}",
+                old.join(", ")
+            );
+        }
+        let first = (!self.config.order.is_empty()).then_some(SEQUENCE);
+        sessionize::sorted(self.config, self.order, &all, first, &DIGEST)
+    }
+}
