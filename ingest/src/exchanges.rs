@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn exchanges_that_spill_end() {
-        let runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(4 << 20)));
+        let runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(16 << 20)));
         let state = SessionStateBuilder::new()
             .with_default_features()
             .with_config(

@@ -508,9 +508,9 @@ mod tests {
             "SELECT a, 1 AS b FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE a.k = b.k)",
         ] {
             for held_whole in [false, true] {
-                let (expected, none) = run(join, 60_000, 1 << 30, held_whole);
+                let (expected, none) = run(join, 240_000, 1 << 30, held_whole);
                 assert_eq!(none, 0, "{join}: it fits");
-                let (rows, sorted) = run(join, 60_000, 2 << 20, held_whole);
+                let (rows, sorted) = run(join, 240_000, 8 << 20, held_whole);
                 assert!(sorted > 0, "{join}: it does not fit");
                 assert_eq!(rows, expected, "{join}");
             }
