@@ -23,7 +23,7 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// Rows of a batch of narrow rows (sessions, records) at most …
 const NARROW_BATCH_ROWS: usize = 4096;
 /// … and fewer where a sort's share of the limit would be a few such batches: a row to so many bytes of a thread's part.
-const NARROW_BYTES: usize = 16 << 10;
+const NARROW_BYTES: usize = 64 << 10;
 
 /// What the engine may use.
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ use crate::samples::{partitions, read_samples, sorted};
 
 /// Rows of both logs: the keys of one of them do not fit into what [`SMALL`] leaves for a join.
 const ROWS: i64 = 400_000;
-const SMALL: &str = "--memory-limit 40MiB --threads 2";
+const SMALL: &str = "--memory-limit 64MiB --threads 2";
 
 const CONFIG: &str = r#"format_version = 1
 
@@ -101,8 +101,8 @@ fn what_cannot_be_spilled_is_an_error() {
     .fails(&["spill/here"]);
 }
 
-/// The samples of [`with_wide_log`]: decoded, their lists take 50 MB.
-const SAMPLES: usize = 6000;
+/// The samples of [`with_wide_log`]: decoded, their lists take 100 MB.
+const SAMPLES: usize = 12_000;
 
 /// The feature log of rm1, whose samples have lists of 1,100 ids together.
 fn with_wide_log() -> (Dir, RecordBatch) {
@@ -161,9 +161,10 @@ fn logs_in_any_order_and_sessions_of_any_size_make_the_same_samples() {
     for (log, rows, sessions) in logs {
         set_log(&dir, &rows);
         let small =
-            "onefold-ingest build logs/dataset.toml --overwrite --out small --memory-limit 40MiB --threads 2";
-        // The limit matters: the records of these samples do not fit.
-        dir.command(&format!("{small} --spill-limit 64KiB")).fails(&["reached the spill limit"]);
+            "onefold-ingest build logs/dataset.toml --overwrite --out small --memory-limit 64MiB --threads 2";
+        // The limit matters: these samples do not fit.
+        dir.command(&format!("{small} --order arrival --spill-limit 64KiB"))
+            .fails(&["reached the spill limit"]);
         for order in ["session", "session-hash", "arrival"] {
             let built = dir.command(&format!("{small} --order {order}")).json();
             assert_eq!(built["samples"].as_u64(), Some(SAMPLES as u64), "{log}, {order}");
@@ -171,7 +172,7 @@ fn logs_in_any_order_and_sessions_of_any_size_make_the_same_samples() {
                 assert_eq!(built["sessions"].as_u64(), Some(sessions), "{log}, {order}");
             }
             let verified = dir
-                .command("onefold-ingest verify small --against logs/dataset.toml --memory-limit 40MiB")
+                .command("onefold-ingest verify small --against logs/dataset.toml --memory-limit 64MiB")
                 .json();
             assert_eq!(verified["against"]["samples"].as_u64(), Some(SAMPLES as u64), "{log}, {order}");
             assert!(

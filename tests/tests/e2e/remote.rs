@@ -203,7 +203,7 @@ fn failures_that_stay_are_told_at_once() {
     other[bytes.len() / 2] ^= 1;
     let (writer, changed) = (server.writer(), key.clone());
     server.before(&gets, 2, move || writer.put(BUCKET, &changed, other));
-    quick(command(&read), &[&url, "it was changed while it was read"]);
+    quick(command(&read), &[&url, "was changed while it was read"]);
     server.heal();
     quick(command(&read), &[&url, "SHA-256"]);
     server.put(BUCKET, &key, &bytes);
