@@ -76,6 +76,7 @@ fn append(dir: &Dir, server: &S3Server, number: u64) -> Counters {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
 fn a_commit_costs_as_much_after_many_commits_as_after_few() {
     let (dir, server) = (Dir::new(), S3Server::start());
     let folder = server.file(BUCKET, "ds");

@@ -83,6 +83,7 @@ fn folder_of(server: &S3Server) -> std::path::PathBuf {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
 fn faults_of_store_and_network_change_nothing() {
     let dir = with_logs(3000);
     let local = whole_path("dataset", "run-local", &|line| dir.command(line));

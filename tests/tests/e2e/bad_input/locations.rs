@@ -90,7 +90,9 @@ fn every_command_says_that_a_store_cannot_be_reached() {
 #[test]
 fn missing_credentials_are_named() {
     let dir = with_logs();
-    let cases: &[(&str, &[(&str, &str)], &[&str])] = &[
+    /// A location, variables with their values, and parts of the error.
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
+    let cases: &[Case<'_>] = &[
         ("s3://bucket/ds", &[], &["there are no credentials", "AWS_ACCESS_KEY_ID"]),
         ("gs://bucket/ds", &[], &["there are no credentials", "GOOGLE_APPLICATION_CREDENTIALS"]),
         (
