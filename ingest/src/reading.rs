@@ -115,23 +115,38 @@ impl<'a> Reading<'a> {
         reporter: &dyn Reporter,
     ) -> Result<&'c mut Folded> {
         let folded = clustering.fold(reporter).await?;
-        let found = folded.as_ref().map_or(0, |folded| folded.samples);
+        self.check_count(folded.as_ref().map_or(0, |folded| folded.samples), None)?;
+        folded.ok_or_else(|| self.no_samples())
+    }
+
+    /// Checks that as many samples were read as the declared steps counted: `found`, and the `known` ones that a merge has
+    /// left out before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Engine`] if there are others.
+    pub(crate) fn check_count(&self, found: u64, known: Option<u64>) -> Result<()> {
+        let read = found + known.unwrap_or(0);
         // Where only some sessions are taken, nothing has counted their samples before.
-        if let Some(expected) =
-            self.planned.expected.filter(|expected| *expected != found && self.share == 1.0)
-        {
-            return Err(Error::Engine {
-                message: format!("the declared steps counted {expected} samples, but {found} were read afterwards"),
-                hint: "the query and the conditions must give the same rows each time they are evaluated: remove `random()` \
-                       and the like, and check that no source changed meanwhile"
-                    .to_owned(),
-            });
-        }
-        folded.ok_or_else(|| {
-            let hint =
-                "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
-            Error::NoSamples { path: self.config.path.clone(), hint: hint.to_owned() }
+        let Some(expected) = self.planned.expected.filter(|expected| *expected != read && self.share == 1.0)
+        else {
+            return Ok(());
+        };
+        let beside = known.map_or_else(String::new, |known| format!(" beside {known} that are there"));
+        Err(Error::Engine {
+            message: format!(
+                "the declared steps counted {expected} samples, but {found} were read afterwards{beside}"
+            ),
+            hint: "the query and the conditions must give the same rows each time they are evaluated: remove `random()` and \
+                   the like, and check that no source changed meanwhile"
+                .to_owned(),
         })
+    }
+
+    /// The error that there are no samples.
+    pub(crate) fn no_samples(&self) -> Error {
+        let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
+        Error::NoSamples { path: self.config.path.clone(), hint: hint.to_owned() }
     }
 }
 

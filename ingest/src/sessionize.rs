@@ -10,12 +10,11 @@
 //! records of the samples (`cluster`). A free query is therefore evaluated twice (the first time for the narrow
 //! columns only) and must give the same rows.
 
-use std::collections::BTreeSet;
-
 use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionType, PartitionTypes, Sessions};
 
 use crate::config::{RESERVED, missing_column};
+use crate::samples::sql::{first_of_each, quote};
 use crate::session_ids::SESSION_ID;
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
@@ -121,7 +120,7 @@ fn within(config: &Config, order: Order) -> Vec<String> {
         Order::Arrival => &[TIME],
     };
     let first = first.iter().map(|name| (*name).to_owned());
-    first_of_each(first.chain(config.order.iter().cloned()).chain([SESSION.to_owned()]).collect())
+    first_of_each(first.chain(config.order.iter().cloned()).chain([SESSION.to_owned()]))
 }
 
 /// The columns by which the samples of a bucket are numbered for [`slices`]: those that order them, up to the first that the
@@ -345,7 +344,7 @@ fn needed_columns(config: &Config) -> Vec<String> {
     let features = logged_features(config).map(str::to_owned);
     let session = config.session_columns().into_iter().map(str::to_owned);
     let rest = config.partition_columns.iter().chain(&config.order).cloned();
-    first_of_each(features.chain(session).chain(rest).collect())
+    first_of_each(features.chain(session).chain(rest))
 }
 
 fn time_in_micros(config: &Config, columns: &ArrowSchema) -> Result<String> {
@@ -366,21 +365,13 @@ pub(crate) fn period_micros(by: PartitionBy) -> i64 {
     }
 }
 
-fn first_of_each(columns: Vec<String>) -> Vec<String> {
-    let mut seen = BTreeSet::new();
-    columns.into_iter().filter(|column| seen.insert(column.clone())).collect()
-}
-
 pub(crate) fn quoted(columns: &[impl AsRef<str>]) -> Vec<String> {
     columns.iter().map(|column| quote(column.as_ref())).collect()
 }
 
-fn quote(column: &str) -> String {
-    format!("\"{}\"", column.replace('"', "\"\""))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use datafusion::arrow::array::AsArray;

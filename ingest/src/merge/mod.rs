@@ -164,7 +164,7 @@ impl<'a> Merge<'a> {
         reporter: &dyn Reporter,
     ) -> Result<LateSamples> {
         self.find_near().await?;
-        self.read_old(sql::OLD_TIMES, &self.near.clone(), Read::Times)?;
+        self.read_old(sql::OLD_TIMES, &self.near, Read::Times)?;
         self.keep(sql::OLD_SESSIONS, &self.sql.old_sessions()).await?;
         self.keep(sql::FOUND, &self.sql.found()).await?;
         if !self.config.samples.key.is_empty() {
@@ -174,22 +174,8 @@ impl<'a> Merge<'a> {
         let table = (&mut self.spool, sql::LATE_RECORDS, sql::NUMBER);
         let late = LateSamples::fold(config, context, &self.columns, &self.options, table, reporter).await?;
         let (found, known) = (late.folded.samples, self.summary.samples_skipped);
-        match reading.planned.expected {
-            Some(expected) if expected != found + known => Err(Error::Engine {
-                message: format!(
-                    "the declared steps counted {expected} samples, but {found} were read afterwards beside {known} that are \
-                     there"
-                ),
-                hint: "the query and the conditions must give the same rows each time they are evaluated: remove `random()` \
-                       and the like, and check that no source changed meanwhile"
-                    .to_owned(),
-            }),
-            _ if found + known == 0 => Err(Error::NoSamples {
-                path: config.path.clone(),
-                hint: "check that the logs are not empty, that the join's keys match, and the query's `WHERE`".to_owned(),
-            }),
-            _ => Ok(late),
-        }
+        reading.check_count(found, Some(known))?;
+        if found + known == 0 { Err(reading.no_samples()) } else { Ok(late) }
     }
 
     /// Finds out which late samples are there already and which buckets of the `choice` of partitions change.

@@ -1,11 +1,19 @@
 //! Pieces of SQL, and which types can be keys.
 
+use std::collections::BTreeSet;
+
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::TableReference;
 
 /// `"name"`, as SQL writes a name that is taken as it is.
 pub(crate) fn quote(column: &str) -> String {
     format!("\"{}\"", column.replace('"', "\"\""))
+}
+
+/// The names, each where it stands first.
+pub(crate) fn first_of_each(names: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().map(Into::into).filter(|name: &String| seen.insert(name.clone())).collect()
 }
 
 /// The table of a source, whose name is taken as SQL takes it where it is not quoted.

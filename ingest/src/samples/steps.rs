@@ -5,7 +5,7 @@ use onefold_datasets::SparseFeature;
 
 use super::attributes::{attributes_in_time_table, attributes_table};
 use super::check::StepColumns;
-use super::sql::{all, enclosed, equal, is_sortable, list, numbered, quote, table};
+use super::sql::{all, enclosed, equal, first_of_each, is_sortable, list, numbered, quote, table};
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
 };
@@ -644,13 +644,3 @@ pub(super) fn timestamp(micros: &str) -> String {
 
 /// The condition for the rows of a log that count.
 const USABLE: &str = "NOT __onefold_unusable AND __onefold_row = 1";
-
-fn first_of_each<'s>(names: impl IntoIterator<Item = &'s String>) -> Vec<String> {
-    let mut seen: Vec<String> = Vec::new();
-    for name in names {
-        if !seen.contains(name) {
-            seen.push(name.clone());
-        }
-    }
-    seen
-}
