@@ -23,6 +23,11 @@ fn writer(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Da
     writer
 }
 
+fn of_four_buckets(root: &Path, commit: Commit) -> DatasetWriter {
+    let options = WriterOptions { buckets: 4, ..options(commit) };
+    DatasetWriter::create(root, schema(), options).unwrap()
+}
+
 fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Snapshot {
     writer(root, commit, partitions).finish().unwrap().snapshot
 }
@@ -95,10 +100,7 @@ fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
 #[test]
 fn a_merge_keeps_the_buckets_that_it_does_not_write() {
     let directory = tempfile::tempdir().unwrap();
-    let create = |commit| {
-        let options = WriterOptions { buckets: 4, ..options(commit) };
-        DatasetWriter::create(directory.path(), schema(), options).unwrap()
-    };
+    let create = |commit| of_four_buckets(directory.path(), commit);
     let key = PartitionKey::parse("day=1").unwrap();
     let mut writer = create(Commit::Create);
     writer.write(&key, &samples(5, 10)).unwrap();
@@ -125,10 +127,7 @@ fn a_merge_keeps_the_buckets_that_it_does_not_write() {
 #[test]
 fn of_two_merges_into_one_partition_the_first_succeeds() {
     let directory = tempfile::tempdir().unwrap();
-    let create = |commit| {
-        let options = WriterOptions { buckets: 4, ..options(commit) };
-        DatasetWriter::create(directory.path(), schema(), options).unwrap()
-    };
+    let create = |commit| of_four_buckets(directory.path(), commit);
     let key = PartitionKey::parse("day=1").unwrap();
     let mut writer = create(Commit::Create);
     writer.write(&key, &samples(5, 10)).unwrap();
