@@ -24,8 +24,6 @@ pub(super) struct Converted {
     pub(super) keys: Vec<ArrayRef>,
     /// The columns that identify a session, apart from its time, as comparable bytes.
     pub(super) identity: Rows,
-    /// A hash of the identity.
-    pub(super) hashes: Vec<u64>,
     /// Microseconds since 1970.
     pub(super) time: ScalarBuffer<i64>,
     pub(super) floats: Vec<ScalarBuffer<f32>>,
@@ -40,6 +38,16 @@ impl Converted {
     pub(super) fn list(&self, list: usize, row: usize) -> &[i64] {
         let Some((offsets, ids)) = self.lists.get(list) else { return &[] };
         &ids[offsets[row] as usize..offsets[row + 1] as usize]
+    }
+
+    /// The rows of each of `workers` workers, which share the sessions by a hash of their identity.
+    pub(super) fn rows_by_worker(&self, workers: usize) -> Vec<Vec<u32>> {
+        let mut rows = vec![Vec::with_capacity(self.time.len() / workers + 1); workers];
+        for (row, identity) in (0..).zip(self.identity.iter()) {
+            let hash = u128::from(xxh3_64(identity.as_ref()));
+            rows[((hash * workers as u128) >> 64) as usize].push(row);
+        }
+        rows
     }
 
     /// The bytes that order a sample among those of its time.
@@ -129,7 +137,6 @@ impl Converter {
             .map(|name| Ok(required(batch, name, name)?.as_primitive::<Int64Type>().values().clone()));
         Ok(Converted {
             keys: columns(&self.names.keys)?,
-            hashes: identity.iter().map(|row| xxh3_64(row.as_ref())).collect(),
             identity,
             time: time.clone(),
             floats: floats.collect::<Result<_>>()?,

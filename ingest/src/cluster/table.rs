@@ -6,7 +6,8 @@
 //! query, part 2 ──convert──┘  batch     └─▶ …
 //! ```
 //!
-//! Every worker sees every batch and takes the samples of its sessions from it: the lists are not copied on the way.
+//! Every worker shares the batches that have samples of its sessions, and is told which rows they are: the lists are not
+//! copied on the way.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,8 +58,8 @@ pub(super) struct FoldRun {
     outcome: Mutex<Vec<(usize, Folded)>>,
 }
 
-/// A batch for every worker, or the error of the query.
-type Message = Result<Arc<Converted>>;
+/// A batch and the rows of it that are a worker's, or the error of the query.
+type Message = Result<(Arc<Converted>, Vec<u32>)>;
 
 /// The queues that workers have not taken yet, and the tasks that fill them.
 #[derive(Debug)]
@@ -155,8 +156,9 @@ impl FoldRun {
             let batch = batch?;
             self.progress.read(batch.num_rows(), batch.get_array_memory_size());
             let converted = Arc::new(converter.convert(&batch).map_err(external)?);
-            for worker in workers {
-                if worker.send(Ok(Arc::clone(&converted))).await.is_err() {
+            let rows = converted.rows_by_worker(workers.len());
+            for (worker, rows) in workers.iter().zip(rows).filter(|(_, rows)| !rows.is_empty()) {
+                if worker.send(Ok((Arc::clone(&converted), rows))).await.is_err() {
                     return Ok(());
                 }
             }
@@ -173,14 +175,8 @@ impl FoldRun {
     ) -> Result<()> {
         let mut folder =
             SessionFolder::new(self.options.clone(), &self.facts, &self.schema, number).map_err(external)?;
-        let mut rows = Vec::new();
         while let Some(message) = queue.recv().await {
-            let batch = message?;
-            rows.clear();
-            let mine = |hash: u64| ((u128::from(hash) * self.workers as u128) >> 64) as usize == number;
-            rows.extend(
-                (0..).zip(&batch.hashes).filter(|(_, hash)| mine(**hash)).map(|(row, _): (u32, _)| row),
-            );
+            let (batch, rows) = message?;
             folder.fold(&batch, &rows).map_err(external)?;
             drop(batch);
             if !give(folder.records(), &output).await {

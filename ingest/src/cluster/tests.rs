@@ -94,9 +94,7 @@ fn fold(
         for samples in samples.chunks(batch_rows) {
             let batch = batch(samples);
             let converted = Converter::new(names(), &batch.schema()).unwrap().convert(&batch).unwrap();
-            let mine = (0..samples.len() as u32)
-                .filter(|row| converted.hashes[*row as usize] % workers as u64 == worker as u64);
-            folder.fold(&converted, &mine.collect::<Vec<_>>()).unwrap();
+            folder.fold(&converted, &converted.rows_by_worker(workers)[worker]).unwrap();
         }
         while folder.forget_some().unwrap() {}
         folder.records().complete_batch().unwrap();
