@@ -84,6 +84,11 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
+/// Writes a count of things for a person, given the name of one: `1 file`, `1,234 files`.
+pub fn count_of(count: u64, name: &str) -> String {
+    format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,5 +120,11 @@ mod tests {
         assert_eq!(format_count(1_234_567), "1,234,567");
         assert_eq!(format_count(12), "12");
         assert_eq!(format_hex(&[0, 10, 255]), "000aff");
+    }
+
+    #[test]
+    fn things_are_counted_in_the_right_number() {
+        let counted = [0, 1, 2, 1000].map(|count| count_of(count, "file"));
+        assert_eq!(counted, ["0 files", "1 file", "2 files", "1,000 files"]);
     }
 }

@@ -10,6 +10,7 @@ use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::TimestampMicrosecondType;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
+use onefold_datasets::units::count_of;
 use onefold_datasets::{
     Commit, DatasetWriter, Layout, Order, PartitionChoice, PartitionFilter, PartitionKey, Snapshot,
     TIME_COLUMN, WriterOptions, Written,
@@ -19,10 +20,10 @@ use serde::Serialize;
 use crate::cluster::{Clustering, partition_at};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
-use crate::ids::HashedIds;
 use crate::merge::MergeSummary;
 use crate::reading::{Reading, ReadingOptions};
 use crate::samples::SkipCounts;
+use crate::statistics::{self, BuildStatistics};
 use crate::{Config, Error, Result, sources};
 
 /// How a dataset is built.
@@ -106,8 +107,12 @@ pub struct BuildSummary {
     pub groups: Vec<GroupSummary>,
     /// Ids of each vocabulary.
     pub vocabularies: BTreeMap<String, u64>,
-    /// Of features with `ids = "hash"`: about how many distinct ids were read, and the collisions that are expected.
-    pub hashed_ids: BTreeMap<String, HashedIds>,
+    /// Sessions that the partition columns cut into several, because their samples have different values of them.
+    pub cut_sessions: u64,
+    /// Statistics of the samples that were read, feature by feature.
+    pub statistics: BuildStatistics,
+    /// What looks wrong in the samples.
+    pub warnings: Vec<String>,
     /// Rows of the sources, all together; Parquet files say, others do not.
     pub source_rows: Option<u64>,
     /// Bytes of the sources' files.
@@ -191,8 +196,8 @@ impl Build<'_> {
         if self.writes_all_that_is_folded() {
             writer.expect(samples, digest);
         }
-        let (written, given) = self.write(clustering, &decided, writer, &choice).await?;
-        Ok(self.summary(&written, &decided, given, reading))
+        let output = self.write(clustering, (&reading, &decided), writer, &choice).await?;
+        Ok(self.summary(output, &decided, reading))
     }
 
     /// Those of the options, or of the dataset that has the snapshot `old`.
@@ -257,10 +262,10 @@ impl Build<'_> {
     async fn write(
         &self,
         clustering: Clustering<'_>,
-        decided: &OutputPlan,
+        (reading, decided): (&Reading<'_>, &OutputPlan),
         mut writer: DatasetWriter,
         choice: &PartitionChoice<'_>,
-    ) -> Result<(Written, Given)> {
+    ) -> Result<Output> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
@@ -276,22 +281,36 @@ impl Build<'_> {
             }
             Ok(writer.write(partition, &batch)?)
         };
-        clustering.unfold(decided.lists.clone(), self.reporter, &mut give).await?;
+        let counted = clustering.unfold(decided.lists.clone(), self.reporter, &mut give).await?;
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         if given.samples == 0 && !is_merge {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
             return Err(Error::NoSamples { path: self.config.path.clone(), hint });
         }
-        Ok((writer.finish()?, given))
+        // The last thing that can fail before the commit.
+        let cut_sessions = reading.cut_sessions().await?;
+        let is_integer = |feature: &str| reading.ids.are_integers(feature);
+        let statistics = BuildStatistics::new(self.config, &counted, &is_integer);
+        Ok(Output { written: writer.finish()?, given, statistics, cut_sessions })
     }
 
-    fn summary(
-        &self,
-        written: &Written,
-        decided: &OutputPlan,
-        given: Given,
-        reading: Reading<'_>,
-    ) -> BuildSummary {
+    /// What looks wrong in the samples.
+    fn warnings(&self, statistics: &BuildStatistics, cut_sessions: u64) -> Vec<String> {
+        let mut warnings =
+            statistics::warnings(self.config, statistics, self.options.commit == Commit::Merge);
+        if cut_sessions > 0 {
+            let columns = self.config.partition_columns.join("`, `");
+            warnings.push(format!(
+                "the partition columns `{columns}` cut {} into one session per value, because a session lies in one partition; \
+                 give the samples of a session one value in the query, or partition by other columns",
+                count_of(cut_sessions, "session")
+            ));
+        }
+        warnings
+    }
+
+    fn summary(&self, output: Output, decided: &OutputPlan, reading: Reading<'_>) -> BuildSummary {
+        let Output { written, given, statistics: observed, cut_sessions } = output;
         let snapshot = &written.snapshot;
         let statistics = &snapshot.statistics;
         let entries =
@@ -320,13 +339,23 @@ impl Build<'_> {
             ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
             groups: decided.groups.clone(),
             vocabularies: snapshot.vocabularies.iter().map(entries).collect(),
-            hashed_ids: reading.ids.hashed(),
+            cut_sessions,
+            warnings: self.warnings(&observed, cut_sessions),
+            statistics: observed,
             sorted_joins: engine::sorted_joins(&reading.context),
             wall_seconds: 0.0,
             samples_per_second: 0.0,
             peak_rss_bytes: None,
         }
     }
+}
+
+/// What a build committed, and what was observed on the way.
+struct Output {
+    written: Written,
+    given: Given,
+    statistics: BuildStatistics,
+    cut_sessions: u64,
 }
 
 /// What went to the writer, and what did not.

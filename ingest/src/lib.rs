@@ -35,6 +35,7 @@ mod signed_lengths;
 mod sources;
 mod spilling_join;
 mod spool;
+mod statistics;
 pub mod timeline;
 mod times;
 
@@ -47,6 +48,6 @@ pub use config::{
 pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
-pub use ids::HashedIds;
 pub use merge::MergeSummary;
+pub use statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};
 pub use times::TimeLimits;

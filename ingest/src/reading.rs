@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use datafusion::arrow::array::AsArray;
+use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{CountBudget, Order, OriginalKind, PartitionTypes, default_buckets};
@@ -76,6 +78,19 @@ impl<'a> Reading<'a> {
     pub(crate) fn buckets(&self, wanted: &ReadingOptions) -> u32 {
         let samples = self.planned.expected.or_else(|| sources::total_rows(&self.sources));
         wanted.buckets.unwrap_or_else(|| default_buckets(samples.unwrap_or(0)))
+    }
+
+    /// The number of sessions that partition columns cut into several.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(crate) async fn cut_sessions(&self) -> Result<u64> {
+        let columns = self.planned.wide.schema().as_arrow();
+        let Some(sql) = sessionize::cut_sessions(self.config, columns)? else { return Ok(0) };
+        let batches = self.context.sql(&sql).await?.collect().await?;
+        let counts = batches.iter().flat_map(|batch| batch.column(0).as_primitive::<Int64Type>().values());
+        Ok(counts.sum::<i64>().unsigned_abs())
     }
 
     /// Plans their clustering.

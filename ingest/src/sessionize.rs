@@ -252,19 +252,50 @@ pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let narrow = instants(config, columns)?;
     let starts = match &config.session {
         Sessions::Key(_) => format!("SELECT {by}, min({TIME}) AS {START} FROM ({narrow}) GROUP BY {by}"),
-        Sessions::Gap { gap_micros, .. } => {
-            let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
-            let before = format!(
-                "SELECT *, lag({TIME}) {over}) AS __onefold_before FROM (SELECT DISTINCT * FROM ({narrow}))"
-            );
-            let begins =
-                format!("CASE WHEN {TIME} - __onefold_before <= {gap_micros} THEN NULL ELSE {TIME} END");
-            format!(
-                "SELECT {by}, {TIME}, max({begins}) {over} ROWS UNBOUNDED PRECEDING) AS {START} FROM ({before})"
-            )
-        }
+        Sessions::Gap { gap_micros, .. } => starts_after_gaps(&by, *gap_micros, &narrow),
     };
     Ok(format!("SELECT *, {} AS {SESSION} FROM ({starts})", session_id(config, START)))
+}
+
+/// The query of the distinct rows of `instants` with their sessions' [`START`], where a longer pause than `gap_micros` between
+/// the rows with one value of the columns `by` ends a session.
+fn starts_after_gaps(by: &str, gap_micros: i64, instants: &str) -> String {
+    let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
+    let before = format!(
+        "SELECT *, lag({TIME}) {over}) AS __onefold_before FROM (SELECT DISTINCT * FROM ({instants}))"
+    );
+    let begins = format!("CASE WHEN {TIME} - __onefold_before <= {gap_micros} THEN NULL ELSE {TIME} END");
+    format!(
+        "SELECT * EXCLUDE (__onefold_before), max({begins}) {over} ROWS UNBOUNDED PRECEDING) AS {START} FROM ({before})"
+    )
+}
+
+/// The query of the number of sessions that partition columns cut: those that would be one session if it were not for the
+/// different values of a partition column. `None` if partition columns cannot cut a session.
+///
+/// # Errors
+///
+/// As [`samples`].
+pub(crate) fn cut_sessions(config: &Config, columns: &ArrowSchema) -> Result<Option<String>> {
+    let whose = session_columns(config);
+    let cutting = config.partition_columns.iter().filter(|column| !whose.contains(column));
+    let differ = |column: &String| format!("min({0}) <> max({0})", quote(column));
+    let conditions: Vec<String> = cutting.map(differ).collect();
+    if conditions.is_empty() {
+        return Ok(None);
+    }
+    let by = quoted(&whose).join(", ");
+    let instants = instants(config, columns)?;
+    let (rows, by) = match &config.session {
+        Sessions::Key(_) => (instants, by),
+        Sessions::Gap { gap_micros, .. } => {
+            (starts_after_gaps(&by, *gap_micros, &instants), format!("{by}, {START}"))
+        }
+    };
+    let conditions = conditions.join(" OR ");
+    Ok(Some(format!(
+        "SELECT count(*) AS sessions FROM (SELECT {by} FROM ({rows}) GROUP BY {by} HAVING {conditions})"
+    )))
 }
 
 /// The id of the session that begins at the column `start`, as SQL.

@@ -38,8 +38,8 @@ impl Build<'_> {
             // Nothing is written, so ids that only samples of other partitions have get no numbers.
             decided.vocabularies.clear();
         }
-        let (written, given) = self.write(clustering, &decided, writer, &choice).await?;
-        Ok(BuildSummary { merged: Some(merge.summary()), ..self.summary(&written, &decided, given, reading) })
+        let output = self.write(clustering, (&reading, &decided), writer, &choice).await?;
+        Ok(BuildSummary { merged: Some(merge.summary()), ..self.summary(output, &decided, reading) })
     }
 
     /// What merging into a dataset that was not there did.

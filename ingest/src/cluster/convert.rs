@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::sessionize::TIME;
+use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
 use crate::times::{TimeLimits, shown};
 use crate::{Config, Error, FeatureKind, Result};
 
@@ -31,6 +32,8 @@ pub(super) struct Converted {
     /// The columns that order samples of one time, as comparable bytes, if there are any.
     order: Option<Rows>,
     lists: Vec<(OffsetBuffer<i32>, ScalarBuffer<i64>)>,
+    /// Counts of all columns.
+    pub(super) counts: ColumnCounts,
 }
 
 impl Converted {
@@ -122,14 +125,22 @@ impl Converter {
             Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(engine)?),
             None => None,
         };
-        let floats = self.names.floats.iter().map(|name| {
-            let floats = float_column(name, column(batch, name)?)?;
-            Ok(floats.as_primitive::<Float32Type>().values().clone())
-        });
-        let lists = self.names.lists.iter().map(|(name, form)| {
-            let lists = list_column(name, column(batch, name)?, form)?;
-            Ok((lists.offsets().clone(), lists.values().as_primitive::<Int64Type>().values().clone()))
-        });
+        let mut counts = ColumnCounts { samples: time.len() as u64, ..ColumnCounts::default() };
+        counts.times = time.iter().fold(None, |range, time| union(range, Some((*time, *time))));
+        let mut floats = Vec::with_capacity(self.names.floats.len());
+        for name in &self.names.floats {
+            let column = float_column(name, column(batch, name)?)?;
+            let values = column.as_primitive::<Float32Type>().values();
+            counts.numbers.push(NumberCounts::of(values));
+            floats.push(values.clone());
+        }
+        let mut lists = Vec::with_capacity(self.names.lists.len());
+        for (name, form) in &self.names.lists {
+            let column = column(batch, name)?;
+            let (_, offsets, ids, _) = list_column(name, column, form)?.into_parts();
+            counts.lists.push(ListCounts::of(column.logical_null_count(), &offsets));
+            lists.push((offsets, ids.as_primitive::<Int64Type>().values().clone()));
+        }
         let positions = self
             .names
             .positions
@@ -139,10 +150,11 @@ impl Converter {
             keys: columns(&self.names.keys)?,
             identity,
             time: time.clone(),
-            floats: floats.collect::<Result<_>>()?,
+            floats,
             positions: positions.collect::<Result<_>>()?,
             order,
-            lists: lists.collect::<Result<_>>()?,
+            lists,
+            counts,
         })
     }
 

@@ -1,7 +1,7 @@
-//! Statistics that are counted while samples are folded: how often ids occur, for vocabularies, and which lists change
-//! together.
+//! Statistics that are counted while samples are folded: how often ids occur, for vocabularies, which lists change
+//! together, and the values of columns.
 //!
-//! Both are counted where a list changes, not where it repeats: an id is counted when it leaves its list, once for each
+//! Ids are counted where a list changes, not where it repeats: an id is counted when it leaves its list, once for each
 //! sample that contained it.
 
 use std::iter;
@@ -10,6 +10,7 @@ use onefold_datasets::{CountBudget, VocabularyCounter};
 
 use crate::Result;
 use crate::groups::CoChange;
+use crate::statistics::{ColumnCounts, IdCounts, ListCounts};
 
 /// Which statistics to count.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub(super) struct StatisticsOptions {
     pub(super) timelines: Vec<usize>,
     /// Whether to count which lists change together.
     pub(super) changes: bool,
+    /// Whether to observe the values of columns.
+    pub(super) values: bool,
 }
 
 /// The statistics of samples.
@@ -36,7 +39,14 @@ pub(crate) struct SampleStatistics {
     pub(crate) changes: Option<CoChange>,
     /// Ids of every list over all samples, and those of them that windows would store.
     pub(crate) values: Vec<[u64; 2]>,
+    /// The columns of the log; without samples if their values are not observed.
+    pub(crate) columns: ColumnCounts,
+    /// The ids of every list, those of timelines after the fold; none if they are not observed.
+    pub(crate) ids: Vec<IdCounts>,
+    /// Lists that each timeline makes.
     timelines: Vec<usize>,
+    /// Samples whose window of each timeline is empty.
+    empty_windows: Vec<u64>,
     set: Vec<u64>,
 }
 
@@ -58,6 +68,9 @@ impl SampleStatistics {
             set: vec![0; changes.as_ref().map_or(0, CoChange::words)],
             changes,
             values: vec![[0; 2]; lists],
+            columns: ColumnCounts::default(),
+            ids: (0..if wanted.values { lists } else { 0 }).map(|_| IdCounts::new()).collect(),
+            empty_windows: vec![0; wanted.timelines.len()],
             timelines: wanted.timelines.clone(),
         }
     }
@@ -85,6 +98,7 @@ impl SampleStatistics {
 
     /// Adds the length of a sample's lists from a timeline, of which so many ids would be stored.
     pub(super) fn timeline_length(&mut self, timeline: usize, length: usize, stored: usize) {
+        self.empty_windows[timeline] += u64::from(length == 0);
         let first = self.vocabulary_of.len() + self.timelines[..timeline].iter().sum::<usize>();
         (first..first + self.timelines[timeline]).for_each(|list| self.length(list, length, stored));
     }
@@ -93,6 +107,34 @@ impl SampleStatistics {
     pub(super) fn length(&mut self, list: usize, length: usize, stored: usize) {
         self.values[list][0] += length as u64;
         self.values[list][1] += stored as u64;
+    }
+
+    /// Observes ids of a list, of which it may know some.
+    pub(super) fn ids(&mut self, list: usize, ids: &[i64]) {
+        if let Some(counts) = self.ids.get_mut(list) {
+            counts.add(ids);
+        }
+    }
+
+    /// Adds the ids of the lists from timelines, in their order.
+    pub(super) fn timeline_ids(&mut self, ids: &[IdCounts]) {
+        let made = self.ids.iter_mut().skip(self.vocabulary_of.len());
+        made.zip(ids).for_each(|(counts, ids)| counts.merge(ids));
+    }
+
+    /// The samples without ids in a list.
+    pub(crate) fn list_counts(&self, list: usize) -> ListCounts {
+        if let Some(counts) = self.columns.lists.get(list) {
+            return *counts;
+        }
+        let mut lists = self.vocabulary_of.len();
+        for (made, empty) in self.timelines.iter().zip(&self.empty_windows) {
+            lists += made;
+            if list < lists {
+                return ListCounts { null: 0, empty: *empty };
+            }
+        }
+        ListCounts::default()
     }
 
     /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first `known` ids of `after` are the
@@ -141,6 +183,11 @@ impl SampleStatistics {
         for (values, other) in self.values.iter_mut().zip(other.values) {
             values[0] += other[0];
             values[1] += other[1];
+        }
+        self.columns.merge(&other.columns);
+        self.ids.iter_mut().zip(&other.ids).for_each(|(ids, other)| ids.merge(other));
+        if !other.ids.is_empty() {
+            self.empty_windows.iter_mut().zip(other.empty_windows).for_each(|(empty, other)| *empty += other);
         }
         Ok(())
     }

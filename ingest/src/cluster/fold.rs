@@ -349,6 +349,7 @@ impl Row<'_> {
                 continue;
             }
             facts.length(i, list.len(), list.len() - known);
+            facts.ids(i, &list[*known..]);
             facts.replace(i, &mut last.entered, before, list, *known)?;
             before.clear();
             before.extend_from_slice(list);

@@ -111,6 +111,7 @@ impl OldSamples {
             budget: options.budget.clone(),
             timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
             changes: false,
+            values: false,
         };
         let batches = with_batch_rows(context, options.query_batch_rows);
         let run = FoldRun::new(input, batches, names, fold, facts, options.threads.max(1), Arc::default())?;

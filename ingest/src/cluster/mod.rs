@@ -209,8 +209,8 @@ impl<'a> Clustering<'a> {
         }
     }
 
-    /// Gives the samples, in the order of the dataset, batch by batch of one partition. `lists` are the list columns.
-    /// To be called after [`fold`](Self::fold).
+    /// Gives the samples, in the order of the dataset, batch by batch of one partition, and then the statistics of all.
+    /// `lists` are the list columns. To be called after [`fold`](Self::fold), which must have given samples.
     ///
     /// # Errors
     ///
@@ -220,8 +220,9 @@ impl<'a> Clustering<'a> {
         lists: Vec<ListColumn>,
         reporter: &dyn Reporter,
         give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
-    ) -> Result<()> {
-        let Some(folded) = self.folded else { return Ok(()) };
+    ) -> Result<SampleStatistics> {
+        let mut folded =
+            self.folded.take().ok_or_else(|| bug("samples are written before they are folded"))?;
         let keyed = !self.config.samples.key.is_empty();
         let mut unfolder = Unfolder::new(&self.options, lists, keyed);
         reporter.begin("writing", Some(folded.samples), "samples");
@@ -250,7 +251,8 @@ impl<'a> Clustering<'a> {
                     .to_owned(),
             });
         }
-        Ok(())
+        folded.facts.timeline_ids(unfolder.timeline_ids());
+        Ok(folded.facts)
     }
 }
 
@@ -386,6 +388,7 @@ fn facts_wanted(config: &Config, options: &ClusterOptions) -> StatisticsOptions 
         budget: options.budget.clone(),
         timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
         changes: options.observe_changes,
+        values: true,
     }
 }
 

@@ -29,6 +29,7 @@ use super::fold::{FoldOptions, Folded, SessionFolder};
 use super::folded_records::FoldedRecords;
 use super::progress::Progress;
 use crate::sessionize::TIME;
+use crate::statistics::ColumnCounts;
 
 /// The high and the low half of a sample's digest, which order samples that nothing else does.
 pub(crate) const DIGEST: [&str; 2] = ["__onefold_digest_high", "__onefold_digest_low"];
@@ -56,6 +57,8 @@ pub(super) struct FoldRun {
     progress: Arc<Progress>,
     started: Mutex<Option<Started>>,
     outcome: Mutex<Vec<(usize, Folded)>>,
+    /// Counts of the columns of the input.
+    columns: Mutex<ColumnCounts>,
 }
 
 /// A batch and the rows of it that are a worker's, or the error of the query.
@@ -98,6 +101,7 @@ impl FoldRun {
             progress,
             started: Mutex::new(None),
             outcome: Mutex::new(Vec::new()),
+            columns: Mutex::default(),
         })
     }
 
@@ -123,6 +127,9 @@ impl FoldRun {
         let Some(mut all) = parts.next() else { return Ok(None) };
         for part in parts {
             all.merge(part)?;
+        }
+        if self.facts.values {
+            all.facts.columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         Ok(Some(all))
     }
@@ -152,10 +159,12 @@ impl FoldRun {
     async fn convert(&self, part: usize, workers: &[Sender<Message>]) -> Result<()> {
         let converter = Converter::new(self.names.clone(), &self.input.schema()).map_err(external)?;
         let mut batches = self.input.execute(part, Arc::clone(&self.context))?;
+        let mut columns = ColumnCounts::default();
         while let Some(batch) = batches.next().await {
             let batch = batch?;
             self.progress.read(batch.num_rows(), batch.get_array_memory_size());
             let converted = Arc::new(converter.convert(&batch).map_err(external)?);
+            columns.merge(&converted.counts);
             let rows = converted.rows_by_worker(workers.len());
             for (worker, rows) in workers.iter().zip(rows).filter(|(_, rows)| !rows.is_empty()) {
                 if worker.send(Ok((Arc::clone(&converted), rows))).await.is_err() {
@@ -163,6 +172,8 @@ impl FoldRun {
                 }
             }
         }
+        // Known before the workers' queues end, and so before their outcome.
+        self.columns.lock().unwrap_or_else(PoisonError::into_inner).merge(&columns);
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use super::timelines::Slice;
 use super::unfold::{ListColumn, SessionRun, Unfolder};
 use crate::ids::IdForm;
 use crate::sessionize::TIME;
+use crate::statistics::IdCounts;
 
 /// A sample: session, time, a number, a bag of ids and a sequence.
 type Sample = (i64, i64, f32, Vec<i64>, Vec<i64>);
@@ -74,6 +75,7 @@ fn wanted() -> StatisticsOptions {
         budget: CountBudget::new(1 << 30),
         timelines: vec![1],
         changes: true,
+        values: true,
     }
 }
 
@@ -219,6 +221,16 @@ proptest! {
         let lengths = |of: fn(&Sample) -> usize| samples.iter().map(|sample| of(sample) as u64).sum::<u64>();
         prop_assert_eq!(folded.facts.values[0][0], lengths(|sample| sample.3.len()));
         prop_assert_eq!(folded.facts.values[1][0], lengths(|sample| sample.4.len()));
+
+        // The ids that are observed are those of all lists.
+        let lists: [fn(&Sample) -> &Vec<i64>; 2] = [|sample| &sample.3, |sample| &sample.4];
+        for (list, ids) in lists.into_iter().zip(&folded.facts.ids) {
+            let mut naive = IdCounts::new();
+            samples.iter().for_each(|sample| naive.add(list(sample)));
+            prop_assert_eq!((ids.range, ids.distinct()), (naive.range, naive.distinct()));
+        }
+        let without_window = samples.iter().filter(|sample| sample.1 == 0).count() as u64;
+        prop_assert_eq!(folded.facts.list_counts(2).empty, without_window);
     }
 }
 

@@ -15,6 +15,7 @@ use super::fold::FoldOptions;
 use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
 use crate::merge::{KNOWN, LATE, OLD};
+use crate::statistics::IdCounts;
 use crate::{Error, Result};
 
 /// The most samples, and about the most new ids, of a batch for the writer.
@@ -62,6 +63,8 @@ pub(super) struct Unfolder {
     seeds: SampleSeeds,
     samples: u64,
     digest: Digest,
+    /// The ids of the lists from timelines.
+    timeline_ids: Vec<IdCounts>,
 }
 
 /// The lists of the last sample of a chain.
@@ -127,6 +130,7 @@ impl Unfolder {
             seeds: options.seeds(),
             samples: 0,
             digest: Digest::default(),
+            timeline_ids: lists.iter().skip(options.digested).map(|_| IdCounts::new()).collect(),
             lists,
             schema: Arc::new(ArrowSchema::new(fields)),
             place: None,
@@ -206,6 +210,11 @@ impl Unfolder {
         self.digest
     }
 
+    /// The ids of the lists from timelines, in their order.
+    pub(super) fn timeline_ids(&self) -> &[IdCounts] {
+        &self.timeline_ids
+    }
+
     /// The bytes that are held for chains beside the batch.
     pub(super) fn held_bytes(&self) -> usize {
         let carried = self.chains.values().filter_map(|chain| chain.carried.as_ref());
@@ -276,8 +285,9 @@ impl Unfolder {
         for (slice, placed) in run.slices.iter().zip(&mut self.placed) {
             let (start, end) = (positions.next()?, positions.next()?);
             let size = usize::try_from(end.checked_sub(start)?).ok()?;
-            let columns = self.batch.lists.get_mut(number..number + slice.columns.len())?;
-            number += slice.columns.len();
+            let lists = number..number + slice.columns.len();
+            let columns = self.batch.lists.get_mut(lists.clone())?;
+            number = lists.end;
             if size == 0 {
                 columns.iter_mut().try_for_each(|column| column.row((0, 0)))?;
                 continue;
@@ -289,6 +299,10 @@ impl Unfolder {
             }
             let is_new = placed.number != Some(slice.number);
             if is_new || placed.starts.is_empty() {
+                if is_new {
+                    let ids = &mut self.timeline_ids[lists.start - self.logged..];
+                    ids.iter_mut().zip(&slice.columns).for_each(|(counts, ids)| counts.add(ids));
+                }
                 placed.number = Some(slice.number);
                 placed.starts = columns.iter().map(|column| column.ids.len()).collect();
                 for (column, ids) in columns.iter_mut().zip(&slice.columns) {

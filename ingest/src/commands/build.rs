@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_datasets::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter};
 use onefold_ingest::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
 use onefold_terminal::Printer;
 
+use super::statistics::table;
 use super::{EngineArguments, run_async};
 
 /// What `build` and `append` share.
@@ -152,9 +153,21 @@ fn with_flags(error: anyhow::Error, commit: Commit) -> anyhow::Error {
     error.context(format!("nothing was written\n  hint: {flag}"))
 }
 
+/// The statistics of the samples, and what looks wrong in them.
+fn describe_samples(summary: &BuildSummary) -> Vec<String> {
+    let statistics = &summary.statistics;
+    let mut lines = Vec::new();
+    if let (Some(first), Some(last)) = (&statistics.first_time, &statistics.last_time) {
+        lines.push(format!("{} read, from {first} to {last}", count_of(statistics.samples, "sample")));
+    }
+    lines.extend(table(statistics).into_iter().map(|line| format!("  {line}")));
+    lines.extend(summary.warnings.iter().map(|warning| format!("warning: {warning}")));
+    lines
+}
+
 fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
     let mut lines = vec![format!(
-        "{} {}: {} samples in {} sessions ({:.2} samples per session)",
+        "{} {}: {} in {} ({:.2} samples per session)",
         match (commit.keeps_others(), summary.changed) {
             (false, _) => "built",
             (true, true) if commit == Commit::Merge => "merged into",
@@ -163,14 +176,14 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             (true, false) => "nothing to append to",
         },
         out.display(),
-        format_count(summary.samples),
-        format_count(summary.sessions),
+        count_of(summary.samples, "sample"),
+        count_of(summary.sessions, "session"),
         summary.samples_per_session,
     )];
     lines.push(format!(
-        "{} partitions, {} files, {} on disk ({:.1} bytes per sample), {} order, {} layout",
-        summary.partitions,
-        summary.files,
+        "{}, {}, {} on disk ({:.1} bytes per sample), {} order, {} layout",
+        count_of(summary.partitions, "partition"),
+        count_of(summary.files, "file"),
         format_bytes(summary.bytes_on_disk),
         summary.bytes_on_disk as f64 / summary.samples as f64,
         match summary.order {
@@ -184,43 +197,37 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
         },
     ));
     if commit.keeps_others() {
-        let (samples, partitions) = (format_count(summary.samples_written), summary.partitions_written);
-        lines.push(format!("wrote {samples} samples in {partitions} partitions"));
+        let samples = count_of(summary.samples_written, "sample");
+        lines
+            .push(format!("wrote {samples} in {}", count_of(summary.partitions_written as u64, "partition")));
     }
     if let Some(merged) = &summary.merged {
         lines.push(format!(
-            "added {} samples, skipped {} that were there already; {} buckets rewritten",
-            format_count(merged.samples_added),
+            "added {}, skipped {} that were there already; rewrote {}",
+            count_of(merged.samples_added, "sample"),
             format_count(merged.samples_skipped),
-            format_count(merged.buckets_rewritten),
+            count_of(merged.buckets_rewritten, "bucket"),
         ));
     }
     if summary.samples_of_other_partitions > 0 {
-        let samples = format_count(summary.samples_of_other_partitions);
-        lines.push(format!("left out: {samples} samples of other partitions"));
+        let samples = count_of(summary.samples_of_other_partitions, "sample");
+        lines.push(format!("left out: {samples} of other partitions"));
     }
     if summary.ragged_rows_skipped > 0 {
-        let rows = format_count(summary.ragged_rows_skipped);
-        lines.push(format!("left out: {rows} rows of CSV files with fewer or more values than columns"));
+        let rows = count_of(summary.ragged_rows_skipped, "row");
+        lines.push(format!("left out: {rows} of CSV files with fewer or more values than columns"));
     }
     for (partition, samples) in &summary.samples_of_earlier_sessions {
-        let samples = format_count(*samples);
+        let samples = count_of(*samples, "sample");
         lines.push(format!(
-            "of these, {samples} samples belong to sessions that started in {partition}: `--merge` into that partition adds them"
+            "of these, {samples} belong to sessions that started in {partition}: `--merge` into that partition adds them"
         ));
     }
     for (what, count) in summary.skipped.described() {
         lines.push(format!("counted: {} {what}", format_count(count)));
     }
     for (name, ids) in &summary.vocabularies {
-        lines.push(format!("vocabulary {name}: {} ids", format_count(*ids)));
-    }
-    for (name, hashed) in &summary.hashed_ids {
-        let ids = format_count(hashed.distinct_ids);
-        lines.push(format!(
-            "hashed ids of {name}: about {ids} distinct, {:.1e} collisions expected",
-            hashed.expected_collisions
-        ));
+        lines.push(format!("vocabulary {name}: {}", count_of(*ids, "id")));
     }
     for group in &summary.groups {
         lines.push(format!("group {}: {} ({})", group.name, group.features.join(", "), group.why));
@@ -228,6 +235,7 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
     if summary.sorted_joins {
         lines.push("joins were sorted, because their keys do not fit into `--memory-limit`".to_owned());
     }
+    lines.extend(describe_samples(summary));
     lines.push(format!(
         "{:.1} s, {} samples/s, {} read",
         summary.wall_seconds,

@@ -10,6 +10,7 @@ pub(crate) mod build;
 pub(crate) mod history;
 pub(crate) mod report;
 pub(crate) mod shard;
+mod statistics;
 pub(crate) mod vacuum;
 pub(crate) mod verify;
 

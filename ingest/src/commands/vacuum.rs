@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onefold_datasets::storage::Storage;
-use onefold_datasets::units::{format_bytes, format_count, parse_duration_micros};
+use onefold_datasets::units::{count_of, format_bytes, parse_duration_micros};
 use onefold_datasets::vacuum::{VacuumOptions, Vacuumed, vacuum};
 use onefold_terminal::Printer;
 
@@ -50,13 +50,13 @@ fn describe(vacuumed: &Vacuumed) -> String {
     let young = match vacuumed.young_files_kept {
         0 => String::new(),
         files => {
-            format!("\n{} files that no snapshot names are too young to remove", format_count(files as u64))
+            format!("\nkeeps {} that no snapshot names, because of their age", count_of(files as u64, "file"))
         }
     };
     format!(
-        "{verb} {} snapshots and {} files, {} in all; {kept}{young}",
-        format_count(vacuumed.snapshots_removed.len() as u64),
-        format_count(vacuumed.files_removed as u64),
+        "{verb} {} and {}, {} in all; {kept}{young}",
+        count_of(vacuumed.snapshots_removed.len() as u64, "snapshot"),
+        count_of(vacuumed.files_removed as u64, "file"),
         format_bytes(vacuumed.bytes_removed),
     )
 }

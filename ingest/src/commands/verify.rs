@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_datasets::units::{count_of, format_bytes, format_count};
 use onefold_datasets::verify::{Verification, VerifyOptions, verify};
 use onefold_datasets::{PartitionFilter, Problem};
 use onefold_ingest::{Comparison, Config, compare};
@@ -103,12 +103,12 @@ fn describe_files(dataset: &str, verification: &Verification) -> String {
         some => format!(" ({} begin inside a session)", format_count(some)),
     };
     format!(
-        "verified {dataset}: {} samples in {} sessions, {} partitions, {} files, {} row groups{inside}, {} in {:.1} s",
-        format_count(verification.samples),
-        format_count(verification.sessions),
-        verification.partitions,
-        verification.files,
-        format_count(verification.row_groups),
+        "verified {dataset}: {} in {}, {}, {}, {}{inside}, {} in {:.1} s",
+        count_of(verification.samples, "sample"),
+        count_of(verification.sessions, "session"),
+        count_of(verification.partitions as u64, "partition"),
+        count_of(verification.files as u64, "file"),
+        count_of(verification.row_groups, "row group"),
         format_bytes(verification.bytes_on_disk),
         verification.wall_seconds,
     )

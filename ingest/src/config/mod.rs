@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest, units};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::columns::Policy;
 use self::columns::once;
@@ -85,7 +85,7 @@ pub enum PartitionBy {
 }
 
 /// What a column of the samples is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureKind {
     /// What the model learns to predict: a number or boolean.

@@ -7,11 +7,11 @@ use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use datafusion::prelude::SessionContext;
 use onefold_datasets::{CountBudget, IdEncoding, OriginalKind, SparseFeature, TextIds};
 
-use super::{DistinctIds, HashedIds, IdForm, IdType, timeline_function};
+use super::{IdForm, IdType, timeline_function};
 use crate::cluster::column_error;
 use crate::{Config, Result};
 
-/// The forms of all features' ids, and the texts and hashes collected while they are read.
+/// The forms of all features' ids, and the texts collected while they are read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FeatureIds {
     forms: BTreeMap<String, IdForm>,
@@ -57,8 +57,7 @@ impl FeatureIds {
         }
         for feature in config.schema.sparse_features() {
             if feature.ids == Some(IdEncoding::Hash) {
-                let form = IdForm::Hashes(Arc::new(DistinctIds::new()));
-                ids.forms.insert(feature.name.clone(), form);
+                ids.forms.insert(feature.name.clone(), IdForm::Hashes);
             }
         }
         for (i, timeline) in config.timelines.iter().enumerate() {
@@ -79,13 +78,9 @@ impl FeatureIds {
         self.texts.get(vocabulary).map(Arc::as_ref)
     }
 
-    /// The summaries of the features whose ids are hashed, after all samples were read.
-    pub(crate) fn hashed(&self) -> BTreeMap<String, HashedIds> {
-        let hashed = self.forms.iter().filter_map(|(feature, form)| match form {
-            IdForm::Hashes(distinct) => Some((feature.clone(), distinct.summary())),
-            IdForm::Integers | IdForm::Texts(_) => None,
-        });
-        hashed.collect()
+    /// Whether a feature's ids are the integers of the log, or their ranks in a vocabulary.
+    pub(crate) fn are_integers(&self, feature: &str) -> bool {
+        matches!(self.of(feature), IdForm::Integers)
     }
 }
 

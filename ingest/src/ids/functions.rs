@@ -14,7 +14,7 @@ use datafusion::logical_expr::{
 use datafusion::prelude::SessionContext;
 
 use super::values::item_type;
-use super::{DistinctIds, IdForm, IdType, list_ids, scalar_ids};
+use super::{IdForm, IdType, list_ids, scalar_ids};
 
 /// Makes the functions available to the SQL of `context`.
 pub(crate) fn register(context: &SessionContext) {
@@ -81,14 +81,13 @@ impl ScalarUDFImpl for HashId {
     }
 
     fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let form = IdForm::Hashes(Arc::new(DistinctIds::new()));
         let [values] = arrays(&arguments)?;
         let ids: ArrayRef = match values.data_type() {
             DataType::Null => cast(&values, &DataType::Int64)?,
             list if item_type(list).is_some() => {
-                Arc::new(list_ids("hash_id", &values, &form).map_err(external)?)
+                Arc::new(list_ids("hash_id", &values, &IdForm::Hashes).map_err(external)?)
             }
-            _ => Arc::new(scalar_ids("hash_id", &values, &form).map_err(external)?),
+            _ => Arc::new(scalar_ids("hash_id", &values, &IdForm::Hashes).map_err(external)?),
         };
         // The items of lists have the name that was announced.
         result(&arguments, cast(&ids, arguments.return_type())?)

@@ -12,7 +12,6 @@
 //! [`TextIds`](onefold_datasets::TextIds) gives to a text, which a vocabulary replaces by a rank when samples are written.
 
 mod check;
-mod distinct;
 mod forms;
 pub(crate) mod functions;
 #[cfg(test)]
@@ -20,8 +19,6 @@ mod tests;
 mod values;
 
 pub(crate) use self::check::{WrongType, wrong_item_type, wrong_list_type, wrong_number_type};
-pub(crate) use self::distinct::DistinctIds;
-pub use self::distinct::HashedIds;
 pub(crate) use self::forms::FeatureIds;
 pub(crate) use self::functions::timeline_function;
 pub(crate) use self::values::{IdForm, IdType, item_type, list_ids, scalar_ids};

@@ -14,10 +14,6 @@ use onefold_datasets::{CountBudget, TextIds, hash_id};
 
 use super::*;
 
-fn hashes() -> IdForm {
-    IdForm::Hashes(Arc::new(DistinctIds::new()))
-}
-
 /// Columns of every type whose values stand for the same texts: `17`, null, `3`, `17`.
 fn numbers() -> Vec<ArrayRef> {
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("17"), None, Some("3"), Some("17")]));
@@ -77,7 +73,7 @@ fn single_ids_of_every_type_are_hashed_or_numbered() {
     for (column, texts) in columns() {
         let data_type = column.data_type().clone();
         assert!(IdType::of(&data_type).is_some(), "{data_type}");
-        let hashed = scalar_ids("x", &column, &hashes()).unwrap();
+        let hashed = scalar_ids("x", &column, &IdForm::Hashes).unwrap();
         let expected = texts.map(|text| text.map(|text| hash_id(text.as_bytes())));
         assert_eq!(hashed.iter().collect::<Vec<_>>(), expected, "{data_type}");
         assert!(hashed.iter().flatten().all(|id| id >= 0));
@@ -160,7 +156,7 @@ fn check_lists(lists: &ArrayRef, expected: &[Option<Vec<String>>]) {
     };
     let hash = |texts: &Vec<String>| texts.iter().map(|text| hash_id(text.as_bytes())).collect();
     let hashed: Vec<Option<Vec<i64>>> = expected.iter().map(|list| list.as_ref().map(hash)).collect();
-    assert_eq!(rows(&list_ids("x", lists, &hashes()).unwrap()), hashed, "{data_type}");
+    assert_eq!(rows(&list_ids("x", lists, &IdForm::Hashes).unwrap()), hashed, "{data_type}");
     let interned = Arc::new(TextIds::new("x", &CountBudget::new(1 << 20)));
     let ids = rows(&list_ids("x", lists, &IdForm::Texts(Arc::clone(&interned))).unwrap());
     let texts = interned.lock();
@@ -173,14 +169,14 @@ fn nulls_in_lists_stay_null() {
     let mut lists = ListBuilder::new(StringBuilder::new());
     lists.append_value([Some("a"), None]);
     let lists: ArrayRef = Arc::new(lists.finish());
-    let ids = list_ids("x", &lists, &hashes()).unwrap();
+    let ids = list_ids("x", &lists, &IdForm::Hashes).unwrap();
     assert_eq!((ids.len(), ids.values().len(), ids.values().null_count()), (1, 2, 1));
 }
 
 #[test]
 fn bytes_that_are_not_a_text_are_hashed_but_not_numbered() {
     let bytes: ArrayRef = Arc::new(FixedSizeBinaryArray::try_from_iter([[0xff, 0x00]].iter()).unwrap());
-    let hashed = scalar_ids("uuid", &bytes, &hashes()).unwrap();
+    let hashed = scalar_ids("uuid", &bytes, &IdForm::Hashes).unwrap();
     assert_eq!(hashed.value(0), 794_437_103_675_513_319);
     let texts = IdForm::Texts(Arc::new(TextIds::new("uuid", &CountBudget::new(1 << 20))));
     let error = scalar_ids("uuid", &bytes, &texts).unwrap_err().to_string();

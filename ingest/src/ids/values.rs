@@ -10,7 +10,6 @@ use datafusion::arrow::compute::{CastOptions, cast_with_options, take};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
 use onefold_datasets::{TextIds, hash_id, with_decimal};
 
-use super::DistinctIds;
 use crate::cluster::column_error;
 use crate::{Error, Result};
 
@@ -20,8 +19,8 @@ pub(crate) enum IdForm {
     /// They are integers already, or booleans, which become 0 and 1.
     #[default]
     Integers,
-    /// They become hashes, of which the distinct ones are counted.
-    Hashes(Arc<DistinctIds>),
+    /// They become hashes.
+    Hashes,
     /// They become numbers that stand for texts.
     Texts(Arc<TextIds>),
 }
@@ -89,11 +88,7 @@ pub(crate) fn scalar_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result
     let column = &decoded(name, column)?;
     match form {
         IdForm::Integers => integers(name, column),
-        IdForm::Hashes(distinct) => from_bytes(name, column, |bytes| {
-            let id = hash_id(bytes);
-            distinct.add(id);
-            Ok(id)
-        }),
+        IdForm::Hashes => from_bytes(name, column, |bytes| Ok(hash_id(bytes))),
         IdForm::Texts(texts) => from_bytes(name, column, |bytes| {
             let text = std::str::from_utf8(bytes).map_err(|_| {
                 let message = format!("the bytes `{}` are not a UTF-8 text", bytes.escape_ascii());

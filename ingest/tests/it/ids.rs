@@ -15,7 +15,7 @@ use onefold_datasets::{OriginalKind, Snapshot, Vocabulary, hash_id};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
-use crate::logs::{Dir, parquet};
+use crate::logs::{Dir, parquet, statistics_of};
 
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
@@ -200,10 +200,10 @@ fn hashed_ids_of_every_type_are_the_hashes_of_their_texts() {
     }
     let expected = by_request(|request| vec![hash_id(&[0xf0 | (request as u8 % 3), 0x07])]);
     assert_eq!(read(&dataset, "uuid"), expected);
-    let hashed = &summary["hashed_ids"];
-    assert_eq!(hashed["uuid"]["distinct_ids"], 3);
-    assert_eq!(hashed["large"]["distinct_ids"], 13);
-    let collisions = hashed["large"]["expected_collisions"].as_f64().unwrap();
+    let hashed = |feature: &str| statistics_of(&summary, feature);
+    assert_eq!(hashed("uuid")["distinct_ids"], 3);
+    assert_eq!(hashed("large")["distinct_ids"], 13);
+    let collisions = hashed("large")["expected_collisions"].as_f64().unwrap();
     assert!((collisions / (13.0 * 12.0 / 2_f64.powi(64)) - 1.0).abs() < 0.01, "{collisions}");
 
     // SQL makes the same ids.
@@ -397,7 +397,7 @@ fn timelines_of_texts_are_hashed_or_numbered() {
          [vocabularies.items]\n",
     );
     let summary = run(&dir, "build", "out");
-    assert_eq!(summary["hashed_ids"]["seen_hash"]["distinct_ids"], 12);
+    assert_eq!(statistics_of(&summary, "seen_hash")["distinct_ids"], 12);
     let seen = |request: i64| -> Vec<i64> {
         let before =
             events.iter().filter(|i| user(**i) == user(request) && *i * MINUTE / 4 < request * MINUTE);

@@ -233,6 +233,12 @@ impl Dir {
     }
 }
 
+/// The statistics of a feature in the summary of a build.
+pub(crate) fn statistics_of(summary: &Value, feature: &str) -> Value {
+    let features = summary["statistics"]["features"].as_array().unwrap();
+    features.iter().find(|known| known["name"] == feature).unwrap().clone()
+}
+
 fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))

@@ -8,4 +8,5 @@ mod s3;
 mod samples;
 mod shard;
 mod sources;
+mod statistics;
 mod times;

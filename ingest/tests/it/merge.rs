@@ -611,8 +611,7 @@ fn the_command_says_what_it_merged() {
     let error = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && error.contains("cannot be used with"), "{error}");
     let shown = text(run(&["--partition", "date=2024-05-01"]));
-    for part in
-        ["merged into dataset", "added 1 samples, skipped 1 that were there already; 1 buckets rewritten"]
+    for part in ["merged into dataset", "added 1 sample, skipped 1 that were there already; rewrote 1 bucket"]
     {
         assert!(shown.contains(part), "{shown}");
     }

@@ -1,0 +1,115 @@
+//! What is counted while samples are read, column by column; from it come the statistics when all samples are read.
+
+use super::distinct::DistinctIds;
+
+/// Counts of the columns of a query, over whole batches.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ColumnCounts {
+    pub(crate) samples: u64,
+    /// The first and the last time.
+    pub(crate) times: Option<(i64, i64)>,
+    /// Labels, weight and dense features, in the order of the schema.
+    pub(crate) numbers: Vec<NumberCounts>,
+    /// The lists of the log.
+    pub(crate) lists: Vec<ListCounts>,
+}
+
+/// Counts of a column of numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NumberCounts {
+    pub(crate) min: f32,
+    pub(crate) max: f32,
+    /// Samples with a value above 0.
+    pub(crate) positive: u64,
+}
+
+/// Counts of a column of lists.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ListCounts {
+    /// Samples without a list, or without a single id.
+    pub(crate) null: u64,
+    /// Samples with an empty list.
+    pub(crate) empty: u64,
+}
+
+/// The ids of a feature.
+#[derive(Debug)]
+pub(crate) struct IdCounts {
+    /// The smallest and the largest id.
+    pub(crate) range: Option<(i64, i64)>,
+    distinct: DistinctIds,
+}
+
+impl ColumnCounts {
+    /// Adds the counts of other samples of the same columns.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        if self.samples == 0 {
+            self.clone_from(other);
+            return;
+        }
+        self.samples += other.samples;
+        self.times = union(self.times, other.times);
+        for (counts, other) in self.numbers.iter_mut().zip(&other.numbers) {
+            counts.min = counts.min.min(other.min);
+            counts.max = counts.max.max(other.max);
+            counts.positive += other.positive;
+        }
+        for (counts, other) in self.lists.iter_mut().zip(&other.lists) {
+            counts.null += other.null;
+            counts.empty += other.empty;
+        }
+    }
+}
+
+impl NumberCounts {
+    /// The counts of these values.
+    pub(crate) fn of(values: &[f32]) -> Self {
+        let none = Self { min: f32::INFINITY, max: f32::NEG_INFINITY, positive: 0 };
+        values.iter().fold(none, |counts, value| Self {
+            min: counts.min.min(*value),
+            max: counts.max.max(*value),
+            positive: counts.positive + u64::from(*value > 0.0),
+        })
+    }
+}
+
+impl ListCounts {
+    /// The counts of a column with so many nulls whose lists, empty ones for nulls, have these offsets.
+    pub(crate) fn of(nulls: usize, offsets: &[i32]) -> Self {
+        let without_ids = offsets.windows(2).filter(|bounds| bounds[0] == bounds[1]).count();
+        Self { null: nulls as u64, empty: without_ids.saturating_sub(nulls) as u64 }
+    }
+}
+
+impl IdCounts {
+    pub(crate) fn new() -> Self {
+        Self { range: None, distinct: DistinctIds::new() }
+    }
+
+    /// Adds ids, of which it may know some.
+    pub(crate) fn add(&mut self, ids: &[i64]) {
+        for id in ids {
+            self.range = union(self.range, Some((*id, *id)));
+            self.distinct.add(*id);
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.range = union(self.range, other.range);
+        self.distinct.merge(&other.distinct);
+    }
+
+    /// About how many distinct ids there are.
+    pub(crate) fn distinct(&self) -> u64 {
+        self.distinct.estimate()
+    }
+}
+
+/// The smallest range that holds both.
+#[inline]
+pub(crate) fn union(one: Option<(i64, i64)>, other: Option<(i64, i64)>) -> Option<(i64, i64)> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some((one.0.min(other.0), one.1.max(other.1))),
+        (one, other) => one.or(other),
+    }
+}

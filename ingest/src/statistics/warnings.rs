@@ -1,0 +1,67 @@
+//! Warnings of what looks wrong in the statistics of a build.
+
+use onefold_datasets::units::format_count;
+
+use super::{BuildStatistics, ColumnStatistics, ValueStatistics};
+use crate::{Config, FeatureKind};
+
+/// Warnings of columns that carry no information, and of labels without positives. Few late samples may well agree in a
+/// value, so a merge warns only of columns without any value.
+pub(crate) fn warnings(config: &Config, statistics: &BuildStatistics, is_merge: bool) -> Vec<String> {
+    let of_feature = |feature: &ColumnStatistics| {
+        let reason = empty_reason(config, feature, statistics.samples)
+            .or_else(|| constant_reason(feature).filter(|_| !is_merge && statistics.samples > 1))?;
+        Some(format!("{} `{}`: {reason}", described(feature.kind), feature.name))
+    };
+    statistics.features.iter().filter_map(of_feature).collect()
+}
+
+fn described(kind: FeatureKind) -> &'static str {
+    match kind {
+        FeatureKind::Label => "label",
+        FeatureKind::Weight => "weight",
+        FeatureKind::Dense => "dense feature",
+        FeatureKind::Sparse => "sparse feature",
+        FeatureKind::Sequence => "sequence",
+    }
+}
+
+/// Why a feature has no ids; `None` if it has some.
+fn empty_reason(config: &Config, feature: &ColumnStatistics, samples: u64) -> Option<String> {
+    let ValueStatistics::List { null_share, empty_share, mean_length, .. } = feature.values else {
+        return None;
+    };
+    let samples = format_count(samples);
+    let is_of_timeline = config.timeline_of(&feature.name).is_some();
+    (mean_length == 0.0).then(|| match (is_of_timeline, null_share, empty_share) {
+        (true, ..) => format!(
+            "the windows of all {samples} samples are empty; check that the keys of the timeline match, and that its rows are \
+             older than the samples"
+        ),
+        (_, 1.0, _) => format!(
+            "all {samples} samples have a null; check the name of the column, and casts in the query (`TRY_CAST` gives null for \
+             what it cannot convert)"
+        ),
+        (_, _, 1.0) => format!("the lists of all {samples} samples are empty"),
+        _ => format!("the lists of all {samples} samples are empty or null"),
+    })
+}
+
+/// Why a column says nothing of its samples; `None` if its values differ.
+fn constant_reason(feature: &ColumnStatistics) -> Option<String> {
+    match (feature.kind, &feature.values) {
+        (FeatureKind::Label, ValueStatistics::Number { max, .. }) if *max <= 0.0 => Some(
+            "no sample is positive; check the condition that makes the label, and the keys and times of the join with events"
+                .to_owned(),
+        ),
+        (FeatureKind::Weight, ValueStatistics::Number { max, .. }) => {
+            (*max <= 0.0).then(|| "no sample has a weight above 0".to_owned())
+        }
+        (_, ValueStatistics::Number { min, max, .. }) => {
+            (min == max).then(|| format!("all samples have the value {min}"))
+        }
+        (_, ValueStatistics::List { is_constant, .. }) => {
+            is_constant.then(|| "all samples have the same single id".to_owned())
+        }
+    }
+}
