@@ -193,7 +193,7 @@ impl StagedDirectory {
             return Err(Error::Exists { path: target.to_owned(), hint });
         }
         if occupied && !overwrite {
-            let hint = "choose another directory, or replace it with `--overwrite`".to_owned();
+            let hint = "choose another directory, or replace it with the option `overwrite`".to_owned();
             return Err(Error::Exists { path: target.to_owned(), hint });
         }
         let staging = sibling(target, "partial");
@@ -357,7 +357,7 @@ mod tests {
         assert!(error.to_string().contains("it holds no `marker`"), "{error}");
         fs_err::write(target.join("marker"), b"1").unwrap();
         let error = StagedDirectory::create(&target, "marker", false).unwrap_err();
-        assert!(error.to_string().contains("`--overwrite`"), "{error}");
+        assert!(error.to_string().contains("replace it with the option `overwrite`"), "{error}");
         StagedDirectory::create(&target, "marker", true).unwrap().commit().unwrap();
         assert!(!target.join("thesis.txt").exists());
     }

@@ -1,4 +1,5 @@
-//! The errors of this crate. Each names the place; its second line says what to do.
+//! The errors of this crate. Each names the place; its second line says what to do. An option of the API is named as
+//! ``the option `memory_limit` ``, which binaries print as their flag.
 
 use std::path::PathBuf;
 
@@ -111,7 +112,7 @@ pub enum Error {
 
     /// An append would leave a partition with fewer samples than it has.
     #[error(
-        "`{}`: {}partition `{partition}` has {before} samples, and appending would leave {now}; nothing was committed\n  hint: give logs that hold all samples of the partition, merge late samples into it, or say that it is to be replaced",
+        "`{}`: {}partition `{partition}` has {before} samples, and appending would leave {now}; nothing was committed\n  hint: give logs that hold all samples of the partition, add late samples to it with the option `commit = merge`, or replace it with the option `commit = replace`",
         path.display(), if *partitions > 1 { format!("{partitions} partitions would lose samples: ") } else { String::new() }
     )]
     FewerSamples {
@@ -160,7 +161,7 @@ pub enum Error {
 
     /// A feature has more distinct ids than can be counted in the memory that there is.
     #[error(
-        "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} distinct ones so far, {} for all features\n  hint: raise `--memory-limit`, or leave this feature's ids as they are (remove its `vocabulary`)",
+        "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} distinct ones so far, {} for all features\n  hint: raise the option `memory_limit`, or leave this feature's ids as they are (remove its `vocabulary`)",
         crate::units::format_count(*distinct), crate::units::format_bytes(*limit)
     )]
     TooManyIds {

@@ -66,6 +66,16 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
+/// Writes the least number of bytes that suffices, as [`parse_bytes`] reads it: `13MiB`. It is never below `bytes`, and at most a
+/// tenth above.
+pub fn format_least_bytes(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.into_iter().find(|(_, bits)| bytes >= 10 << bits) {
+        Some((unit, bits)) => format!("{}{unit}", bytes.div_ceil(1 << bits)),
+        None => format!("{bytes}"),
+    }
+}
+
 /// Writes bytes as lower-case hexadecimal, as checksums are written.
 pub fn format_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -117,6 +127,13 @@ mod tests {
     fn people_read_units_and_separators() {
         assert_eq!(format_bytes(1_572_864), "1.5 MiB");
         assert_eq!(format_bytes(12), "12 B");
+        assert_eq!(format_least_bytes(12), "12");
+        assert_eq!(format_least_bytes((10 << 20) + 1), "11MiB");
+        assert_eq!(format_least_bytes(10 << 20), "10MiB");
+        for bytes in [1, 10_239, 10_240, 10_241, 123_456_789, 10 << 30, (99 << 40) + 1] {
+            let read = parse_bytes(&format_least_bytes(bytes)).unwrap();
+            assert!((bytes..=bytes + bytes / 10).contains(&read), "{bytes}: {read}");
+        }
         assert_eq!(format_count(1_234_567), "1,234,567");
         assert_eq!(format_count(12), "12");
         assert_eq!(format_hex(&[0, 10, 255]), "000aff");

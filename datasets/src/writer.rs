@@ -410,9 +410,9 @@ fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
 fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
     let exists = |hint: &str| Error::Exists { path: storage.location().to_owned(), hint: hint.to_owned() };
     match (latest_head(storage)?, options.commit) {
-        (Some(_), Commit::Create) => {
-            Err(exists("it is a dataset; choose another location, or replace the dataset"))
-        }
+        (Some(_), Commit::Create) => Err(exists(
+            "it is a dataset; choose another location, or replace it with the option `commit = overwrite`",
+        )),
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
         (Some(base), Commit::Append | Commit::Replace | Commit::Merge) => {
             check_appendable(storage, &base, schema, options)?;

@@ -184,16 +184,16 @@ impl Build<'_> {
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         let choice = options.partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
-        let folded = reading.fold(&mut clustering, self.reporter).await?;
-        let (samples, digest) = (folded.samples, folded.digest);
+        let totals = reading.encode(&mut clustering, self.reporter).await?;
+        let (samples, digest) = (totals.samples, totals.digest);
         let old = writer.appended_to().map(|old| (self.out, old));
-        let decided = decide(config, &reading, &mut folded.facts, old).await?;
+        let decided = decide(config, &reading, &mut totals.statistics, old).await?;
         if decided.schema != *writer.schema() {
             drop(writer);
             writer = self.writer(layout, order, &decided.schema)?;
         }
         writer.set_buckets(reading.buckets(&wanted))?;
-        if self.writes_all_that_is_folded() {
+        if self.writes_the_samples_as_read() {
             writer.expect(samples, digest);
         }
         let output = self.write(clustering, (&reading, &decided), writer, &choice).await?;
@@ -221,9 +221,9 @@ impl Build<'_> {
         })
     }
 
-    /// Whether what is written has the digest of what is folded: the same samples, and neither ids that vocabularies change
+    /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies change
     /// nor lists that timelines make.
-    fn writes_all_that_is_folded(&self) -> bool {
+    fn writes_the_samples_as_read(&self) -> bool {
         let (config, filter) = (self.config, &self.options.partitions);
         config.vocabularies.is_empty() && config.timelines.is_empty() && *filter == PartitionFilter::default()
     }
@@ -281,7 +281,7 @@ impl Build<'_> {
             }
             Ok(writer.write(partition, &batch)?)
         };
-        let counted = clustering.unfold(decided.lists.clone(), self.reporter, &mut give).await?;
+        let counted = clustering.decode(decided.lists.clone(), self.reporter, &mut give).await?;
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         if given.samples == 0 && !is_merge {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);

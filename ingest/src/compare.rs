@@ -1,6 +1,6 @@
 //! Compares a dataset with its sources: whether its samples are exactly those that the configuration makes of the logs.
 //!
-//! The logs are read, joined, sorted and unfolded as for a build, and the samples are digested in place of being written.
+//! The logs are read, joined, sorted and decoded as for a build, and the samples are digested in place of being written.
 
 use std::path::Path;
 use std::time::Instant;
@@ -83,9 +83,9 @@ impl Compare<'_> {
         let reading = Reading::plan(config, sources, self.options, &wanted).await?;
         let choice = partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
-        let folded = reading.fold(&mut clustering, self.reporter).await?;
+        let totals = reading.encode(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));
-        let decided = decide(config, &reading, &mut folded.facts, old).await?;
+        let decided = decide(config, &reading, &mut totals.statistics, old).await?;
         let mut expected = ExpectedSamples::new(snapshot, self.options.threads)?;
         let mut count = |key: &_, samples| {
             if choice.matches(key)? {
@@ -93,7 +93,7 @@ impl Compare<'_> {
             }
             Ok(())
         };
-        clustering.unfold(decided.lists, self.reporter, &mut count).await?;
+        clustering.decode(decided.lists, self.reporter, &mut count).await?;
         Ok(Comparison {
             samples: expected.samples(),
             problems: expected.problems(partitions)?,

@@ -25,7 +25,7 @@ use crate::{Config, Result, timeline};
 #[derive(Debug)]
 pub(crate) struct OutputPlan {
     pub(crate) schema: Schema,
-    /// The list columns of unfolded samples, in order.
+    /// The list columns of decoded samples, in order.
     pub(crate) lists: Vec<ListColumn>,
     /// For each of them the originals of its ids by id, if a vocabulary numbers them; only for a merge.
     pub(crate) originals: Vec<Option<Arc<Vec<i64>>>>,

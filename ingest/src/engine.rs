@@ -51,7 +51,7 @@ pub(crate) fn batch_rows(row_bytes: u64) -> usize {
     (BATCH_BYTES / row_bytes.max(1)).clamp(16, 8192) as usize
 }
 
-/// The part of the memory limit for what is kept of sessions while their samples are folded, and as much for vocabularies
+/// The part of the memory limit for what is kept of sessions while their samples are encoded, and as much for vocabularies
 /// if there are any. The engine has the rest.
 pub(crate) fn state_bytes(memory_limit: u64) -> usize {
     usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)

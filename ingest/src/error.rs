@@ -103,7 +103,7 @@ pub enum Error {
 
     /// The engine needs more memory than its limit.
     #[error(
-        "the memory limit does not suffice: {message}\n  hint: raise the memory limit, or use fewer threads so that fewer operators share it"
+        "the memory limit does not suffice: {message}\n  hint: raise the option `memory_limit`, or lower the option `threads` so that fewer operators share the memory"
     )]
     Memory {
         /// The engine's account, with the operator.
@@ -112,7 +112,7 @@ pub enum Error {
 
     /// An operator could not spill: the disk is full, or files may not be so large.
     #[error(
-        "rows that do not fit into memory cannot be written to disk: {message}\n  hint: free some space in the spill directory (by default the system's temporary directory), choose one on another disk, or raise the memory limit; nothing was changed"
+        "rows that do not fit into memory cannot be written to disk: {message}\n  hint: free some space in the spill directory (by default the system's temporary directory), choose one on another disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
     )]
     Spill {
         /// The engine's message.
@@ -121,7 +121,7 @@ pub enum Error {
 
     /// The temporary files have reached the spill limit.
     #[error(
-        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the spill limit, free some space in the spill directory (by default the system's temporary directory) or choose one on a larger disk, or raise the memory limit; nothing was changed"
+        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the option `spill_limit`, free some space in the spill directory (by default the system's temporary directory), choose one on a larger disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
     )]
     SpillLimit {
         /// The limit.
@@ -164,9 +164,10 @@ impl From<DataFusionError> for Error {
         }
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
-            DataFusionError::IoError(_) => {
-                engine(message, "check that the spill directory is a folder that can be written")
-            }
+            DataFusionError::IoError(_) => engine(
+                message,
+                "check that the spill directory (the option `spill_directory`) is a folder that can be written",
+            ),
             _ => {
                 let hint = advice(&message).unwrap_or("check the query and the types of its columns");
                 engine(message, hint)

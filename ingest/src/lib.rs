@@ -1,7 +1,7 @@
 //! The batch ETL: raw logs in, a session-clustered dataset out.
 //!
 //! ```text
-//! dataset.toml ─▶ sources ─▶ samples ─▶ cluster: fold ─▶ sort ─▶ unfold ─▶ DatasetWriter
+//! dataset.toml ─▶ sources ─▶ samples ─▶ cluster: delta-encode ─▶ sort ─▶ decode ─▶ DatasetWriter
 //!    config       files,     joins,      by session    DataFusion,         onefold-datasets
 //!                 stores     or SQL                    spills
 //! ```

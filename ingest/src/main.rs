@@ -63,7 +63,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printer = Printer::new(cli.output);
-    onefold_terminal::run(|| match &cli.command {
+    onefold_terminal::run::<Cli>(|| match &cli.command {
         Command::Build(arguments) => commands::build::run_build(arguments, &printer),
         Command::Append(arguments) => commands::build::run_append(arguments, &printer),
         Command::Shard(arguments) => commands::shard::run(arguments, &printer),

@@ -8,7 +8,7 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{CountBudget, Order, OriginalKind, PartitionTypes, default_buckets};
 
-use crate::cluster::{ClusterOptions, Clustering, Folded};
+use crate::cluster::{ClusterOptions, Clustering, SampleTotals};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
 use crate::samples::{self, Samples};
@@ -118,20 +118,20 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Folds and sorts them; gives the counts and the digest that are known then.
+    /// Encodes and sorts them. Returns their totals.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::fold`], [`Error::NoSamples`] if there are none, and [`Error::Engine`] if there are not as many as
+    /// As [`Clustering::encode`], [`Error::NoSamples`] if there are none, and [`Error::Engine`] if there are not as many as
     /// the declared steps counted.
-    pub(crate) async fn fold<'c>(
+    pub(crate) async fn encode<'c>(
         &self,
         clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
-    ) -> Result<&'c mut Folded> {
-        let folded = clustering.fold(reporter).await?;
-        self.check_count(folded.as_ref().map_or(0, |folded| folded.samples), None)?;
-        folded.ok_or_else(|| self.no_samples())
+    ) -> Result<&'c mut SampleTotals> {
+        let totals = clustering.encode(reporter).await?;
+        self.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
+        totals.ok_or_else(|| self.no_samples())
     }
 
     /// Checks that as many samples were read as the declared steps counted: `found`, and the `known` ones that a merge has
@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(reading.planned.expected, Some(3));
             reading.planned.expected = counted;
             let mut clustering = reading.clustering(&wanted).await?;
-            Ok(reading.fold(&mut clustering, &Silent).await?.samples)
+            Ok(reading.encode(&mut clustering, &Silent).await?.samples)
         })
     }
 

@@ -104,7 +104,8 @@ struct SegmentList<'a> {
 }
 
 /// Splits the log of the files that `patterns` match (files, folders of Parquet files, globs; in this order, each in the order
-/// of its names) into segments in the directory `out`, which appears whole or not at all.
+/// of its names) into segments in the directory `out`, which appears whole or not at all. `name=value` folders of the paths
+/// become text columns.
 ///
 /// # Errors
 ///

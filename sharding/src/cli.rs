@@ -157,7 +157,7 @@ pub(crate) struct TasksArguments {
     #[arg(long, value_name = "S")]
     pub(crate) seed: u64,
     /// Memory of a rank
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
+    #[arg(id = "memory_bytes", long = "memory", value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
     pub(crate) memory: u64,
     /// Samples per step over all ranks
     #[arg(long, value_name = "N", default_value_t = 65_536)]

@@ -134,16 +134,16 @@ pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
         let message = "there is no such directory to write into".to_owned();
-        let hint = "create it, or choose another place for `--out`".to_owned();
+        let hint = "create it, or choose another place for the option `out`".to_owned();
         return Err(Error::File { path: parent.to_owned(), message, hint });
     }
     if path.is_dir() || path.file_name().is_none() {
         let message = "this is a directory, not a file".to_owned();
-        let hint = "give `--out` the name of a file".to_owned();
+        let hint = "give the option `out` the name of a file".to_owned();
         return Err(Error::File { path: path.to_owned(), message, hint });
     }
     if path.exists() && !overwrite {
-        let hint = "choose another file, or replace it with `--overwrite`".to_owned();
+        let hint = "choose another file, or replace it with the option `overwrite`".to_owned();
         return Err(onefold_datasets::Error::Exists { path: path.to_owned(), hint }.into());
     }
     Ok(())

@@ -15,7 +15,7 @@ use crate::cli::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printer = Printer::new(cli.output);
-    onefold_terminal::run(|| match &cli.command {
+    onefold_terminal::run::<Cli>(|| match &cli.command {
         Command::Plan(arguments) => commands::plan(arguments, &printer),
         Command::Tables(arguments) => commands::tables::tables(arguments, &printer),
         Command::Tasks(arguments) => commands::tables::tasks_command(arguments, &printer),

@@ -155,7 +155,7 @@ fn train(
              (tau {:.3})",
             test.mse, test.kendall_tau, linear.mse, linear.kendall_tau
         ),
-        "measure more samples, or train longer with `--epochs`",
+        "measure more samples, or train longer with the option `epochs`",
     ))
 }
 

@@ -73,19 +73,19 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
         .collect();
     let (least, most) = (*options.tables.start(), *options.tables.end());
     if dims.is_empty() {
-        let message = format!("`--max-dim` is {}", options.max_dim);
+        let message = format!("the option `max_dim` is {}", options.max_dim);
         return Err(Error::invalid(message, "the smallest dimension of a task is 4"));
     }
     if least == 0 || least > most {
         return Err(Error::invalid(
-            format!("`--tables` is {least}-{most}"),
+            format!("the option `tables` is {least}-{most}"),
             "give a number, or a range like 10-60",
         ));
     }
     let batch_size = options.samples / u64::from(options.ranks);
     if batch_size * u64::from(options.ranks) != options.samples || batch_size == 0 {
         let message = format!("{} samples do not divide over {} ranks", options.samples, options.ranks);
-        return Err(Error::invalid(message, "give a number of ranks, or `--samples`, that does"));
+        return Err(Error::invalid(message, "give a number of ranks, or of the option `samples`, that does"));
     }
     let pool = pool();
     let width = (options.count.max(2) - 1).to_string().len().max(3);
@@ -148,7 +148,7 @@ fn draw(
             topology.ranks,
             onefold_datasets::units::format_bytes(topology.memory_bytes)
         ),
-        "give fewer tables, a lower `--max-dim`, more ranks or more `--memory`",
+        "give fewer tables or more ranks, lower the option `max_dim`, or raise the option `memory_bytes`",
     ))
 }
 
@@ -246,8 +246,10 @@ mod tests {
             change(&mut options);
             tasks(&options).unwrap_err().to_string()
         };
-        assert!(refused(|options| options.tables = 0..=3).starts_with("`--tables` is 0-3\n  hint: "));
-        assert!(refused(|options| options.max_dim = 3).starts_with("`--max-dim` is 3\n  hint: "));
+        assert!(
+            refused(|options| options.tables = 0..=3).starts_with("the option `tables` is 0-3\n  hint: ")
+        );
+        assert!(refused(|options| options.max_dim = 3).starts_with("the option `max_dim` is 3\n  hint: "));
         assert!(refused(|options| options.ranks = 3).contains("samples do not divide over 3 ranks"));
         assert!(refused(|options| options.ranks = 0).contains("`ranks` is 0"));
         assert!(refused(|options| options.memory_bytes = 1000).contains("hardly ever fit 4 ranks of 1000 B"));

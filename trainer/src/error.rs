@@ -82,7 +82,7 @@ pub enum Error {
 
     /// A model that is larger than it may be.
     #[error(
-        "the model takes {}, and the memory limit is {}\n  hint: raise `--memory-limit`, or give the tables fewer rows or a smaller `dim`",
+        "the model takes {}, and the memory limit is {}\n  hint: raise the option `memory_limit`, or give the tables fewer rows or a smaller `dim`",
         format_bytes(*needed), format_bytes(*limit)
     )]
     Memory {

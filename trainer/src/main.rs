@@ -217,7 +217,7 @@ fn main() -> ExitCode {
     // a wake-up at every operation: GNU's spin for as long as there is between two.
     onefold_terminal::restart_with(&[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")]);
     let printer = Printer::new(cli.output);
-    onefold_terminal::run(|| match &cli.command {
+    onefold_terminal::run::<Cli>(|| match &cli.command {
         Command::Run(arguments) => run(arguments, &printer),
         Command::Eval(arguments) => eval(arguments, &printer),
         Command::Export(arguments) => {

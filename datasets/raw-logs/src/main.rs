@@ -106,7 +106,7 @@ struct GenerateArguments {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    run(|| {
+    run::<Cli>(|| {
         let printer = Printer::new(cli.output);
         match cli.command {
             Command::Fetch(arguments) => fetch(&arguments, &printer),

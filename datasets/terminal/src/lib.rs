@@ -9,12 +9,16 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressStyle};
 use onefold_datasets::process::panic_text;
 use onefold_datasets::progress::Reporter;
 use serde::Serialize;
 
 pub mod allocator;
+mod options;
+
+use options::Flags;
 
 /// The options that every command takes.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
@@ -104,10 +108,13 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Runs a binary's command: logs to stderr by `ONEFOLD_LOG` (default `warn`), an error with its causes to
-/// stderr and exit status 1, a closed pipe as success. A panic is told as the internal error that it is, with exit
-/// status 101; under `ONEFOLD_LOG=debug` with its place.
-pub fn run(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+/// Runs a command of the binary whose arguments are `Cli`. Logs go to stderr by `ONEFOLD_LOG` (default `warn`). An error is
+/// printed to stderr with its causes, and with flags of `Cli` in place of the options that it names; the exit status is
+/// then 1. A closed pipe is a success. A panic is printed as an internal error, with exit status 101; `ONEFOLD_LOG=debug`
+/// shows where it happened.
+///
+/// Errors of libraries name an option as ``the option `memory_limit` ``: the id of an argument in `Cli`.
+pub fn run<Cli: CommandFactory>(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     // A second call in one process (a test) finds the logger set, which is as good.
@@ -118,7 +125,8 @@ pub fn run(command: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
-            let _ = writeln!(io::stderr().lock(), "error: {}", render(&error));
+            let text = Flags::of(Cli::command(), std::env::args_os()).put_into(&render(&error));
+            let _ = writeln!(io::stderr().lock(), "error: {text}");
             ExitCode::from(1)
         }
         Err(panic) => {

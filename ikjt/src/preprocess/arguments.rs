@@ -124,7 +124,7 @@ fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Checked<T> {
     value.try_into().map_err(|error: toml::de::Error| {
         Problem::new(
             format!("`{key}`: {}", error.message()),
-            "the documentation of `onefold_ikjt::preprocess` lists the keys of every operator",
+            "`ikjt/README.md` lists the keys of every operator",
         )
     })
 }

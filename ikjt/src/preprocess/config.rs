@@ -250,6 +250,35 @@ mod tests {
         assert_eq!(config.unwrap().steps.len(), 9);
     }
 
+    /// Every operator has a row with all of its keys in the README, and an example that can be parsed.
+    #[test]
+    fn the_readme_lists_every_operator() {
+        let readme = include_str!("../../README.md");
+        let mut examples = Vec::new();
+        for block in readme.split("```toml\n").skip(1) {
+            let text = block.split("```").next().unwrap();
+            let version = if text.contains("format_version") { "" } else { "format_version = 1\n" };
+            let config =
+                PreprocessConfig::parse(Path::new("README.md"), &format!("{version}{text}")).unwrap();
+            examples.extend(config.steps.iter().map(|step| step.place.op.clone()));
+        }
+        let rows_of =
+            |name: &str| readme.lines().filter(move |line| line.starts_with(&format!("| `{name}` |")));
+        for operator in OPERATORS {
+            assert!(examples.iter().any(|op| **op == *operator.name), "no example of `{}`", operator.name);
+            assert!(rows_of(operator.name).next().is_some(), "no row of `{}`", operator.name);
+            for row in rows_of(operator.name) {
+                for key in operator.keys {
+                    assert!(row.contains(&format!("`{key}`")), "`{key}` is missing: {row}");
+                }
+            }
+        }
+        let rows = readme.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+        for (name, _) in rows.filter(|(name, _)| !["op", "inputs", "output"].contains(name)) {
+            assert!(OPERATORS.iter().any(|operator| operator.name == name), "there is no operator `{name}`");
+        }
+    }
+
     #[test]
     fn an_error_names_line_step_and_operator() {
         assert_eq!(

@@ -12,75 +12,9 @@
 #![doc = include_str!("example.toml")]
 //! ```
 //!
-//! # Steps
+//! # Operators
 //!
-//! Steps run in the order in which they are written. `inputs` are names, or globs in which `*` is any text; a glob
-//! matches features of the kinds that the operator takes, generated ones included, and must match one. A feature that
-//! several of them match is taken once. Without `output` every input changes; with it there must be one input, which
-//! stays as it is, and the outcome is a new feature of that name. "Weights" below are those of weighted id lists.
-//!
-//! **Lists, id by id** (weights stay with their ids):
-//!
-//! | `op` | keys | an id becomes |
-//! |---|---|---|
-//! | `sigrid_hash` | `max` (1 or more), `salt = 0` | [`sigrid_hash(id, salt, max)`](crate::hash::sigrid_hash) |
-//! | `positive_modulus` | `modulus` (1 or more) | its floored modulus, in `0..modulus` |
-//! | `clamp` | `min`, `max`, or one of them | the nearest id of the range |
-//! | `map_id` | `table = [..]` or `table_file` | 0 if negative, or else `table[id mod length]` |
-//!
-//! A `table_file` has one integer a line; its path is relative to the `preprocess.toml`.
-//!
-//! **Lists, row by row:**
-//!
-//! | `op` | keys | a list becomes |
-//! |---|---|---|
-//! | `firstx` | `count` (1 or more) | its first `count` ids; a weighted list keeps the `count` ids with the highest weights, in their order, of equal weights the earlier (NaN is the lowest) |
-//! | `ngram` | `n` (1 or more), `combine = "concat"`, `salt = 0` | `concat`: its windows of `n` ids, one after the other, `(length - n + 1) n` ids with their weights; `hash`: one id per window; empty if it has fewer than `n` ids |
-//! | `enumerate` | `start = 0` | the places of its ids, counted from `start`; weights stay |
-//! | `fill_null` | `value` | the list `[value]`, with weight 1, if it is empty |
-//!
-//! The hash of a window `x_1 .. x_n` is `h_n >> 1`, where `h_0 = salt` and `h_i = mix(x_i, h_{i-1})` with
-//! [`mix`](crate::hash::mix): a non-negative id that depends on the order. It is refused for weighted lists.
-//!
-//! **Dense features** (NaN stays NaN, except by `fill_null`):
-//!
-//! | `op` | keys | x becomes |
-//! |---|---|---|
-//! | `clamp` | `min`, `max`, or one of them | the nearest number of the range |
-//! | `logit` | `epsilon = 1e-6` | `ln(y / (1 - y))` of `y`, which is x clamped to `epsilon ..= 1 - epsilon` |
-//! | `boxcox` | `lambda` | `(x^lambda - 1) / lambda`, or `ln x` if `lambda` is 0; x if it is not positive |
-//! | `log1p` | | `ln(1 + x)`: NaN below -1 |
-//! | `fill_null` | `value` | `value` if it is NaN |
-//!
-//! **A dense feature or the time, to a sparse feature of one id** (`output` is required):
-//!
-//! | `op` | keys | the id |
-//! |---|---|---|
-//! | `bucketize` | `borders` (ascending), `edges = "right"` | how many borders are below x; with `edges = "left"` (as `numpy.digitize`), how many are not above x; 0 for NaN |
-//! | `onehot` | `low`, `high`, `buckets` | `trunc((x - low) / ((high - low) / buckets))`, the place of the 1 in the one-hot vector; 0 if it is out of range, or x is NaN |
-//! | `get_local_hour` | `zone` (an IANA time zone) | the hour, 0 to 23, of the sample's time in that zone |
-//!
-//! **Two lists** (`inputs` names both, in this order; `output` is required):
-//!
-//! | `op` | keys | the output |
-//! |---|---|---|
-//! | `cartesian` | `max` (1 or more), `salt = 0` | for every id x of the first and y of the second list, x by x, `sigrid_hash(y, mix(x, salt), max)`; the weight is the product of the weights that there are |
-//! | `id_list_intersect` | | the ids of the first list that are in the second, in the first's order, each once, with the weight of its first place in the first list |
-//! | `compute_score` | `score` | a dense feature: `overlap_count`, the number of distinct ids in both lists, or `jaccard`, that number by the number of distinct ids in either (0 if both are empty); weights do not count |
-//!
-//! **Samples:** `sampling` with `rate = 0.5`, or with `label = "clicked"` and `keep = { "0" = 0.1 }`, keeps a sample
-//! with that probability (1 for values of the label that are not listed), and then, unless `correct_weights = false`,
-//! divides the sample's weight by it, which is 1 where the batch has no weights. What is kept depends on `seed = 0`,
-//! on how many `sampling` steps stand before, and on the sample's place in the epoch, and not on batches or threads.
-//! Rows stay, even where no sample is left for them: expensive steps on a small sample are better done after reading
-//! less.
-//!
-//! # Groups
-//!
-//! A feature generated from a list lies in the list's group. A feature generated from a dense feature or the time lies
-//! in a group `per_sample`, which has a row per sample. A list generated from two features of one group lies in that
-//! group; from groups `a` and `b` it lies in a group `a+b` with a row per distinct pair of their rows, in the order in
-//! which samples first have them, or a row per sample if one of the two has no inverse index.
+//! `ikjt/README.md` defines all operators, their keys and defaults, and the groups of the features that they make.
 //!
 //! # What is done once
 //!
@@ -88,8 +22,6 @@
 //! windows, and slices that no row uses are left out. Without weights, `firstx`, `enumerate` and `fill_null` write
 //! offsets and sizes only, and `ngram` keeps overlapping rows overlapping. Consecutive steps of the first kind
 //! run as one pass over blocks that fit into the L1 cache, after the `firstx` among them.
-//!
-//! A step may make at most 2^27 ids of a feature in a batch (1 GiB); more is an error.
 
 mod arguments;
 mod columns;

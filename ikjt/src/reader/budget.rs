@@ -26,8 +26,8 @@ struct State {
 pub(super) enum Granted {
     /// The bytes are the caller's until the reservation is dropped.
     Yes(Reservation),
-    /// Everything that would come free has come free, and it is not enough.
-    Never,
+    /// There is no room, and nothing more will be released: the budget would have to be `total` bytes.
+    Never { total: u64 },
     /// The reader is being dropped.
     Closed,
 }
@@ -57,6 +57,11 @@ impl Budget {
         self.total
     }
 
+    /// A limit whose budget has at least `total` bytes.
+    pub(super) fn limit_for(total: u64) -> u64 {
+        total.saturating_add(total.div_ceil(3))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,7 +89,7 @@ impl Budget {
     pub(super) fn reserve_batch(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         match self.wait_for(bytes, true) {
             Granted::Yes(reservation) => Some(reservation),
-            Granted::Never => Some(self.grant(&mut self.state(), bytes, true)),
+            Granted::Never { .. } => Some(self.grant(&mut self.state(), bytes, true)),
             Granted::Closed => None,
         }
     }
@@ -99,7 +104,7 @@ impl Budget {
                 return Granted::Yes(self.grant(&mut state, bytes, batch));
             }
             if state.batches == 0 {
-                return Granted::Never;
+                return Granted::Never { total: state.used.saturating_add(bytes) };
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -154,10 +159,18 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_suffices_for_its_budget() {
+        for total in [0, 1, 2, 3, 4, 5, 10, 1 << 30, (1 << 40) + 1] {
+            let budget = Budget::within(Budget::limit_for(total));
+            assert!((total..=total + 1).contains(&budget.total()), "{total}: {}", budget.total());
+        }
+    }
+
+    #[test]
     fn only_batches_are_waited_for() {
         let budget = Budget::within(13);
         let row_group = budget.try_reserve(8, 0).unwrap();
-        assert!(matches!(budget.reserve(4), Granted::Never));
+        assert!(matches!(budget.reserve(4), Granted::Never { total: 12 }));
         // A batch gets its bytes all the same: it is what frees the row group.
         let batch = budget.reserve_batch(4).unwrap();
         let waiting = {

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onefold_datasets::units::format_bytes;
+use onefold_datasets::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
@@ -281,7 +281,9 @@ impl Scheduler {
                 Some(reservation) => reservation,
                 None if self.decoding.is_empty() => match self.work.budget.reserve(bytes) {
                     Granted::Yes(reservation) => reservation,
-                    Granted::Never => return Err(too_large(&next.row_group, bytes, &self.work.budget).into()),
+                    Granted::Never { total } => {
+                        return Err(too_large(&next.row_group, bytes, total, &self.work.budget).into());
+                    }
                     Granted::Closed => return Err(Stop::Gone),
                 },
                 None => {
@@ -346,16 +348,19 @@ impl Scheduler {
     }
 }
 
-fn too_large(row_group: &RowGroup, bytes: u64, budget: &Budget) -> Error {
+/// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held already.
+fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
     Error::Options {
         message: format!(
-            "decoding row group {} of `{}` takes up to {}, and the memory limit of {} has no room for it",
+            "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \
+             be at least {}",
             row_group.index,
             row_group.file.path.display(),
             format_bytes(bytes),
             format_bytes(budget.limit()),
+            format_least_bytes(Budget::limit_for(total)),
         ),
-        hint: "raise the memory limit, read fewer features, or take smaller batches or a shuffle of fewer row groups"
+        hint: "raise the option `memory_limit`, read fewer features, or take smaller batches or a shuffle of fewer row groups"
             .to_owned(),
     }
 }
@@ -363,11 +368,13 @@ fn too_large(row_group: &RowGroup, bytes: u64, budget: &Budget) -> Error {
 fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
     Error::Options {
         message: format!(
-            "a batch of {batch_size} samples takes up to {}, and the memory limit of {} has no room for it",
+            "a batch of {batch_size} samples takes up to {}, and the reader's memory limit of {} has no room for it: it must \
+             be at least {}",
             format_bytes(bytes),
-            format_bytes(budget.limit())
+            format_bytes(budget.limit()),
+            format_least_bytes(Budget::limit_for(bytes)),
         ),
-        hint: "raise the memory limit, or take smaller batches".to_owned(),
+        hint: "raise the option `memory_limit`, or take smaller batches".to_owned(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The memory limit.
 
 use onefold_datasets::Layout;
+use onefold_datasets::units::parse_bytes;
 use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions, Shuffle};
 
 use crate::dataset::{Log, read, samples_of};
@@ -42,7 +43,33 @@ fn a_row_group_that_does_not_fit_is_named() {
     assert!(matches!(error, Error::Options { .. }));
     let text = error.to_string();
     assert!(text.contains("row group 0 of `") && text.contains("4.0 KiB"), "{text}");
-    assert!(text.contains("hint: raise the memory limit"), "{text}");
+    assert!(text.contains("hint: raise the option `memory_limit`"), "{text}");
+}
+
+/// Whoever raises the limit to what the error asks for gets further each time, and soon through the whole dataset.
+#[test]
+fn the_error_says_which_limit_suffices() {
+    for shuffle in [None, Some(Shuffle { seed: 1, row_groups: 3 })] {
+        let directory = tempfile::tempdir().unwrap();
+        let written = LOG.write(directory.path(), Layout::Rows);
+        let (mut memory_limit, mut raised) = (4 << 10, 0);
+        let read = loop {
+            let options = ReaderOptions { memory_limit, shuffle, threads: 2, ..ReaderOptions::new(60) };
+            let batches = Reader::open(directory.path(), options).unwrap().batches().unwrap();
+            match batches.collect::<Result<Vec<_>, Error>>() {
+                Ok(batches) => break batches,
+                Err(error) => {
+                    let text = error.to_string();
+                    let (_, asked) = text.split_once("it must be at least ").expect(&text);
+                    let asked = parse_bytes(asked.lines().next().unwrap()).unwrap();
+                    assert!(asked > memory_limit, "{memory_limit}: {text}");
+                    (memory_limit, raised) = (asked, raised + 1);
+                }
+            }
+        };
+        assert!((1..=12).contains(&raised), "the limit was raised {raised} times, to {memory_limit}");
+        assert_eq!(read.iter().map(|batch| batch.size()).sum::<usize>(), written.len());
+    }
 }
 
 /// A caller who stops taking batches and goes away leaves no thread behind: dropping would hang.

@@ -24,13 +24,13 @@ impl Build<'_> {
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         let choice = options.partitions.choice(&reading.partition_types())?;
         let mut merge = Merge::new(config, &reading, &wanted, (self.out, old))?;
-        let mut late = merge.fold(&reading, reporter).await?;
+        let mut late = merge.encode(&reading, reporter).await?;
         let known = writer.appended_to().map(|old| (self.out, old));
-        let mut decided = decide(config, &reading, &mut late.folded.facts, known).await?;
+        let mut decided = decide(config, &reading, &mut late.totals.statistics, known).await?;
         merge::know_originals(config, &reading, &mut decided)?;
         merge.place(&choice, &decided).await?;
         let mut clustering = merge.cluster(late, &decided).await?;
-        clustering.fold(reporter).await?;
+        clustering.encode(reporter).await?;
         for (key, bucket) in merge.changed() {
             writer.replaces(key, *bucket)?;
         }

@@ -1,9 +1,9 @@
 //! Which samples of a session may be chained, so that few chains are open at any place of the sorted records.
 //!
-//! A chain is open from its first record to its last, and while it is open the lists of its last sample are held (`unfold`).
-//! In a log in order of time, the chains of a session follow each other. In one that is not, chains may lie over each other:
-//! of a shuffled log half of them would be open at once. So a chain is continued only where few others are; elsewhere
-//! samples are stored whole, as chains of one record, which are never held.
+//! A chain is open from its first record to its last, and the decoder holds the lists of its last sample while it is open.
+//! In a log in order of time, the chains of a session follow each other. In other logs they may overlap: in a shuffled log,
+//! half of them would be open at once. So a chain is continued only where few others are open; elsewhere samples are stored
+//! whole, as chains of one record, for which the decoder holds nothing.
 
 /// Intervals that are kept of one session. More than so many are merged, which only stores more samples whole.
 const MOST_INTERVALS: usize = 16;

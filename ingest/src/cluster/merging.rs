@@ -1,8 +1,8 @@
-//! Clustering of late samples together with those of a dataset. Both are folded into records of the same shape, and sorted
-//! and unfolded together.
+//! Clustering of late samples together with those of a dataset. Both are encoded as delta records of the same shape, then
+//! sorted and decoded together.
 //!
 //! The lists of a late sample are those of its log, then those that timelines make, which are empty in its record and made
-//! when it is unfolded. A sample of a dataset has all of its lists in its record.
+//! when it is decoded. A sample of a dataset has all of its lists in its record.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,11 +13,13 @@ use onefold_datasets::SparseKind;
 use onefold_datasets::progress::Reporter;
 
 use super::convert::ColumnNames;
-use super::facts::StatisticsOptions;
-use super::fold::{FoldOptions, Folded};
+use super::encode::{EncoderOptions, SampleTotals};
 use super::progress::Progress;
-use super::table::{FoldRun, RECORDS_TABLE};
-use super::{ClusterOptions, Clustering, TICK, bug, fold_options, fold_samples, list_names, with_batch_rows};
+use super::statistics::StatisticsOptions;
+use super::table::{EncodingPass, RECORDS_TABLE};
+use super::{
+    ClusterOptions, Clustering, TICK, bug, encode_samples, encoder_options, list_names, with_batch_rows,
+};
 use crate::ids::IdForm;
 use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
 use crate::sessionize;
@@ -27,23 +29,23 @@ use crate::{Config, Result};
 /// Late samples whose records are in a table.
 #[derive(Debug)]
 pub(crate) struct LateSamples {
-    pub(crate) folded: Folded,
+    pub(crate) totals: SampleTotals,
 }
 
 /// Samples of a dataset, whose records are a table that can be read once.
 #[derive(Debug)]
 pub(crate) struct OldSamples {
-    run: Arc<FoldRun>,
+    pass: Arc<EncodingPass>,
 }
 
 impl LateSamples {
-    /// Folds the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records a table of the
+    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records a table of the
     /// name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and with `number` their number.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::plan`] and [`Clustering::fold`].
-    pub(crate) async fn fold(
+    /// As [`Clustering::plan`] and [`Clustering::encode`].
+    pub(crate) async fn encode(
         config: &Config,
         context: &SessionContext,
         columns: &datafusion::arrow::datatypes::Schema,
@@ -52,8 +54,8 @@ impl LateSamples {
         reporter: &dyn Reporter,
     ) -> Result<Self> {
         let progress = Arc::new(Progress::default());
-        let fold = merged_fold(config, options);
-        let run = fold_samples(config, context, columns, options, fold, &progress).await?;
+        let encoder = merged_options(config, options);
+        let pass = encode_samples(config, context, columns, options, encoder, &progress).await?;
         let sql = format!("SELECT *, CAST(row_number() OVER () AS BIGINT) AS {number} FROM {RECORDS_TABLE}");
         reporter.begin("reading", None, "samples");
         let mut work = pin!(spool.table(context, table, &sql));
@@ -68,15 +70,15 @@ impl LateSamples {
             seen = samples;
         }
         reporter.end();
-        let folded =
-            run.outcome()?.ok_or_else(|| bug("records were given before all samples were folded"))?;
-        Ok(Self { folded })
+        let totals =
+            pass.outcome()?.ok_or_else(|| bug("the engine gave records before all samples were encoded"))?;
+        Ok(Self { totals })
     }
 }
 
 impl OldSamples {
-    /// Plans the fold of the samples of the table `samples`, which has the columns of [`old`]; registers their records as the
-    /// table `records`: the columns of [`old::record_columns`], time, digest and record.
+    /// Plans the encoding of the samples of the table `samples`, which has the columns of [`old`]. Registers their records as
+    /// the table `records`: the columns of [`old::record_columns`], time, digest and record.
     ///
     /// # Errors
     ///
@@ -90,22 +92,22 @@ impl OldSamples {
     ) -> Result<Self> {
         let input = context.table(samples).await?.create_physical_plan().await?;
         tracing::debug!("samples of the dataset:\n{}", displayable(input.as_ref()).indent(false));
-        let fold = FoldOptions {
+        let encoder = EncoderOptions {
             gap_micros: None,
             first_worker: options.threads.max(1),
-            ..merged_fold(config, options)
+            ..merged_options(config, options)
         };
-        let lists = fold.lists.len();
+        let lists = encoder.lists.len();
         let names = ColumnNames {
             keys: old::record_columns(config),
             identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
             order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
-            floats: (0..fold.floats.len()).map(old::float_column).collect(),
+            floats: (0..encoder.floats.len()).map(old::float_column).collect(),
             lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
             positions: sessionize::position_columns(config),
             time_limits: None,
         };
-        let facts = StatisticsOptions {
+        let statistics = StatisticsOptions {
             vocabularies: Vec::new(),
             vocabulary_of: vec![None; lists],
             budget: options.budget.clone(),
@@ -114,11 +116,19 @@ impl OldSamples {
             values: false,
         };
         let batches = with_batch_rows(context, options.query_batch_rows);
-        let run = FoldRun::new(input, batches, names, fold, facts, options.threads.max(1), Arc::default())?;
-        let run = Arc::new(run);
+        let pass = EncodingPass::new(
+            input,
+            batches,
+            names,
+            encoder,
+            statistics,
+            options.threads.max(1),
+            Arc::default(),
+        )?;
+        let pass = Arc::new(pass);
         context.deregister_table(records)?;
-        context.register_table(records, Arc::new(run.table()?))?;
-        Ok(Self { run })
+        context.register_table(records, Arc::new(pass.table()?))?;
+        Ok(Self { pass })
     }
 }
 
@@ -138,18 +148,18 @@ impl<'a> Clustering<'a> {
         (sessions, ordered): (&str, &str),
     ) -> Result<Self> {
         let mut planned = Self::sorted(config, context, columns, options, sessions, ordered).await?;
-        planned.options = merged_fold(config, options);
-        planned.folded = Some(late.folded);
-        planned.runs = old.map(|old| old.run).into_iter().collect();
+        planned.options = merged_options(config, options);
+        planned.totals = Some(late.totals);
+        planned.passes = old.map(|old| old.pass).into_iter().collect();
         Ok(planned)
     }
 }
 
-/// How the samples of both kinds are folded.
-fn merged_fold(config: &Config, options: &ClusterOptions) -> FoldOptions {
+/// How the samples of both kinds are encoded.
+fn merged_options(config: &Config, options: &ClusterOptions) -> EncoderOptions {
     let is_sequence = |name: &str| {
         config.schema.sparse_features().any(|list| list.name == name && list.kind == SparseKind::Sequence)
     };
     let lists = list_names(config).map(|name| (name.to_owned(), is_sequence(name))).collect();
-    FoldOptions { lists, ..fold_options(config, options) }
+    EncoderOptions { lists, ..encoder_options(config, options) }
 }

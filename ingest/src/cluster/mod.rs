@@ -1,33 +1,33 @@
 //! Clustering: from samples in the order of a log to sessions, one after the other.
 //!
 //! ```text
-//! query ──convert──▶ fold by session ──records──▶ join with sessions, sort ──▶ unfold ──slices of shared ids──▶ writer
-//!   (lists)            (fold, facts)              (the engine, spills)        (unfold)
+//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ decode ──slices of shared ids──▶ writer
+//!   (lists)            (encode, statistics)                   (the engine, spills)        (decode)
 //! ```
 //!
-//! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are folded
-//! *before* the sort: each is compared with the last sample of its session, wherever that stood in the log, and becomes a
-//! record of what changed ([`record`]). The engine sorts records. After the sort the samples of a session are
-//! together, and their lists are put together again as slices of shared ids ([`unfold`]). A sample of a session that was
-//! not seen for long, or one far out of time order ([`chains`]), is stored whole.
+//! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are
+//! delta-encoded *before* the sort: each is compared with the last sample of its session, wherever that stood in the log,
+//! and becomes a record of what changed ([`record`]). The engine sorts records. After the sort the samples of a session are
+//! together, and their lists are decoded as slices of shared ids ([`decode`]). A sample of a session that was not seen for
+//! long, or one far out of time order ([`chains`]), is stored whole.
 //!
-//! The fold is also where every sample is seen once, before anything is written: digests, the counts that vocabularies need,
-//! and what changes together ([`facts`]) are taken there.
+//! The encoder sees every sample once, before anything is written. So it also computes the digests, counts ids for
+//! vocabularies, and counts which lists change together ([`statistics`]).
 
 mod chains;
 mod convert;
-mod facts;
-mod fold;
-mod folded_records;
+mod decode;
+mod encode;
 mod merging;
-mod place;
+mod partitions;
 mod progress;
 mod record;
+mod record_batches;
+mod statistics;
 mod table;
 #[cfg(test)]
 mod tests;
 mod timelines;
-mod unfold;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,12 +44,12 @@ use onefold_datasets::units::format_bytes;
 use onefold_datasets::{CountBudget, PartitionKey, Sessions, SparseFeature, SparseKind};
 
 use self::convert::{ColumnNames, column};
-use self::facts::StatisticsOptions;
-use self::fold::FoldOptions;
+use self::decode::{DeltaDecoder, SessionRun};
+use self::encode::EncoderOptions;
 use self::progress::Progress;
-use self::table::FoldRun;
+use self::statistics::StatisticsOptions;
+use self::table::EncodingPass;
 use self::timelines::{SampleNumbers, Slice, Slices};
-use self::unfold::{SessionRun, Unfolder};
 use crate::ids::FeatureIds;
 use crate::merge::ORIGIN;
 use crate::sessionize::{self, KEY, SESSION, SampleOrder, TIME};
@@ -58,14 +58,14 @@ use crate::{Config, Error, Result};
 
 use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
-pub(crate) use self::facts::SampleStatistics;
-pub(crate) use self::fold::Folded;
+pub(crate) use self::decode::ListColumn;
+pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::merging::{LateSamples, OldSamples};
-pub(crate) use self::place::partition_at;
-pub(crate) use self::place::partition_key;
+pub(crate) use self::partitions::partition_at;
+pub(crate) use self::partitions::partition_key;
+pub(crate) use self::statistics::SampleStatistics;
 use self::table::RECORDS_TABLE;
 pub(crate) use self::table::{DIGEST, RECORD};
-pub(crate) use self::unfold::ListColumn;
 
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
@@ -97,20 +97,20 @@ pub(crate) struct ClusterOptions {
 /// The samples of a query on their way into the order of a dataset.
 pub(crate) struct Clustering<'a> {
     config: &'a Config,
-    /// What samples are folded as.
-    options: FoldOptions,
+    /// How samples are encoded.
+    options: EncoderOptions,
     /// The passes over samples that the sort reads.
-    runs: Vec<Arc<FoldRun>>,
+    passes: Vec<Arc<EncodingPass>>,
     progress: Arc<Progress>,
     sorted: SendableRecordBatchStream,
     timelines: Vec<Slices>,
     numbers: SampleNumbers,
     /// For what is held while samples are put together again.
     reservation: MemoryReservation,
-    /// The first sorted batch, which is there when all is folded.
+    /// The first sorted batch, which is there when all samples are encoded.
     first: Option<RecordBatch>,
-    /// The samples that are folded.
-    folded: Option<Folded>,
+    /// The totals of all samples, once they are encoded.
+    totals: Option<SampleTotals>,
 }
 
 impl<'a> Clustering<'a> {
@@ -126,12 +126,12 @@ impl<'a> Clustering<'a> {
         options: &ClusterOptions,
     ) -> Result<Self> {
         let progress = Arc::new(Progress::default());
-        let fold = fold_options(config, options);
-        let run = fold_samples(config, context, columns, options, fold, &progress).await?;
+        let encoder = encoder_options(config, options);
+        let pass = encode_samples(config, context, columns, options, encoder, &progress).await?;
         let sessions = sessionize::sessions(config, columns)?;
         let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
         let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
-        (planned.runs, planned.progress) = (vec![run], progress);
+        (planned.passes, planned.progress) = (vec![pass], progress);
         Ok(planned)
     }
 
@@ -158,27 +158,28 @@ impl<'a> Clustering<'a> {
         }
         let numbered_by = sessionize::numbered_by(config, columns, options.order);
         let numbers = SampleNumbers::new(numbered_by, options.order.buckets);
-        let reservation = MemoryConsumer::new("unfold").register(&context.runtime_env().memory_pool);
+        let reservation =
+            MemoryConsumer::new("decoding of samples").register(&context.runtime_env().memory_pool);
         Ok(Self {
             config,
-            options: fold_options(config, options),
-            runs: Vec::new(),
+            options: encoder_options(config, options),
+            passes: Vec::new(),
             progress: Arc::default(),
             sorted,
             timelines,
             numbers,
             reservation,
             first: None,
-            folded: None,
+            totals: None,
         })
     }
 
-    /// Folds and sorts all samples; gives what is known of them then, or `None` if there are none.
+    /// Encodes and sorts all samples. Returns their totals, or `None` if there are no samples.
     ///
     /// # Errors
     ///
     /// Those of the query, and [`Error::Column`] for a value that no sample can have.
-    pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut Folded>> {
+    pub(crate) async fn encode(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         reporter.begin("reading", None, "samples");
         let mut seen = 0;
         let first = loop {
@@ -194,73 +195,73 @@ impl<'a> Clustering<'a> {
         };
         reporter.end();
         self.first = first.transpose()?;
-        for run in &self.runs {
-            match (&mut self.folded, run.outcome()?) {
+        for pass in &self.passes {
+            match (&mut self.totals, pass.outcome()?) {
                 (_, None) if self.first.is_some() => {
-                    return Err(bug("records were given before all samples were folded"));
+                    return Err(bug("the engine gave records before all samples were encoded"));
                 }
-                (Some(all), Some(folded)) => all.merge(folded)?,
-                (all, folded) => *all = all.take().or(folded),
+                (Some(all), Some(totals)) => all.merge(totals)?,
+                (all, totals) => *all = all.take().or(totals),
             }
         }
-        match (&self.first, &mut self.folded) {
-            (Some(_), folded) => Ok(folded.as_mut()),
+        match (&self.first, &mut self.totals) {
+            (Some(_), totals) => Ok(totals.as_mut()),
             (None, _) => Ok(None),
         }
     }
 
     /// Gives the samples, in the order of the dataset, batch by batch of one partition, and then the statistics of all.
-    /// `lists` are the list columns. To be called after [`fold`](Self::fold), which must have given samples.
+    /// `lists` are the list columns. To be called after [`encode`](Self::encode), which must have given samples.
     ///
     /// # Errors
     ///
     /// Those of the engine and of `give`; [`Error::Engine`] if what comes out are not the samples that went in.
-    pub(crate) async fn unfold(
+    pub(crate) async fn decode(
         mut self,
         lists: Vec<ListColumn>,
         reporter: &dyn Reporter,
         give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
     ) -> Result<SampleStatistics> {
-        let mut folded =
-            self.folded.take().ok_or_else(|| bug("samples are written before they are folded"))?;
+        let mut totals =
+            self.totals.take().ok_or_else(|| bug("samples are written before they are encoded"))?;
         let keyed = !self.config.samples.key.is_empty();
-        let mut unfolder = Unfolder::new(&self.options, lists, keyed);
-        reporter.begin("writing", Some(folded.samples), "samples");
+        let mut decoder = DeltaDecoder::new(&self.options, lists, keyed);
+        reporter.begin("writing", Some(totals.samples), "samples");
         let mut next = self.first.take();
         while let Some(records) = next {
             let (slices, numbers) = (&mut self.timelines, &mut self.numbers);
-            unfold_batch(self.config, &records, &mut unfolder, slices, numbers, give).await?;
+            decode_batch(self.config, &records, &mut decoder, slices, numbers, give).await?;
             let slices = self.timelines.iter().map(Slices::bytes).sum::<usize>();
-            self.reservation.resize(unfolder.held_bytes() + slices);
+            self.reservation.resize(decoder.held_bytes() + slices);
             reporter.advance(records.num_rows() as u64);
             next = self.sorted.next().await.transpose()?;
         }
-        unfolder.flush(give)?;
+        decoder.flush(give)?;
         reporter.end();
-        if (unfolder.samples(), unfolder.digest()) != (folded.samples, folded.digest) {
+        if (decoder.samples(), decoder.digest()) != (totals.samples, totals.digest) {
             return Err(Error::Engine {
                 message: format!(
                     "{} samples with digest {} were read, {} with digest {} came out of the sort",
-                    folded.samples,
-                    folded.digest,
-                    unfolder.samples(),
-                    unfolder.digest(),
+                    totals.samples,
+                    totals.digest,
+                    decoder.samples(),
+                    decoder.digest(),
                 ),
                 hint: "the query must give the same rows each time it is evaluated; if it does, check the disk of \
                        the spill directory"
                     .to_owned(),
             });
         }
-        folded.facts.timeline_ids(unfolder.timeline_ids());
-        Ok(folded.facts)
+        totals.statistics.timeline_ids(decoder.timeline_ids());
+        Ok(totals.statistics)
     }
 }
 
-/// Unfolds the sessions of a sorted batch.
-async fn unfold_batch(
+/// Decodes the sessions of a sorted batch.
+async fn decode_batch(
     config: &Config,
     records: &RecordBatch,
-    unfolder: &mut Unfolder,
+    decoder: &mut DeltaDecoder,
     timelines: &mut [Slices],
     numbers: &mut SampleNumbers,
     give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
@@ -279,9 +280,9 @@ async fn unfold_batch(
     let origins = numbers_of(records, ORIGIN);
     let numbers = if timelines.is_empty() { Vec::new() } else { numbers.of(config, records, origins)? };
     let keys = numbers_of(records, KEY);
-    for rows in place::session_runs(config, records)? {
+    for rows in partitions::session_runs(config, records)? {
         let (partition, session) =
-            (place::partition_key(config, records, rows.start)?, sessions.value(rows.start));
+            (partitions::partition_key(config, records, rows.start)?, sessions.value(rows.start));
         let mut start = rows.start;
         while start < rows.end {
             let mut end = rows.end;
@@ -299,7 +300,7 @@ async fn unfold_batch(
                 records: &bytes.slice(start, end - start),
                 slices: &timelines.iter().map(Slices::current).collect::<Vec<&Slice>>(),
             };
-            unfolder.push(&run, give)?;
+            decoder.push(&run, give)?;
             start = end;
         }
     }
@@ -311,31 +312,31 @@ fn numbers_of<'b>(records: &'b RecordBatch, name: &str) -> Option<&'b [i64]> {
     records.column_by_name(name).map(|column| &column.as_primitive::<Int64Type>().values()[..])
 }
 
-/// Plans the fold of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
-async fn fold_samples(
+/// Plans the encoding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
+async fn encode_samples(
     config: &Config,
     context: &SessionContext,
     columns: &ArrowSchema,
     options: &ClusterOptions,
-    fold: FoldOptions,
+    encoder: EncoderOptions,
     progress: &Arc<Progress>,
-) -> Result<Arc<FoldRun>> {
+) -> Result<Arc<EncodingPass>> {
     check_types(config, columns)?;
     let samples = context.sql(&sessionize::samples(config, columns)?).await?;
     let input = samples.create_physical_plan().await?;
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
-    let run = FoldRun::new(
+    let pass = EncodingPass::new(
         input,
         with_batch_rows(context, options.query_batch_rows),
         ColumnNames { time_limits: options.time_limits, ..column_names(config, &options.ids) },
-        fold,
-        facts_wanted(config, options),
+        encoder,
+        statistics_options(config, options),
         options.threads.max(1),
         Arc::clone(progress),
     )?;
-    let run = Arc::new(run);
-    context.register_table(RECORDS_TABLE, Arc::new(run.table()?))?;
-    Ok(run)
+    let pass = Arc::new(pass);
+    context.register_table(RECORDS_TABLE, Arc::new(pass.table()?))?;
+    Ok(pass)
 }
 
 /// The columns of the samples' query, by what they are.
@@ -362,9 +363,9 @@ fn logged_lists(config: &Config) -> impl Iterator<Item = &SparseFeature> {
     config.schema.sparse_features().filter(|feature| config.timeline_of(&feature.name).is_none())
 }
 
-fn fold_options(config: &Config, options: &ClusterOptions) -> FoldOptions {
+fn encoder_options(config: &Config, options: &ClusterOptions) -> EncoderOptions {
     let lists = logged_lists(config);
-    FoldOptions {
+    EncoderOptions {
         floats: config.schema.float_columns().map(str::to_owned).collect(),
         lists: lists.map(|list| (list.name.clone(), list.kind == SparseKind::Sequence)).collect(),
         digested: logged_lists(config).count(),
@@ -379,7 +380,7 @@ fn fold_options(config: &Config, options: &ClusterOptions) -> FoldOptions {
     }
 }
 
-fn facts_wanted(config: &Config, options: &ClusterOptions) -> StatisticsOptions {
+fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOptions {
     let place = |name: &String| config.vocabularies.keys().position(|known| known == name);
     let vocabulary_of = logged_lists(config).map(|feature| feature.vocabulary.as_ref().and_then(place));
     StatisticsOptions {

@@ -1,4 +1,4 @@
-//! The table of folded samples, which the engine reads as it would a file.
+//! The table of delta records, which the engine reads like a file while the samples are read and encoded.
 //!
 //! ```text
 //! query, part 0 ──convert──┐            ┌─▶ worker 0: sessions whose hash is 0 ─▶ records
@@ -24,10 +24,10 @@ use futures::StreamExt;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::convert::{ColumnNames, Converted, Converter};
-use super::facts::StatisticsOptions;
-use super::fold::{FoldOptions, Folded, SessionFolder};
-use super::folded_records::FoldedRecords;
+use super::encode::{DeltaEncoder, EncoderOptions, SampleTotals};
 use super::progress::Progress;
+use super::record_batches::RecordBatches;
+use super::statistics::StatisticsOptions;
 use crate::sessionize::TIME;
 use crate::statistics::ColumnCounts;
 
@@ -44,19 +44,19 @@ const WAITING: usize = 2;
 
 /// One pass over a query's samples.
 #[derive(Debug)]
-pub(super) struct FoldRun {
+pub(super) struct EncodingPass {
     /// The plan of the samples' query.
     input: Arc<dyn ExecutionPlan>,
     /// The context of the input: its batches are smaller than those of records.
     context: Arc<TaskContext>,
     names: ColumnNames,
-    options: FoldOptions,
-    facts: StatisticsOptions,
+    options: EncoderOptions,
+    statistics: StatisticsOptions,
     schema: SchemaRef,
     workers: usize,
     progress: Arc<Progress>,
     started: Mutex<Option<Started>>,
-    outcome: Mutex<Vec<(usize, Folded)>>,
+    outcome: Mutex<Vec<(usize, SampleTotals)>>,
     /// Counts of the columns of the input.
     columns: Mutex<ColumnCounts>,
 }
@@ -74,18 +74,18 @@ struct Started {
 /// The samples of one worker.
 #[derive(Debug)]
 struct Worker {
-    run: Arc<FoldRun>,
+    pass: Arc<EncodingPass>,
     number: usize,
 }
 
-impl FoldRun {
+impl EncodingPass {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         input: Arc<dyn ExecutionPlan>,
         context: Arc<TaskContext>,
         names: ColumnNames,
-        options: FoldOptions,
-        facts: StatisticsOptions,
+        options: EncoderOptions,
+        statistics: StatisticsOptions,
         workers: usize,
         progress: Arc<Progress>,
     ) -> Result<Self> {
@@ -95,7 +95,7 @@ impl FoldRun {
             context,
             names,
             options,
-            facts,
+            statistics,
             schema,
             workers,
             progress,
@@ -108,7 +108,7 @@ impl FoldRun {
     /// The table that runs this when it is read, which it can be once.
     pub(super) fn table(self: &Arc<Self>) -> Result<StreamingTable> {
         let worker =
-            |number| -> Arc<dyn PartitionStream> { Arc::new(Worker { run: Arc::clone(self), number }) };
+            |number| -> Arc<dyn PartitionStream> { Arc::new(Worker { pass: Arc::clone(self), number }) };
         StreamingTable::try_new(Arc::clone(&self.schema), (0..self.workers).map(worker).collect())
     }
 
@@ -117,19 +117,19 @@ impl FoldRun {
     /// # Errors
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if there are more distinct ids than may be counted.
-    pub(super) fn outcome(&self) -> crate::Result<Option<Folded>> {
+    pub(super) fn outcome(&self) -> crate::Result<Option<SampleTotals>> {
         let mut parts = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         if parts.len() < self.workers {
             return Ok(None);
         }
         parts.sort_by_key(|(worker, _)| *worker);
-        let mut parts = parts.drain(..).map(|(_, folded)| folded);
+        let mut parts = parts.drain(..).map(|(_, totals)| totals);
         let Some(mut all) = parts.next() else { return Ok(None) };
         for part in parts {
             all.merge(part)?;
         }
-        if self.facts.values {
-            all.facts.columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if self.statistics.values {
+            all.statistics.columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         Ok(Some(all))
     }
@@ -177,32 +177,32 @@ impl FoldRun {
         Ok(())
     }
 
-    /// Folds the samples of a worker.
+    /// Encodes the samples of a worker.
     async fn work(
         self: Arc<Self>,
         number: usize,
         mut queue: Receiver<Message>,
         output: Sender<Result<RecordBatch>>,
     ) -> Result<()> {
-        let mut folder =
-            SessionFolder::new(self.options.clone(), &self.facts, &self.schema, number).map_err(external)?;
+        let mut encoder = DeltaEncoder::new(self.options.clone(), &self.statistics, &self.schema, number)
+            .map_err(external)?;
         while let Some(message) = queue.recv().await {
             let (batch, rows) = message?;
-            folder.fold(&batch, &rows).map_err(external)?;
+            encoder.encode(&batch, &rows).map_err(external)?;
             drop(batch);
-            if !give(folder.records(), &output).await {
+            if !give(encoder.records(), &output).await {
                 return Ok(());
             }
         }
-        while folder.forget_some().map_err(external)? {
-            if !give(folder.records(), &output).await {
+        while encoder.forget_some().map_err(external)? {
+            if !give(encoder.records(), &output).await {
                 return Ok(());
             }
         }
-        folder.records().complete_batch().map_err(external)?;
-        let last = folder.records().take();
+        encoder.records().complete_batch().map_err(external)?;
+        let last = encoder.records().take();
         // Known before the last records are given: a reader that sees their end may ask for it.
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).push((number, folder.finish()));
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).push((number, encoder.finish()));
         for records in last {
             if output.send(Ok(records)).await.is_err() {
                 break;
@@ -213,7 +213,7 @@ impl FoldRun {
 }
 
 /// Gives the batches that are complete to the engine; `false` if it has gone.
-async fn give(records: &mut FoldedRecords, output: &Sender<Result<RecordBatch>>) -> bool {
+async fn give(records: &mut RecordBatches, output: &Sender<Result<RecordBatch>>) -> bool {
     for records in records.take() {
         if output.send(Ok(records)).await.is_err() {
             return false;
@@ -241,17 +241,17 @@ fn external(error: crate::Error) -> DataFusionError {
 
 impl PartitionStream for Worker {
     fn schema(&self) -> &SchemaRef {
-        &self.run.schema
+        &self.pass.schema
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.run.schema), WAITING);
-        let (run, number, output) = (Arc::clone(&self.run), self.number, stream.tx());
+        let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.pass.schema), WAITING);
+        let (pass, number, output) = (Arc::clone(&self.pass), self.number, stream.tx());
         stream.spawn(async move {
-            let Some((queue, readers)) = run.start(number) else {
+            let Some((queue, readers)) = pass.start(number) else {
                 return datafusion::common::internal_err!("the samples are read twice");
             };
-            let worked = Arc::clone(&run).work(number, queue, output).await;
+            let worked = Arc::clone(&pass).work(number, queue, output).await;
             // The first worker owns the readers. Without an error they have ended, unless by a panic, which goes on.
             if worked.is_ok()
                 && let Some(readers) = readers

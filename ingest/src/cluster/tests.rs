@@ -1,4 +1,4 @@
-//! Folding, sorting and unfolding gives the samples back, in order, whatever the order of the log and the memory.
+//! Encoding, sorting and decoding gives the samples back, in order, whatever the order of the log and the memory.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use onefold_datasets::{CountBudget, PartitionKey};
 use proptest::prelude::*;
 
 use super::convert::{ColumnNames, Converter};
-use super::facts::StatisticsOptions;
-use super::fold::{FoldOptions, Folded, SessionFolder};
+use super::decode::{DeltaDecoder, ListColumn, SessionRun};
+use super::encode::{DeltaEncoder, EncoderOptions, SampleTotals};
+use super::statistics::StatisticsOptions;
 use super::timelines::Slice;
-use super::unfold::{ListColumn, SessionRun, Unfolder};
 use crate::ids::IdForm;
 use crate::sessionize::TIME;
 use crate::statistics::IdCounts;
@@ -55,8 +55,8 @@ fn names() -> ColumnNames {
     }
 }
 
-fn options(chained: bool, state_bytes: usize) -> FoldOptions {
-    FoldOptions {
+fn options(chained: bool, state_bytes: usize) -> EncoderOptions {
+    EncoderOptions {
         floats: vec!["x".into()],
         lists: vec![("bag".into(), false), ("past".into(), true)],
         digested: 2,
@@ -82,29 +82,29 @@ fn wanted() -> StatisticsOptions {
 /// A record with what it is sorted by.
 type Sorted = (i64, i64, [u64; 2], Vec<u8>);
 
-fn fold(
+fn encode(
     samples: &[Sample],
     batch_rows: usize,
-    options: &FoldOptions,
+    options: &EncoderOptions,
     workers: usize,
-) -> (Vec<Sorted>, Folded) {
+) -> (Vec<Sorted>, SampleTotals) {
     let mut sorted = Vec::new();
-    let mut all: Option<Folded> = None;
+    let mut all: Option<SampleTotals> = None;
     for worker in 0..workers {
         let records_schema = super::table::records_schema(&names(), &schema()).unwrap();
-        let mut folder = SessionFolder::new(options.clone(), &wanted(), &records_schema, worker).unwrap();
+        let mut encoder = DeltaEncoder::new(options.clone(), &wanted(), &records_schema, worker).unwrap();
         for samples in samples.chunks(batch_rows) {
             let batch = batch(samples);
             let converted = Converter::new(names(), &batch.schema()).unwrap().convert(&batch).unwrap();
-            folder.fold(&converted, &converted.rows_by_worker(workers)[worker]).unwrap();
+            encoder.encode(&converted, &converted.rows_by_worker(workers)[worker]).unwrap();
         }
-        while folder.forget_some().unwrap() {}
-        folder.records().complete_batch().unwrap();
-        sorted.extend(folder.records().take().iter().flat_map(read_records));
-        let folded = folder.finish();
+        while encoder.forget_some().unwrap() {}
+        encoder.records().complete_batch().unwrap();
+        sorted.extend(encoder.records().take().iter().flat_map(read_records));
+        let totals = encoder.finish();
         match &mut all {
-            None => all = Some(folded),
-            Some(all) => all.merge(folded).unwrap(),
+            None => all = Some(totals),
+            Some(all) => all.merge(totals).unwrap(),
         }
     }
     sorted.sort();
@@ -126,9 +126,9 @@ fn schema() -> datafusion::arrow::datatypes::SchemaRef {
 }
 
 /// The samples that records are, and the lists that a timeline of the even numbers adds.
-fn unfold(sorted: &[Sorted], options: &FoldOptions, folded: &Folded) -> Vec<(Sample, Vec<i64>)> {
+fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) -> Vec<(Sample, Vec<i64>)> {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
-    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")], false);
+    let mut decoder = DeltaDecoder::new(options, vec![list("bag"), list("past"), list("seen")], false);
     let mut samples = Vec::new();
     let mut give = |_: &PartitionKey, batch: RecordBatch| {
         for row in 0..batch.num_rows() {
@@ -162,11 +162,11 @@ fn unfold(sorted: &[Sorted], options: &FoldOptions, folded: &Folded) -> Vec<(Sam
                     columns: vec![Vec::clone(&items)],
                 }],
             };
-            unfolder.push(&run, &mut give).unwrap();
+            decoder.push(&run, &mut give).unwrap();
         }
     }
-    unfolder.flush(&mut give).unwrap();
-    assert_eq!((unfolder.samples(), unfolder.digest()), (folded.samples, folded.digest));
+    decoder.flush(&mut give).unwrap();
+    assert_eq!((decoder.samples(), decoder.digest()), (totals.samples, totals.digest));
     samples
 }
 
@@ -189,7 +189,7 @@ fn samples() -> impl Strategy<Value = Vec<Sample>> {
 
 proptest! {
     #[test]
-    fn unfolding_undoes_folding(
+    fn decoding_undoes_encoding(
         samples in samples(),
         batch_rows in 1..20_usize,
         workers in 1..4_usize,
@@ -197,40 +197,40 @@ proptest! {
         state_bytes in prop_oneof![Just(0_usize), Just(1500), Just(1 << 20)],
     ) {
         let options = options(chained, state_bytes);
-        let (sorted, folded) = fold(&samples, batch_rows, &options, workers);
-        let unfolded = unfold(&sorted, &options, &folded);
+        let (sorted, totals) = encode(&samples, batch_rows, &options, workers);
+        let decoded = decode(&sorted, &options, &totals);
         let mut expected: Vec<_> = samples.clone();
         let comparable = |sample: &Sample| format!("{:03} {:03} {sample:?}", sample.0, sample.1);
         expected.sort_by_key(comparable);
         let seen = |sample: &Sample| ((sample.1 - 2).max(0)..sample.1).map(|item| 2 * item).collect::<Vec<_>>();
-        for (sample, timeline) in &unfolded {
+        for (sample, timeline) in &decoded {
             prop_assert_eq!(timeline, &seen(sample));
         }
-        prop_assert!(unfolded.is_sorted_by_key(|(sample, _)| (sample.0, sample.1)));
-        let mut unfolded: Vec<_> = unfolded.into_iter().map(|(sample, _)| sample).collect();
-        unfolded.sort_by_key(comparable);
-        prop_assert_eq!(&unfolded, &expected);
+        prop_assert!(decoded.is_sorted_by_key(|(sample, _)| (sample.0, sample.1)));
+        let mut decoded: Vec<_> = decoded.into_iter().map(|(sample, _)| sample).collect();
+        decoded.sort_by_key(comparable);
+        prop_assert_eq!(&decoded, &expected);
 
         // An id counts as often as it is in a list of a sample.
         let mut naive = std::collections::BTreeMap::new();
         for id in samples.iter().flat_map(|sample| sample.3.iter().chain(&sample.4)) {
             *naive.entry(*id).or_insert(0_u64) += 1;
         }
-        let counts: std::collections::BTreeMap<_, _> = folded.facts.counters[0].counts().collect();
+        let counts: std::collections::BTreeMap<_, _> = totals.statistics.counters[0].counts().collect();
         prop_assert_eq!(counts, naive);
         let lengths = |of: fn(&Sample) -> usize| samples.iter().map(|sample| of(sample) as u64).sum::<u64>();
-        prop_assert_eq!(folded.facts.values[0][0], lengths(|sample| sample.3.len()));
-        prop_assert_eq!(folded.facts.values[1][0], lengths(|sample| sample.4.len()));
+        prop_assert_eq!(totals.statistics.values[0][0], lengths(|sample| sample.3.len()));
+        prop_assert_eq!(totals.statistics.values[1][0], lengths(|sample| sample.4.len()));
 
         // The ids that are observed are those of all lists.
         let lists: [fn(&Sample) -> &Vec<i64>; 2] = [|sample| &sample.3, |sample| &sample.4];
-        for (list, ids) in lists.into_iter().zip(&folded.facts.ids) {
+        for (list, ids) in lists.into_iter().zip(&totals.statistics.ids) {
             let mut naive = IdCounts::new();
             samples.iter().for_each(|sample| naive.add(list(sample)));
             prop_assert_eq!((ids.range, ids.distinct()), (naive.range, naive.distinct()));
         }
         let without_window = samples.iter().filter(|sample| sample.1 == 0).count() as u64;
-        prop_assert_eq!(folded.facts.list_counts(2).empty, without_window);
+        prop_assert_eq!(totals.statistics.list_counts(2).empty, without_window);
     }
 }
 
@@ -245,22 +245,22 @@ fn samples_in_time_order_become_what_changed() {
         // Logged late: no part of the chain.
         sample(0, &[9], &[2, 3, 4]),
     ];
-    let (sorted, folded) = fold(&samples, 10, &options(true, 1 << 20), 1);
+    let (sorted, totals) = encode(&samples, 10, &options(true, 1 << 20), 1);
     let bytes = |time: i64| sorted.iter().filter(|r| r.1 == time).map(|r| r.3.len()).collect::<Vec<_>>();
     let empty = 8 + 4 + 16 + 1;
     assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3]);
     assert_eq!(bytes(2), [empty + 3 + 1]);
     assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3]);
-    assert_eq!(folded.facts.values[..2], [[8, 3], [15, 4]]);
-    let changes = folded.facts.changes.unwrap();
+    assert_eq!(totals.statistics.values[..2], [[8, 3], [15, 4]]);
+    let changes = totals.statistics.changes.unwrap();
     assert_eq!((changes.samples(), changes.sessions()), (5, 1));
     assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [1, 1, 3]);
 }
 
-/// The most chains that are open at once while the sorted records are unfolded.
-fn most_open(sorted: &[Sorted], options: &FoldOptions) -> usize {
+/// The most chains that are open at once while the sorted records are decoded.
+fn most_open(sorted: &[Sorted], options: &EncoderOptions) -> usize {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
-    let mut unfolder = Unfolder::new(options, vec![list("bag"), list("past"), list("seen")], false);
+    let mut decoder = DeltaDecoder::new(options, vec![list("bag"), list("past"), list("seen")], false);
     let slice = Slice { number: 1, positions: (0..5000).collect(), columns: vec![vec![7; 5000]] };
     let mut most = 0;
     for (session, time, _, record) in sorted {
@@ -273,10 +273,10 @@ fn most_open(sorted: &[Sorted], options: &FoldOptions) -> usize {
             records: &BinaryArray::from_iter_values([record]),
             slices: &[&slice],
         };
-        unfolder.push(&run, &mut |_, _| Ok(())).unwrap();
-        most = most.max(unfolder.open_chains());
+        decoder.push(&run, &mut |_, _| Ok(())).unwrap();
+        most = most.max(decoder.open_chains());
     }
-    assert_eq!(unfolder.open_chains(), 0, "every chain of a session ends with its last record");
+    assert_eq!(decoder.open_chains(), 0, "every chain of a session ends with its last record");
     most
 }
 
@@ -289,8 +289,8 @@ fn few_chains_are_open_in_a_log_of_any_order() {
     // A sample has lists of 10 ids, which count 128 bytes with their headers; so four chains may be open.
     let options = options(true, 64 * 4 * 128);
     let open = |samples: &[Sample]| {
-        let (sorted, folded) = fold(samples, 64, &options, 1);
-        assert_eq!(unfold(&sorted, &options, &folded).len(), samples.len());
+        let (sorted, totals) = encode(samples, 64, &options, 1);
+        assert_eq!(decode(&sorted, &options, &totals).len(), samples.len());
         (most_open(&sorted, &options), sorted.iter().map(|record| record.3.len()).sum::<usize>())
     };
     let (chains, bytes) = open(&in_order);
@@ -304,9 +304,9 @@ fn few_chains_are_open_in_a_log_of_any_order() {
 /// The sizes of the batches that come of samples with windows of `length` ids in a slice of `rows` ids.
 fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
     let options =
-        FoldOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
+        EncoderOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
     let list = ListColumn { name: "seen".into(), vocabulary: None };
-    let mut unfolder = Unfolder::new(&options, vec![list], false);
+    let mut decoder = DeltaDecoder::new(&options, vec![list], false);
     let mut sizes = Vec::new();
     let mut give = |_: &PartitionKey, batch: RecordBatch| {
         sizes.push(batch.num_rows());
@@ -330,9 +330,9 @@ fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
             records: &BinaryArray::from_iter_values([record.bytes()]),
             slices: &[&slice],
         };
-        unfolder.push(&run, &mut give).unwrap();
+        decoder.push(&run, &mut give).unwrap();
     }
-    unfolder.flush(&mut give).unwrap();
+    decoder.flush(&mut give).unwrap();
     sizes
 }
 
@@ -347,9 +347,9 @@ fn large_slices_do_not_make_small_batches() {
 #[test]
 fn a_slice_may_begin_with_an_empty_window() {
     let options =
-        FoldOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
-    let mut unfolder =
-        Unfolder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }], false);
+        EncoderOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
+    let mut decoder =
+        DeltaDecoder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }], false);
     let mut lists: Vec<Vec<i64>> = Vec::new();
     let mut give = |_: &PartitionKey, batch: RecordBatch| {
         let seen = batch.column(2).as_list_view::<i32>();
@@ -374,8 +374,8 @@ fn a_slice_may_begin_with_an_empty_window() {
             records: &BinaryArray::from_iter_values([record.bytes()]),
             slices: &[&slices[slice]],
         };
-        unfolder.push(&run, &mut give).unwrap();
+        decoder.push(&run, &mut give).unwrap();
     }
-    unfolder.flush(&mut give).unwrap();
+    decoder.flush(&mut give).unwrap();
     assert_eq!(lists, [vec![10, 11], vec![], vec![21, 22]]);
 }

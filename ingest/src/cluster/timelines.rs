@@ -12,7 +12,7 @@ use futures::StreamExt;
 use onefold_datasets::bucket_of_session;
 
 use super::convert::{column, engine};
-use super::place;
+use super::partitions;
 use crate::merge::OLD;
 use crate::sessionize::SESSION;
 use crate::timeline::{FIRST, POSITION};
@@ -121,7 +121,7 @@ impl SampleNumbers {
         records: &RecordBatch,
         origins: Option<&[i64]>,
     ) -> Result<Vec<i64>> {
-        let mut keys: Vec<ArrayRef> = place::columns(config, records)?;
+        let mut keys: Vec<ArrayRef> = partitions::columns(config, records)?;
         let sessions = column(records, SESSION)?.as_primitive::<Int64Type>().values();
         let buckets = sessions.iter().map(|session| bucket_of_session(*session, self.buckets));
         keys.push(Arc::new(UInt32Array::from_iter_values(buckets)));

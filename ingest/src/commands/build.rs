@@ -44,7 +44,7 @@ pub(crate) struct BuildArguments {
     #[command(flatten)]
     common: Common,
     /// Replace the dataset that is at `--out`
-    #[arg(long)]
+    #[arg(id = "commit = overwrite", long)]
     overwrite: bool,
     /// Divide sessions into so many buckets [default: `[dataset] buckets`, or by the number of samples]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_BUCKETS)))]
@@ -57,10 +57,10 @@ pub(crate) struct AppendArguments {
     #[command(flatten)]
     common: Common,
     /// Replace partitions even by fewer samples than they have
-    #[arg(long)]
+    #[arg(id = "commit = replace", long)]
     replace: bool,
     /// Add late samples to partitions that are there, each once, and keep the samples that they have
-    #[arg(long, conflicts_with = "replace")]
+    #[arg(id = "commit = merge", long, conflicts_with = "commit = replace")]
     merge: bool,
 }
 
@@ -133,24 +133,8 @@ fn run(arguments: &Common, commit: Commit, buckets: Option<u32>, printer: &Print
         partitions: arguments.partition.clone(),
     };
     let work = build(&config, &arguments.out, &options, printer);
-    let summary = run_async(options.engine.threads, work).map_err(|error| with_flags(error, commit))?;
+    let summary = run_async(options.engine.threads, work)?;
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
-}
-
-/// The error, with the option that allows what was refused.
-fn with_flags(error: anyhow::Error, commit: Commit) -> anyhow::Error {
-    let dataset = error.downcast_ref().and_then(|error| match error {
-        onefold_ingest::Error::Dataset(error) => Some(error),
-        _ => None,
-    });
-    let flag = match (dataset, commit) {
-        (Some(onefold_datasets::Error::FewerSamples { .. }), _) => {
-            "`--merge` adds late samples to partitions; `--replace` replaces them even by fewer samples"
-        }
-        (Some(onefold_datasets::Error::Exists { .. }), Commit::Create) => "`--overwrite` replaces a dataset",
-        _ => return error,
-    };
-    error.context(format!("nothing was written\n  hint: {flag}"))
 }
 
 /// The statistics of the samples, and what looks wrong in them.

@@ -1,8 +1,8 @@
 //! Late samples, merged into the partitions of a dataset that they belong to, each exactly once.
 //!
 //! ```text
-//! late samples ─▶ sessions of the dataset that they continue ─▶ without those that are there ─▶ sessions anew ─▶ fold ─┐
-//!                                                          samples of the buckets that change ─▶ fold ─▶ sort, unfold, write
+//! late samples ─▶ sessions of the dataset that they continue ─▶ without those that are there ─▶ sessions anew ─▶ encode ─┐
+//!                                                          samples of the buckets that change ─▶ encode ─▶ sort, decode, write
 //! ```
 //!
 //! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the dataset
@@ -153,12 +153,12 @@ impl<'a> Merge<'a> {
     }
 
     /// Finds the sessions of the dataset that the late samples could be in, leaves out samples whose keys are there, and
-    /// folds the others.
+    /// encodes the others.
     ///
     /// # Errors
     ///
     /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::NoSamples`] if the logs give none.
-    pub(crate) async fn fold(
+    pub(crate) async fn encode(
         &mut self,
         reading: &Reading<'_>,
         reporter: &dyn Reporter,
@@ -172,8 +172,9 @@ impl<'a> Merge<'a> {
         }
         let (context, config) = (&self.context, self.config);
         let table = (&mut self.spool, sql::LATE_RECORDS, sql::NUMBER);
-        let late = LateSamples::fold(config, context, &self.columns, &self.options, table, reporter).await?;
-        let (found, known) = (late.folded.samples, self.summary.samples_skipped);
+        let late =
+            LateSamples::encode(config, context, &self.columns, &self.options, table, reporter).await?;
+        let (found, known) = (late.totals.samples, self.summary.samples_skipped);
         reading.check_count(found, Some(known))?;
         if found + known == 0 { Err(reading.no_samples()) } else { Ok(late) }
     }
@@ -232,7 +233,7 @@ impl<'a> Merge<'a> {
         let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
         let mut old = None;
         if !buckets.is_empty() {
-            old = Some(self.fold_old(&buckets, decided).await?);
+            old = Some(self.encode_old(&buckets, decided).await?);
         }
         let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(old.is_some()));
         let (context, columns) = (&self.context, &self.columns);
@@ -312,7 +313,7 @@ impl<'a> Merge<'a> {
                 found.insert((number, bucket));
             }
         }
-        let _old = self.fold_old(&found, decided).await?;
+        let _old = self.encode_old(&found, decided).await?;
         self.keep(sql::OLD_DIGESTS, &self.sql.old_digests()).await?;
         self.keep(sql::MARKS, &self.sql.marks()).await?;
         self.summary.samples_skipped = self.count(sql::MARKS).await?;
@@ -329,8 +330,8 @@ impl<'a> Merge<'a> {
         Ok(found)
     }
 
-    /// Plans the fold of the samples of some buckets of the dataset.
-    async fn fold_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<OldSamples> {
+    /// Plans the encoding of the samples of some buckets of the dataset.
+    async fn encode_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<OldSamples> {
         self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples(decided.originals.clone()))?;
         let (context, options) = (&self.context, &self.options);
         OldSamples::plan(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await

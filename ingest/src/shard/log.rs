@@ -1,16 +1,17 @@
-//! The files of a log: found, inspected, and read in order.
+//! Finds, inspects and reads the files of a log.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch, StringArray, new_null_array};
 use arrow::compute::cast;
-use arrow::datatypes::{Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use onefold_datasets::process::catch_panic;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use crate::sources::local_paths;
+use crate::sources::{folders, local_paths};
 use crate::{Error, Result};
 
 /// Decoded bytes that a batch should have.
@@ -20,7 +21,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) files: Vec<LogFile>,
-    /// The columns of the first file; nullable if they are in any.
+    /// The columns of the first file, nullable if they are in any; then those that `name=value` folders make.
     pub(super) schema: SchemaRef,
     pub(super) rows: u64,
     pub(super) bytes: u64,
@@ -36,6 +37,8 @@ pub(super) struct LogFile {
     /// Values of all columns.
     values: u64,
     schema: SchemaRef,
+    /// Its values of the columns that folders make.
+    folder_values: Vec<Option<String>>,
 }
 
 impl Log {
@@ -51,7 +54,40 @@ impl Log {
                 files.push(file);
             }
         }
-        Self::open(files)
+        let mut log = Self::open(files)?;
+        log.add_folder_columns()?;
+        Ok(log)
+    }
+
+    /// Adds the columns that the files' `name=value` folders make, as text. A column that the files have themselves is theirs.
+    fn add_folder_columns(&mut self) -> Result<()> {
+        let folders_of = |file: &LogFile| -> BTreeMap<String, Option<String>> {
+            // The innermost folder of a name counts.
+            let mut folders: BTreeMap<_, _> = folders(&file.path.to_string_lossy()).into_iter().collect();
+            folders.retain(|name, _| self.schema.field_with_name(name).is_err());
+            folders
+        };
+        let values: Vec<_> = self.files.iter().map(folders_of).collect();
+        if let Some(other) = values.iter().position(|folders| !folders.keys().eq(values[0].keys())) {
+            let shown = |file: usize| match values[file].is_empty() {
+                true => "none".to_owned(),
+                false => values[file].keys().map(|name| format!("`{name}=`")).collect::<Vec<_>>().join(", "),
+            };
+            let message = format!(
+                "its folders make other columns ({}) than those of `{}` ({})",
+                shown(other),
+                self.files[0].path.display(),
+                shown(0)
+            );
+            return Err(wrong(&self.files[other].path, message, "give all files folders of the same names"));
+        }
+        let mut fields = self.schema.fields().to_vec();
+        fields.extend(values[0].keys().map(|name| Arc::new(Field::new(name, DataType::Utf8, true))));
+        self.schema = Arc::new(Schema::new_with_metadata(fields, self.schema.metadata().clone()));
+        for (file, values) in self.files.iter_mut().zip(values) {
+            file.folder_values = values.into_values().collect();
+        }
+        Ok(())
     }
 
     /// The log of these files; there is at least one.
@@ -98,6 +134,7 @@ impl LogFile {
             rows: groups.iter().map(|group| count(group.num_rows())).sum(),
             values: groups.iter().flat_map(|group| group.columns()).map(|c| count(c.num_values())).sum(),
             schema: Arc::clone(builder.schema()),
+            folder_values: Vec::new(),
             path,
         })
     }
@@ -126,7 +163,8 @@ impl LogFile {
             match batch.map_err(damaged)? {
                 None => return Ok(true),
                 Some(batch) => {
-                    if !take(Ok(with_schema(&batch, schema).map_err(|error| damaged(error.to_string()))?)) {
+                    let batch = with_schema(&batch, schema, &self.folder_values);
+                    if !take(Ok(batch.map_err(|error| damaged(error.to_string()))?)) {
                         return Ok(false);
                     }
                 }
@@ -135,8 +173,12 @@ impl LogFile {
     }
 }
 
-/// The columns of `batch` in the order of `schema`, with its names of what is nested.
-fn with_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, arrow::error::ArrowError> {
+/// The columns of `batch` in the order of `schema`, with its names of what is nested; then those of these `folder_values`.
+fn with_schema(
+    batch: &RecordBatch,
+    schema: &SchemaRef,
+    folder_values: &[Option<String>],
+) -> Result<RecordBatch, arrow::error::ArrowError> {
     let column = |field: &Arc<Field>| {
         let column = batch.column(batch.schema_ref().index_of(field.name())?);
         // Free where only such names differ.
@@ -146,7 +188,14 @@ fn with_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, a
             cast(column, field.data_type())
         }
     };
-    let columns = schema.fields().iter().map(column).collect::<Result<Vec<_>, arrow::error::ArrowError>>()?;
+    let in_file = &schema.fields()[..schema.fields().len() - folder_values.len()];
+    let mut columns = in_file.iter().map(column).collect::<Result<Vec<_>, arrow::error::ArrowError>>()?;
+    columns.extend(folder_values.iter().map(|value| -> ArrayRef {
+        match value {
+            Some(value) => Arc::new(StringArray::from_iter_values(iter::repeat_n(value, batch.num_rows()))),
+            None => new_null_array(&DataType::Utf8, batch.num_rows()),
+        }
+    }));
     RecordBatch::try_new(Arc::clone(schema), columns)
 }
 

@@ -323,7 +323,7 @@ fn segments_are_replaced_only_when_told_and_only_by_their_like() {
     let (out, pattern) = (directory.path().join("out"), [directory.path().join("part-1.parquet")]);
     shard(&pattern, &out, &options(2), &Silent).unwrap();
     let error = shard(&pattern, &out, &options(3), &Silent).unwrap_err().to_string();
-    assert!(error.contains("`--overwrite`"), "{error}");
+    assert!(error.contains("the option `overwrite`"), "{error}");
     shard(&pattern, &out, &ShardOptions { overwrite: true, ..options(3) }, &Silent).unwrap();
     assert_eq!(segment_files(&out).len(), 3);
     let list: serde_json::Value =

@@ -36,7 +36,7 @@ use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use self::files::FoundFile;
-pub(crate) use self::files::local_paths;
+pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::Inspection;

@@ -1,10 +1,11 @@
 //! Logs in segments, from the command line to the dataset.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, Int64Array, StringArray, TimestampMicrosecondArray};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, StringArray, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -118,6 +119,57 @@ fn a_segment_holds_the_sessions_of_a_bucket() {
         assert_eq!(buckets.values().map(BTreeSet::len).sum::<usize>(), 2_000);
         assert!(buckets.len() == 5 && segments == buckets, "{by}: {segments:?} instead of {buckets:?}");
     }
+}
+
+/// The rows of all segments as `user`, `date` and `zone`, sorted.
+fn rows_with_folders(files: BTreeMap<PathBuf, Vec<u8>>) -> Vec<(i64, Option<String>, String)> {
+    let mut rows = Vec::new();
+    for bytes in files.into_values() {
+        let batches = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes)).unwrap().build().unwrap();
+        for batch in batches.map(Result::unwrap) {
+            let text = |name: &str| batch.column_by_name(name).unwrap().as_string::<i32>().clone();
+            let (dates, zones) = (text("date"), text("zone"));
+            let users = batch.column_by_name("user").unwrap().as_primitive::<Int64Type>();
+            rows.extend(users.values().iter().enumerate().map(|(row, user)| {
+                (*user, dates.is_valid(row).then(|| dates.value(row).to_owned()), zones.value(row).to_owned())
+            }));
+        }
+    }
+    rows.sort();
+    rows
+}
+
+#[test]
+fn folders_become_columns_of_the_segments() {
+    let dir = Dir::new();
+    let users = |users: std::ops::Range<i64>| -> (&'static str, ArrayRef) {
+        ("user", Arc::new(Int64Array::from_iter_values(users)))
+    };
+    let zones = |zone: &str, count| -> (&'static str, ArrayRef) {
+        ("zone", Arc::new(StringArray::from_iter_values(std::iter::repeat_n(zone, count))))
+    };
+    // The files have the column `zone` themselves, so the folder of that name makes none.
+    dir.write("log/zone=x/date=2024-06-01/a.parquet", parquet(vec![users(0..30), zones("a b", 30)]));
+    dir.write("log/zone=x/date=2024%2F06/b.parquet", parquet(vec![users(30..50), zones("c", 20)]));
+    let nulls = "log/zone=x/date=__HIVE_DEFAULT_PARTITION__/c.parquet";
+    dir.write(nulls, parquet(vec![users(50..60), zones("d", 10)]));
+    let (summary, files): (Value, _) = dir.works(shard(&dir, "user,date", 3, "segments"), "segments");
+    assert_eq!((&summary["rows"], &summary["null_key_rows"]), (&60.into(), &10.into()));
+    let expected = (0..60).map(|user| match user {
+        0..30 => (user, Some("2024-06-01".to_owned()), "a b".to_owned()),
+        30..50 => (user, Some("2024/06".to_owned()), "c".to_owned()),
+        _ => (user, None, "d".to_owned()),
+    });
+    assert_eq!(rows_with_folders(files), expected.collect::<Vec<_>>());
+
+    dir.write("log/late.parquet", parquet(vec![users(60..61), zones("e", 1)]));
+    dir.fails_as(
+        shard(&dir, "user", 3, "others"),
+        &[
+            "its folders make other columns (`date=`) than those of `log/late.parquet` (none)",
+            "give all files folders",
+        ],
+    );
 }
 
 #[test]

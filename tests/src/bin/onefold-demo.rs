@@ -28,7 +28,7 @@ struct Cli {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    onefold_terminal::run(|| demo(&cli.out))
+    onefold_terminal::run::<Cli>(|| demo(&cli.out))
 }
 
 fn demo(out: &Path) -> anyhow::Result<()> {

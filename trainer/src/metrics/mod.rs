@@ -151,10 +151,15 @@ impl BinaryMetrics {
         (self.weight > 0.0).then(|| self.entropy * std::f64::consts::LN_2 / self.weight)
     }
 
-    /// Normalized entropy; `None` without samples. Labels that are all equal make it huge, as in TorchRec.
+    /// Normalized entropy; `None` unless there are both positive and negative samples: the mean label then predicts them
+    /// without error, and the entropy to divide by is 0. (TorchRec divides by that of its clamp instead, which gives
+    /// figures of 10 digits.)
     pub fn ne(&self) -> Option<f64> {
-        let rate = self.base_rate()?.clamp(ETA, 1.0 - ETA);
         let negative = self.weight - self.positive;
+        if self.positive <= 0.0 || negative <= 0.0 {
+            return None;
+        }
+        let rate = self.base_rate()?.clamp(ETA, 1.0 - ETA);
         Some(self.entropy / -(self.positive * rate.log2() + negative * (1.0 - rate).log2()))
     }
 
@@ -224,9 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn one_class_has_no_auc() {
-        assert_eq!(metrics(&[(0.3, true)]).auc(), None);
-        assert_eq!(metrics(&[]).ne(), None);
+    fn one_class_has_neither_ne_nor_auc() {
+        for samples in [&[][..], &[(0.3, true)], &[(0.3, false), (-1.0, false)]] {
+            let figures = metrics(samples).figures();
+            assert_eq!((figures.ne, figures.auc), (None, None), "{samples:?}");
+            assert_eq!(figures.loss.is_some(), !samples.is_empty());
+        }
+        let both = metrics(&[(0.3, true), (0.1, false)]).figures();
+        assert!(both.ne.is_some() && both.auc.is_some());
     }
 
     proptest! {

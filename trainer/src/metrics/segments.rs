@@ -134,5 +134,8 @@ mod tests {
         }
         assert_eq!(figures[&Segment::Id(5)]["a"], a.figures());
         assert_eq!(figures[&Segment::Id(5)]["b"], b.figures());
+        // A segment of one sample has one class, so it has a loss but nothing that compares classes.
+        let one = &figures[&Segment::Id(7)]["a"];
+        assert_eq!((one.samples, one.loss.is_some(), one.ne, one.auc), (1, true, None, None));
     }
 }

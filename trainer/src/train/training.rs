@@ -487,8 +487,8 @@ impl Clock {
 fn entropies(metrics: &TaskMetrics) -> String {
     let single = metrics.iter().count() == 1;
     let of_task = |(name, metrics): (&str, &BinaryMetrics)| {
-        let ne = metrics.ne().unwrap_or(f64::NAN);
-        if single { format!("{ne:.4}") } else { format!("{name} {ne:.4}") }
+        let ne = metrics.ne().map_or_else(|| "n/a".to_owned(), |ne| format!("{ne:.4}"));
+        if single { ne } else { format!("{name} {ne}") }
     };
     metrics.iter().map(of_task).collect::<Vec<_>>().join(", ")
 }

@@ -100,8 +100,9 @@ pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
         places.into_iter().find(|place| place.is_file()).ok_or_else(|| Error::Source {
             path: from.to_owned(),
             message: format!("it holds neither `{split}/{name}` nor `{split}_{name}`"),
-            hint: "point `--from` at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
-                .to_owned(),
+            hint:
+                "point the option `from` at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
+                    .to_owned(),
         })
     };
     let files = SPLITS.map(|split| {

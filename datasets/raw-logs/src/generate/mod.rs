@@ -113,7 +113,7 @@ fn check_samples(samples: u64) -> Result<()> {
     match samples {
         0 => wrong(
             "a log of 0 samples was asked for".to_owned(),
-            "ask for at least one, for example `--samples 100000`",
+            "ask for at least one, for example with the option `samples = 100000`",
         ),
         1..=MOST_SAMPLES => Ok(()),
         _ => wrong(
@@ -430,7 +430,7 @@ mod tests {
         let error = generate(&log, &options(Workload::Rm1, 0), &Silent).unwrap_err().to_string();
         assert_eq!(
             error,
-            "a log of 0 samples was asked for\n  hint: ask for at least one, for example `--samples 100000`"
+            "a log of 0 samples was asked for\n  hint: ask for at least one, for example with the option `samples = 100000`"
         );
         let error = generate(&log, &options(Workload::Rm1, u64::MAX), &Silent).unwrap_err().to_string();
         assert!(error.contains("hint: ask for at most 1099511627776"), "{error}");
@@ -443,7 +443,7 @@ mod tests {
         let log = directory.path().join("log");
         generate(&log, &options(Workload::Rm3, 10), &Silent).unwrap();
         let error = generate(&log, &options(Workload::Rm3, 20), &Silent).unwrap_err().to_string();
-        assert!(error.contains("`--overwrite`"), "{error}");
+        assert!(error.contains("the option `overwrite`"), "{error}");
         let replace = GenerateOptions { overwrite: true, ..options(Workload::Rm3, 20) };
         assert_eq!(generate(&log, &replace, &Silent).unwrap().samples, 20);
         assert_eq!(batches(&log, "events").map(|batch| batch.num_rows()).sum::<usize>(), 20);

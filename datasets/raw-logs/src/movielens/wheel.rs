@@ -43,7 +43,7 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
             message:
                 "there is no folder for the cache: neither HOME, XDG_CACHE_HOME nor ONEFOLD_CACHE is set"
                     .to_owned(),
-            hint: "name one with `--cache DIR`".to_owned(),
+            hint: "name one with the option `cache = DIR`".to_owned(),
         })
 }
 
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(cache(&[own, xdg, home]).unwrap(), Path::new("/o"));
         assert_eq!(cache(&[xdg, home]).unwrap(), Path::new("/x/onefold"));
         assert_eq!(cache(&[("ONEFOLD_CACHE", ""), home]).unwrap(), Path::new("/h/.cache/onefold"));
-        assert!(cache(&[]).unwrap_err().to_string().contains("--cache DIR"));
+        assert!(cache(&[]).unwrap_err().to_string().contains("the option `cache = DIR`"));
     }
 
     #[test]

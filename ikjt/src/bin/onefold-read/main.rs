@@ -16,7 +16,7 @@ onefold_terminal::use_jemalloc!();
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printer = Printer::new(cli.output);
-    onefold_terminal::run(|| match &cli.command {
+    onefold_terminal::run::<Cli>(|| match &cli.command {
         Command::Head { reading, samples, batch } => head::head(reading, *samples, *batch, &printer),
         Command::Bench { reading } => bench::bench(reading, &printer),
     })

@@ -297,6 +297,6 @@ fn places_where_no_dataset_may_go() {
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt").fails(&["letters/dear.txt"]);
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt/deeper")
         .fails(&["letters/dear.txt"]);
-    let limit = ["the memory limit does not suffice", "raise the memory limit"];
+    let limit = ["the memory limit does not suffice", "raise `--memory-limit`"];
     dir.command("onefold-ingest build logs/dataset.toml --out other --memory-limit 1KiB").fails(&limit);
 }

@@ -1,4 +1,4 @@
-//! Statistics that are counted while samples are folded: how often ids occur, for vocabularies, which lists change
+//! Statistics that are counted while samples are encoded: how often ids occur, for vocabularies, which lists change
 //! together, and the values of columns.
 //!
 //! Ids are counted where a list changes, not where it repeats: an id is counted when it leaves its list, once for each

@@ -1,4 +1,5 @@
-//! Folds samples in the order of the log, session by session: each becomes a record of its changes.
+//! Delta-encodes samples in the order of the log: each becomes a record of what changed since the sample before it in its
+//! session.
 
 use std::collections::HashMap;
 use std::mem;
@@ -11,19 +12,19 @@ use onefold_datasets::overlap;
 
 use super::chains::Chains;
 use super::convert::{Converted, engine};
-use super::facts::{Entered, SampleStatistics, StatisticsOptions};
-use super::folded_records::{FoldedRecords, Pending};
 use super::record::{RecordWriter, Shape};
+use super::record_batches::{Pending, RecordBatches};
+use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
 use crate::Result;
 
-/// Marks a list that did not change, in [`SessionFolder::known`].
+/// Marks a list that did not change, in [`DeltaEncoder::known`].
 const UNCHANGED: usize = usize::MAX;
-/// What is put together again may hold one of so many parts of [`FoldOptions::state_bytes`] for the chains of a session.
+/// The decoder may hold this fraction of [`EncoderOptions::state_bytes`], one in so many, for the chains of a session.
 const OPEN_CHAINS_PART: usize = 64;
 
-/// How samples are folded.
+/// How samples are delta-encoded.
 #[derive(Debug, Clone)]
-pub(super) struct FoldOptions {
+pub(super) struct EncoderOptions {
     /// Names of the floats, in the records' order.
     pub(super) floats: Vec<String>,
     /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
@@ -43,7 +44,7 @@ pub(super) struct FoldOptions {
     pub(super) state_bytes: usize,
 }
 
-impl FoldOptions {
+impl EncoderOptions {
     pub(super) fn shape(&self) -> Shape {
         Shape { floats: self.floats.len(), positions: self.positions, lists: self.lists.len() }
     }
@@ -57,31 +58,31 @@ impl FoldOptions {
     }
 }
 
-/// Folds the samples of those sessions that fall to one worker.
+/// Encodes the samples of those sessions that fall to one worker.
 ///
 /// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a record is
 /// the last of its chain. A session not seen for long is forgotten when the limit is reached, and its next sample is stored
-/// whole: the limit bounds how much folding saves, not what can be folded.
+/// whole: the limit bounds how much the encoding saves, not which samples can be encoded.
 #[derive(Debug)]
-pub(super) struct SessionFolder {
-    options: FoldOptions,
+pub(super) struct DeltaEncoder {
+    options: EncoderOptions,
     seeds: SampleSeeds,
     sessions: Sessions,
     next_chain: u64,
     record: RecordWriter,
-    records: FoldedRecords,
+    records: RecordBatches,
     /// Of every list of the current sample, how many of its first ids the list before ends with, or [`UNCHANGED`].
     known: Vec<usize>,
-    outcome: Folded,
+    outcome: SampleTotals,
 }
 
-/// The digest and statistics of folded samples.
+/// The number, digest and statistics of the samples that were encoded.
 #[derive(Debug)]
-pub(crate) struct Folded {
+pub(crate) struct SampleTotals {
     pub(crate) samples: u64,
     /// Of the times, floats and lists; lists from timelines are not known here.
     pub(crate) digest: Digest,
-    pub(crate) facts: SampleStatistics,
+    pub(crate) statistics: SampleStatistics,
 }
 
 /// The last samples of sessions: those seen lately, and those seen before them. Two generations stand in for the order
@@ -113,7 +114,7 @@ struct Last {
     entered: Entered,
 }
 
-impl Folded {
+impl SampleTotals {
     /// Adds other samples.
     ///
     /// # Errors
@@ -122,19 +123,20 @@ impl Folded {
     pub(super) fn merge(&mut self, other: Self) -> Result<()> {
         self.samples += other.samples;
         self.digest.merge(other.digest);
-        self.facts.merge(other.facts)
+        self.statistics.merge(other.statistics)
     }
 }
 
-impl SessionFolder {
-    /// The folder of one worker, whose chains differ from those of others. `schema` is that of the records.
+impl DeltaEncoder {
+    /// The encoder of one worker. Its chains have other numbers than those of other workers. `schema` is the schema of the
+    /// records.
     ///
     /// # Errors
     ///
     /// [`Error::Engine`](crate::Error::Engine) if a key column has a type that cannot be compared.
     pub(super) fn new(
-        options: FoldOptions,
-        facts: &StatisticsOptions,
+        options: EncoderOptions,
+        statistics: &StatisticsOptions,
         schema: &SchemaRef,
         worker: usize,
     ) -> Result<Self> {
@@ -148,15 +150,19 @@ impl SessionFolder {
             },
             next_chain: ((options.first_worker + worker) as u64) << 48,
             record: RecordWriter::new(options.shape()),
-            records: FoldedRecords::new(schema)?,
+            records: RecordBatches::new(schema)?,
             known: vec![0; options.lists.len()],
-            outcome: Folded { samples: 0, digest: Digest::default(), facts: SampleStatistics::new(facts) },
+            outcome: SampleTotals {
+                samples: 0,
+                digest: Digest::default(),
+                statistics: SampleStatistics::new(statistics),
+            },
             options,
         })
     }
 
-    /// Folds the samples `rows` of `batch`, in their order. [`records`](Self::records) gives their records, sooner or later.
-    pub(super) fn fold(&mut self, batch: &Converted, rows: &[u32]) -> Result<()> {
+    /// Encodes the samples `rows` of `batch`, in their order. [`records`](Self::records) gives a record once it is complete.
+    pub(super) fn encode(&mut self, batch: &Converted, rows: &[u32]) -> Result<()> {
         let indices = UInt32Array::from(rows.to_vec());
         let mut keys: Vec<ArrayRef> = Vec::with_capacity(batch.keys.len());
         for key in &batch.keys {
@@ -164,13 +170,13 @@ impl SessionFolder {
         }
         let keys = self.records.keys(&keys)?;
         for (i, row) in rows.iter().enumerate() {
-            self.fold_sample(batch, *row as usize, keys.row(i).as_ref())?;
+            self.encode_sample(batch, *row as usize, keys.row(i).as_ref())?;
         }
         Ok(())
     }
 
     /// The records that are complete: those of all samples but the last of each session that is known.
-    pub(super) fn records(&mut self) -> &mut FoldedRecords {
+    pub(super) fn records(&mut self) -> &mut RecordBatches {
         &mut self.records
     }
 
@@ -185,24 +191,24 @@ impl SessionFolder {
         let some: Vec<Box<[u8]>> = all.keys().take(1024).cloned().collect();
         for identity in &some {
             if let Some(last) = all.remove(identity) {
-                forget(last, &mut self.outcome.facts, &mut self.records)?;
+                forget(last, &mut self.outcome.statistics, &mut self.records)?;
             }
         }
         Ok(!some.is_empty())
     }
 
-    /// The digest and statistics of everything folded, when all sessions are forgotten.
-    pub(super) fn finish(self) -> Folded {
+    /// The totals of all samples, once all sessions are forgotten.
+    pub(super) fn finish(self) -> SampleTotals {
         debug_assert!(self.sessions.recent.is_empty() && self.sessions.older.is_empty());
         self.outcome
     }
 
-    /// Folds a sample with these keys.
-    fn fold_sample(&mut self, batch: &Converted, row: usize, keys: &[u8]) -> Result<()> {
+    /// Encodes a sample with these keys.
+    fn encode_sample(&mut self, batch: &Converted, row: usize, keys: &[u8]) -> Result<()> {
         let sample = Row { batch, row };
-        let facts = &mut self.outcome.facts;
+        let statistics = &mut self.outcome.statistics;
         for last in self.sessions.make_room() {
-            forget(last, facts, &mut self.records)?;
+            forget(last, statistics, &mut self.records)?;
         }
         let last = self.sessions.entry(batch.identity.row(row).as_ref());
         let (time, order) = (batch.time[row], batch.order_bytes(row));
@@ -211,7 +217,7 @@ impl SessionFolder {
             last.lists.resize_with(self.known.len(), Vec::new);
             last.parts.resize(self.known.len(), 0);
             last.positions.resize(batch.positions.len(), 0);
-            facts.enter(&mut last.entered);
+            statistics.enter(&mut last.entered);
         }
         let gap = self.options.gap_micros;
         let same_session = !is_first && gap.is_none_or(|gap| time.abs_diff(last.time) <= gap.unsigned_abs());
@@ -238,9 +244,9 @@ impl SessionFolder {
             self.next_chain += 1;
         }
         sample.write(&mut self.record, last.chain, follows, &self.known);
-        sample.observe(facts, same_session, last, &self.known);
+        sample.observe(statistics, same_session, last, &self.known);
         let before = last.bytes();
-        sample.replace(facts, same_session, last, &self.known)?;
+        sample.replace(statistics, same_session, last, &self.known)?;
         last.time = time;
         if *last.order != *order {
             last.order = order.into();
@@ -260,12 +266,12 @@ impl SessionFolder {
 }
 
 /// Completes the record of the last sample of a session that is forgotten.
-fn forget(mut last: Last, facts: &mut SampleStatistics, records: &mut FoldedRecords) -> Result<()> {
-    facts.leave(&last.lists, &mut last.entered)?;
+fn forget(mut last: Last, statistics: &mut SampleStatistics, records: &mut RecordBatches) -> Result<()> {
+    statistics.leave(&last.lists, &mut last.entered)?;
     last.record.iter_mut().try_for_each(|record| records.push(record, true))
 }
 
-/// A sample that is folded.
+/// A sample that is encoded: a row of a batch.
 #[derive(Clone, Copy)]
 struct Row<'a> {
     batch: &'a Converted,
@@ -284,7 +290,7 @@ impl Row<'_> {
     /// Sets for every list how many ids are `known` from the `last` sample, and adds the lists' parts to the digest.
     fn compare(
         self,
-        options: &FoldOptions,
+        options: &EncoderOptions,
         seeds: &SampleSeeds,
         (is_first, same_session): (bool, bool),
         last: &mut Last,
@@ -320,24 +326,24 @@ impl Row<'_> {
     }
 
     /// Observes which lists changed, and how long those of timelines are.
-    fn observe(self, facts: &mut SampleStatistics, same_session: bool, last: &Last, known: &[usize]) {
+    fn observe(self, statistics: &mut SampleStatistics, same_session: bool, last: &Last, known: &[usize]) {
         let positions: &[_] = &self.batch.positions;
         let pairs = last.positions.chunks(2).zip(positions.chunks(2));
         let moved =
             pairs.map(|(before, now)| before.iter().zip(now).any(|(before, now)| *before != now[self.row]));
-        facts.observe(same_session, known.iter().map(|known| *known != UNCHANGED), moved);
+        statistics.observe(same_session, known.iter().map(|known| *known != UNCHANGED), moved);
         for (timeline, positions) in positions.chunks_exact(2).enumerate() {
             let (start, end) = (positions[0][self.row], positions[1][self.row]);
             let seen = if same_session { last.positions[2 * timeline + 1] } else { start };
             let length = |from: i64| usize::try_from(end - from.clamp(start, end)).unwrap_or(0);
-            facts.timeline_length(timeline, length(start), length(seen));
+            statistics.timeline_length(timeline, length(start), length(seen));
         }
     }
 
     /// Makes the sample's lists and positions those of the `last` one.
     fn replace(
         self,
-        facts: &mut SampleStatistics,
+        statistics: &mut SampleStatistics,
         same_session: bool,
         last: &mut Last,
         known: &[usize],
@@ -345,12 +351,12 @@ impl Row<'_> {
         for (i, known) in known.iter().enumerate() {
             let (list, before) = (self.batch.list(i, self.row), &mut last.lists[i]);
             if *known == UNCHANGED {
-                facts.length(i, list.len(), if same_session { 0 } else { list.len() });
+                statistics.length(i, list.len(), if same_session { 0 } else { list.len() });
                 continue;
             }
-            facts.length(i, list.len(), list.len() - known);
-            facts.ids(i, &list[*known..]);
-            facts.replace(i, &mut last.entered, before, list, *known)?;
+            statistics.length(i, list.len(), list.len() - known);
+            statistics.ids(i, &list[*known..]);
+            statistics.replace(i, &mut last.entered, before, list, *known)?;
             before.clear();
             before.extend_from_slice(list);
         }

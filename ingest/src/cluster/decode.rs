@@ -1,4 +1,4 @@
-//! From sorted records back to samples. Their lists are slices of shared ids: a sample that repeats a list copies nothing.
+//! Decodes sorted delta records to samples. Their lists are slices of shared ids: a sample that repeats a list copies nothing.
 
 use std::collections::HashMap;
 use std::mem;
@@ -11,7 +11,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, Schem
 use onefold_datasets::digest::{Digest, SampleSeeds};
 use onefold_datasets::{IdMap, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
-use super::fold::FoldOptions;
+use super::encode::EncoderOptions;
 use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
 use crate::merge::{KNOWN, LATE, OLD};
@@ -45,16 +45,17 @@ pub(super) struct SessionRun<'a> {
     pub(super) slices: &'a [&'a Slice],
 }
 
-/// Makes samples of records that come in the order of the dataset.
+/// Decodes records that come in the order of the dataset.
 #[derive(Debug)]
-pub(super) struct Unfolder {
+pub(super) struct DeltaDecoder {
     shape: Shape,
     /// The records' lists of the log, then those from timelines.
     lists: Vec<ListColumn>,
     /// How many lists are of the log.
     logged: usize,
     schema: SchemaRef,
-    place: Option<(PartitionKey, i64)>,
+    /// The partition and session of the last sample.
+    session: Option<(PartitionKey, i64)>,
     /// The chains of the current session that have begun and not ended.
     chains: HashMap<u64, Chain>,
     /// The slices that are in the batch, by timeline; or were in the batch before.
@@ -71,7 +72,7 @@ pub(super) struct Unfolder {
 #[derive(Debug)]
 struct Chain {
     /// Offset and size of each in the batch.
-    places: Vec<(usize, usize)>,
+    spans: Vec<(usize, usize)>,
     /// What each adds to the sample's digest.
     parts: Vec<u128>,
     /// The lists, if they were in a batch that is given away.
@@ -108,10 +109,10 @@ struct Lists {
     sizes: Vec<i32>,
 }
 
-impl Unfolder {
-    /// An unfolder of records that were folded with these options. `lists` are those of the log, then those of the
+impl DeltaDecoder {
+    /// A decoder of records that were encoded with these options. `lists` are those of the log, then those of the
     /// timelines, in their order; `keyed` samples have keys.
-    pub(super) fn new(options: &FoldOptions, lists: Vec<ListColumn>, keyed: bool) -> Self {
+    pub(super) fn new(options: &EncoderOptions, lists: Vec<ListColumn>, keyed: bool) -> Self {
         let (shape, floats) = (options.shape(), &options.floats);
         let mut fields = vec![
             Field::new(SESSION_COLUMN, DataType::Int64, false),
@@ -133,7 +134,7 @@ impl Unfolder {
             timeline_ids: lists.iter().skip(options.digested).map(|_| IdCounts::new()).collect(),
             lists,
             schema: Arc::new(ArrowSchema::new(fields)),
-            place: None,
+            session: None,
             chains: HashMap::new(),
             placed: Vec::new(),
             batch,
@@ -153,12 +154,12 @@ impl Unfolder {
         let is_same = |(partition, session): &(PartitionKey, i64)| {
             *session == run.session && partition == run.partition
         };
-        if !self.place.as_ref().is_some_and(is_same) {
+        if !self.session.as_ref().is_some_and(is_same) {
             self.chains.clear();
-            if self.place.as_ref().is_some_and(|(partition, _)| partition != run.partition) {
+            if self.session.as_ref().is_some_and(|(partition, _)| partition != run.partition) {
                 self.flush(give)?;
             }
-            self.place = Some((run.partition.clone(), run.session));
+            self.session = Some((run.partition.clone(), run.session));
         }
         for (row, time) in run.times.iter().enumerate() {
             if self.batch.times.len() >= BATCH_SAMPLES || self.batch.new_ids >= BATCH_IDS {
@@ -182,13 +183,13 @@ impl Unfolder {
         &mut self,
         give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
     ) -> Result<()> {
-        let Some((partition, _)) = &self.place else { return Ok(()) };
+        let Some((partition, _)) = &self.session else { return Ok(()) };
         if self.batch.times.is_empty() && self.batch.new_ids == 0 {
             return Ok(());
         }
         for chain in self.chains.values_mut().filter(|chain| chain.carried.is_none()) {
-            let list = |(place, lists): (&(usize, usize), &Lists)| lists.ids[place.0..][..place.1].to_vec();
-            chain.carried = Some(chain.places.iter().zip(&self.batch.lists).map(list).collect());
+            let list = |(span, lists): (&(usize, usize), &Lists)| lists.ids[span.0..][..span.1].to_vec();
+            chain.carried = Some(chain.spans.iter().zip(&self.batch.lists).map(list).collect());
         }
         self.placed.iter_mut().for_each(|placed| placed.starts.clear());
         let empty = Batch::new(self.shape.floats, self.lists.len(), self.batch.keys.is_some());
@@ -239,14 +240,14 @@ impl Unfolder {
             self.batch.keys.iter_mut().zip(run.keys).for_each(|(column, keys)| column.push(keys[row]));
         }
         let mut chain = self.chains.remove(&record.chain()).unwrap_or_else(|| Chain {
-            places: vec![(0, 0); self.shape.lists],
+            spans: vec![(0, 0); self.shape.lists],
             parts: vec![0; self.shape.lists],
             carried: None,
         });
-        for (place, (ids, lists)) in
-            chain.places.iter_mut().zip(chain.carried.take().iter().flatten().zip(&mut self.batch.lists))
+        for (span, (ids, lists)) in
+            chain.spans.iter_mut().zip(chain.carried.take().iter().flatten().zip(&mut self.batch.lists))
         {
-            *place = (lists.ids.len(), ids.len());
+            *span = (lists.ids.len(), ids.len());
             lists.ids.extend_from_slice(ids);
         }
         let mut digest = self.seeds.numbers(time, record.floats());
@@ -254,16 +255,16 @@ impl Unfolder {
             if record.is_changed(i) {
                 let changed = record.next_changed()?;
                 let before = lists.ids.len();
-                let (offset, size) = lists.append(chain.places[i], &changed)?;
+                let (offset, size) = lists.append(chain.spans[i], &changed)?;
                 self.batch.new_ids += lists.ids.len() - before;
-                chain.places[i] = (offset, size);
+                chain.spans[i] = (offset, size);
                 if i < self.logged {
                     chain.parts[i] = self.seeds.list(i, &lists.ids[offset..][..size]);
                 }
             }
             digest.add(chain.parts[i]);
             if is_kept && (i < self.logged || origin == OLD) {
-                lists.row(chain.places[i])?;
+                lists.row(chain.spans[i])?;
             }
         }
         if !record.ends_chain() {

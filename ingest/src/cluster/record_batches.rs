@@ -1,4 +1,4 @@
-//! Records of folded samples on their way to the engine.
+//! Batches of delta records, which the engine sorts.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const BATCH_BYTES: usize = 16 << 20;
 /// The record of a sample, of which it is not known yet whether it is the last of its chain.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// The sample's keys, as [`FoldedRecords::keys`] encodes them.
+    /// The sample's keys, as [`RecordBatches::keys`] encodes them.
     keys: Vec<u8>,
     time: i64,
     digest: u128,
@@ -29,7 +29,7 @@ pub(super) struct Pending {
 
 /// Collects records into batches.
 #[derive(Debug)]
-pub(super) struct FoldedRecords {
+pub(super) struct RecordBatches {
     schema: SchemaRef,
     /// Encodes the key columns, so that a record can be kept without the batch that it comes from.
     converter: RowConverter,
@@ -61,7 +61,7 @@ impl Pending {
     }
 }
 
-impl FoldedRecords {
+impl RecordBatches {
     /// Records with the columns of `schema`: the keys, the time, the two halves of the digest, and the record.
     pub(super) fn new(schema: &SchemaRef) -> Result<Self> {
         let keys = &schema.fields()[..schema.fields().len() - OTHER_COLUMNS];
