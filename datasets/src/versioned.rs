@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 
 /// Parses the text of a TOML file whose `format_version` must be `version`.
 ///
-/// The version is looked at first, so that a file for another version is not accused of unknown keys.
+/// The version is checked first, so that a file of another version gets no error about unknown keys.
 ///
 /// # Errors
 ///

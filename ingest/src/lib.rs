@@ -7,8 +7,8 @@
 //! ```
 //!
 //! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows,
-//! sorts and spilling. What is ours: how logs are found and looked at (`sources`), the SQL of the declared steps
-//! ([`samples`], [`timeline`]) and of sessions ([`sessionize`]), and `cluster`, which takes lists around the sort. The
+//! sorts and spilling. The crate's own parts: finding and inspecting logs (`sources`), the SQL of the declared steps
+//! ([`samples`], [`timeline`]) and of sessions ([`sessionize`]), and `cluster`, which keeps lists out of the sort. The
 //! dataset format and its writer live in `onefold-datasets`, which is the only crate of the workspace that this one needs.
 #![forbid(unsafe_code)]
 

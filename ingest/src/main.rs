@@ -29,11 +29,11 @@ enum Command {
     ///
     /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others stay.
     /// Running it again changes nothing.
-    /// Layout, order and buckets are those of the dataset, and features and sessions must be; one that is not there is created.
+    /// Layout, order and buckets are those of the dataset; features and sessions must be, too. A dataset that does not exist is created.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
     ///
-    /// With `--merge`, partitions keep the samples that they have, and those of the logs that they do not have are added: late
-    /// ones, and those after midnight of sessions that began before it. Only the buckets that get samples are written anew.
+    /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and those
+    /// after midnight of sessions that began before it. Only the buckets that get samples are written anew.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(commands::build::AppendArguments),
     /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone
@@ -41,7 +41,7 @@ enum Command {
     /// Logs that are split by the same key into as many segments match, segment by segment.
     /// Example: onefold-ingest shard logs/features/*.parquet --by session_id --segments 16 --out segments
     Shard(commands::shard::ShardArguments),
-    /// Read a whole dataset again and tell all that is wrong with it
+    /// Read a whole dataset and list everything that is wrong with it
     ///
     /// Example: onefold-ingest verify dataset
     Verify(commands::verify::VerifyArguments),
@@ -49,12 +49,12 @@ enum Command {
     ///
     /// Example: onefold-ingest history s3://bucket/dataset
     History(commands::history::HistoryArguments),
-    /// Remove old snapshots, and the files that only they name
+    /// Remove old snapshots, and files that no other snapshot names
     ///
     /// Files that writers left when they were killed are removed too. The newest snapshot is always kept.
     /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
     Vacuum(commands::vacuum::VacuumArguments),
-    /// Measure what repeats in a dataset, what it takes on disk in each layout, and what training can gain
+    /// Measure how much repeats in a dataset, its size on disk in each layout, and how much training can gain
     ///
     /// Example: onefold-ingest report dataset --html report.html
     Report(commands::report::ReportArguments),

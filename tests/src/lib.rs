@@ -236,6 +236,11 @@ impl TestCommand {
         let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
         self.check(errors == 1 && !stderr.contains("panicked"), "it must print one error", &output);
         self.check(stderr.contains("\n  hint: "), "its error must have a hint", &output);
+        self.check(
+            !stderr.contains("the option `"),
+            "its error must name flags, not options of the API",
+            &output,
+        );
         let missing: Vec<_> = parts.iter().filter(|part| !stderr.contains(**part)).collect();
         self.check(missing.is_empty(), &format!("its error must hold {missing:?}"), &output);
         let after = entries_below(&self.root);

@@ -107,10 +107,10 @@ struct RunArguments {
     #[arg(long, requires = "plan")]
     simulate_ranks: bool,
     /// Replace the run that is at `--out`, once the new one is complete
-    #[arg(long, conflicts_with = "resume")]
+    #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
     overwrite: bool,
     /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
-    #[arg(long)]
+    #[arg(id = "existing = resume", long = "resume")]
     resume: bool,
     /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: 1GiB for
     /// reading]

@@ -12,12 +12,12 @@
 //! whose page the others were shown, 0 for the front page. `history` is the reader's last
 //! [`HISTORY_WINDOW`] clicked articles: the history file of the split, then the clicks of earlier impressions
 //! in it. `inview`, `inview_click_rate` and `inview_log_age_hours` have one entry per article shown; the
-//! last two are what the log itself tells about the article up to then. `read_time`, `scroll_percentage`
+//! last two are computed from the log before the impression. `read_time`, `scroll_percentage`
 //! and `next_*` are known only after the click and are not written.
 //! An article that was clicked twice in an impression counts as clicked once.
 //!
-//! Memory: 28 bytes an impression while they are sorted and 4 after it, half a kilobyte a user and split,
-//! some words an article and session, and one chunk of impressions.
+//! Memory: 28 bytes for each impression while they are sorted and 4 bytes after that, half a kilobyte for each user and
+//! split, a few words for each article and session, and one chunk of impressions.
 
 mod arrival;
 mod source;
@@ -43,7 +43,7 @@ use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE, Table
 use crate::{Error, Result};
 use onefold_datasets::progress::Reporter;
 
-/// Impressions that are put in order in memory at once.
+/// Impressions that are sorted in memory at once.
 const CHUNK_IMPRESSIONS: u32 = 512 << 10;
 /// Impressions that are written at once.
 const BATCH_IMPRESSIONS: usize = 4096;
@@ -64,11 +64,11 @@ const PASSED_ON: [(&str, &str); 8] = [
 /// How EB-NeRD is imported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ImportOptions {
-    /// Whether raw logs that are at the output already are replaced.
+    /// Whether existing raw logs at the output are replaced.
     pub overwrite: bool,
 }
 
-/// What was written.
+/// Figures of the raw logs that were written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ImportSummary {
     /// Articles shown, which become one sample each.
@@ -85,9 +85,9 @@ pub struct ImportSummary {
     pub positive_share: f64,
     /// Mean length of `history` over impressions.
     pub mean_history_length: f64,
-    /// Impressions that show no article and so make no sample.
+    /// Impressions without articles; they make no sample.
     pub empty_impressions: u64,
-    /// Clicks on articles that are not among those shown, which make no sample.
+    /// Clicks on articles that were not shown; they make no sample.
     pub clicks_not_shown: u64,
 }
 
@@ -222,7 +222,7 @@ impl Logs {
     }
 }
 
-/// The columns of impressions that are looked into.
+/// The columns of impressions whose values are read.
 #[derive(Debug)]
 struct Impressions<'a> {
     splits: &'a Int64Array,
@@ -259,7 +259,7 @@ fn list_row(lists: &ListArray, row: usize) -> Result<&[i64]> {
     items.ok_or_else(|| Error::Internal(ArrowError::ComputeError(format!("list {row} is out of bounds"))))
 }
 
-/// The ids without repetitions, which would make samples twice in the join with the clicks.
+/// The ids without repetitions: the join with the clicks would make a sample of each.
 fn distinct(ids: &[i64]) -> Vec<i64> {
     let mut seen = HashSet::new();
     ids.iter().copied().filter(|id| seen.insert(*id)).collect()

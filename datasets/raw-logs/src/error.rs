@@ -34,7 +34,7 @@ pub enum Error {
         hint: String,
     },
 
-    /// A program that this one runs (pip) failed or is missing.
+    /// A program that is run (pip) failed or is missing.
     #[error("`{program}` failed: {message}\n  hint: {hint}")]
     Program {
         /// The command line.

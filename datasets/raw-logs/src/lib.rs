@@ -1,4 +1,4 @@
-//! Raw logs, as a service would have logged them in order of arrival. This crate makes them from public data
+//! Raw logs as a service writes them, in order of arrival. This crate makes them from public data
 //! ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]); `onefold-ingest` builds datasets from them.
 //!
 //! ```text

@@ -13,7 +13,7 @@ use onefold_raw_logs::raw_log::DATASET_CONFIG_FILE;
 use onefold_terminal::{OutputOptions, Printer, run};
 use serde::Serialize;
 
-/// Make raw logs: what a service would have logged, in arrival order, with a `dataset.toml` that
+/// Make raw logs as a service writes them, in arrival order, with a `dataset.toml` that
 /// `onefold-ingest build` reads and a `train.toml` that `onefold-train run` reads
 #[derive(Debug, Parser)]
 #[command(name = "onefold-data", version)]
@@ -29,7 +29,7 @@ enum Command {
     /// Fetch a public data set from the network, once, and write it as raw logs
     #[command(after_help = "Example:\n  onefold-data fetch movielens-100k --out movielens")]
     Fetch(FetchArguments),
-    /// Write public logs that lie on this machine as raw logs
+    /// Convert public logs on this machine to raw logs
     #[command(after_help = "Example:\n  onefold-data import ebnerd --from ebnerd_demo --out news")]
     Import(ImportArguments),
     /// Generate the raw logs of a benchmark workload from a seed
@@ -39,7 +39,7 @@ enum Command {
     Generate(GenerateArguments),
 }
 
-/// What can be fetched.
+/// The data sets that can be fetched.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum FetchSource {
     /// 100,000 ratings of films, 1997 to 1998
@@ -47,14 +47,14 @@ enum FetchSource {
     MovieLens100K,
 }
 
-/// What can be imported.
+/// The logs that can be imported.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ImportSource {
     /// EB-NeRD: a newspaper's impressions and clicks, 2023 (RecSys Challenge 2024)
     Ebnerd,
 }
 
-/// Where raw logs go.
+/// The output directory.
 #[derive(Debug, Args)]
 struct Output {
     /// The directory to write; it appears whole or not at all
@@ -79,7 +79,7 @@ struct FetchArguments {
 
 #[derive(Debug, Args)]
 struct ImportArguments {
-    /// The logs' kind
+    /// The kind of the logs
     #[arg(value_name = "DATA")]
     source: ImportSource,
     /// The directory of the logs: `train/behaviors.parquet` and so on, or `train_behaviors.parquet`
@@ -97,7 +97,7 @@ struct GenerateArguments {
     /// How many samples to generate
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     samples: u64,
-    /// The seed: the same one makes the same logs
+    /// The seed: equal seeds make equal logs
     #[arg(long)]
     seed: u64,
     #[command(flatten)]
@@ -151,14 +151,14 @@ fn generate_workload(arguments: &GenerateArguments, printer: &Printer) -> anyhow
     Ok(())
 }
 
-/// What a generator counts; [`Report`] measures the rest.
+/// The figures of a generated log; [`Report`] adds the rest.
 #[derive(Debug, Serialize)]
 struct Generated {
     samples: u64,
     sessions: u64,
 }
 
-/// What every command ends with.
+/// The summary of every command.
 #[derive(Debug, Serialize)]
 struct Report<'a, S> {
     #[serde(flatten)]

@@ -1,7 +1,7 @@
 //! MovieLens 100K (Harper and Konstan, "The MovieLens Datasets", 2015) as raw logs: 100,000 ratings of 1,682
 //! films by 943 users in 1997 and 1998. The wheel of `recbole` 1.2.1 on PyPI ships them.
 //!
-//! A rating is taken for a request: the service shows an item, logs what it knows, and the user answers with
+//! A rating is treated as a request: the service shows an item, logs what it knows, and the user answers with
 //! a rating. Requests arrive in the order of time, then user, then item, and are numbered in it.
 //!
 //! | table | row | columns |
@@ -53,7 +53,7 @@ const FOLDER: &str = "recbole/dataset_example/ml-100k";
 const CACHE_FOLDER: &str = "movielens-100k";
 /// A session ends where a user is silent for longer: `gap` in `dataset.toml`.
 const SESSION_GAP_MICROS: i64 = 30 * 60 * 1_000_000;
-/// Of how many tenths of the ratings the samples to train on are.
+/// The tenths of the ratings that are for training.
 const TRAIN_TENTHS: usize = 8;
 /// Rows that are built in memory before they are written.
 const BATCH_ROWS: usize = 8192;
@@ -63,11 +63,11 @@ const BATCH_ROWS: usize = 8192;
 pub struct FetchOptions {
     /// The cache in place of the one that the environment names (`ONEFOLD_CACHE`, `XDG_CACHE_HOME`, `HOME`).
     pub cache: Option<PathBuf>,
-    /// Whether raw logs that are at the output already are replaced.
+    /// Whether existing raw logs at the output are replaced.
     pub overwrite: bool,
 }
 
-/// What was written.
+/// Figures of the raw logs that were written.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FetchSummary {
     /// Ratings, which become one sample each.
@@ -93,10 +93,10 @@ pub struct FetchSummary {
 /// # Errors
 ///
 /// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if Python's pip is missing or fails,
-/// [`Error::Source`](crate::Error::Source) with file and line if the data are not what they should be, [`Error::Io`](crate::Error::Io) and
+/// [`Error::Source`](crate::Error::Source) with file and line if the data are malformed, [`Error::Io`](crate::Error::Io) and
 /// [`Error::Parquet`](crate::Error::Parquet) if the output cannot be written. Nothing is then left at `out`.
 pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {
-    // First, so that no download is for nothing.
+    // Checked first, so that no download is wasted.
     let writer = RawLogWriter::create(out, options.overwrite)?;
     let cache = match &options.cache {
         Some(cache) => cache.clone(),
@@ -131,14 +131,14 @@ fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) ->
     })
 }
 
-/// The files, read and checked against each other.
+/// The contents of the files, after checks against each other.
 #[derive(Debug)]
 struct Logs {
     /// In arrival order; never empty.
     ratings: Vec<Rating>,
     users: BTreeMap<i64, User>,
     items: BTreeMap<i64, Item>,
-    /// Where the ratings came from, for errors about all of them.
+    /// The file of the ratings, for errors about all of them.
     source: SourceText,
 }
 
@@ -153,7 +153,7 @@ impl Logs {
         ratings.sort_by_key(|rating| (rating.timestamp, rating.user, rating.item));
         let users = parse::users(&text("ml-100k.user")?)?;
         let items = parse::items(&text("ml-100k.item")?)?;
-        // A rating that the joins of the dataset would drop in silence.
+        // The joins of the dataset would silently drop such a rating.
         for rating in &ratings {
             if !users.contains_key(&rating.user) {
                 let message = format!("user {} rates an item but is not in `ml-100k.user`", rating.user);
@@ -167,7 +167,7 @@ impl Logs {
         Ok(Self { ratings, users, items, source })
     }
 
-    /// The first moment that is held out.
+    /// The first time that is held out.
     fn cut(&self) -> Result<i64> {
         cut(&self.ratings).ok_or_else(|| {
             let message = "all ratings have one timestamp, so there is no later part to hold out".to_owned();
@@ -175,7 +175,7 @@ impl Logs {
         })
     }
 
-    /// Writes the feature log and the event log; returns how many items all histories hold.
+    /// Writes the feature log and the event log. Returns the number of items in all histories.
     fn write_requests(&self, writer: &RawLogWriter, reporter: &dyn Reporter) -> Result<u64> {
         let mut features = writer.table("features.parquet", feature_schema())?;
         let mut events = writer.table("events.parquet", event_schema())?;
@@ -200,8 +200,8 @@ impl Logs {
     }
 }
 
-/// The timestamp that [`TRAIN_TENTHS`] of the ratings, or as many as share no moment with the others, are
-/// before; `None` if all have the same. The ratings are in arrival order.
+/// The timestamp that [`TRAIN_TENTHS`] of the ratings are before, or fewer where ratings have equal timestamps. `None` if all
+/// are equal. The ratings are in arrival order.
 fn cut(ratings: &[Rating]) -> Option<i64> {
     let first = ratings.first()?.timestamp;
     let cut = ratings.get(ratings.len() * TRAIN_TENTHS / 10)?.timestamp;
@@ -209,7 +209,7 @@ fn cut(ratings: &[Rating]) -> Option<i64> {
     if cut > first { Some(cut) } else { later() }
 }
 
-/// How many sessions there are: a user's ratings until the user is silent for more than the gap.
+/// The number of sessions. A user's session ends with a pause that is longer than the gap.
 fn sessions(ratings: &[Rating]) -> u64 {
     let mut last = BTreeMap::new();
     let starts = ratings.iter().filter(|rating| {
@@ -219,7 +219,7 @@ fn sessions(ratings: &[Rating]) -> u64 {
     starts.count() as u64
 }
 
-/// Rows of the feature log and the event log that are not written yet.
+/// Rows of the feature log and the event log that are still to be written.
 #[derive(Debug, Default)]
 struct Requests {
     first_request: i64,
@@ -333,10 +333,10 @@ fn item_table(items: &BTreeMap<i64, Item>) -> Result<RecordBatch> {
     Ok(RecordBatch::try_new(schema(&fields), columns)?)
 }
 
-/// `dataset.toml`, which holds out what is not before `cut`.
+/// `dataset.toml`, which holds out the samples from `cut` on.
 fn dataset_config(cut: i64) -> Result<String> {
     let cut = timestamp_us_to_datetime(cut).ok_or_else(|| {
-        arrow::error::ArrowError::CastError(format!("{cut} µs is no moment of the calendar"))
+        arrow::error::ArrowError::CastError(format!("{cut} µs is not a date of the calendar"))
     })?;
     Ok(include_str!("movielens/dataset.toml")
         .replace("{cut}", &cut.format("%Y-%m-%d %H:%M:%S%.f").to_string())
@@ -462,7 +462,7 @@ mod tests {
     fn the_cut_divides_no_moment() {
         assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])), Some(9));
         assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 7, 7, 7])), Some(7));
-        // Too few early ratings: what shares the first moment is still to train on.
+        // With too few early ratings, those of the first timestamp are still for training.
         assert_eq!(cut(&at(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2])), Some(2));
         assert_eq!(cut(&at(&[1, 1])), None);
     }

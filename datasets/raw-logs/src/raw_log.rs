@@ -1,5 +1,5 @@
-//! A directory of **raw logs**: what a service would have logged, in arrival order, as Parquet tables, with
-//! a `dataset.toml` that says how to build a dataset from them and a `train.toml` with a sensible model.
+//! A directory of **raw logs**: Parquet tables in arrival order, with a `dataset.toml` that defines how a dataset is built
+//! from them and a `train.toml` that defines a model.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use parquet::file::properties::WriterProperties;
 use crate::{Error, Result};
 use onefold_datasets::commit::{StagedDirectory, write_atomically};
 
-/// The file that makes a directory one of raw logs, and what `onefold-ingest build` reads.
+/// The configuration that `onefold-ingest build` reads. It marks a directory as raw logs.
 pub const DATASET_CONFIG_FILE: &str = "dataset.toml";
 /// The model configuration that `onefold-train run` reads.
 pub const TRAIN_CONFIG_FILE: &str = "train.toml";

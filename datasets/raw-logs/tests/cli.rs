@@ -57,6 +57,7 @@ impl Folder {
             assert!(stderr.contains(part), "`{arguments}`: no `{part}` in:\n{stderr}");
         }
         assert!(stderr.contains("\n  hint: "), "{stderr}");
+        assert!(!stderr.contains("the option `"), "flags are named, not options of the API: {stderr}");
         assert!(output.stdout.is_empty());
         assert_eq!(self.entries(), before);
     }
@@ -266,7 +267,7 @@ fn a_corrupt_wheel_is_never_used() {
     folder.python("echo 'ERROR: no network' >&2; exit 1");
     folder.fails(command, &["is damaged", "recbole==1.2.1", "ERROR: no network", "check the network"]);
     folder.python("while [ $# -gt 1 ]; do [ \"$1\" = --dest ] && dest=$2; shift; done\n/bin/mkdir -p \"$dest\"; echo x > \"$dest/recbole-1.2.1-py3-none-any.whl\"");
-    folder.fails(command, &["pip fetched no `recbole-1.2.1-py3-none-any.whl` with SHA-256 9c9948202011"]);
+    folder.fails(command, &["pip did not fetch `recbole-1.2.1-py3-none-any.whl` with SHA-256 9c9948202011"]);
     folder.python("echo 'No module named pip' >&2; exit 1");
     folder.fails(command, &["this Python has no pip", "apt-get install python3-pip"]);
 }

@@ -27,7 +27,7 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// Samples by their places, as a batch of the columns of [`Schema::to_arrow`], with their lists written out.
+    /// Samples by their numbers, as a batch of the columns of [`Schema::to_arrow`], with their lists written out.
     pub(super) fn to_batch(&self, schema: &SchemaRef, rows: &[usize]) -> Result<RecordBatch> {
         let lists = self.lists.iter().map(|lists| lists.to_array(rows.iter().copied()));
         Ok(RecordBatch::try_new(Arc::clone(schema), self.columns(rows, lists))?)
@@ -110,18 +110,18 @@ impl Choice {
 #[derive(Debug)]
 pub(super) struct Gathered {
     choice: Choice,
-    /// Whether they come by session and then time, or by time alone.
+    /// Whether they are sorted by session and then time, or by time alone.
     by_session: bool,
     schema: SchemaRef,
     pieces: Vec<RecordBatch>,
-    places: Vec<Place>,
+    places: Vec<SortKey>,
 }
 
-/// Where a sample lies, in the order in which samples come out.
+/// What samples are sorted by, and where a sample is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct SortKey {
     part: usize,
-    /// 0 where samples come by time alone.
+    /// 0 if samples are sorted by time alone.
     session: i64,
     time: i64,
     piece: usize,
@@ -129,12 +129,12 @@ struct Place {
 }
 
 impl Gathered {
-    /// Nothing yet; samples are to come `by_session`, or by time alone.
+    /// Without samples so far. They will be sorted by session and then time if `by_session`, or by time alone.
     pub(super) fn new(schema: &Schema, choice: Choice, by_session: bool) -> Self {
         Self { choice, by_session, schema: schema.to_arrow(), pieces: Vec::new(), places: Vec::new() }
     }
 
-    /// The places of the samples that are to be taken of these.
+    /// The indices of the samples to take from these.
     pub(super) fn wanted(&self, partition: usize, sessions: &[i64], times: &[i64]) -> Vec<usize> {
         let wanted = |row: &usize| self.choice.part(partition, sessions[*row], times[*row]).is_some();
         (0..times.len()).filter(wanted).collect()
@@ -149,7 +149,7 @@ impl Gathered {
                 let (session, time) = (samples.sessions[*sample], samples.times[*sample]);
                 let Some(part) = self.choice.part(partition, session, time) else { continue };
                 let session = if self.by_session { session } else { 0 };
-                self.places.push(Place { part, session, time, piece, row });
+                self.places.push(SortKey { part, session, time, piece, row });
             }
         }
         Ok(())

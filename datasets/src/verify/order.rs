@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     /// Session and time of a sample.
-    type Place = (i64, i64);
+    type SessionAndTime = (i64, i64);
 
     /// The messages for row groups of (session, time).
     fn messages(order: Order, row_groups: &[&[(i64, i64)]]) -> Vec<String> {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_disorder_is_found_with_its_row() {
-        let within: [(Order, &[Place], &str); 6] = [
+        let within: [(Order, &[SessionAndTime], &str); 6] = [
             (Order::Session, &[(0, 5), (0, 4)], "0 timestamp 1"),
             (Order::Session, &[(0, 5), (2, 6)], "0 session_id 1"),
             (Order::Session, &[(0, 5), (1, 6), (0, 7)], "0 session_id 2"),
@@ -278,7 +278,7 @@ mod tests {
         for (order, rows, expected) in within {
             assert_eq!(messages(order, &[rows]), [expected], "{rows:?}");
         }
-        let between: [(Order, [&[Place]; 2], &str); 5] = [
+        let between: [(Order, [&[SessionAndTime]; 2], &str); 5] = [
             (Order::Session, [&[(0, 5)], &[(0, 4)]], "1 timestamp 0"),
             (Order::Session, [&[(0, 5)], &[(2, 6)]], "1 session_id 0"),
             (Order::Session, [&[(0, 5), (0, 9)], &[(0, 9), (1, 4)]], "1 timestamp -"),
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn hashed_sessions_are_contiguous_and_in_their_order() {
-        let found = |order, row_groups: [&[Place]; 2]| {
+        let found = |order, row_groups: [&[SessionAndTime]; 2]| {
             let order = SessionOrder { order, numbered: false };
             let mut check = OrderCheck::new(order);
             let mut problems = 0;

@@ -1,4 +1,4 @@
-//! Which columns a data file has, in which order, and what each is made of.
+//! The columns of a data file: their order, and the column of the samples from which each is made.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::{Error, Layout, Order, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Sch
 
 /// The columns of the data files.
 #[derive(Debug)]
-pub(super) struct Columns {
-    /// In the order of the file.
+pub(super) struct FileColumns {
+    /// The columns of the samples, in the order of the file.
     pub(super) sources: Vec<Source>,
     /// The fields of the file, each with one leaf.
     pub(super) file: SchemaRef,
@@ -23,10 +23,10 @@ pub(super) struct Columns {
     pub(super) sorting: Vec<SortingColumn>,
 }
 
-/// A column of the samples, and what is stored of it.
+/// A column of the samples, and the columns of the file that store it.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// Its place in [`Schema::to_arrow`].
+    /// Its index in [`Schema::to_arrow`].
     pub(super) index: usize,
     pub(super) name: String,
     pub(super) fold: Fold,
@@ -34,23 +34,23 @@ pub(super) struct Source {
     pub(super) fields: Vec<FieldRef>,
 }
 
-/// What becomes of a column on the way to the file.
+/// How a column is stored in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fold {
-    /// A number a sample, or a list.
+    /// A number or a list for every sample.
     Unchanged,
-    /// Lists where they change.
+    /// A list only where it changes.
     List,
     /// The ids appended and the lengths.
     Window,
 }
 
-impl Columns {
+impl FileColumns {
     /// The columns of files of `schema`.
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if the options' column order names a column twice, or one that is not there.
+    /// [`Error::Schema`] if the options' column order names a column twice, or one that does not exist.
     pub(super) fn new(schema: &Schema, options: &WriterOptions) -> Result<Self> {
         check_sample_keys(schema, options)?;
         let rows = with_sample_keys(schema.to_arrow(), options.sample_keys);
@@ -158,11 +158,11 @@ mod tests {
     use super::*;
     use crate::folded::samples::schema;
 
-    fn columns(column_order: &[&str]) -> Result<Columns> {
+    fn columns(column_order: &[&str]) -> Result<FileColumns> {
         let column_order = column_order.iter().map(|name| (*name).to_owned()).collect();
         let options =
             WriterOptions { layout: Layout::Folded, column_order, ..WriterOptions::new(Order::SessionHash) };
-        Columns::new(&schema(), &options)
+        FileColumns::new(&schema(), &options)
     }
 
     #[test]

@@ -14,7 +14,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use rayon::ThreadPool;
 
-use super::columns::{Columns, leaf_path};
+use super::columns::{FileColumns, leaf_path};
 use super::count::{Counter, Counts};
 use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
@@ -24,7 +24,7 @@ use crate::{DataFile, Error, Result};
 /// What all files of a dataset have in common.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) columns: Columns,
+    pub(super) columns: FileColumns,
     pub(super) counter: Counter,
     pub(super) level: ZstdLevel,
     pub(super) pool: ThreadPool,
@@ -187,7 +187,7 @@ impl Encoder {
 /// Starts a Parquet file; `encodings` has one for every field.
 fn begin(
     file: HashingWriter,
-    columns: &Columns,
+    columns: &FileColumns,
     level: ZstdLevel,
     encodings: &[Encoded],
 ) -> Result<Output, ParquetError> {

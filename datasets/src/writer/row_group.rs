@@ -13,7 +13,7 @@ use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowColumnWriter, compute_
 use parquet::basic::ZstdLevel;
 use rayon::prelude::*;
 
-use super::columns::{Columns, Fold, Source};
+use super::columns::{FileColumns, Fold, Source};
 use super::encodings::{Encoded, Sample};
 use crate::lists::{Lists, list_array};
 use crate::{Error, Result};
@@ -24,7 +24,7 @@ const EXPANDED_IDS: usize = 1 << 18;
 /// Encodes the rows of a row group; gives the file's column chunks in its order.
 pub(super) fn encode(
     path: &Path,
-    columns: &Columns,
+    columns: &FileColumns,
     rows: &[RecordBatch],
     writers: Vec<ArrowColumnWriter>,
 ) -> Result<Vec<ArrowColumnChunk>> {
@@ -54,7 +54,7 @@ pub(super) fn encode(
 /// How the file's columns are best encoded, by the rows of its first row group.
 pub(super) fn choose_encodings(
     path: &Path,
-    columns: &Columns,
+    columns: &FileColumns,
     rows: &[RecordBatch],
     level: ZstdLevel,
 ) -> Result<Vec<Encoded>> {

@@ -262,12 +262,12 @@ mod tests {
                 PreprocessConfig::parse(Path::new("README.md"), &format!("{version}{text}")).unwrap();
             examples.extend(config.steps.iter().map(|step| step.place.op.clone()));
         }
-        let rows_of =
-            |name: &str| readme.lines().filter(move |line| line.starts_with(&format!("| `{name}` |")));
         for operator in OPERATORS {
             assert!(examples.iter().any(|op| **op == *operator.name), "no example of `{}`", operator.name);
-            assert!(rows_of(operator.name).next().is_some(), "no row of `{}`", operator.name);
-            for row in rows_of(operator.name) {
+            let start = format!("| `{}` |", operator.name);
+            let rows: Vec<&str> = readme.lines().filter(|line| line.starts_with(&start)).collect();
+            assert!(!rows.is_empty(), "no row of `{}`", operator.name);
+            for row in rows {
                 for key in operator.keys {
                     assert!(row.contains(&format!("`{key}`")), "`{key}` is missing: {row}");
                 }

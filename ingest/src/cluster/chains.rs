@@ -1,24 +1,24 @@
-//! Which samples of a session may be chained, so that few chains are open at any place of the sorted records.
+//! Decides which samples of a session are chained, so that few chains are open anywhere in the sorted records.
 //!
 //! A chain is open from its first record to its last, and the decoder holds the lists of its last sample while it is open.
 //! In a log in order of time, the chains of a session follow each other. In other logs they may overlap: in a shuffled log,
 //! half of them would be open at once. So a chain is continued only where few others are open; elsewhere samples are stored
 //! whole, as chains of one record, for which the decoder holds nothing.
 
-/// Intervals that are kept of one session. More than so many are merged, which only stores more samples whole.
+/// The most intervals that are kept for a session. Beyond that they are merged; then more samples are stored whole.
 const MOST_INTERVALS: usize = 16;
 
 /// The times of the chains of one session.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
-    /// Of the current chain: its first time, and its last if it has several records.
+    /// The current chain: its first time, and its last time if it has several records.
     first: i64,
     last: Option<i64>,
     /// Earlier chains of several records.
     ended: Vec<Interval>,
 }
 
-/// Times from first to last, and how many chains there may be open at most.
+/// The times from first to last, and the most chains that are open there.
 #[derive(Debug, Clone, Copy)]
 struct Interval {
     first: i64,
@@ -27,7 +27,7 @@ struct Interval {
 }
 
 impl Chains {
-    /// Begins with a chain whose first sample has this time.
+    /// Begins a chain whose first sample has this time.
     pub(super) fn begin(&mut self, time: i64) {
         if let Some(last) = self.last.take() {
             self.add(Interval { first: self.first, last, chains: 1 });
@@ -35,7 +35,7 @@ impl Chains {
         self.first = time;
     }
 
-    /// Adds a sample to the current chain, unless `most` other chains may then be open at some time with it.
+    /// Adds a sample to the current chain, unless `most` other chains may be open at the same time. Returns whether it did.
     pub(super) fn extend(&mut self, time: i64, most: usize) -> bool {
         let others = self.ended.iter().filter(|other| other.last >= self.first && other.first <= time);
         let fits = others.map(|other| other.chains).sum::<usize>() < most;
@@ -45,7 +45,7 @@ impl Chains {
         fits
     }
 
-    /// The bytes that it takes beside its own.
+    /// The bytes that it owns on the heap.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Interval>() * self.ended.capacity()
     }
@@ -60,9 +60,9 @@ impl Chains {
         let place = self.ended.partition_point(|other| other.first <= chain.first);
         self.ended.insert(place, chain);
         if self.ended.len() > MOST_INTERVALS {
-            // The two between which the least time would be lost.
-            let lost = |i: &usize| self.ended[i + 1].first.saturating_sub(self.ended[*i].last);
-            let Some(i) = (0..self.ended.len() - 1).min_by_key(lost) else { return };
+            // Merge the two neighbours with the smallest gap between them.
+            let gap = |i: &usize| self.ended[i + 1].first.saturating_sub(self.ended[*i].last);
+            let Some(i) = (0..self.ended.len() - 1).min_by_key(gap) else { return };
             let next = self.ended.remove(i + 1);
             let kept = &mut self.ended[i];
             kept.chains =

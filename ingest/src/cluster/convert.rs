@@ -18,7 +18,7 @@ use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
 use crate::times::{TimeLimits, shown};
 use crate::{Config, Error, FeatureKind, Result};
 
-/// Some samples, column by column.
+/// A batch of samples, column by column.
 #[derive(Debug)]
 pub(super) struct Converted {
     /// The columns that the sort and the sessions need, as the query gives them.
@@ -62,7 +62,7 @@ impl Converted {
 /// The columns of a query by their use.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ColumnNames {
-    /// Columns that are passed on as they are.
+    /// Columns that are passed on unchanged.
     pub(super) keys: Vec<String>,
     /// Columns that identify a session.
     pub(super) identity: Vec<String>,
@@ -96,7 +96,7 @@ impl Converter {
                 let field = schema
                     .field_with_name(name)
                     .map_err(|_| column_error(name, "it is missing", "add it to the query"))?;
-                // As SQL orders them, which the sort will do: ascending, nulls last.
+                // The order of the engine's sort: ascending, nulls last.
                 let options = SortOptions { descending: false, nulls_first: false };
                 Ok(SortField::new_with_options(field.data_type().clone(), options))
             });
@@ -218,7 +218,7 @@ pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayR
     rows.column_by_name(name).ok_or_else(|| column_error(name, "it is missing", "add it to the query"))
 }
 
-/// A column that may not be null; `shown` is what the configuration calls it.
+/// A column that may not be null; `shown` is its name in the configuration.
 pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
     let column = column(rows, name)?;
     match column.null_count() {
@@ -239,11 +239,13 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
         let message = format!("{} of {} samples have no value", floats.null_count(), floats.len());
         return Err(column_error(name, &message, &hint));
     }
-    let wild =
+    let not_finite =
         floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
-    if wild > 0 {
-        let message =
-            format!("{wild} of {} samples have a value that is not a finite 32-bit number", floats.len());
+    if not_finite > 0 {
+        let message = format!(
+            "{not_finite} of {} samples have a value that is not a finite 32-bit number",
+            floats.len()
+        );
         return Err(column_error(name, &message, &hint));
     }
     Ok(floats)
@@ -283,7 +285,7 @@ pub(crate) fn column_error(column: &str, message: &str, hint: &str) -> Error {
     Error::Column { column: column.to_owned(), message: message.to_owned(), hint: hint.to_owned() }
 }
 
-/// An Arrow error on columns that were just made to fit: ours, not the user's.
+/// Reports an Arrow error on columns that were checked before as a bug.
 pub(crate) fn engine(error: ArrowError) -> Error {
     Error::Engine {
         message: error.to_string(),

@@ -1,4 +1,4 @@
-//! Decodes sorted delta records to samples. Their lists are slices of shared ids: a sample that repeats a list copies nothing.
+//! Decodes sorted delta records to samples. Their lists are slices of shared ids: a repeated list is not copied.
 
 use std::collections::HashMap;
 use std::mem;
@@ -51,14 +51,14 @@ pub(super) struct DeltaDecoder {
     shape: Shape,
     /// The records' lists of the log, then those from timelines.
     lists: Vec<ListColumn>,
-    /// How many lists are of the log.
+    /// The number of lists of the log.
     logged: usize,
     schema: SchemaRef,
     /// The partition and session of the last sample.
     session: Option<(PartitionKey, i64)>,
     /// The chains of the current session that have begun and not ended.
     chains: HashMap<u64, Chain>,
-    /// The slices that are in the batch, by timeline; or were in the batch before.
+    /// By timeline, the slice that is in the batch, or was in the batch before.
     placed: Vec<PlacedSlice>,
     batch: Batch,
     seeds: SampleSeeds,
@@ -75,7 +75,7 @@ struct Chain {
     spans: Vec<(usize, usize)>,
     /// What each adds to the sample's digest.
     parts: Vec<u128>,
-    /// The lists, if they were in a batch that is given away.
+    /// A copy of the lists, if the batch that held them has been passed on.
     carried: Option<Vec<Vec<i64>>>,
 }
 
@@ -88,7 +88,7 @@ struct PlacedSlice {
     starts: Vec<usize>,
 }
 
-/// Samples that are not given away yet.
+/// The samples that have not been passed on yet.
 #[derive(Debug, Default)]
 struct Batch {
     sessions: Vec<i64>,
@@ -97,7 +97,7 @@ struct Batch {
     keys: Option<Vec<i64>>,
     floats: Vec<Vec<f32>>,
     lists: Vec<Lists>,
-    /// Ids that were added, without those that the batch before had too.
+    /// Ids that were added, not counting those copied from the batch before.
     new_ids: usize,
 }
 
@@ -141,7 +141,7 @@ impl DeltaDecoder {
         }
     }
 
-    /// Adds samples; what is complete goes to `give`, batch by batch, each of one partition.
+    /// Adds samples, and passes complete batches, each of one partition, to `give`.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl DeltaDecoder {
         Ok(())
     }
 
-    /// Gives what is left.
+    /// Passes on the samples that are left.
     ///
     /// # Errors
     ///
@@ -194,14 +194,14 @@ impl DeltaDecoder {
         self.placed.iter_mut().for_each(|placed| placed.starts.clear());
         let empty = Batch::new(self.shape.floats, self.lists.len(), self.batch.keys.is_some());
         let batch = mem::replace(&mut self.batch, empty);
-        // Samples that were there before have added ids to it, but no rows.
+        // Samples that the dataset already has add ids to a batch, but no rows.
         if batch.times.is_empty() {
             return Ok(());
         }
         give(partition, batch.into_columns(&self.lists, &self.schema)?)
     }
 
-    /// Samples that came so far.
+    /// The number of samples so far.
     pub(super) fn samples(&self) -> u64 {
         self.samples
     }
@@ -216,19 +216,19 @@ impl DeltaDecoder {
         &self.timeline_ids
     }
 
-    /// The bytes that are held for chains beside the batch.
+    /// The bytes of the lists that are kept for chains outside of the batch.
     pub(super) fn held_bytes(&self) -> usize {
         let carried = self.chains.values().filter_map(|chain| chain.carried.as_ref());
         carried.flatten().map(|ids| 8 * ids.len()).sum()
     }
 
-    /// The chains of the current session that may go on.
+    /// The number of open chains of the current session.
     #[cfg(test)]
     pub(super) fn open_chains(&self) -> usize {
         self.chains.len()
     }
 
-    /// Appends a sample, or only goes on with its chain if it was there before; `None` if its record is malformed.
+    /// Appends a sample; one that the dataset already has only continues its chain. `None` if the record is malformed.
     fn sample(&mut self, run: &SessionRun<'_>, row: usize, time: i64) -> Option<()> {
         let mut record = RecordReader::new(self.shape, run.records.value(row))?;
         let origin = run.origins.map_or(LATE, |origins| origins[row]);
@@ -308,7 +308,7 @@ impl DeltaDecoder {
                 placed.starts = columns.iter().map(|column| column.ids.len()).collect();
                 for (column, ids) in columns.iter_mut().zip(&slice.columns) {
                     column.ids.extend_from_slice(ids);
-                    // A slice that the batch before had too would fill this one before it has a sample.
+                    // A slice copied from the batch before does not count: it could fill this batch before it has a sample.
                     self.batch.new_ids += if is_new { ids.len() } else { 0 };
                 }
             }
@@ -321,7 +321,7 @@ impl DeltaDecoder {
 }
 
 impl Lists {
-    /// Appends a changed list, which may begin within the list before it, to the ids; gives its offset and size.
+    /// Appends a changed list, which may begin within the list before it, to the ids. Returns its offset and size.
     fn append(
         &mut self,
         (offset, size): (usize, usize),

@@ -29,7 +29,7 @@ pub(super) struct EncoderOptions {
     pub(super) floats: Vec<String>,
     /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
     pub(super) lists: Vec<(String, bool)>,
-    /// How many of the lists, the first ones, are part of a sample's digest: those of the log. The others are lists that
+    /// The number of lists, the first ones, that are part of a sample's digest: those of the log. The others are lists that
     /// timelines made earlier, which only the samples of a dataset have.
     pub(super) digested: usize,
     /// The number of the first worker among all whose records are sorted together: chains are numbered by worker.
@@ -71,7 +71,8 @@ pub(super) struct DeltaEncoder {
     next_chain: u64,
     record: RecordWriter,
     records: RecordBatches,
-    /// Of every list of the current sample, how many of its first ids the list before ends with, or [`UNCHANGED`].
+    /// For every list of the current sample: how many of its first ids are the last ids of the list before, or
+    /// [`UNCHANGED`].
     known: Vec<usize>,
     outcome: SampleTotals,
 }
@@ -80,13 +81,13 @@ pub(super) struct DeltaEncoder {
 #[derive(Debug)]
 pub(crate) struct SampleTotals {
     pub(crate) samples: u64,
-    /// Of the times, floats and lists; lists from timelines are not known here.
+    /// The digest of times, floats and the lists of the log. Lists from timelines are made later.
     pub(crate) digest: Digest,
     pub(crate) statistics: SampleStatistics,
 }
 
-/// The last samples of sessions: those seen lately, and those seen before them. Two generations stand in for the order
-/// of last use, at no cost per sample.
+/// The last samples of sessions, in two generations: sessions seen recently and older ones. This approximates the order of
+/// last use at no cost per sample.
 #[derive(Debug)]
 struct Sessions {
     recent: HashMap<Box<[u8]>, Last>,
@@ -98,7 +99,7 @@ struct Sessions {
 /// The last sample of a session.
 #[derive(Debug, Default)]
 struct Last {
-    /// Its record; `None` if there was no sample yet.
+    /// Its record; `None` before the session's first sample.
     record: Option<Pending>,
     chain: u64,
     chains: Chains,
@@ -107,7 +108,7 @@ struct Last {
     order: Box<[u8]>,
     digest: u128,
     lists: Vec<Vec<i64>>,
-    /// The part of each list in the sample's digest.
+    /// What each list adds to the sample's digest.
     parts: Vec<u128>,
     /// Its starts and ends in timelines.
     positions: Vec<i64>,
@@ -175,7 +176,7 @@ impl DeltaEncoder {
         Ok(())
     }
 
-    /// The records that are complete: those of all samples but the last of each session that is known.
+    /// The complete records: those of all samples except the last one of every session in memory.
     pub(super) fn records(&mut self) -> &mut RecordBatches {
         &mut self.records
     }
@@ -234,7 +235,7 @@ impl DeltaEncoder {
         self.outcome.digest.add(digested);
         self.outcome.samples += 1;
 
-        // A sample refers only to one that the sort will leave before it; equal ones may change places.
+        // A sample may refer only to one that the sort keeps before it. The sort may swap equal samples.
         let in_order = (last.time, &*last.order, last.digest) < (time, order, digest);
         let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.list_bytes().max(1)).max(1);
         let follows = self.options.chained && same_session && in_order && last.chains.extend(time, most_open);
@@ -367,7 +368,7 @@ impl Row<'_> {
 }
 
 impl Sessions {
-    /// If there is no room for another session, forgets those not seen for long, and returns their last samples.
+    /// If there is no room for another session, removes the older generation and returns its last samples.
     fn make_room(&mut self) -> impl Iterator<Item = Last> + use<> {
         let mut forgotten = HashMap::new();
         if self.recent_bytes > self.limit / 2 {
@@ -377,19 +378,19 @@ impl Sessions {
         forgotten.into_values()
     }
 
-    /// The last sample of a session, without lists if none is known.
+    /// The last sample of a session; an empty one if the session is not known.
     fn entry(&mut self, identity: &[u8]) -> &mut Last {
         if !self.recent.contains_key(identity) {
             let last = self.older.remove(identity).unwrap_or_default();
             self.recent_bytes += last.bytes() + 2 * identity.len();
             self.recent.insert(identity.into(), last);
         }
-        self.recent.get_mut(identity).expect("it was put there if it was not")
+        self.recent.get_mut(identity).expect("the entry was inserted above")
     }
 }
 
 impl Last {
-    /// About the bytes that it takes in memory, including its entry in the hash table.
+    /// Estimates the bytes that it takes in memory, with its entry in the hash table.
     fn bytes(&self) -> usize {
         let record = self.record.as_ref().map_or(0, Pending::bytes);
         256 + record

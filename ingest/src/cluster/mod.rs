@@ -1,4 +1,4 @@
-//! Clustering: from samples in the order of a log to sessions, one after the other.
+//! Clustering: sorts samples from the order of a log into sessions, one after the other.
 //!
 //! ```text
 //! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ decode ──slices of shared ids──▶ writer
@@ -69,13 +69,13 @@ pub(crate) use self::table::{DIGEST, RECORD};
 
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
-/// A slice of a timeline takes about one of so many parts of [`ClusterOptions::state_bytes`] …
+/// A slice of a timeline takes about this part of [`ClusterOptions::state_bytes`]: one in so many.
 const SLICE_PART: usize = 16;
-/// … but has at least and at most so many rows, or one window if that is longer.
+/// The fewest and the most rows of a slice. It has more if a single window is longer.
 const FEWEST_SLICE_IDS: usize = 1 << 10;
 const MOST_SLICE_IDS: usize = 1 << 20;
 
-/// How samples are clustered, beside the configuration.
+/// How samples are clustered, in addition to the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
     pub(crate) order: SampleOrder,
@@ -94,18 +94,18 @@ pub(crate) struct ClusterOptions {
     pub(crate) ids: FeatureIds,
 }
 
-/// The samples of a query on their way into the order of a dataset.
+/// Sorts the samples of a query into the order of a dataset.
 pub(crate) struct Clustering<'a> {
     config: &'a Config,
     /// How samples are encoded.
     options: EncoderOptions,
-    /// The passes over samples that the sort reads.
+    /// The passes that read and encode samples. The sort reads their records.
     passes: Vec<Arc<EncodingPass>>,
     progress: Arc<Progress>,
     sorted: SendableRecordBatchStream,
     timelines: Vec<Slices>,
     numbers: SampleNumbers,
-    /// For what is held while samples are put together again.
+    /// The memory that decoding holds.
     reservation: MemoryReservation,
     /// The first sorted batch, which is there when all samples are encoded.
     first: Option<RecordBatch>,
@@ -210,12 +210,12 @@ impl<'a> Clustering<'a> {
         }
     }
 
-    /// Gives the samples, in the order of the dataset, batch by batch of one partition, and then the statistics of all.
+    /// Passes the samples to `give` in the order of the dataset, in batches of one partition, and returns their statistics.
     /// `lists` are the list columns. To be called after [`encode`](Self::encode), which must have given samples.
     ///
     /// # Errors
     ///
-    /// Those of the engine and of `give`; [`Error::Engine`] if what comes out are not the samples that went in.
+    /// Those of the engine and of `give`; [`Error::Engine`] if the samples that come out are not those that went in.
     pub(crate) async fn decode(
         mut self,
         lists: Vec<ListColumn>,
@@ -339,7 +339,7 @@ async fn encode_samples(
     Ok(pass)
 }
 
-/// The columns of the samples' query, by what they are.
+/// The columns of the samples' query by their use.
 fn column_names(config: &Config, ids: &FeatureIds) -> ColumnNames {
     ColumnNames {
         keys: sessionize::record_columns(config),

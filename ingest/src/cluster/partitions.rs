@@ -1,4 +1,4 @@
-//! The partition that a session lies in.
+//! The partition of a session.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::convert::{cast, column, column_error, engine, required};
 use crate::sessionize::{SESSION, START, period_micros};
 use crate::{Config, PartitionBy, Result};
 
-/// The runs of rows of a sorted batch that are of one session: where each starts and ends.
+/// The ranges of rows of a sorted batch that belong to one session each.
 pub(super) fn session_runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
     let mut keys = columns(config, records)?;
     keys.push(Arc::clone(column(records, SESSION)?));
@@ -49,8 +49,8 @@ pub(crate) fn partition_key(config: &Config, records: &RecordBatch, row: usize) 
     Ok(PartitionKey::new(key))
 }
 
-/// The partition that a time would lie in, were it the start of a session of the partition `key`; `None` if partitions are
-/// not cut by time, or the time is no date.
+/// The partition of a session that starts at `micros` and has the other partition columns of `key`. `None` if partitions are
+/// not cut by time, or the time is not a date.
 pub(crate) fn partition_at(config: &Config, key: &PartitionKey, micros: i64) -> Option<PartitionKey> {
     let made = date_and_hour(micros, config.partition_by?).ok()?;
     let mut columns = key.columns()[..config.partition_columns.len()].to_vec();

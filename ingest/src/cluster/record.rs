@@ -1,4 +1,4 @@
-//! A sample as bytes, with its changes since the sample before it. Records pass the sort in place of the lists.
+//! A sample as bytes: what changed since the sample before it. The engine sorts these records in place of the lists.
 //!
 //! ```text
 //! chain u64 │ floats 4 bytes each │ positions 8 bytes each │ one bit per list: changed? │ the changed lists
@@ -8,8 +8,8 @@
 //!
 //! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
 //! first sample has every list changed. The highest bit of `chain` marks its last sample. A changed list is the last ids of
-//! the list before, followed by the ids stored. Nothing of this reaches a disk but the engine's spill files, so it has no
-//! version.
+//! the list before, followed by the ids stored. Records are stored only in the engine's spill files, so the
+//! format has no version.
 
 /// The bit of the chain's number, in its last byte, that marks the last record of a chain.
 const ENDS: u8 = 0x80;
@@ -84,7 +84,7 @@ impl RecordWriter {
         self.bytes[self.bits + list / 8] |= 1 << (list % 8);
         write_varint(&mut self.bytes, length as u64);
         write_varint(&mut self.bytes, stored.len() as u64);
-        // Of zigzag codes the bits that any of them has tell how wide the widest is.
+        // The union of the bits of all zigzag codes is as wide as the widest code.
         let width = match stored.iter().fold(0, |bits, id| bits | ((id << 1) ^ (id >> 63)) as u64) {
             0..0x100 => 1,
             0x100..0x1_0000 => 2,

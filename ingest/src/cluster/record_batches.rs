@@ -13,11 +13,11 @@ use crate::Result;
 
 /// Columns of records that are not keys: the time, the two halves of the digest, and the record.
 const OTHER_COLUMNS: usize = 4;
-/// Rows, and about how many bytes, a batch of records has at most.
+/// The most rows, and about the most bytes, of a batch of records.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 16 << 20;
 
-/// The record of a sample, of which it is not known yet whether it is the last of its chain.
+/// A record that is held back until it is known whether it is the last of its chain.
 #[derive(Debug)]
 pub(super) struct Pending {
     /// The sample's keys, as [`RecordBatches::keys`] encodes them.
@@ -31,7 +31,7 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) struct RecordBatches {
     schema: SchemaRef,
-    /// Encodes the key columns, so that a record can be kept without the batch that it comes from.
+    /// Encodes the key columns, so that a record can be kept after its batch is dropped.
     converter: RowConverter,
     keys: Vec<Vec<u8>>,
     times: Vec<i64>,
@@ -46,7 +46,7 @@ impl Pending {
         Self { keys: keys.to_vec(), time, digest, record: record.to_vec() }
     }
 
-    /// Replaces it.
+    /// Replaces the record.
     pub(super) fn set(&mut self, keys: &[u8], time: i64, digest: u128, record: &[u8]) {
         self.keys.clear();
         self.keys.extend_from_slice(keys);
@@ -55,7 +55,7 @@ impl Pending {
         (self.time, self.digest) = (time, digest);
     }
 
-    /// The bytes that it takes beside its own.
+    /// The bytes that it owns on the heap.
     pub(super) fn bytes(&self) -> usize {
         self.keys.capacity() + self.record.capacity()
     }
@@ -83,7 +83,7 @@ impl RecordBatches {
         self.converter.convert_columns(columns).map_err(engine)
     }
 
-    /// Adds a record, which is the last of its chain or not.
+    /// Adds a record. `ends` says whether it is the last of its chain.
     pub(super) fn push(&mut self, pending: &mut Pending, ends: bool) -> Result<()> {
         if ends {
             end_chain(&mut pending.record);
@@ -104,7 +104,7 @@ impl RecordBatches {
         std::mem::take(&mut self.complete)
     }
 
-    /// Makes a batch of what is left.
+    /// Makes a batch of the records that are left.
     pub(super) fn complete_batch(&mut self) -> Result<()> {
         if self.times.is_empty() {
             return Ok(());
@@ -114,7 +114,7 @@ impl RecordBatches {
         let keys = self.converter.convert_rows(keys.iter().map(|keys| parser.parse(keys))).map_err(engine)?;
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
         for (key, field) in keys.into_iter().zip(self.schema.fields()) {
-            // Decoded, a dictionary is its values.
+            // A dictionary is decoded to its values.
             let fits = key.data_type() == field.data_type();
             columns.push(if fits { key } else { cast(&key, field.data_type()).map_err(engine)? });
         }

@@ -21,7 +21,7 @@ pub(super) struct StatisticsOptions {
     pub(super) vocabulary_of: Vec<Option<usize>>,
     /// Bytes for all counts.
     pub(super) budget: CountBudget,
-    /// Lists that each timeline makes.
+    /// The number of lists that each timeline makes.
     pub(super) timelines: Vec<usize>,
     /// Whether to count which lists change together.
     pub(super) changes: bool,
@@ -37,11 +37,11 @@ pub(crate) struct SampleStatistics {
     pub(crate) counters: Vec<VocabularyCounter>,
     /// Sets of lists, then those of timelines, that changed together.
     pub(crate) changes: Option<CoChange>,
-    /// Ids of every list over all samples, and those of them that windows would store.
+    /// For every list: its ids over all samples, and how many of them windows would store.
     pub(crate) values: Vec<[u64; 2]>,
     /// The columns of the log; without samples if their values are not observed.
     pub(crate) columns: ColumnCounts,
-    /// The ids of every list, those of timelines after the fold; none if they are not observed.
+    /// The ids of every list, those of timelines once samples are decoded; none if they are not observed.
     pub(crate) ids: Vec<IdCounts>,
     /// Lists that each timeline makes.
     timelines: Vec<usize>,
@@ -50,7 +50,7 @@ pub(crate) struct SampleStatistics {
     set: Vec<u64>,
 }
 
-/// Of the lists of a session's last sample whose ids are counted: since which sample each id has been there.
+/// For the counted lists of a session's last sample: since which sample each id has been in its list.
 #[derive(Debug, Default)]
 pub(super) struct Entered {
     sample: u64,
@@ -75,7 +75,8 @@ impl SampleStatistics {
         }
     }
 
-    /// Observes which lists, then those of timelines, differ from those of the session's sample before: all for its first.
+    /// Observes which lists, those of timelines last, differ from those of the sample before. Without `follows`, the sample is
+    /// the first of its session, and all of them differ.
     pub(super) fn observe(
         &mut self,
         follows: bool,
@@ -96,14 +97,14 @@ impl SampleStatistics {
         changes.observe(&self.set, 1);
     }
 
-    /// Adds the length of a sample's lists from a timeline, of which so many ids would be stored.
+    /// Adds the length of a sample's lists from a timeline, and how many of their ids windows would store.
     pub(super) fn timeline_length(&mut self, timeline: usize, length: usize, stored: usize) {
         self.empty_windows[timeline] += u64::from(length == 0);
         let first = self.vocabulary_of.len() + self.timelines[..timeline].iter().sum::<usize>();
         (first..first + self.timelines[timeline]).for_each(|list| self.length(list, length, stored));
     }
 
-    /// Adds the length of a sample's list, of which so many ids would be stored.
+    /// Adds the length of a sample's list, and how many of its ids a window would store.
     pub(super) fn length(&mut self, list: usize, length: usize, stored: usize) {
         self.values[list][0] += length as u64;
         self.values[list][1] += stored as u64;
@@ -137,8 +138,8 @@ impl SampleStatistics {
         ListCounts::default()
     }
 
-    /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first `known` ids of `after` are the
-    /// last ones of `before`.
+    /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first `known`
+    /// ids of `after` are the last ones of `before`.
     pub(super) fn replace(
         &mut self,
         list: usize,
@@ -157,7 +158,7 @@ impl SampleStatistics {
         Ok(())
     }
 
-    /// Begins with a session.
+    /// Prepares the counts of a new session.
     pub(super) fn enter(&self, entered: &mut Entered) {
         if !self.counters.is_empty() {
             entered.since.resize_with(self.vocabulary_of.len(), Vec::new);
@@ -194,12 +195,12 @@ impl SampleStatistics {
 }
 
 impl Entered {
-    /// The bytes that it takes beside its own.
+    /// The bytes that it owns on the heap.
     pub(super) fn bytes(&self) -> usize {
         self.since.iter().map(|since| 24 + 8 * since.capacity()).sum()
     }
 
-    /// The next sample has the lists as they are now.
+    /// Goes on to the next sample of the session.
     pub(super) fn next_sample(&mut self) {
         self.sample += 1;
     }

@@ -39,10 +39,10 @@ pub(crate) const RECORD: &str = "__onefold_record";
 /// The name of the table of records.
 pub(crate) const RECORDS_TABLE: &str = "__onefold_records";
 
-/// Batches that may wait for a worker, or in front of the engine.
+/// The most batches that wait for a worker, or for the engine.
 const WAITING: usize = 2;
 
-/// One pass over a query's samples.
+/// One pass that reads the samples of a query and encodes them.
 #[derive(Debug)]
 pub(super) struct EncodingPass {
     /// The plan of the samples' query.
@@ -71,7 +71,7 @@ struct Started {
     readers: Option<JoinSet<()>>,
 }
 
-/// The samples of one worker.
+/// One of the workers: a partition of the table.
 #[derive(Debug)]
 struct Worker {
     pass: Arc<EncodingPass>,
@@ -105,14 +105,14 @@ impl EncodingPass {
         })
     }
 
-    /// The table that runs this when it is read, which it can be once.
+    /// The table of the records. Reading it runs the pass, so it can be read once.
     pub(super) fn table(self: &Arc<Self>) -> Result<StreamingTable> {
         let worker =
             |number| -> Arc<dyn PartitionStream> { Arc::new(Worker { pass: Arc::clone(self), number }) };
         StreamingTable::try_new(Arc::clone(&self.schema), (0..self.workers).map(worker).collect())
     }
 
-    /// The counts and the digest of all samples; `None` before all records were given, and after it was taken.
+    /// The totals of all samples; `None` before all records were given, and after the totals were taken.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl EncodingPass {
         Ok(Some(all))
     }
 
-    /// The queue of a worker, and with the first one the tasks that fill all of them.
+    /// The queue of a worker. The first call starts the tasks that fill all queues, and returns them too.
     fn start(self: &Arc<Self>, worker: usize) -> Option<(Receiver<Message>, Option<JoinSet<()>>)> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let started = started.get_or_insert_with(|| {
@@ -151,7 +151,7 @@ impl EncodingPass {
     /// Converts one part of the input for all workers. An error goes to the first of them.
     async fn read(self: Arc<Self>, part: usize, workers: Vec<Sender<Message>>) {
         if let Err(error) = self.convert(part, &workers).await {
-            // A worker that is gone has ended the query already.
+            // If the worker has stopped, the query has ended already.
             let _ = workers[0].send(Err(error)).await;
         }
     }
@@ -201,7 +201,7 @@ impl EncodingPass {
         }
         encoder.records().complete_batch().map_err(external)?;
         let last = encoder.records().take();
-        // Known before the last records are given: a reader that sees their end may ask for it.
+        // Stored before the last records are sent: a reader that has seen their end may ask for the totals.
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).push((number, encoder.finish()));
         for records in last {
             if output.send(Ok(records)).await.is_err() {
@@ -212,7 +212,7 @@ impl EncodingPass {
     }
 }
 
-/// Gives the batches that are complete to the engine; `false` if it has gone.
+/// Sends the complete batches to the engine; `false` if the engine has stopped reading.
 async fn give(records: &mut RecordBatches, output: &Sender<Result<RecordBatch>>) -> bool {
     for records in records.take() {
         if output.send(Ok(records)).await.is_err() {
@@ -234,7 +234,7 @@ pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Resu
     Ok(Arc::new(ArrowSchema::new(fields)))
 }
 
-/// Our error on its way through the engine.
+/// Wraps an error of this crate so that it can pass through the engine.
 fn external(error: crate::Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
@@ -252,7 +252,7 @@ impl PartitionStream for Worker {
                 return datafusion::common::internal_err!("the samples are read twice");
             };
             let worked = Arc::clone(&pass).work(number, queue, output).await;
-            // The first worker owns the readers. Without an error they have ended, unless by a panic, which goes on.
+            // The first worker owns the readers. After a success they have ended; `join_all` passes on their panics.
             if worked.is_ok()
                 && let Some(readers) = readers
             {

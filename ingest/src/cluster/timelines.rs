@@ -1,4 +1,4 @@
-//! The parts of timelines in which the windows of samples lie, read beside the sorted records.
+//! Slices of timelines: the parts in which the windows of samples lie. They are read in step with the sorted records.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,8 +18,7 @@ use crate::sessionize::SESSION;
 use crate::timeline::{FIRST, POSITION};
 use crate::{Config, Result};
 
-/// A part of a timeline, which has all windows of some consecutive samples: rows in the order of their positions, column by
-/// column.
+/// A part of a timeline that contains all windows of some consecutive samples: its rows by position, column by column.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Slice {
     /// The number of the first sample, counted from 1, which no other slice of the timeline has; 0 for the empty slice.
@@ -113,8 +112,8 @@ impl SampleNumbers {
         Self { columns, buckets, converter: None, last: None, number: 0, seen: 0 }
     }
 
-    /// The numbers of the samples of a sorted batch. Those of a dataset, by `origins`, look at no timeline: they do not count,
-    /// and have the number of the sample before them.
+    /// The numbers of the samples of a sorted batch. Samples that the dataset already has (by
+    /// `origins`) need no slice: they are not counted, and have the number of the sample before them.
     pub(super) fn of(
         &mut self,
         config: &Config,

@@ -11,7 +11,7 @@ use onefold_terminal::Printer;
 use super::statistics::table;
 use super::{EngineArguments, run_async};
 
-/// What `build` and `append` share.
+/// The arguments that `build` and `append` share.
 #[derive(Debug, clap::Args)]
 struct Common {
     /// The configuration: sources, samples, session, partitions, features
@@ -28,7 +28,7 @@ struct Common {
     /// Which features are deduplicated together
     #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
     groups: GroupsArgument,
-    /// How often jobs read each column, as lines `column,reads`: columns read most stand first and side by side
+    /// How often jobs read each column, as lines `column,reads`: columns that are read most are stored first
     #[arg(long, value_name = "FILE")]
     popularity: Option<PathBuf>,
     /// Write only these partitions, as `date=2024-06-01`: conditions =, !=, <, <=, >, >= joined by commas
@@ -44,9 +44,9 @@ pub(crate) struct BuildArguments {
     #[command(flatten)]
     common: Common,
     /// Replace the dataset that is at `--out`
-    #[arg(id = "commit = overwrite", long)]
+    #[arg(id = "commit = overwrite", long = "overwrite")]
     overwrite: bool,
-    /// Divide sessions into so many buckets [default: `[dataset] buckets`, or by the number of samples]
+    /// Number of buckets that sessions are divided into [default: `[dataset] buckets`, or by the number of samples]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_BUCKETS)))]
     buckets: Option<u32>,
 }
@@ -56,11 +56,11 @@ pub(crate) struct BuildArguments {
 pub(crate) struct AppendArguments {
     #[command(flatten)]
     common: Common,
-    /// Replace partitions even by fewer samples than they have
-    #[arg(id = "commit = replace", long)]
+    /// Replace partitions even if they then have fewer samples
+    #[arg(id = "commit = replace", long = "replace")]
     replace: bool,
-    /// Add late samples to partitions that are there, each once, and keep the samples that they have
-    #[arg(id = "commit = merge", long, conflicts_with = "commit = replace")]
+    /// Add late samples to existing partitions, each once, and keep the samples that they have
+    #[arg(id = "commit = merge", long = "merge", conflicts_with = "commit = replace")]
     merge: bool,
 }
 
@@ -86,7 +86,7 @@ enum OrderArgument {
 enum GroupsArgument {
     /// Those that `[features]` puts into one group
     Given,
-    /// Those that change together in the data and repeat often enough; the groups in `[features]` are not looked at
+    /// Those that change together in the data and repeat often enough; the groups in `[features]` are ignored
     Auto,
 }
 

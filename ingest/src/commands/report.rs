@@ -13,7 +13,7 @@ use onefold_terminal::Printer;
 
 use super::run_async;
 
-/// What a build of some sessions needs at least.
+/// The least memory of a build of some sessions.
 const MINIMUM_BUILD_BYTES: u64 = 512 << 20;
 
 #[derive(Debug, clap::Args)]
@@ -23,22 +23,22 @@ pub(crate) struct ReportArguments {
     /// The number of the snapshot to report on [default: the newest]
     #[arg(long, value_name = "SNAPSHOT", requires = "dataset")]
     at: Option<u64>,
-    /// Report on the logs of this configuration, before anything is built: is it worth it?
+    /// Report on the logs of this configuration, before a dataset is built from them
     #[arg(long, value_name = "CONFIG", conflicts_with = "dataset")]
     from_logs: Option<PathBuf>,
-    /// With `--from-logs`: take about so many samples, in whole sessions
+    /// With `--from-logs`: the number of samples to take, about; whole sessions are taken
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
     samples: u64,
     /// Write the report as one self-contained page to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Memory for samples that are put into another order
+    /// Memory for sorting samples into another order
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "256MiB")]
     memory_limit: u64,
-    /// Samples that are written again in each layout, at most
+    /// The most samples that are written in each layout, to measure their size
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     encode_samples: usize,
-    /// Where they are written for a moment [default: the system's temporary directory]
+    /// Directory for these files, which are removed again [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     scratch_directory: Option<PathBuf>,
     /// Threads [default: all that the machine has]
@@ -46,7 +46,7 @@ pub(crate) struct ReportArguments {
     threads: Option<u16>,
 }
 
-/// Measures the dataset, and writes the page if one is wanted.
+/// Measures the dataset, and writes the page if there is an option for it.
 pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Result<()> {
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let options = ReportOptions {
@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
     finish(&report, arguments.html.as_deref(), printer)
 }
 
-/// Reports on what a build of whole sessions out of the logs gives, which is removed again.
+/// Builds a temporary dataset of whole sessions of the logs, and reports on it.
 fn from_logs(
     config: &Path,
     arguments: &ReportArguments,
@@ -78,7 +78,7 @@ fn from_logs(
         Some(directory) => tempfile::tempdir_in(directory)?,
         None => tempfile::tempdir()?,
     };
-    // The report is called after the folder of the configuration.
+    // The report has the name of the configuration's folder.
     let folder = fs_err::canonicalize(&config.path)?;
     let name = folder.parent().and_then(Path::file_name).unwrap_or("logs".as_ref());
     let dataset = scratch.path().join(name);

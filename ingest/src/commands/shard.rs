@@ -10,10 +10,10 @@ use onefold_terminal::Printer;
 /// The arguments of `shard`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShardArguments {
-    /// The log: Parquet files, folders that hold some, or globs, in order of arrival
+    /// The log: Parquet files, folders with some, or globs, in order of arrival
     #[arg(required = true, value_name = "LOG")]
     logs: Vec<PathBuf>,
-    /// The columns whose hash decides: those that identify a session, or the user
+    /// The key columns, whose hash chooses the segment: those that identify a session, or the user
     #[arg(long, required = true, value_delimiter = ',', value_name = "COLUMN")]
     by: Vec<String>,
     /// Number of segments
@@ -22,7 +22,7 @@ pub(crate) struct ShardArguments {
     /// Directory of the segments
     #[arg(long)]
     out: PathBuf,
-    /// Memory for rows on their way; the more there is, the larger are row groups, and the smaller files
+    /// Memory for rows that wait to be written: with more memory, row groups are larger and files smaller
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
     memory_limit: u64,
     /// Threads [default: all that the machine has]

@@ -18,7 +18,7 @@ pub(crate) struct VerifyArguments {
     /// The number of the snapshot to verify [default: the newest]
     #[arg(long, value_name = "SNAPSHOT")]
     at: Option<u64>,
-    /// Read the sources of this configuration again, and compare their samples with the dataset's
+    /// Read the sources of this configuration, and compare their samples with those of the dataset
     #[arg(long, value_name = "CONFIG")]
     against: Option<PathBuf>,
     /// With `--against`: compare only these partitions, as `date=2024-06-01`
@@ -28,7 +28,7 @@ pub(crate) struct VerifyArguments {
     engine: EngineArguments,
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Serialize)]
 struct Verified<'a> {
     #[serde(flatten)]
@@ -38,7 +38,7 @@ struct Verified<'a> {
     against: Option<&'a Comparison>,
 }
 
-/// Reads the dataset again; if anything is wrong with it, prints the problems and fails.
+/// Reads the whole dataset. Prints the problems that it finds, and fails if there are any.
 pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Result<()> {
     let engine = arguments.engine.options();
     // A wrong configuration fails before the long work.

@@ -1,4 +1,4 @@
-//! Parts of several sections: lists of columns with or without new names, and what to do with rows that do not fit.
+//! Types that several sections share: lists of columns with or without new names, and policies for rows that do not fit.
 
 use crate::error::MessageAndHint;
 use onefold_datasets::suggest;
@@ -11,11 +11,11 @@ use serde::Deserialize;
 pub enum Policy {
     /// Leave them out and count them.
     Skip,
-    /// Build nothing.
+    /// Fail, and build nothing.
     Error,
 }
 
-/// Columns by the name that they have in the samples: `["a"]`, or `{ a = "b" }` where the source says `b`.
+/// Columns by their name in the samples: `["a"]`, or `{ a = "b" }` if the source calls it `b`.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -31,7 +31,7 @@ impl ColumnNames {
     ///
     /// # Errors
     ///
-    /// If there is none, one stands twice, or a source's name is not text; `place` is the key that holds them.
+    /// If there is no column, one is listed twice, or a source's name is not text. `place` is the key that holds them.
     pub(super) fn pairs(&self, place: &str) -> Result<Vec<(String, String)>, MessageAndHint> {
         let pairs: Vec<(String, String)> = match self {
             Self::List(names) => names.iter().map(|name| (name.clone(), name.clone())).collect(),
@@ -59,7 +59,7 @@ pub(super) fn wrong(message: impl Into<String>, hint: impl Into<String>) -> Mess
     (message.into(), hint.into())
 }
 
-/// Refuses a name that stands twice in the key `place`.
+/// Refuses a name that is listed twice in the key `place`.
 pub(super) fn once<'a>(
     place: &str,
     names: impl IntoIterator<Item = &'a String>,

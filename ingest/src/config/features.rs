@@ -1,4 +1,4 @@
-//! `[features]` and `[vocabularies]`: the kind of each column, and how ids become those of the dataset.
+//! `[features]` and `[vocabularies]`: the kind of each column, and how ids of the logs become ids of the dataset.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ const FREQUENCY: &str = "frequency";
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyConfig {
-    /// Occurrences over all samples below which an id is left out.
+    /// Ids with fewer occurrences over all samples are left out.
     #[serde(default = "once")]
     pub min_count: u64,
     /// Checked by [`Vocabularies::new`].

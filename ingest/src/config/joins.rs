@@ -1,4 +1,4 @@
-//! `[join]` and `[[attributes]]`: what other sources add to a sample.
+//! `[join]` and `[[attributes]]`: columns that other sources add to a sample.
 
 use onefold_datasets::suggest;
 use serde::Deserialize;
@@ -14,25 +14,25 @@ pub struct JoinConfig {
     pub source: String,
     /// Pairs of a column of the samples and the events' column that equals it.
     pub on: Vec<(String, String)>,
-    /// The events' time.
+    /// The time of the events.
     pub time: TimeConfig,
     /// An event counts if it is no earlier than its sample and at most this much later, in microseconds.
     pub window_micros: i64,
     /// Columns that identify an event; if empty, rows equal in all columns are one event.
     pub key: Vec<String>,
-    /// What becomes of samples without an event.
+    /// What to do with samples without an event.
     pub missing: MissingEvents,
-    /// Events after the window of every sample they belong to.
+    /// What to do with events after the window of every sample that they belong to.
     pub late: Policy,
-    /// Events before every sample they belong to.
+    /// What to do with events before every sample that they belong to.
     pub early: Policy,
-    /// Events that belong to no sample.
+    /// What to do with events that belong to no sample.
     pub orphans: Policy,
     /// Column of the samples → how events make it.
     pub labels: Vec<(String, LabelConfig)>,
 }
 
-/// What becomes of samples without an event.
+/// What to do with samples without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingEvents {
@@ -51,7 +51,7 @@ pub enum LabelConfig {
     Value {
         /// The aggregate, as `max(seconds)`.
         aggregate: String,
-        /// The label where there is no event, or the aggregate is null.
+        /// The label if there is no event, or the aggregate is null.
         missing: f64,
     },
 }
@@ -63,17 +63,17 @@ pub struct AttributesConfig {
     pub source: String,
     /// Pairs of a column of the samples and the source's column that equals it.
     pub on: Vec<(String, String)>,
-    /// The time from which a row holds; without one, the source has one row per key.
+    /// The time from which a row is valid; without it, the source has one row per key.
     pub time: Option<TimeConfig>,
     /// Pairs of the column's name in the samples and in the source.
     pub columns: Vec<(String, String)>,
-    /// What becomes of samples without a row.
+    /// What to do with samples without a row.
     pub missing: MissingAttributes,
     /// Column of the samples → SQL literal that stands for null.
     pub default: Vec<(String, String)>,
 }
 
-/// What becomes of samples for which the attributes have no row.
+/// What to do with samples for which the attributes have no row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingAttributes {
@@ -81,7 +81,7 @@ pub enum MissingAttributes {
     Null,
     /// They are left out and counted.
     Skip,
-    /// Build nothing.
+    /// Fail, and build nothing.
     Error,
 }
 
@@ -153,7 +153,7 @@ fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, MessageAndHint>
     match (section.when, section.value) {
         (Some(_), None) if section.missing.is_some() => {
             let message =
-                format!("`[join.labels].{name}`: `when` is 0 without an event, so `missing` says nothing");
+                format!("`[join.labels].{name}`: `when` is 0 without an event, so `missing` has no effect");
             Err(wrong(message, "remove `missing`, or write `value` instead of `when`"))
         }
         (Some(when), None) => Ok(LabelConfig::When(when)),
@@ -172,7 +172,7 @@ impl AttributesSection {
         let mut default = Vec::new();
         for (name, value) in &self.default {
             if !columns.iter().any(|(column, _)| column == name) {
-                let message = format!("{place}: `default` names `{name}`, which is none of its `columns`");
+                let message = format!("{place}: `default` names `{name}`, which is not one of its `columns`");
                 return Err(wrong(message, suggest(name, columns.iter().map(|(column, _)| column.as_str()))));
             }
             default.push((name.clone(), literal(place, name, value)?));

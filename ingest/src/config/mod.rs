@@ -1,4 +1,4 @@
-//! `dataset.toml`: where the raw logs are, how samples are made of them, and what each column is. A file per section.
+//! `dataset.toml`: where the raw logs are, how samples are made from them, and the kind of each column. Each section has a file.
 
 mod columns;
 mod features;
@@ -30,7 +30,7 @@ use crate::{Error, Result};
 /// The version of `dataset.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
 
-/// How the names begin of the tables, columns and functions that the ETL makes; users' names may not begin so.
+/// The prefix of the tables, columns and functions that the ETL makes. Users' names may not have it.
 pub(crate) const RESERVED: &str = "__onefold_";
 
 /// A checked `dataset.toml`.
@@ -46,17 +46,17 @@ pub struct Config {
     pub object_stores: ObjectStores,
     /// Which rows are samples.
     pub samples: SamplesConfig,
-    /// The event log that labels them.
+    /// The event log that labels the samples.
     pub join: Option<JoinConfig>,
-    /// What other sources knew at their time, in the order of the sections.
+    /// Attributes from other sources, as of the samples' times, in the order of the sections.
     pub attributes: Vec<AttributesConfig>,
-    /// Which of them are kept.
+    /// Negative down-sampling.
     pub sampling: Option<SamplingConfig>,
     /// The windows that the ETL makes, in the order of the sections.
     pub timelines: Vec<TimelineConfig>,
-    /// What is refused or skipped; `None` if there is no such section.
+    /// Which rows are refused or skipped; `None` without `[checks]`.
     pub checks: Option<ChecksConfig>,
-    /// What makes a session.
+    /// How sessions are made.
     pub session: Sessions,
     /// The samples' column that holds a sample's time.
     pub time: TimeConfig,
@@ -66,11 +66,11 @@ pub struct Config {
     pub partition_columns: Vec<String>,
     /// Whether partitions are also cut by the session's start.
     pub partition_by: Option<PartitionBy>,
-    /// The number of buckets of a new dataset, if the configuration says it.
+    /// The number of buckets of a new dataset, if the configuration has one.
     pub buckets: Option<u32>,
     /// The dataset's schema, in the order of `[features]`.
     pub schema: Schema,
-    /// How the vocabularies that features name are made.
+    /// The vocabularies that features name.
     pub vocabularies: BTreeMap<String, VocabularyConfig>,
 }
 
@@ -78,17 +78,17 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionBy {
-    /// `date=YYYY-MM-DD`, UTC.
+    /// By day, `date=YYYY-MM-DD`, in UTC.
     Day,
-    /// `date=YYYY-MM-DD/hour=HH`, UTC.
+    /// By hour, `date=YYYY-MM-DD/hour=HH`, in UTC.
     Hour,
 }
 
-/// What a column of the samples is.
+/// The kind of a column of the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureKind {
-    /// What the model learns to predict: a number or boolean.
+    /// A target of the model: a number or boolean.
     Label,
     /// The sample's weight: a number.
     Weight,
@@ -103,7 +103,7 @@ pub enum FeatureKind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// Looked at by [`parse_toml`].
+    /// Checked by [`parse_toml`].
     #[serde(rename = "format_version")]
     _format_version: u32,
     sources: toml::Table,
@@ -159,7 +159,7 @@ impl Config {
     /// # Errors
     ///
     /// [`Error::Io`] if it cannot be read; [`Error::Config`], with line or key, if it is not TOML, has an
-    /// unknown key, another version, no or two definitions of a session, or features that no dataset can have.
+    /// unknown key, another version, no definition of a session or two, or invalid features.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
     }
@@ -246,8 +246,8 @@ impl Config {
         feature_columns(&self.schema)
     }
 
-    /// The timeline that makes the feature `name` and the place of its column there; `None` if it is a column of
-    /// the samples.
+    /// The indices of the timeline that makes the feature `name` and of its column there; `None` if it is a column of the
+    /// samples.
     pub fn timeline_of(&self, name: &str) -> Option<(usize, usize)> {
         let place =
             |timeline: &TimelineConfig| timeline.columns.iter().position(|(feature, _)| feature == name);
@@ -273,7 +273,7 @@ fn kind(schema: &Schema, name: &str) -> Option<FeatureKind> {
     feature_columns(schema).find(|(feature, _)| *feature == name).map(|(_, kind)| kind)
 }
 
-/// Checks the sections of one name, which are told apart by their number.
+/// Checks all sections of a name. Messages tell them apart by their number.
 fn sections<S, C>(
     name: &str,
     sections: Vec<S>,
@@ -295,13 +295,13 @@ fn session(section: &Session) -> Result<Sessions, String> {
                 units::parse_duration_micros(gap).map_err(|error| format!("`[session].gap`: {error}"))?;
             Ok(Sessions::Gap { user: user.clone(), gap_micros })
         }
-        ([], None, None) => Err("`[session]` says nothing about what makes a session".to_owned()),
+        ([], None, None) => Err("`[session]` has neither `key` nor `user` and `gap`".to_owned()),
         ([], _, _) => Err("`[session]` has one of `user` and `gap` without the other".to_owned()),
         _ => Err("`[session]` has both `key` and `user` or `gap`".to_owned()),
     }
 }
 
-/// Refuses columns that stand twice, and those that would have the name of a column that `by` makes.
+/// Refuses columns that are listed twice, and those that have the name of a column that `by` makes.
 fn check_partition(section: &Partition) -> Result<(), MessageAndHint> {
     once("`[partition].columns`", &section.columns)?;
     let made = section.columns.iter().find(|name| ["date", "hour"].contains(&name.as_str()));
@@ -318,7 +318,7 @@ fn check_partition(section: &Partition) -> Result<(), MessageAndHint> {
     }
 }
 
-/// The error for a column that configuration names and the samples lack.
+/// The error for a column that the configuration names and the samples lack.
 pub(crate) fn missing_column(config: &Config, place: &str, column: &str, known: &[&str]) -> Error {
     let lacking = match &config.samples.rows {
         Rows::Query(_) => "the query does not give".to_owned(),

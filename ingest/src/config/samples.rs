@@ -1,4 +1,4 @@
-//! `[samples]`, `[sampling]` and `[checks]`: which rows are samples, which of them are kept, and which are refused.
+//! `[samples]`, `[sampling]` and `[checks]`: which rows become samples, which samples are kept, and which rows are refused.
 
 use serde::Deserialize;
 
@@ -11,7 +11,7 @@ use crate::error::MessageAndHint;
 pub struct SamplesConfig {
     /// The rows that become samples.
     pub rows: Rows,
-    /// Columns that identify a sample, so that rows delivered twice are found; empty if nothing does.
+    /// Columns that identify a sample, so that rows delivered twice are found; may be empty.
     pub key: Vec<String>,
     /// An SQL condition that samples fulfil.
     pub condition: Option<String>,
@@ -22,41 +22,41 @@ pub struct SamplesConfig {
 /// The rows that become samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rows {
-    /// Those of an SQL query over the sources.
+    /// The rows of an SQL query over the sources.
     Query(String),
-    /// Those of one source.
+    /// The rows of one source.
     Source(String),
 }
 
 /// `[sampling]`: negative down-sampling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingConfig {
-    /// The column whose value decides.
+    /// The column whose value gives the probability.
     pub label: String,
     /// Value of the label → probability to keep the sample, in (0, 1]. Other values are kept.
     pub keep: Vec<(String, f64)>,
-    /// Seed of the hash of a sample's key that decides.
+    /// The seed of the hash of a sample's key, which decides whether it is kept.
     pub seed: u64,
     /// The weight column: `1 / probability`, times the column of that name if there is one.
     pub weight: String,
 }
 
-/// `[checks]`: what is refused, or skipped and counted.
+/// `[checks]`: rows that are refused, or skipped and counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChecksConfig {
-    /// Rows of any source with a time before `not_before`.
+    /// What to do with rows of any source with a time before `not_before`.
     pub past: Policy,
-    /// The first time that is not in the past, in microseconds since 1970; 1990 begins with it if `None`.
+    /// The first accepted time, in microseconds since 1970; the beginning of 1990 if `None`.
     pub not_before: Option<i64>,
-    /// Rows of any source with a time after `not_after`.
+    /// What to do with rows of any source with a time after `not_after`.
     pub future: Policy,
-    /// The last time that is not in the future, likewise; when the build begins if `None`.
+    /// The last accepted time, likewise; the start of the build if `None`.
     pub not_after: Option<i64>,
-    /// Rows without a value in a column that identifies them, or their time.
+    /// What to do with rows without a value in their time or in a column that identifies them.
     pub null_keys: Policy,
-    /// Columns of lists that have equal lengths in every row, as ids and their weights.
+    /// Sets of list columns whose lists have equal lengths in every row, as ids and their weights.
     pub parallel: Vec<Vec<String>>,
-    /// Rows in which their lengths differ.
+    /// What to do with rows in which these lengths differ.
     pub ragged: Policy,
 }
 
@@ -149,7 +149,7 @@ impl SamplingSection {
         }
         if weight != Some(self.weight.as_str()) {
             let message =
-                format!("`[sampling].weight` is `{}`, which is no weight of the dataset", self.weight);
+                format!("`[sampling].weight` is `{}`, which is not the weight of the dataset", self.weight);
             let hint = format!(
                 "without it the samples are biased: add `{} = {{ kind = \"weight\" }}` to `[features]`",
                 self.weight

@@ -1,4 +1,4 @@
-//! `[sources]` and `[object_stores]`: which files are the raw logs' tables, and how remote ones are reached.
+//! `[sources]` and `[object_stores]`: the files of the raw logs' tables, and how remote ones are reached.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ const ALL_BUCKETS: &str = "s3";
 pub struct SourceConfig {
     /// Files, directories, glob patterns or `s3://` URLs of them; relative ones start at the configuration file.
     pub paths: Vec<String>,
-    /// The files' format. If `None`, their names say it.
+    /// The format of the files. If `None`, their names decide it.
     pub format: Option<Format>,
-    /// The files' compression. If `None`, their names say it.
+    /// The compression of the files. If `None`, their names decide it.
     pub compression: Option<Compression>,
     /// The separator of the values of a CSV row. If `None`, a comma, or a tab in `.tsv` files.
     pub delimiter: Option<u8>,
@@ -72,11 +72,11 @@ pub enum Format {
     Json,
 }
 
-/// How a CSV or JSON file is compressed as a whole.
+/// The compression of a whole CSV or JSON file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
-    /// Not at all.
+    /// Not compressed.
     None,
     /// `.gz`
     Gzip,
@@ -96,7 +96,7 @@ pub enum Quote {
     Guarded,
     /// This ASCII character.
     Character(u8),
-    /// Nothing: quotes are part of the texts.
+    /// No quote: quotes are part of the texts.
     None,
 }
 
@@ -364,7 +364,7 @@ fn without_views(data_type: &DataType) -> DataType {
 ///
 /// # Errors
 ///
-/// A message that names the key, and a hint; for anything that looks like a credential, too.
+/// A message that names the key, and a hint. Keys that look like credentials are refused, too.
 pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores, MessageAndHint> {
     let mut stores = BTreeMap::new();
     for (name, value) in section {

@@ -1,4 +1,4 @@
-//! `[[timelines]]`: windows over what happened before a sample, made into sequence features by the ETL.
+//! `[[timelines]]`: sequence features that the ETL makes of what happened before a sample.
 
 use serde::Deserialize;
 
@@ -13,15 +13,15 @@ pub struct TimelineConfig {
     pub source: String,
     /// Pairs of a column of the samples and the source's column that equals it.
     pub on: Vec<(String, String)>,
-    /// The rows' time.
+    /// The time of the rows.
     pub time: TimeConfig,
     /// An SQL condition that the rows fulfil.
     pub condition: Option<String>,
-    /// The most ids a list has: the latest ones, oldest first.
+    /// The most ids of a list. It holds the latest ones, oldest first.
     pub length: usize,
     /// How much later than its time a row becomes visible, in microseconds.
     pub delay_micros: i64,
-    /// Rows older than this before the sample are left out, in microseconds.
+    /// Rows that are older than this at the sample's time are left out, in microseconds.
     pub max_age_micros: Option<i64>,
     /// Columns that order rows of one time.
     pub order: Vec<String>,
@@ -49,7 +49,7 @@ pub(super) struct TimelineSection {
 }
 
 impl TimelineSection {
-    /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` tells what `[features]` makes of a column.
+    /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` gives the kind that `[features]` has for a column.
     /// The key of events is `[join]`'s unless the section has its own.
     pub(super) fn check(
         self,
@@ -63,7 +63,7 @@ impl TimelineSection {
         for (feature, _) in &columns {
             if kind(feature) != Some(FeatureKind::Sequence) {
                 let message =
-                    format!("{place}: `columns` names `{feature}`, which is no sequence of `[features]`");
+                    format!("{place}: `columns` names `{feature}`, which is not a sequence of `[features]`");
                 let hint =
                     format!("add `{feature} = {{ kind = \"sequence\", group = \"…\" }}` to `[features]`");
                 return Err(wrong(message, hint));

@@ -1,4 +1,4 @@
-//! `time = …`: the time column of a source. Every section that has a time writes it in the same way.
+//! `time = …`: the time column of a source. All sections write it in the same way.
 
 use std::fmt::{self, Write};
 
@@ -11,7 +11,7 @@ use super::columns::wrong;
 use crate::error::MessageAndHint;
 use crate::times::{Zone, parse_with_format};
 
-/// A time column: its name, and what its values mean where their type does not say it.
+/// A time column: its name, and the meaning of its values where their type does not define it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimeConfig {
     /// The key of the configuration that names the column, as `` `[session].time` ``, for messages.
@@ -22,11 +22,11 @@ pub struct TimeConfig {
     pub unit: Option<EpochUnit>,
     /// How its texts are written, in the notation of `strftime`; ISO 8601 if `None`.
     pub format: Option<String>,
-    /// The time zone of values that do not name theirs; UTC if `None`.
+    /// The time zone of values without one of their own; UTC if `None`.
     pub time_zone: Option<String>,
-    /// The first time that is not in the past, in microseconds since 1970; that of `[checks]` if `None`.
+    /// The first accepted time, in microseconds since 1970; that of `[checks]` if `None`.
     pub not_before: Option<i64>,
-    /// The last time that is not in the future, likewise.
+    /// The last accepted time, likewise.
     pub not_after: Option<i64>,
 }
 
@@ -142,7 +142,7 @@ impl TimeConfig {
     }
 }
 
-/// Refuses a format from which no time can be read, or from which a part of it would be ignored.
+/// Refuses a format that gives no date, or that is ambiguous.
 fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<(), MessageAndHint> {
     let hint = "write how the column's texts look, as `\"%m/%d/%Y %H:%M\"`: `%Y` year, `%m` month, `%d` day, `%H` hour, \
                 `%M` minute, `%S` second, `%.f` fraction, `%z` offset from UTC";

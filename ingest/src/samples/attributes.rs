@@ -1,7 +1,7 @@
 //! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that holds at its time.
 
 use super::sql::{all, list, numbered, quote, table};
-use super::steps::{CANDIDATES, Steps, timestamp};
+use super::steps::{CANDIDATES, StepSql, timestamp};
 use crate::Result;
 use crate::config::AttributesConfig;
 
@@ -15,7 +15,7 @@ pub(super) fn attributes_in_time_table(i: usize) -> String {
     format!("__onefold_attributes_in_time{i}")
 }
 
-impl Steps<'_> {
+impl StepSql<'_> {
     /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and `__onefold_state`, as
     /// for the rows of a [`log`](Self::log).
     fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {

@@ -33,7 +33,7 @@ use self::attributes::{attributes_in_time_table, attributes_table};
 use self::check::StepColumns;
 pub use self::counts::SkipCounts;
 use self::counts::{UnfitRows, exactly};
-use self::steps::{BASE, CANDIDATES, EVENTS, LABELS, REPEATED, ROWS, Steps};
+use self::steps::{BASE, CANDIDATES, EVENTS, LABELS, REPEATED, ROWS, StepSql};
 use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
 use crate::spool::{Spool, counts, example};
@@ -84,7 +84,7 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
     let columns: ArrowSchema = rows.schema().as_arrow().clone();
     let columns = StepColumns::check(context, config, columns).await?;
     context.register_table(BASE, rows.into_view())?;
-    let steps = Steps::new(config, &columns, limits)?;
+    let steps = StepSql::new(config, &columns, limits)?;
     let (spool, skipped) = (Spool::default(), SkipCounts::default());
     let mut planner = Planner { context, config, limits, steps, spool, skipped };
     planner.rows().await?;
@@ -171,7 +171,7 @@ async fn user_query(
     })
 }
 
-/// The state of a row whose time is too early, as [`Steps`] numbers them.
+/// The state of a row whose time is too early, as [`StepSql`] numbers them.
 const PAST: u8 = 5;
 /// The state of a row whose time is in the future.
 const FUTURE: u8 = 3;
@@ -190,7 +190,7 @@ struct Planner<'a> {
     context: &'a SessionContext,
     config: &'a Config,
     limits: TimeLimits,
-    steps: Steps<'a>,
+    steps: StepSql<'a>,
     spool: Spool,
     skipped: SkipCounts,
 }

@@ -28,7 +28,7 @@ pub(super) const LABELS: &str = "__onefold_labels";
 pub(super) const CANDIDATES: &str = "__onefold_candidates";
 
 /// Builds the SQL of one configuration.
-pub(super) struct Steps<'a> {
+pub(super) struct StepSql<'a> {
     config: &'a Config,
     pub(super) columns: &'a StepColumns<'a>,
     /// The limits of `[checks]`.
@@ -56,7 +56,7 @@ struct Log<'a> {
     ordered: Vec<String>,
 }
 
-impl<'a> Steps<'a> {
+impl<'a> StepSql<'a> {
     pub(super) fn new(config: &'a Config, columns: &'a StepColumns<'a>, limits: TimeLimits) -> Result<Self> {
         let field = |name: &str| columns.rows.field_with_name(name).ok();
         let session = config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();

@@ -41,7 +41,7 @@ pub(crate) type Zone = datafusion::arrow::array::timezone::Tz;
 /// The function's name.
 pub(super) const NAME: &str = "__onefold_micros";
 
-/// What the configuration says of a time column, as the function's second argument.
+/// The settings of a time column, as the function's second argument.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Spec {
     place: String,
@@ -88,7 +88,7 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    /// How a column of `data_type` is read; why not, if its type and the configuration do not say what its values mean.
+    /// How a column of `data_type` is read, or why it cannot be: its type and the configuration do not define its values.
     pub(super) fn of(time: &TimeConfig, data_type: &DataType) -> Result<Self, Unclear> {
         let wrong = |message: &str, hint: &str| Err(Unclear::Wrong(message.to_owned(), hint.to_owned()));
         let needless =
@@ -261,7 +261,7 @@ fn each<T>(
     items.into_iter().enumerate().map(micros).collect()
 }
 
-/// Microseconds of a count since 1970, the fraction dropped; `None` if they are beyond 64 bits.
+/// The microseconds of a count since 1970, rounded down; `None` if they exceed 64 bits.
 fn micros_of(count: i64, per_second: i64) -> Option<i64> {
     if per_second <= 1_000_000 {
         count.checked_mul(1_000_000 / per_second)
@@ -285,7 +285,7 @@ fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<i64> {
     (0..8).find_map(|quarters| local_micros(midnight + TimeDelta::minutes(15 * quarters), zone))
 }
 
-/// The time of a text in a format; a text without a time of day means midnight. `None` if it is none.
+/// The time of a text in a format; a text without a time of day means midnight. `None` if the text does not match.
 pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zone>) -> Option<i64> {
     let mut parsed = Parsed::new();
     parse(&mut parsed, text, items.iter()).ok()?;
@@ -308,11 +308,11 @@ pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zon
     local_micros(date.and_time(parsed.to_naive_time().ok()?), zone)
 }
 
-/// The time of a text of ISO 8601; one that names no zone is of `zone`, of UTC without it. `None` if it is none.
+/// The time of a text in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. `None` for other texts.
 fn parse_iso(text: &str, zone: Option<Zone>) -> Option<i64> {
     let as_utc = string_to_datetime(&Utc, text).ok()?;
     let Some(_) = zone else { return Some(as_utc.timestamp_micros()) };
-    // A text that names its zone is one instant, whatever zone is taken for the others.
+    // A text that names its zone is the same instant in every default zone.
     let elsewhere = FixedOffset::east_opt(3600)?;
     if string_to_datetime(&elsewhere, text).ok()? == as_utc {
         return Some(as_utc.timestamp_micros());

@@ -1,7 +1,6 @@
 //! Times of every kind as microseconds since 1970-01-01T00:00 UTC.
 //!
-//! [`micros_sql`] makes the SQL expression of a time column; it is the only one that does, for sessions, joins, attributes
-//! and timelines alike. The expression calls the function `__onefold_micros` ([`micros`]), which converts a
+//! [`micros_sql`] makes the SQL expression of every time column: of sessions, joins, attributes and timelines. The expression calls the function `__onefold_micros` ([`micros`]), which converts a
 //! column by its type and by what the configuration says of it, and fails on a value that it cannot read. [`check`] refuses,
 //! before rows are read, a column whose type and configuration do not say what the values mean.
 
@@ -21,17 +20,17 @@ use crate::config::{EpochUnit, TimeConfig};
 use crate::samples::sql::quote;
 use crate::{Config, Error, Result};
 
-/// 1990-01-01T00:00 UTC: earlier times are taken for mistakes unless the configuration allows them.
+/// 1990-01-01T00:00 UTC: earlier times are refused unless the configuration allows them.
 const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
 /// Rows whose values an error about a missing unit shows.
 const ROWS_SHOWN: usize = 1000;
 
-/// The times, in microseconds since 1970, that are neither past nor future: both ends are allowed.
+/// The range of accepted times, in microseconds since 1970. Both ends belong to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimits {
-    /// The first of them.
+    /// The first accepted time.
     pub not_before: i64,
-    /// The last of them.
+    /// The last accepted time.
     pub not_after: i64,
 }
 
@@ -47,7 +46,7 @@ impl TimeLimits {
         Self { not_before, not_after }
     }
 
-    /// These limits, or those that the time column has of its own.
+    /// The limits of a time column: its own, or else these.
     pub(crate) fn of(self, time: &TimeConfig) -> Self {
         Self {
             not_before: time.not_before.unwrap_or(self.not_before),
@@ -66,7 +65,7 @@ impl TimeLimits {
     }
 }
 
-/// `micros` since 1970 as a person writes it.
+/// Formats `micros` since 1970 for a person.
 pub(crate) fn shown(micros: i64) -> String {
     DateTime::from_timestamp_micros(micros).map_or_else(
         || format!("{micros} µs since 1970"),
@@ -119,9 +118,9 @@ async fn some_values(rows: DataFrame, column: &str) -> Result<Option<[ScalarValu
 /// Why a time column cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 enum Unclear {
-    /// Its values are numbers, and nothing says what they count.
+    /// Its values are numbers without a unit.
     NoUnit,
-    /// A message, which follows the column and its type, and what to do.
+    /// Another reason: a message that follows the column and its type, and a hint.
     Wrong(String, String),
 }
 
@@ -136,7 +135,7 @@ impl Unclear {
         let (message, hint) = match self {
             Self::Wrong(message, hint) => (message, hint),
             Self::NoUnit => {
-                let message = "nothing says which unit its numbers have".to_owned();
+                let message = "the configuration does not say which unit its numbers have".to_owned();
                 match values {
                     None => (message, unit_hint(time, "s")),
                     Some(values) => {
@@ -158,7 +157,7 @@ fn unit_hint(time: &TimeConfig, unit: &str) -> String {
     )
 }
 
-/// What the values would mean in each unit, and what to write.
+/// A description of what the values would mean in each unit, and a hint.
 fn meanings(config: &Config, time: &TimeConfig, values: &[ScalarValue; 2]) -> (String, String) {
     let limits = TimeLimits::of_checks(config).of(time);
     let numbers = values.each_ref().map(|value| value.to_string().parse::<f64>().unwrap_or(f64::NAN));

@@ -219,8 +219,6 @@ fn sessions_that_partition_columns_cut_are_counted() {
     // A gap of 5 minutes divides nothing: every user is one session of 200 minutes. The country changes at the minutes 60, 100
     // and 160.
     let partition = "[partition]\ncolumns = [\"country\"]";
-    let message =
-        "sessions have samples with different values of `country`: each was cut into one session per value";
     for (session, cut) in
         [("user = \"user\"\ngap = \"5m\"", 4), ("key = [\"visit\"]", 2), ("user = \"user\"\ngap = \"3m\"", 0)]
     {

@@ -93,7 +93,7 @@ fn what_cannot_be_spilled_is_an_error() {
     .with_file_limit(256)
     .fails(&["rows that do not fit into memory cannot be written to disk", "spill directory"]);
     dir.command(&format!("onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-limit 1MiB"))
-        .fails(&["rows that do not fit into memory reached the spill limit", "raise the spill limit"]);
+        .fails(&["rows that do not fit into memory reached the spill limit", "raise `--spill-limit`"]);
     assert!(!dir.path("dataset").exists());
     dir.command(&format!(
         "onefold-ingest build logs/dataset.toml --out dataset {SMALL} --spill-directory spill/here"

@@ -236,7 +236,11 @@ fn checkpoints_that_cannot_be_resumed_from() {
     ] {
         let text = dir.text("logs/train.toml");
         dir.edit("logs/train.toml", from, to);
-        dir.command(&resume).fails(&["`run`", &format!("another `{part}`"), "another `--out`"]);
+        dir.command(&resume).fails(&[
+            "`run`",
+            &format!("another `{part}`"),
+            "in another directory, with `--out`",
+        ]);
         dir.write("logs/train.toml", text);
     }
     // The same samples, but the batches that come next may be others.
@@ -600,7 +604,8 @@ fn simulated_ranks_train_the_same_model() {
     dir.command("onefold-train export whole --checkpoint latest --out b").works();
     assert!(dir.read("a/model.safetensors") == dir.read("b/model.safetensors"));
 
-    dir.command(&format!("{RUN} whole --resume")).fails(&["another `--plan`", "another `--out`"]);
+    dir.command(&format!("{RUN} whole --resume"))
+        .fails(&["another value of `--plan`", "in another directory, with `--out`"]);
     dir.command(&format!("{RUN} other --plan plan.json")).fails(&["for 3 ranks, and this trains on one"]);
     dir.edit("plan.json", "\"end\":100", "\"end\":99");
     dir.command(&format!("{RUN} other {planned}")).fails(&[

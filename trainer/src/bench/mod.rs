@@ -164,7 +164,7 @@ fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<
                 options.batches,
                 config.train.batch_size
             ),
-            hint: "generate more samples, or lower `--batches`".to_owned(),
+            hint: "generate more samples, or lower the option `batches`".to_owned(),
         });
     }
     Ok(batches)
@@ -187,7 +187,7 @@ fn variants(options: &BenchOptions) -> Result<Vec<Variant>> {
             message:
                 "on a device all steps run once per distinct row, so they cannot be switched on one by one"
                     .to_owned(),
-            hint: "leave out `--ablation`, or measure it with `--device cpu`".to_owned(),
+            hint: "leave out the option `ablation`, or measure it with the option `device = cpu`".to_owned(),
         });
     }
     let whole = |&dedupe: &Dedupe| Variant { name: name(dedupe).to_owned(), dedupe, steps: Steps::default() };

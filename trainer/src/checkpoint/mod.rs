@@ -24,7 +24,7 @@ pub(crate) use self::touched::Touched;
 pub const RUN_FILE: &str = "run.json";
 /// The parameters.
 pub const MODEL_FILE: &str = "model.safetensors";
-/// What the shards are of, for messages.
+/// The name of the shards among the parts that identify a run. Checkpoints hold a hash of it.
 const PLAN: &str = "--plan";
 /// The version this code writes; it reads 1 too, which has fewer settings.
 const FORMAT_VERSION: u32 = 2;
@@ -151,8 +151,12 @@ impl Run {
             None => Ok(()),
             Some(((part, _), _)) => Err(Error::Run {
                 path: directory.to_owned(),
-                message: format!("the run was begun with another `{part}`, so it cannot be continued"),
-                hint: "continue with the run's own `train.toml` and dataset, or begin a new run with another `--out`"
+                message: if part == PLAN {
+                    "the run was begun with another value of the option `plan`, so it cannot be continued".to_owned()
+                } else {
+                    format!("the run was begun with another `{part}`, so it cannot be continued")
+                },
+                hint: "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with the option `out`"
                     .to_owned(),
             }),
         }
@@ -206,8 +210,9 @@ impl Run {
             return Err(Error::Run {
                 path: directory.to_owned(),
                 message: "training is not complete, so there is no model yet".to_owned(),
-                hint: "continue it with `onefold-train run --resume`, or choose `--checkpoint latest`"
-                    .to_owned(),
+                hint:
+                    "continue it with `onefold-train run --resume`, or use the option `checkpoint = latest`"
+                        .to_owned(),
             });
         }
         let path = directory.join(MODEL_FILE);

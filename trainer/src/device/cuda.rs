@@ -44,7 +44,7 @@ impl Cuda {
             return Err(failed(
                 device,
                 "there is no NVIDIA driver: `libcuda.so.1` cannot be loaded",
-                "install a driver for CUDA 13 (580 or newer), or use `--device cpu`",
+                "install a driver for CUDA 13 (580 or newer), or use the option `device = cpu`",
             ));
         }
         let wrong = |error: DriverError| driver_failed(device, "the driver cannot be used", error);

@@ -258,7 +258,7 @@ pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Re
         let message = message.split(['\n', '"']).next().unwrap_or_default();
         let message = message.split("\\n").next().unwrap_or_default();
         let hint = if message.contains("out of memory") {
-            "lower `[train].batch_size`, use `--dedupe window`, or end what else uses the GPU"
+            "lower `[train].batch_size`, use the option `dedupe = window`, or end what else uses the GPU"
         } else {
             "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it"
         };

@@ -61,7 +61,11 @@ impl DeviceTables {
         let dim = configs.first().map_or(1, |config| config.dim);
         if let Some(other) = configs.iter().find(|config| config.dim != dim) {
             let message = format!("`{}` has dimension {}, other tables {dim}", other.feature, other.dim);
-            return Err(failed(device, message, "give all tables one `dim`, or train with `--device cpu`"));
+            return Err(failed(
+                device,
+                message,
+                "give all tables one `dim`, or train with the option `device = cpu`",
+            ));
         }
         let sizes: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
         let weights = Weights::zeros(accelerator, &sizes, dim as i64)?;

@@ -52,7 +52,7 @@ impl Weights {
         }
         if i32::try_from(end).is_err() {
             let message = format!("the tables have {end} rows, more than 2^31");
-            let hint = "give the tables fewer rows, or train with `--device cpu`";
+            let hint = "give the tables fewer rows, or train with the option `device = cpu`";
             return Err(failed(accelerator.torch(), message, hint));
         }
         let array = |i: usize| accelerator.zeros(&[starts[i + 1] - starts[i], dim], kind(TYPES[i]));

@@ -305,6 +305,6 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
             assert!((f64::from(*logit) - expected).abs() < 1e-5, "sample {sample}: {logit} {expected}");
         }
     }
-    assert!(export(&run_path, None, &out, false).unwrap_err().to_string().contains("--overwrite"));
+    assert!(export(&run_path, None, &out, false).unwrap_err().to_string().contains("the option `overwrite`"));
     export(&run_path, None, &out, true).unwrap();
 }

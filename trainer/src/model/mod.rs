@@ -88,7 +88,7 @@ impl Model {
             return Err(failed(
                 device.torch(),
                 message,
-                "use `--device cpu`, or train without `--simulate-ranks`",
+                "use the option `device = cpu`, or train without the option `simulate_ranks`",
             ));
         }
         // One after the other, as a whole table is only there until it is cut.

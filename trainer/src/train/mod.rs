@@ -272,7 +272,7 @@ impl<'a> Prepared<'a> {
                 return Err(Error::Run {
                     path: path.to_owned(),
                     message: format!("the run was begun on {}, so it cannot be continued on {}", of(&begun), of(run)),
-                    hint: "continue with the run's own dataset and snapshot, or begin a new run with another `--out`"
+                    hint: "continue with the run's own dataset and snapshot, or begin a new run in another directory, with the option `out`"
                         .to_owned(),
                 });
             }
@@ -285,7 +285,7 @@ impl<'a> Prepared<'a> {
                     path: path.to_owned(),
                     message: "the run was begun with other preprocessing, so it cannot be continued"
                         .to_owned(),
-                    hint: "continue with the same `preprocess.toml`, or begin a new run with another `--out`"
+                    hint: "continue with the same `preprocess.toml`, or begin a new run in another directory, with the option `out`"
                         .to_owned(),
                 });
             }

@@ -107,7 +107,7 @@ fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
     }
     match existing {
         Existing::Refuse => refused(
-            "choose another directory, continue the run with `--resume`, or replace it with `--overwrite`"
+            "choose another directory, continue the run with the option `existing = resume`, or replace it with the option `existing = overwrite`"
                 .to_owned(),
         ),
         Existing::Overwrite | Existing::Resume => Ok(()),
@@ -154,7 +154,12 @@ mod tests {
         drop(RunDirectory::create(&path, Existing::Refuse).unwrap());
         assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 0);
         run(&path, "old");
-        assert!(RunDirectory::create(&path, Existing::Refuse).unwrap_err().to_string().contains("--resume"));
+        assert!(
+            RunDirectory::create(&path, Existing::Refuse)
+                .unwrap_err()
+                .to_string()
+                .contains("the option `existing = resume`")
+        );
         let new = RunDirectory::create(&path, Existing::Overwrite).unwrap();
         assert!(!path.join(RUN_FILE).exists());
         drop(new);

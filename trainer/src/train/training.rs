@@ -520,7 +520,7 @@ fn wrong_state(checkpoint: &Checkpoint, message: &str) -> Error {
 fn warn_of_changes(now: &Progress, before: &Progress) {
     if now.dedupe != before.dedupe || now.threads != before.threads {
         tracing::warn!(
-            "the run went on with `--dedupe {} --threads {}` and goes on with `--dedupe {} --threads {}`: sums are taken in another order, so losses differ in their last bits",
+            "the run was trained with deduplication `{}` on {} threads and continues with `{}` on {} threads: sums have another order, so losses differ in their last bits",
             before.dedupe,
             before.threads,
             now.dedupe,

@@ -1,7 +1,7 @@
 //! The impressions of all splits in the order in which they arrived.
 //!
-//! The files are in no order and too large to hold. One pass reads the sort keys (24 bytes an impression)
-//! and leaves the rank of every row (4 bytes). Then each [`Arrival::chunk`] reads through the files that hold
+//! The files are unordered and too large for memory. One pass reads the sort keys (24 bytes for each impression)
+//! and computes the rank of every row (4 bytes). Then each [`Arrival::chunk`] reads through the files that hold
 //! rows of its ranks, keeps those rows, and puts them in order: memory is bounded by the chunk, and the
 //! files of `ebnerd_large` are read about a dozen times.
 
@@ -18,11 +18,11 @@ use crate::{Error, Result};
 /// The column of a chunk that holds the number of the split.
 pub(super) const SPLIT_COLUMN: &str = "split";
 
-/// What orders the impressions.
+/// The columns that order the impressions.
 const KEYS: [Column; 2] = [column("impression_time", Kind::Time), column("impression_id", Kind::Id)];
 
-/// What is read of an impression. `read_time`, `scroll_percentage` and `next_*` are known only after the
-/// click, so they would give the label away: they are not read.
+/// The columns of an impression that are read. `read_time`, `scroll_percentage` and `next_*` are known only after the
+/// click and would give the label away, so they are not read.
 pub(super) const BEHAVIORS: [Column; 13] = [
     column("impression_id", Kind::Id),
     column("impression_time", Kind::Time),
@@ -39,13 +39,13 @@ pub(super) const BEHAVIORS: [Column; 13] = [
     column("article_ids_clicked", Kind::Ids),
 ];
 
-/// Where every impression stands in the order of time, then impression id, then split, then row.
+/// The rank of every impression by time, then impression id, split and row.
 #[derive(Debug)]
 pub(super) struct Arrival<'a> {
     splits: &'a [SplitFiles],
-    /// By split, the rank of every row.
+    /// The rank of every row, by split.
     ranks: Vec<Vec<u32>>,
-    /// How many impressions there are.
+    /// The number of impressions.
     pub(super) count: u32,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// What [`source::open`] finds, or [`Error::Source`] for a split without impressions.
+    /// Those of [`source::open`], or [`Error::Source`] for a split without impressions.
     pub(super) fn read(splits: &'a [SplitFiles]) -> Result<Self> {
         let mut keys: Vec<(i64, i64, u32, u32)> = Vec::new();
         let mut ranks = Vec::new();
@@ -98,7 +98,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// What [`source::open`] and its rows find, or [`Error::Source`] if a file changed since the first pass.
+    /// Those of [`source::open`] and of its rows, or [`Error::Source`] if a file changed since the first pass.
     pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
         let mut kept = Vec::new();
         let mut places = vec![None; range.len()];

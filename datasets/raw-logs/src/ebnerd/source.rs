@@ -1,4 +1,4 @@
-//! The files of EB-NeRD: where they lie, and their columns read strictly into `Int64` ids.
+//! The files of EB-NeRD: finds them, and reads their columns strictly into `Int64` ids.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) const LAST_ATTRIBUTE_ID: i64 = 128;
 /// Rows that are decoded at once.
 const BATCH_ROWS: usize = 8192;
 
-/// What a column holds and what it becomes.
+/// The type of a column and what it is converted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A number from 0, never null → `Int64`.
@@ -255,7 +255,7 @@ impl Rows {
         }
     }
 
-    /// An error in a row of the batch at hand; rows are counted from 1.
+    /// An error in a row of the current batch. Rows are counted from 1.
     fn wrong_value(&self, column: &str, row: usize, message: &str) -> Error {
         let message = format!("row {}, column `{column}`: {message}", self.first_row + row + 1);
         wrong(&self.path, message, DAMAGED.to_owned())

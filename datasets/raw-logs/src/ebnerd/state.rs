@@ -1,6 +1,6 @@
-//! What a news service knows at the moment of an impression: the reader's last clicks, and how every
-//! article has done so far. Only impressions with strictly earlier times count; those that share a moment do
-//! not see each other.
+//! The state of a news service at the time of an impression: the reader's last clicks, and the click rate of every
+//! article so far. Only impressions with strictly earlier times count; those of the same time do
+//! not affect each other.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,12 +10,12 @@ use arrow::datatypes::Int64Type;
 use super::source::{self, Column, Kind, SplitFiles, column};
 use crate::{Error, Result};
 
-/// How many clicked articles a history holds: the last ones.
+/// The length of a history: the last clicked articles.
 pub const HISTORY_WINDOW: usize = 50;
 
-/// How many views at the mean of all articles a click rate starts from (a Bayesian average).
+/// A click rate starts from this many views with the mean rate of all articles (a Bayesian average).
 const PRIOR_VIEWS: f64 = 20.0;
-/// The views and the clicks that all articles together start from: a click rate of 1 in 10.
+/// The mean rate of all articles starts from these views and clicks: 1 in 10.
 const FIRST_VIEWS: f64 = 10.0;
 const FIRST_CLICKS: f64 = 1.0;
 const MICROS_PER_HOUR: f64 = 3600.0 * 1e6;
@@ -33,7 +33,7 @@ struct Article {
     clicks: u32,
 }
 
-/// An impression that others of the same moment must not see yet.
+/// An impression that does not count yet for others of the same time.
 #[derive(Debug)]
 struct Impression {
     reader: Reader,
@@ -41,7 +41,7 @@ struct Impression {
     clicked: Vec<i64>,
 }
 
-/// The service's knowledge, moved forward in time. It holds every reader's window (about half a kilobyte)
+/// The state of the service, which moves forward in time. It holds every reader's window (about half a kilobyte)
 /// and a few words for every article.
 #[derive(Debug, Default)]
 pub(super) struct ServiceState {
@@ -58,7 +58,7 @@ impl ServiceState {
     ///
     /// # Errors
     ///
-    /// What [`source::open`] and its rows find, or [`Error::Source`] for a user with two histories.
+    /// Those of [`source::open`] and of its rows, or [`Error::Source`] for a user with two histories.
     pub(super) fn read(splits: &[SplitFiles]) -> Result<Self> {
         let mut state = Self { now: i64::MIN, ..Self::default() };
         for (split, files) in (0..).zip(splits) {
@@ -82,7 +82,7 @@ impl ServiceState {
         Ok(state)
     }
 
-    /// Moves to `time`: what happened before it becomes known. Times must not decrease.
+    /// Moves to `time`, so that everything before it counts. Times must not decrease.
     pub(super) fn advance(&mut self, time: i64) {
         if time == self.now {
             return;
@@ -93,8 +93,8 @@ impl ServiceState {
         self.now = time;
     }
 
-    /// Takes an impression of the moment into account, for later moments. A click on an article that is not
-    /// among `shown` makes history, but no click rate.
+    /// Adds an impression of the current time, which counts for later times. A click on an article that is not among
+    /// `shown` counts for the history, but not for a click rate.
     pub(super) fn record(&mut self, reader: Reader, shown: &[i64], clicked: &[i64]) {
         self.pending.push(Impression { reader, shown: shown.to_vec(), clicked: clicked.to_vec() });
     }
@@ -127,7 +127,7 @@ impl ServiceState {
         ((f64::from(clicks) + PRIOR_VIEWS * prior) / (f64::from(views) + PRIOR_VIEWS)) as f32
     }
 
-    /// `ln(1 + h)` of the h hours since the article was first shown; 0 for one that has not been.
+    /// `ln(1 + h)` of the h hours since the article was first shown; 0 if it has not been shown.
     pub(super) fn log_age_hours(&self, article: i64) -> f32 {
         let age = self
             .articles

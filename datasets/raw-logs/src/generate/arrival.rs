@@ -1,5 +1,4 @@
-//! Which session each row of a log belongs to: samples of many sessions interleaved as a busy service
-//! would log them.
+//! Draws the session of each row of a log: samples of many sessions are interleaved as in the log of a busy service.
 //!
 //! # The model
 //!
@@ -28,8 +27,8 @@
 //! `W / D → 1 + (m - 1) W / T`.
 //!
 //! `G` is found by bisection such that `W / D` is 1.15 for `W = 4096`. In an endless log that is about 13,300
-//! rows for a mean size of 16.5, and 12,300 for 8. In a short log sessions come round the circle and meet
-//! themselves, so `G` has to be longer, and below about 423,000 rows (mean 16.5) or 191,000 rows (mean 8) no
+//! rows for a mean size of 16.5, and 12,300 for 8. In a short log a session goes round the circle and overlaps
+//! itself, so `G` has to be longer, and below about 423,000 rows (mean 16.5) or 191,000 rows (mean 8) no
 //! `G` is long enough. Positions are uniform then, and `W / D` grows as the log gets shorter: with mean 16.5 it
 //! is 1.21 at 300,000 rows, 1.32 at 200,000, 1.63 at 100,000, and 16.5 at 4,096 and fewer, where the window is
 //! the log.
@@ -42,7 +41,7 @@ use rand_distr::Exp1;
 const WINDOW_ROWS: f64 = 4096.0;
 /// Samples per distinct session in a window.
 const SAMPLES_PER_SESSION: f64 = 1.15;
-/// A gap longer than this many turns of the circle is as good as a uniform position.
+/// A gap longer than this many turns of the circle is treated as a uniform position.
 const LONGEST_GAP_TURNS: f64 = 1e3;
 
 /// The arrival of one cell's samples.
@@ -116,7 +115,7 @@ fn samples_per_session(circle: f64, mean_size: f64, gap: Option<f64>) -> f64 {
 
 /// The mean gap that gives [`SAMPLES_PER_SESSION`], or `None` where no gap is long enough.
 fn mean_gap(circle: f64, mean_size: f64) -> Option<f64> {
-    // The figure falls as the gap grows, so the logarithm of the gap is bisected.
+    // The number falls as the gap grows, so bisection of the logarithm of the gap finds it.
     let (mut short, mut long) = (0.0, (circle * LONGEST_GAP_TURNS).ln());
     if samples_per_session(circle, mean_size, Some(long.exp())) >= SAMPLES_PER_SESSION {
         return None;

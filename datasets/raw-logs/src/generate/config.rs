@@ -42,7 +42,7 @@ impl Workload {
         text
     }
 
-    /// How many pooled features, sequences and dense features its samples have.
+    /// The numbers of pooled features, sequences and dense features.
     pub fn features(self) -> [usize; 3] {
         let groups = self.groups();
         let count = |sequences: bool| {
@@ -66,7 +66,7 @@ fn entry(name: &str, kind: &str, group: Option<&str>) -> String {
     text + " }\n"
 }
 
-/// The events are the left side of the join because that is the side of which an engine keeps a hash table.
+/// The events are the left side of the join because engines keep a hash table of that side.
 const DATASET_HEAD: &str = r#"format_version = 1
 
 [sources]

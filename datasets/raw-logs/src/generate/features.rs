@@ -16,7 +16,7 @@ use super::workload::{Change, GroupSpec, TABLE_ROWS};
 /// `k^-1.05`.
 const ZIPF_EXPONENT: f64 = 1.05;
 
-/// One row of the log, as far as the sparse features are concerned.
+/// The properties of a log's row that sparse features depend on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     /// The session, counted from 0 within the cell.
@@ -27,7 +27,7 @@ pub(super) struct Row {
     pub(super) last: bool,
 }
 
-/// A feature's ids: which id has which rank.
+/// The mapping between the ranks and ids of a feature.
 ///
 /// Ranks are mapped to ids by an affine bijection of `0..TABLE_ROWS` that depends on the feature's name only,
 /// so frequent ids are spread over the table and differ from feature to feature, but not from seed to seed.
@@ -42,7 +42,7 @@ impl IdSpace {
         let rows = u64::from(TABLE_ROWS);
         let hash = name_hash(feature);
         let wanted = hash % rows;
-        // 1 has no common divisor with anything, so a multiplier is always found.
+        // The multiplier 1 always qualifies, so the loop ends.
         let multiplier = (wanted..rows).chain(1..=wanted).find(|m| gcd(*m, rows) == 1).unwrap_or(1);
         Self { multiplier, offset: (hash >> 32) % rows }
     }
@@ -73,7 +73,7 @@ pub(super) struct Group<'a> {
     ids: Vec<IdSpace>,
     ranks: Zipf<f64>,
     rng: ChaCha8Rng,
-    /// The current lists, one a feature, of each session that has begun and not ended.
+    /// The current lists, one for each feature, of every session that has begun and not ended.
     active: HashMap<u32, Vec<VecDeque<u32>>>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Group<'a> {
         Self { spec, ids, ranks: rank_distribution(), rng, active: HashMap::new() }
     }
 
-    /// The columns of the next rows, one a feature.
+    /// The columns of the next rows, one for each feature.
     pub(super) fn columns(&mut self, rows: &[Row]) -> Vec<ListColumn> {
         let values = rows.len() * self.spec.length;
         let mut columns: Vec<_> =

@@ -1,4 +1,4 @@
-//! The hidden model that draws the labels, so that there is something to learn.
+//! The hidden model from which labels are drawn, so that a trained model has something to learn.
 
 use super::features::{IdSpace, ListColumn, mix, name_hash, rank_probabilities};
 use super::workload::{Change, GroupSpec};
@@ -7,9 +7,9 @@ use super::workload::{Change, GroupSpec};
 const DENSE_WEIGHTS: [f64; 4] = [0.5, -0.5, 0.35, -0.35];
 /// The weight of each sparse term.
 const SPARSE_WEIGHT: f64 = 0.5;
-/// The first features of every kind that have a term.
+/// The number of features of every kind that have a term: the first ones.
 const FEATURES_PER_KIND: usize = 2;
-/// Gives about one positive in four, with the logit's standard deviation of about 1.4.
+/// The bias: about one label in four is positive, as the logit has a standard deviation of about 1.4.
 const BIAS: f64 = -1.43;
 
 /// A logistic model of the first four dense features and the first two user, sequence and item features.
@@ -17,7 +17,7 @@ const BIAS: f64 = -1.43;
 /// Every id of such a feature has a hidden effect, uniform with mean 0 (over the ids' distribution) and
 /// variance 1; a list counts with the sum of its ids' effects over the square root of the feature's mean length.
 /// That is linear in the one-hot ids, so a model with sum pooling can express it. The effects depend on the
-/// feature's name only: logs of different seeds come from the same world, and one can test what another trained.
+/// feature's name only: logs of different seeds have the same effects, so a model trained on one can be tested on another.
 #[derive(Debug)]
 pub(super) struct HiddenModel {
     terms: Vec<Term>,

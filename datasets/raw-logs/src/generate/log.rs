@@ -19,7 +19,7 @@ use crate::raw_log::{RawLogWriter, TableWriter};
 
 /// Rows of a record batch.
 const BATCH_ROWS: usize = 2048;
-/// A file ends with the first batch that brings it to this many rows.
+/// A file ends with the batch in which it reaches this many rows.
 const PART_ROWS: usize = 128 << 10;
 /// 2026-01-01T00:00:00Z: the time of the first request.
 const FIRST_REQUEST_MICROS: i64 = 1_767_225_600_000_000;
@@ -27,10 +27,10 @@ const FIRST_REQUEST_MICROS: i64 = 1_767_225_600_000_000;
 const REQUEST_INTERVAL_MICROS: i64 = 2_000;
 /// The label of a request is known a minute later, when its attribution window closes.
 const EVENT_DELAY_MICROS: i64 = 60_000_000;
-/// Sessions belong to users drawn uniformly from as many.
+/// The number of users. The user of a session is drawn uniformly from them.
 const USERS: i64 = 10_000_000;
 
-/// What the cells of a log have in common.
+/// The parts that all cells of a log share.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) groups: Vec<GroupSpec>,
@@ -49,7 +49,7 @@ impl World {
         Self { session_size, model, seed, features: feature_schema(&groups), events: event_schema(), groups }
     }
 
-    /// The random numbers of one purpose in one cell; purposes are fewer than 2^16, cells fewer than 2^48.
+    /// The random numbers for one purpose in one cell. There are fewer than 2^16 purposes and fewer than 2^48 cells.
     fn rng(&self, cell: u64, purpose: u64) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(cell << 16 | purpose);
@@ -103,12 +103,12 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct Cell<'a> {
     world: &'a World,
-    /// The request id of the cell's first row, and the session id of its session 0: no two cells' sessions
-    /// can meet, as a cell has no more sessions than rows.
+    /// The request id of the cell's first row, which is also the session id of its session 0. As a cell has no more sessions
+    /// than rows, the session ids of cells do not overlap.
     first_id: i64,
     arrival: Arrival,
     users: Vec<i64>,
-    /// The samples that each session still has to come.
+    /// The samples of each session that are still to come.
     left: Vec<u32>,
     groups: Vec<Group<'a>>,
     samples: ChaCha8Rng,

@@ -58,7 +58,7 @@ const CELL_SAMPLES: u64 = 1 << 20;
 /// The most samples of a log: 70 years of requests.
 const MOST_SAMPLES: u64 = 1 << 40;
 
-/// What to generate.
+/// The options of [`generate`].
 #[derive(Debug, Clone, Copy)]
 pub struct GenerateOptions {
     /// The workload.
@@ -71,16 +71,16 @@ pub struct GenerateOptions {
     pub overwrite: bool,
 }
 
-/// What was generated.
+/// Figures of the logs that were generated.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GenerateSummary {
     /// Samples written: the rows of either log.
     pub samples: u64,
-    /// Sessions they belong to.
+    /// Sessions of these samples.
     pub sessions: u64,
     /// Bytes of the Parquet files.
     pub bytes_on_disk: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub wall_seconds: f64,
 }
 
@@ -213,7 +213,7 @@ mod tests {
             .to_vec()
     }
 
-    /// What a group's lists look like over a log.
+    /// Statistics of a group's lists over a log.
     #[derive(Default)]
     struct Observed {
         last: HashMap<i64, Vec<Vec<i64>>>,
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Normalised entropy: the log loss relative to that of always saying the base rate.
+    /// Normalised entropy: the log loss divided by that of always predicting the base rate.
     fn normalised_entropy(scored: &[(f64, f32)]) -> (f64, f64) {
         let cross_entropy = |p: f64, label: f32| if label == 1.0 { -p.ln() } else { -(1.0 - p).ln() };
         let base_rate = scored.iter().map(|(_, label)| f64::from(*label)).sum::<f64>() / scored.len() as f64;

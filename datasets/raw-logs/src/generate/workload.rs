@@ -1,10 +1,10 @@
-//! The three workloads as data: how many features of which kind, in which groups, under which names.
+//! The three workloads as data: the number, kind, groups and names of their features.
 
 use std::ops::Range;
 
 use serde::Serialize;
 
-/// A workload of DESIGN's table.
+/// A workload of the benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
@@ -55,7 +55,7 @@ pub(super) struct Shape {
 pub(super) enum Change {
     /// All lists of the group stay with probability `repeat`, or else all are drawn anew.
     Redraw {
-        /// The probability to stay.
+        /// The probability that the lists stay.
         repeat: f64,
     },
     /// With probability `append` every list gets one new id at its end and loses its first.
@@ -74,7 +74,7 @@ pub(super) struct GroupSpec {
     pub(super) name: Option<String>,
     /// How they change.
     pub(super) change: Change,
-    /// The mean list length of each; of a timeline the constant one.
+    /// The mean list length of each; for a timeline, the constant length.
     pub(super) length: usize,
     /// The columns.
     pub(super) features: Vec<String>,

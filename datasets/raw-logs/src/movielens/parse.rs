@@ -1,4 +1,4 @@
-//! RecBole's atomic files: tab-separated lines under a header of typed names, parsed strictly.
+//! Strict parsers of RecBole's atomic files: tab-separated lines under a header of typed names.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::Hash;
@@ -61,7 +61,7 @@ const GENDERS: [&str; 2] = ["F", "M"];
 pub(super) const LAST_GENDER_ID: i64 = GENDERS.len() as i64;
 /// The best rating; the worst is 1.
 pub(super) const LAST_RATING: i64 = 5;
-/// What the files say in place of a release year they do not know (items 267 and 1412).
+/// The text in place of an unknown release year (items 267 and 1412).
 const NO_YEAR: [&str; 2] = ["unkonwn", "V"];
 /// The year before the first with an id; a year's id is its distance from it, and 0 is unknown.
 const YEAR_ZERO: i64 = 1900;
@@ -71,7 +71,7 @@ pub(super) const LAST_YEAR_ID: i64 = 127;
 pub(super) const LAST_AGE_ID: i64 = 127;
 /// The largest id of a zip prefix: 0 to 9 are 1 to 10 (US), A to Z are 11 to 36 (Canada).
 pub(super) const LAST_ZIP_ID: i64 = 36;
-/// Ids of users and items, which become rows of tables: a damaged line must not ask for a huge one.
+/// The range of ids of users and items. They become table rows, so a damaged line must not make a table huge.
 const IDS: RangeInclusive<i64> = 1..=10_000_000;
 
 const RATING_COLUMNS: [&str; 4] = ["user_id:token", "item_id:token", "rating:float", "timestamp:float"];
@@ -80,7 +80,7 @@ const USER_COLUMNS: [&str; 5] =
 const ITEM_COLUMNS: [&str; 4] =
     ["item_id:token", "movie_title:token_seq", "release_year:token", "class:token_seq"];
 
-/// One of the files and where it came from.
+/// One of the files and its origin.
 #[derive(Debug)]
 pub(super) struct SourceText {
     /// The wheel's path with the entry's name behind it.
@@ -122,7 +122,7 @@ pub(super) struct Item {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] with the line, for a line that is none, and for a file without ratings.
+/// [`Error::Source`] with the line, for a malformed line, and for a file without ratings.
 pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
     let mut seen = HashSet::new();
     let mut ratings = Vec::new();
@@ -144,7 +144,7 @@ pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] with the line, for a line that is no user or repeats one.
+/// [`Error::Source`] with the line, for a line that is malformed or repeats a user.
 pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
     let mut users = BTreeMap::new();
     for line in lines(source, USER_COLUMNS)? {
@@ -166,7 +166,7 @@ pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] with the line, for a line that is no item or repeats one.
+/// [`Error::Source`] with the line, for a line that is malformed or repeats an item.
 pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
     let mut items = BTreeMap::new();
     for line in lines(source, ITEM_COLUMNS)? {

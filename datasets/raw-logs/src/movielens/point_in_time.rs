@@ -1,16 +1,16 @@
-//! What a service knows about a user and an item at the moment of a request: histories and running means,
-//! from ratings with strictly earlier timestamps only. Ratings that share a timestamp do not see each other.
+//! The state of a service at the time of a request: histories and running means of the user and the item, from ratings
+//! with strictly earlier timestamps only. Ratings of the same timestamp do not affect each other.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::parse::Rating;
 
-/// How many items a history holds: the last ones.
+/// The length of a history: the last items.
 pub const HISTORY_WINDOW: usize = 50;
-/// The lowest rating that says "liked": the label's threshold.
+/// The lowest rating that counts as "liked": the label's threshold.
 pub const LIKED_RATING: i64 = 4;
 
-/// How many ratings at the mean of all users a mean starts from (a Bayesian average).
+/// A mean starts from this many ratings with the mean of all users (a Bayesian average).
 const PRIOR_RATINGS: f64 = 5.0;
 /// The mean before the first rating: the middle of the scale.
 const FIRST_MEAN: f64 = 3.0;
@@ -39,7 +39,7 @@ impl Tally {
     }
 }
 
-/// What a user has done so far.
+/// The ratings of a user so far.
 #[derive(Debug, Default)]
 struct UserState {
     rated: VecDeque<(i64, i64)>,
@@ -47,7 +47,7 @@ struct UserState {
     tally: Tally,
 }
 
-/// What is known at the moment of a request.
+/// The state at the time of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Context {
     /// The last [`HISTORY_WINDOW`] items that the user rated, oldest first, ties in time by item.
@@ -70,7 +70,7 @@ pub(super) struct Context {
 ///
 /// # Errors
 ///
-/// Whatever `each` returns.
+/// The errors of `each`.
 pub(super) fn walk<E>(
     ratings: &[Rating],
     mut each: impl FnMut(&Rating, Context) -> Result<(), E>,

@@ -15,7 +15,7 @@ use onefold_datasets::progress::Reporter;
 /// A wheel on PyPI, pinned by its checksum.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wheel {
-    /// What pip is asked for: `name==version`.
+    /// The requirement for pip: `name==version`.
     pub(super) requirement: &'static str,
     /// The file's name, on PyPI and in the cache.
     pub(super) file_name: &'static str,
@@ -26,7 +26,7 @@ pub(super) struct Wheel {
 /// A wheel in the cache whose checksum was verified.
 #[derive(Debug)]
 pub(super) struct CachedWheel {
-    /// Where it lies.
+    /// Its path.
     pub(super) path: PathBuf,
     /// Whether this call downloaded it.
     pub(super) downloaded: bool,
@@ -47,13 +47,12 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
         })
 }
 
-/// The wheel in `folder`: the one that is there if its checksum is right, else a fresh one from pip. One
-/// process fetches at a time, and the file appears by one rename, so an interrupted call leaves nothing
-/// that a later one trusts.
+/// The wheel in `folder`. It is downloaded with pip unless it is there with the right checksum. One process fetches at a
+/// time, and the file appears by one rename, so an interrupted call leaves no half file.
 ///
 /// # Errors
 ///
-/// [`Error::Program`] if Python or pip is missing or pip fails, [`Error::Source`] if what it fetched is
+/// [`Error::Program`] if Python or pip is missing or pip fails, [`Error::Source`] if it fetched
 /// another file, [`Error::Io`] if the cache cannot be written.
 pub(super) fn fetch(
     wheel: &Wheel,
@@ -80,7 +79,7 @@ pub(super) fn fetch(
     reporter.end();
     let fetched = downloaded?;
     if !is_intact(&fetched, wheel)? {
-        let message = format!("pip fetched no `{}` with SHA-256 {}", wheel.file_name, wheel.sha256);
+        let message = format!("pip did not fetch `{}` with SHA-256 {}", wheel.file_name, wheel.sha256);
         let hint =
             format!("pip's index serves another file; put the wheel from PyPI at `{}`", path.display());
         return Err(Error::Source { path: fetched, message, hint });
@@ -105,7 +104,7 @@ fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
         .arg(&folder)
         .arg("--requirement")
         .arg(&requirements);
-    let own = format!("or put `{}` of {} yourself into the cache", wheel.file_name, wheel.requirement);
+    let own = format!("or put `{}` of {} into the cache yourself", wheel.file_name, wheel.requirement);
     let failed = |message: String, remedy: &str| Error::Program {
         program: format!("{} -m pip download {}", python.display(), wheel.requirement),
         message,
@@ -149,12 +148,12 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // Nothing more can be done in a drop; the next download clears the same name.
+        // A drop cannot report an error. The next download clears the same name.
         let _ = fs_err::remove_dir_all(&self.0);
     }
 }
 
-/// Whether `path` is there with the wheel's checksum.
+/// Whether `path` exists and has the wheel's checksum.
 fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
     if !path.is_file() {
         return Ok(false);
@@ -173,7 +172,7 @@ fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
     Ok(sha256 == wheel.sha256)
 }
 
-/// The last `count` lines that say something, joined.
+/// The last `count` lines that are not blank, joined.
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let last = lines.get(lines.len().saturating_sub(count)..).unwrap_or_default();
@@ -189,11 +188,13 @@ pub(super) fn read_entry(wheel: &Path, entry: &str) -> Result<String> {
     let wrong = |message: String| Error::Source {
         path: wheel.to_owned(),
         message,
-        hint: "it is not the wheel this version knows; delete it and run this again".to_owned(),
+        hint: "it is not the wheel that this version expects; delete it and run this again".to_owned(),
     };
     let file = fs_err::File::open(wheel)?;
-    let mut archive = ZipArchive::new(file).map_err(|error| wrong(format!("no zip archive ({error})")))?;
-    let mut found = archive.by_name(entry).map_err(|error| wrong(format!("no entry `{entry}` ({error})")))?;
+    let mut archive =
+        ZipArchive::new(file).map_err(|error| wrong(format!("it is not a zip archive ({error})")))?;
+    let mut found =
+        archive.by_name(entry).map_err(|error| wrong(format!("it has no entry `{entry}` ({error})")))?;
     let mut text = String::new();
     found
         .read_to_string(&mut text)
@@ -270,7 +271,7 @@ mod tests {
         let python = fake_python(directory.path(), "echo 'ERROR: No matching distribution' >&2; exit 1");
         fails(&python, "No matching distribution", "check the network and pip's index");
         let python = fake_python(directory.path(), &DELIVERS.replace("printf wheel", "printf spoof"));
-        fails(&python, "pip fetched no `tiny-1.0-py3-none-any.whl`", "put the wheel from PyPI at");
+        fails(&python, "pip did not fetch `tiny-1.0-py3-none-any.whl`", "put the wheel from PyPI at");
     }
 
     #[test]
@@ -292,7 +293,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("w.whl");
         fs_err::write(&path, b"not a zip").unwrap();
-        assert!(read_entry(&path, "a").unwrap_err().to_string().contains("no zip archive"));
+        assert!(read_entry(&path, "a").unwrap_err().to_string().contains("not a zip archive"));
         let mut archive = zip::ZipWriter::new(fs_err::File::create(&path).unwrap());
         archive.start_file("b", zip::write::SimpleFileOptions::default()).unwrap();
         archive.finish().unwrap();
