@@ -85,7 +85,10 @@ fn requests() -> Vec<Request> {
         for _ in 0..2 + random.below(5) {
             let mut shown: Vec<(String, bool)> = Vec::new();
             for _ in 0..1 + random.below(7) {
-                let article = id(random.below(10) * random.below(10));
+                let article = match random.percent(6) {
+                    true => id(ARTICLES as i64 + random.below(300)),
+                    false => id(random.below(10) * random.below(10)),
+                };
                 if shown.iter().all(|(other, _)| *other != article) {
                     shown.push((article, random.percent(25)));
                 }
@@ -173,7 +176,7 @@ fn pairs_become_samples_with_their_articles() {
 fn mistakes_are_explained() {
     let dir = Dir::new();
     write_logs(&dir, &requests(), &articles());
-    let parts = ["`shown_at`", "/2019 ", "is not a time in the format `%d/%m/%Y %I:%M:%S %p`"];
+    let parts = ["`shown_at`", "/2019 ", "in the format `%d/%m/%Y %I:%M:%S %p`"];
     fails(&dir, EXAMPLE, "%m/%d/%Y", "%d/%m/%Y", &parts);
     let format = ", format = \"%m/%d/%Y %I:%M:%S %p\"";
     fails(&dir, EXAMPLE, format, "", &["`shown_at`", "is not a time", "format = "]);
