@@ -84,8 +84,18 @@ fn add_declared(
             && config.missing_columns == MissingColumns::Error
             && let Some(file) = files.first()
         {
-            let hint =
-                format!("correct `schema` under `[sources].{source}`, or set `missing_columns = \"null\"`");
+            // The first row of a file without a header was taken for the names.
+            let is_known = |(name, _): &(String, DataType)| fields.iter().any(|field| field.name() == name);
+            let names = file.schema.fields().iter().map(|field| format!("`{}`", field.name()));
+            let hint = match config.header && !config.schema.iter().any(is_known) {
+                true => format!(
+                    "its first row names {}; set `header = false` under `[sources].{source}` if these are values, or else correct `schema`",
+                    names.collect::<Vec<_>>().join(", ")
+                ),
+                false => format!(
+                    "correct `schema` under `[sources].{source}`, or set `missing_columns = \"null\"`"
+                ),
+            };
             return Err((file.name.clone(), (format!("it has no column `{name}`"), hint)));
         }
         fields.push(Field::new(name, data_type.clone(), true));
@@ -299,6 +309,12 @@ mod tests {
         let files = [file("a", &[("x", "Int64"), ("y", "Int64")])];
         let error = merged(&config, Format::Csv, &files).unwrap_err();
         assert!(error.starts_with("a: it has no column `z`: correct `schema`"), "{error}");
+        // None of the names is right: the file may have no header.
+        config.schema.remove(0);
+        config.schema.remove(0);
+        let error = merged(&config, Format::Csv, &files).unwrap_err();
+        let hint = "its first row names `x`, `y`; set `header = false` under `[sources].logs`";
+        assert!(error.starts_with(&format!("a: it has no column `z`: {hint}")), "{error}");
     }
 
     #[test]
