@@ -8,7 +8,7 @@ use crate::scan::MISSING;
 use crate::snapshot::{named_files, numbers};
 use crate::storage::{Object, Storage};
 use crate::writer::{DATA, VOCABULARIES};
-use crate::{Error, Problem, Result, Snapshot, Vocabulary, VocabularyFile};
+use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 
 /// Checks the size and SHA-256 of the file `path`, and reports its bytes as done; gives the object that has them.
 ///

@@ -20,3 +20,4 @@ mod row_groups;
 mod samples;
 mod torchrec;
 mod training;
+mod transfers;
