@@ -12,6 +12,7 @@ mod history;
 mod logs;
 mod memory;
 mod moto;
+mod outage;
 mod parity;
 mod path;
 mod planner;
