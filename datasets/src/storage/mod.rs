@@ -37,7 +37,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use self::error::{Explanation, Hints, Service};
-pub use self::footer::{check_counts, read_footer};
+pub use self::footer::{check_counts, decode_footer, read_footer};
 pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub(crate) use self::upload::HashingWriter;
@@ -286,12 +286,12 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// The SHA-256 of an object, in hexadecimal. `read` is told of the bytes as they come.
+    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last.
     ///
     /// # Errors
     ///
     /// As [`read_ranges`](Self::read_ranges).
-    pub fn sha256(&self, path: &str, object: &Object, read: impl Fn(u64)) -> Result<String> {
+    pub fn sha256(&self, path: &str, object: &Object, mut read: impl FnMut(Ranges)) -> Result<String> {
         let request = |start: u64| {
             let (sender, answer) = sync_channel(1);
             let wanted = std::iter::once(start..object.bytes.min(start + DIGESTED_REQUEST)).collect();
@@ -311,10 +311,8 @@ impl Storage {
             let Some(answer) = on_their_way.pop_front() else { break };
             let ranges =
                 answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??;
-            for (_, bytes) in ranges.parts() {
-                digest.update(bytes);
-                read(bytes.len() as u64);
-            }
+            ranges.parts().iter().for_each(|(_, bytes)| digest.update(bytes));
+            read(ranges);
         }
         Ok(units::format_hex(&digest.finalize()))
     }

@@ -1,4 +1,5 @@
-//! How files get into a store, short ones in one request and long ones in parts, and what becomes of either when it fails.
+//! How files get into a store, short ones in one request and long ones in parts, what becomes of either when it fails, and
+//! how often a reader transfers them.
 
 use std::sync::Arc;
 
@@ -142,4 +143,35 @@ fn uploads_that_are_refused_leave_nothing() {
     }
     ingest(&dir, &server, "append long.toml --out s3://data/ds").works();
     ingest(&dir, &server, "verify s3://data/ds").works();
+}
+
+/// The first epoch decodes the bytes that it has verified, as far as there is memory for them; the samples are the same.
+#[test]
+#[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
+fn a_file_is_transferred_once_if_memory_allows() {
+    let (dir, server) = (Dir::new(), S3Server::start());
+    write_log(&dir, "long", LONG);
+    let built = ingest(&dir, &server, "build long.toml --out s3://data/long").json();
+    let bytes = built["bytes_on_disk"].as_u64().unwrap();
+    let read = |more: &str| {
+        server.reset_counters();
+        let line = format!("onefold-read bench s3://data/long --threads 2{more}");
+        let read = dir.command(&line).with_s3(&server).json();
+        let sent = server.counters().bytes_sent;
+        println!("{more}: {sent} bytes sent of a file of {bytes}");
+        (["samples", "batches", "values"].map(|key| read[key].clone()), sent)
+    };
+    let (samples, once) = read("");
+    assert!(once > bytes && once < bytes + bytes / 10, "{once} bytes of {bytes}");
+    // A shuffle reads the footer first, to plan with. The file is one row group, of which no part is read much later.
+    let (same, planned) = read(" --shuffle 2");
+    assert_eq!(same[0], samples[0]);
+    assert!(planned > bytes && planned < bytes + bytes / 10, "{planned} bytes of {bytes}");
+    // There is room for the row group, and not for the file beside it.
+    let (same, twice) = read(" --memory-limit 180MiB");
+    assert_eq!(same, samples);
+    assert!(twice > 2 * bytes && twice < 2 * bytes + bytes / 10, "{twice} bytes of {bytes}");
+    let (same, unverified) = read(" --no-verify");
+    assert_eq!(same, samples);
+    assert!(unverified < bytes + bytes / 10, "{unverified} bytes of {bytes}");
 }
