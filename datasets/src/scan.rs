@@ -1,5 +1,6 @@
 //! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
-//! views, and whatever is wrong as a [`Problem`] with its place.
+//! views. Whatever is wrong with a file is a [`Problem`] with its place, in an [`Error::Damaged`](crate::Error::Damaged);
+//! any other error says why the storage does not give the file, and nothing of the file itself.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,8 +18,11 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::process::catch_panic;
-use crate::storage::{Ranges, Storage, check_counts, read_footer};
-use crate::{DataFile, FeatureGroup, Layout, Problem, SparseFeature, schema};
+use crate::storage::{Object, Ranges, Storage, check_counts, read_footer};
+use crate::{DataFile, FeatureGroup, Layout, Problem, Result, SparseFeature, schema};
+
+/// The problem of a file that is not there.
+pub(crate) const MISSING: &str = "it is missing, the snapshot names it";
 
 /// A data file whose footer was read.
 #[derive(Debug)]
@@ -51,13 +55,21 @@ impl OpenFile {
     ///
     /// # Errors
     ///
-    /// What is wrong with the file.
-    pub fn open(storage: &Storage, file: &DataFile) -> Result<Self, Problem> {
+    /// [`Error::Damaged`](crate::Error::Damaged) if it is not what the snapshot says, and as [`Storage::read_ranges`].
+    pub fn open(storage: &Storage, file: &DataFile) -> Result<Self> {
+        let found = storage.head(&file.path)?;
+        let found = found.ok_or_else(|| Problem::new(&file.path, MISSING))?;
+        Self::open_object(storage, file, found)
+    }
+
+    /// The same, of an object that was found before: one that took its place since is an error.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub(crate) fn open_object(storage: &Storage, file: &DataFile, found: Object) -> Result<Self> {
         let wrong = |message: String| Problem::new(&file.path, message);
-        let found = storage.head(&file.path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
-        let found = found.ok_or_else(|| wrong("it is missing, the snapshot names it".to_owned()))?;
-        let footer = read_footer(storage, &file.path, found.bytes, found.e_tag.clone());
-        let footer = footer.map_err(|error| error.to_string()).flatten();
+        let footer = read_footer(storage, &file.path, found.bytes, found.e_tag.clone())?;
         let metadata = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
         let (path, storage) = (file.path.clone(), storage.clone());
         let (bytes, e_tag, fetched) = (found.bytes, found.e_tag, Mutex::default());
@@ -68,7 +80,7 @@ impl OpenFile {
         if sum != Some(file.samples) {
             let message =
                 format!("its row groups do not have the {} rows that its footer says", file.samples);
-            return Err(wrong(message));
+            return Err(wrong(message).into());
         }
         Ok(open)
     }
@@ -84,14 +96,19 @@ impl OpenFile {
     }
 
     /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store. They
-    /// stay in memory until what this gives is dropped. What cannot be fetched is asked for again column by column.
-    pub fn fetch(&self, row_group: usize) -> Option<FetchedRowGroup<'_>> {
+    /// stay in memory until what this gives is dropped. Nothing is fetched if the footer is wrong about a column: reading
+    /// the columns one by one tells which.
+    ///
+    /// # Errors
+    ///
+    /// As [`Storage::read_ranges`].
+    pub fn fetch(&self, row_group: usize) -> Result<Option<FetchedRowGroup<'_>>> {
         if self.storage.local().is_some() {
-            return None;
+            return Ok(None);
         }
-        let ranges = self.read(row_group, &ProjectionMask::all()).ok()?;
+        let Ok(ranges) = self.read(row_group, &ProjectionMask::all())? else { return Ok(None) };
         self.fetched().insert(row_group, ranges);
-        Some(FetchedRowGroup { file: self, row_group })
+        Ok(Some(FetchedRowGroup { file: self, row_group }))
     }
 
     fn fetched(&self) -> MutexGuard<'_, HashMap<usize, Ranges>> {
@@ -131,10 +148,10 @@ impl OpenFile {
         strange.map_or(Ok(()), |field| wrong(field.name(), "the schema has no such column".to_owned()))
     }
 
-    /// The bytes of some columns of a row group.
-    fn read(&self, row_group: usize, columns: &ProjectionMask) -> Result<Ranges, String> {
+    /// The bytes of some columns of a row group; the inner error says why they cannot be where the footer says.
+    fn read(&self, row_group: usize, columns: &ProjectionMask) -> Result<Result<Ranges, String>> {
         if let Some(ranges) = self.fetched().get(&row_group) {
-            return Ok(ranges.clone());
+            return Ok(Ok(ranges.clone()));
         }
         let chunks = self.metadata.metadata().row_group(row_group).columns().iter().enumerate();
         let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
@@ -144,13 +161,16 @@ impl OpenFile {
                 .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
         });
         // A footer of damaged bytes may have negative sizes, about which the library panics.
-        let wanted = catch_panic(|| wanted.collect::<Result<Vec<_>, _>>())?;
-        let ranges = self.storage.read_ranges(&self.path, self.bytes, wanted, self.e_tag.clone());
-        ranges.map_err(|error| error.to_string())
+        match catch_panic(|| wanted.collect::<Result<Vec<_>, _>>()) {
+            Ok(wanted) => {
+                self.storage.read_ranges(&self.path, self.bytes, wanted, self.e_tag.clone()).map(Ok)
+            }
+            Err(message) => Ok(Err(message)),
+        }
     }
 
     /// Decodes the columns `names` of a row group; they may come in another order.
-    fn columns(&self, row_group: usize, names: &[&str]) -> Result<RecordBatch, Problem> {
+    fn columns(&self, row_group: usize, names: &[&str]) -> Result<RecordBatch> {
         let wrong = |message: String| {
             let problem = Problem::new(&self.path, message).in_row_group(row_group);
             names.iter().take(1).fold(problem, |problem, name| problem.in_column(*name))
@@ -162,7 +182,7 @@ impl OpenFile {
         let rows = self.rows(row_group).filter(|rows| i32::try_from(*rows).is_ok());
         let rows = rows.ok_or_else(|| wrong("its row group has an impossible number of rows".to_owned()))?;
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
-        let ranges = self.read(row_group, &mask).map_err(wrong)?;
+        let ranges = self.read(row_group, &mask)?.map_err(wrong)?;
         let decode = || {
             let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.metadata.clone());
             let reader = builder
@@ -179,21 +199,26 @@ impl OpenFile {
                 false => Err(format!("{} rows decode of {rows}", whole.num_rows())),
             }
         };
-        catch_panic(decode).map_err(|error| wrong(format!("it cannot be decoded: {error}")))
+        Ok(catch_panic(decode).map_err(|error| wrong(format!("it cannot be decoded: {error}")))?)
     }
 
     /// A column of numbers without nulls.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type, does not decode or has a null, and as
+    /// [`Storage::read_ranges`].
     pub fn numbers<T: ArrowPrimitiveType>(
         &self,
         row_group: usize,
         name: &str,
-    ) -> Result<ScalarBuffer<T::Native>, Problem> {
+    ) -> Result<ScalarBuffer<T::Native>> {
         let batch = self.columns(row_group, &[name])?;
         let wrong =
             |message: String| Problem::new(&self.path, message).in_row_group(row_group).in_column(name);
         let column = batch.column(0);
         if let Some(row) = first_null(column) {
-            return Err(wrong("a null where none may be".to_owned()).in_row(row));
+            return Err(wrong("a null where none may be".to_owned()).in_row(row).into());
         }
         let numbers = column.as_primitive_opt::<T>();
         let numbers = numbers.ok_or_else(|| wrong(format!("it is decoded as {}", column.data_type())))?;
@@ -201,13 +226,17 @@ impl OpenFile {
     }
 
     /// The lists of `feature`, one of `group`, in a row group of a file in `layout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`numbers`](Self::numbers).
     pub fn lists(
         &self,
         row_group: usize,
         layout: Layout,
         group: &FeatureGroup,
         feature: &SparseFeature,
-    ) -> Result<SampleLists, Problem> {
+    ) -> Result<SampleLists> {
         let wrong = |column: &str, message: String| {
             Problem::new(&self.path, message).in_row_group(row_group).in_column(column)
         };
@@ -224,14 +253,18 @@ impl OpenFile {
         let batch = self.columns(row_group, &[&feature.name])?;
         let column = batch.column(0);
         if let Some(row) = first_null(column) {
-            return Err(wrong(&feature.name, "a null where none may be".to_owned()).in_row(row));
+            return Err(wrong(&feature.name, "a null where none may be".to_owned()).in_row(row).into());
         }
         let lists = column.as_list_opt::<i32>().and_then(SampleLists::new);
-        lists.ok_or_else(|| wrong(&feature.name, "it does not hold lists of ids".to_owned()))
+        Ok(lists.ok_or_else(|| wrong(&feature.name, "it does not hold lists of ids".to_owned()))?)
     }
 
     /// The ids that a feature's column stores in a row group: in the `folded` layout not those of the samples.
-    pub fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>, Problem> {
+    ///
+    /// # Errors
+    ///
+    /// As [`numbers`](Self::numbers).
+    pub fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>> {
         let batch = self.columns(row_group, &[name])?;
         let lists = batch.column(0).as_list_opt::<i32>();
         let ids = lists.and_then(|lists| lists.values().as_primitive_opt::<Int64Type>().cloned());

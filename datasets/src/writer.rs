@@ -392,10 +392,9 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // A file that is being written is not there yet. The error that led here must not be hidden by another one;
-        // what cannot be removed is removed by a vacuum.
+        // A file that is being written is not there yet.
         drop(self.open.take());
-        let _ = self.storage.delete(std::mem::take(&mut self.paths));
+        self.storage.clean_up(std::mem::take(&mut self.paths));
         self.storage.remove_empty_folders();
     }
 }

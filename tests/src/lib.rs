@@ -171,20 +171,32 @@ impl TestCommand {
     }
 
     /// Makes the system refuse to write files beyond as many KiB, as a full disk would.
-    pub fn with_file_limit(mut self, kib: u64) -> Self {
+    pub fn with_file_limit(self, kib: u64) -> Self {
         // Where the signal is ignored, the write fails (EFBIG) instead.
         let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
-        let mut limited = Command::new("bash");
-        limited.args(["-c", script, &kib.to_string()]).arg(self.command.get_program());
-        limited.args(self.command.get_args()).current_dir(&self.root);
+        let what = format!("files of {kib} KiB at most");
+        self.started_by("bash", &["-c", script, &kib.to_string()], &what)
+    }
+
+    /// Makes the command be killed once it has run for so many seconds, so that one that would not end fails its test.
+    pub fn with_time_limit(self, seconds: u64) -> Self {
+        let what = format!("killed after {seconds} seconds");
+        self.started_by("timeout", &["--signal=KILL", &seconds.to_string()], &what)
+    }
+
+    /// The same command, started by another program.
+    fn started_by(mut self, program: &str, arguments: &[&str], what: &str) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments).arg(self.command.get_program());
+        command.args(self.command.get_args()).current_dir(&self.root);
         for (name, value) in self.command.get_envs() {
             match value {
-                Some(value) => limited.env(name, value),
-                None => limited.env_remove(name),
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
             };
         }
-        self.line += &format!(" (files of {kib} KiB at most)");
-        self.command = limited;
+        self.line += &format!(" ({what})");
+        self.command = command;
         self
     }
 

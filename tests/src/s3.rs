@@ -14,28 +14,30 @@
 //! ```
 
 mod answer;
+mod backend;
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_LENGTH, ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use hyper::header::CONTENT_LENGTH;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use s3s::auth::SimpleAuth;
-use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::service::S3ServiceBuilder;
 use s3s_fs::FileSystem;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use self::answer::{Answer, Broken, broken, file_body, object_file, refusal, reset, slow, truncated};
+use self::answer::{Answer, Broken, broken, refusal, reset, slow, truncated};
+use self::backend::{Backend, Folder, drain};
 
 /// The key that requests are signed with.
 pub const ACCESS_KEY: &str = "onefold";
@@ -114,14 +116,16 @@ pub struct Counters {
     pub bytes_received: u64,
 }
 
-/// An S3 server with the bucket [`BUCKET`], which runs until it is dropped. Its objects are files in a temporary folder.
+/// An S3 server with the bucket [`BUCKET`], which runs until it is dropped. Its objects are files in a temporary folder, or
+/// those of [another server](Self::in_front_of).
 ///
 /// Signatures are checked. Beyond what `s3s-fs` does, `If-Match` is respected by `GET` and `HEAD`, and requests with
 /// `If-Match` or `If-None-Match` that write are executed one after the other, so that one of two creations wins.
 #[derive(Debug)]
 pub struct S3Server {
     shared: Arc<Shared>,
-    folder: tempfile::TempDir,
+    /// `None` in front of another server.
+    folder: Option<tempfile::TempDir>,
     address: SocketAddr,
     /// `None` only while it is dropped.
     runtime: Option<tokio::runtime::Runtime>,
@@ -148,12 +152,22 @@ impl S3Server {
         fs_err::create_dir_all(folder.path().join(BUCKET)).expect("a folder");
         let mut builder = S3ServiceBuilder::new(FileSystem::new(folder.path()).expect("a file system"));
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
-        let shared = Arc::new(Shared {
+        let backend = Backend::Folder(Box::new(Folder {
             service: builder.build(),
-            folder: folder.path().to_owned(),
-            state: Mutex::default(),
+            path: folder.path().to_owned(),
             conditional_writes: tokio::sync::Mutex::default(),
-        });
+        }));
+        Self::serving(backend, Some(folder))
+    }
+
+    /// Starts a server that hands requests on to the one at `address`, and its answers back: faults, delays, actions and
+    /// counters come between. The objects are the other server's, which also checks signatures or does not.
+    pub fn in_front_of(address: SocketAddr) -> Self {
+        Self::serving(Backend::Other(address), None)
+    }
+
+    fn serving(backend: Backend, folder: Option<tempfile::TempDir>) -> Self {
+        let shared = Arc::new(Shared { backend, state: Mutex::default() });
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("an address");
@@ -183,8 +197,14 @@ impl S3Server {
 
     /// The file that holds an object. Objects that were uploaded may be read there; to change one, use
     /// [`put`](Self::put), which also changes its ETag.
+    #[track_caller]
     pub fn file(&self, bucket: &str, key: &str) -> PathBuf {
-        self.folder.path().join(bucket).join(key)
+        self.folder().join(bucket).join(key)
+    }
+
+    #[track_caller]
+    fn folder(&self) -> &Path {
+        self.folder.as_ref().expect("the objects are those of another server").path()
     }
 
     /// Creates or replaces an object without a request; creates the bucket, too.
@@ -194,8 +214,9 @@ impl S3Server {
     }
 
     /// Writes objects without requests. It may be moved into a closure for [`before`](Self::before).
+    #[track_caller]
     pub fn writer(&self) -> ObjectWriter {
-        ObjectWriter { folder: self.folder.path().to_owned() }
+        ObjectWriter { folder: self.folder().to_owned() }
     }
 
     /// Adds a fault to requests whose first line (`GET /bucket/key?query`) contains `part`; all if it is empty. The first
@@ -269,11 +290,8 @@ fn base64_url(text: &str) -> String {
 }
 
 struct Shared {
-    service: S3Service,
-    folder: PathBuf,
+    backend: Backend,
     state: Mutex<State>,
-    /// Held while a conditional write is executed: `s3s-fs` checks and writes in two steps.
-    conditional_writes: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -404,11 +422,18 @@ impl Shared {
         for action in self.state().actions(&line) {
             action();
         }
+        let refused = match fault {
+            Some(Fault::SlowDown) => Some((StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
+            Some(Fault::InternalError) => Some((StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
+            Some(Fault::Denied) => Some((StatusCode::FORBIDDEN, "AccessDenied")),
+            Some(Fault::Conflict) => Some((StatusCode::CONFLICT, "ConditionalRequestConflict")),
+            _ => None,
+        };
+        if let Some((status, code)) = refused {
+            drain(request).await;
+            return Ok(refusal(status, code));
+        }
         match fault {
-            Some(Fault::SlowDown) => Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
-            Some(Fault::InternalError) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
-            Some(Fault::Denied) => Ok(refusal(StatusCode::FORBIDDEN, "AccessDenied")),
-            Some(Fault::Conflict) => Ok(refusal(StatusCode::CONFLICT, "ConditionalRequestConflict")),
             Some(Fault::Reset) => Err(reset(&handle)),
             Some(Fault::LoseAnswer) => {
                 self.execute(request).await?;
@@ -423,33 +448,15 @@ impl Shared {
             Some(Fault::Slow { bytes_per_second }) => {
                 Ok(self.execute(request).await?.map(|body| slow(body, bytes_per_second.max(1))))
             }
-            None => self.execute(request).await,
+            _ => self.execute(request).await,
         }
     }
 
-    /// The answer of the S3 service, with its bytes counted.
+    /// The answer of the backend, with its bytes counted.
     async fn execute(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Answer>, Broken> {
-        let header = |name: HeaderName| request.headers().get(name).cloned();
-        let (if_match, if_none_match) = (header(IF_MATCH), header(IF_NONE_MATCH));
-        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        let conditional = !reads && (if_match.is_some() || if_none_match.is_some());
-        let is_get = *request.method() == Method::GET && request.uri().query().is_none();
-        let file = if is_get { object_file(&self.folder, request.uri().path()) } else { None };
-        let turn = if conditional { Some(self.conditional_writes.lock().await) } else { None };
-        let response = self.service.call(request.map(s3s::Body::from)).await;
-        let response = response.map_err(|error| Broken(format!("{error:?}")))?;
-        drop(turn);
-        let tag = response.headers().get(ETAG);
-        if reads && response.status().is_success() && if_match.is_some() && if_match.as_ref() != tag {
-            return Ok(refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"));
-        }
-        let file = file.filter(|_| response.status().is_success());
-        let from_file = file.and_then(|file| file_body(file, response.headers()));
         let shared = Arc::clone(self);
-        Ok(response.map(|body| {
-            let chunks =
-                from_file.map_or_else(|| body.map(|chunk| chunk.map_err(broken)).boxed(), |body| body.0);
-            let counted = chunks.inspect(move |chunk| {
+        Ok(self.backend.execute(request).await?.map(|body| {
+            let counted = body.0.inspect(move |chunk| {
                 let bytes = chunk.as_ref().map_or(0, Bytes::len);
                 shared.state().counters.bytes_sent += bytes as u64;
             });

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use onefold_datasets::scan::OpenFile;
 use onefold_datasets::storage::Storage;
-use onefold_datasets::{DatasetWriter, Error, Layout, Order, PartitionKey, Result, Schema, WriterOptions};
+use onefold_datasets::{DatasetWriter, Layout, Order, PartitionKey, Result, Schema, WriterOptions};
 
 /// Writes samples to see how large they become.
 #[derive(Debug)]
@@ -67,8 +67,7 @@ impl Encoder {
         let snapshot = self.writer.finish()?.snapshot;
         let storage = Storage::open(&self.directory)?;
         let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-        let files = files.map(|file| OpenFile::open(&storage, file)).collect::<Result<Vec<_>, _>>();
-        let files = files.map_err(Error::from)?;
+        let files = files.map(|file| OpenFile::open(&storage, file)).collect::<Result<Vec<_>>>()?;
         let lengths = length_columns(&self.schema, self.layout);
         let mut encoded = Encoded { samples: snapshot.statistics.samples, ..Encoded::default() };
         for (column, bytes) in files.iter().flat_map(OpenFile::column_bytes) {
@@ -78,7 +77,7 @@ impl Encoder {
         let features: Vec<&str> =
             self.schema.sparse_features().map(|feature| feature.name.as_str()).collect();
         let stored = features.par_iter().map(|feature| {
-            let stored = stored_ids(&files, feature).map_err(Error::from)?;
+            let stored = stored_ids(&files, feature)?;
             Ok(((*feature).to_owned(), stored))
         });
         encoded.stored = stored.collect::<Result<_>>()?;
@@ -94,7 +93,7 @@ fn length_columns(schema: &Schema, layout: Layout) -> BTreeMap<String, String> {
     windows.map(|feature| (feature.length_column(), feature.name.clone())).collect()
 }
 
-fn stored_ids(files: &[OpenFile], feature: &str) -> Result<StoredIds, onefold_datasets::Problem> {
+fn stored_ids(files: &[OpenFile], feature: &str) -> Result<StoredIds> {
     let mut ids: Vec<i64> = Vec::new();
     for file in files {
         for row_group in 0..file.row_groups() {

@@ -16,9 +16,7 @@ use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::scan::OpenFile;
 use onefold_datasets::storage::Storage;
-use onefold_datasets::{
-    Error, Layout, Order, Problem, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions,
-};
+use onefold_datasets::{Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions};
 
 /// A batch in arrival order that stands for a larger one must have so many samples to tell anything.
 const FEWEST_BATCH_SAMPLES: usize = 16;
@@ -68,7 +66,7 @@ fn measure(
 ) -> Result<Measured> {
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
     let open = |file| OpenFile::open(storage, file);
-    let files = files.map(open).collect::<Result<Vec<_>, Problem>>().map_err(Error::from)?;
+    let files = files.map(open).collect::<Result<Vec<_>>>()?;
     let row_groups = row_groups(snapshot, &files);
     let choice = choose(snapshot, &row_groups, options.memory)?;
     let clustered = snapshot.order.is_clustered();
@@ -111,15 +109,15 @@ fn read(
     let lists =
         features.par_iter().map(|(group, feature)| file.lists(index, snapshot.layout, group, feature));
     let mut samples = Samples {
-        sessions: file.numbers::<Int64Type>(index, SESSION_COLUMN).map_err(Error::from)?,
-        times: file.numbers::<TimestampMicrosecondType>(index, TIME_COLUMN).map_err(Error::from)?,
+        sessions: file.numbers::<Int64Type>(index, SESSION_COLUMN)?,
+        times: file.numbers::<TimestampMicrosecondType>(index, TIME_COLUMN)?,
         floats: Vec::new(),
-        lists: lists.collect::<Result<_, _>>().map_err(Error::from)?,
+        lists: lists.collect::<Result<_>>()?,
     };
     let wanted = gathered.wanted(partition, &samples.sessions, &samples.times);
     if encoded > 0 || !wanted.is_empty() {
         let floats = schema.float_columns().map(|name| file.numbers::<Float32Type>(index, name));
-        samples.floats = floats.collect::<Result<_, _>>().map_err(Error::from)?;
+        samples.floats = floats.collect::<Result<_>>()?;
     }
     gathered.take(partition, &samples, &wanted)?;
     Ok(samples)

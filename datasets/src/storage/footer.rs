@@ -5,7 +5,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 
-use super::Storage;
+use super::{Ranges, Storage};
 use crate::process::catch_panic;
 use crate::{DataFile, Result};
 
@@ -23,11 +23,26 @@ pub fn read_footer(
     length: u64,
     e_tag: Option<String>,
 ) -> Result<Result<ArrowReaderMetadata, String>> {
+    decode_footer(length, |start| {
+        let end = std::iter::once(start..length).collect();
+        storage.read_ranges(path, length, end, e_tag.clone())
+    })
+}
+
+/// Decodes the footer of a Parquet file of `length` bytes. `read` gives the bytes from a position to the end of the file; the
+/// inner error says why they cannot be decoded.
+///
+/// # Errors
+///
+/// As `read`.
+pub fn decode_footer<E>(
+    length: u64,
+    mut read: impl FnMut(u64) -> Result<Ranges, E>,
+) -> Result<Result<ArrowReaderMetadata, String>, E> {
     let mut wanted = FIRST_BYTES.min(length);
     loop {
         let start = length - wanted;
-        let end = std::iter::once(start..length).collect();
-        let ranges = storage.read_ranges(path, length, end, e_tag.clone())?;
+        let ranges = read(start)?;
         let bytes = match ranges.get_bytes(start, wanted as usize) {
             Ok(bytes) => bytes,
             Err(error) => return Ok(Err(error.to_string())),

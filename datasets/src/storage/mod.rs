@@ -26,18 +26,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt};
 use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use self::error::{Explanation, Hints, Service};
-pub use self::footer::{check_counts, read_footer};
+pub use self::footer::{check_counts, decode_footer, read_footer};
 pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub(crate) use self::upload::HashingWriter;
@@ -48,6 +48,8 @@ use crate::{Error, Result, commit, units};
 const DIGESTED_REQUEST: u64 = 4 << 20;
 /// How many of them are under way.
 const DIGESTED_AHEAD: usize = 4;
+/// How long what a failed writer leaves in a store is tried to be removed.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// An object as the store lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -284,12 +286,12 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// The SHA-256 of an object, in hexadecimal. `read` is told of the bytes as they come.
+    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last.
     ///
     /// # Errors
     ///
     /// As [`read_ranges`](Self::read_ranges).
-    pub fn sha256(&self, path: &str, object: &Object, read: impl Fn(u64)) -> Result<String> {
+    pub fn sha256(&self, path: &str, object: &Object, mut read: impl FnMut(Ranges)) -> Result<String> {
         let request = |start: u64| {
             let (sender, answer) = sync_channel(1);
             let wanted = std::iter::once(start..object.bytes.min(start + DIGESTED_REQUEST)).collect();
@@ -309,10 +311,8 @@ impl Storage {
             let Some(answer) = on_their_way.pop_front() else { break };
             let ranges =
                 answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??;
-            for (_, bytes) in ranges.parts() {
-                digest.update(bytes);
-                read(bytes.len() as u64);
-            }
+            ranges.parts().iter().for_each(|(_, bytes)| digest.update(bytes));
+            read(ranges);
         }
         Ok(units::format_hex(&digest.finalize()))
     }
@@ -378,30 +378,36 @@ impl Storage {
             let path = local.join(path);
             return commit::write_atomically(&path, &bytes).map_err(|error| Error::write(path, error));
         }
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        let put = runtime::wait(async move { store.put(&key, Bytes::from(bytes).into()).await })?;
-        put.map(|_| ()).map_err(|error| self.write_error(path, &error))
+        let (store, key, bytes) = (Arc::clone(&self.store), self.key(path)?, Bytes::from(bytes));
+        let put = async move { retry::repeat(|| store.put(&key, bytes.clone().into())).await };
+        runtime::wait(put)?.map(|_| ()).map_err(|error| self.write_error(path, &error))
     }
 
-    /// Starts an object that is written as a stream.
+    /// Starts an object that is written as a stream. Nobody else may write an object of this name. Nothing is sent to a
+    /// store before there is enough for a request.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the store refuses it.
+    /// [`Error::Write`] if a local file cannot be created.
     pub fn upload(&self, path: &str) -> Result<Upload> {
-        let key = self.key(path)?;
-        let start = || {
-            let (store, key) = (Arc::clone(&self.store), key.clone());
-            let started = runtime::wait(async move { store.put_multipart(&key).await })?;
-            started.map_err(|error| self.service.io_error(&error))
-        };
+        self.key(path)?;
         let multipart = match self.local.as_ref().map(|local| local.join(path)) {
             // The upload begins with a file in this folder.
-            Some(path) => commit::in_folder(path.parent().unwrap_or(&path), start),
-            None => start(),
+            Some(file) => {
+                let start = || self.start_multipart(path);
+                let started = commit::in_folder(file.parent().unwrap_or(&file), start);
+                Some(started.map_err(|error| Error::write(self.shown(path), error))?)
+            }
+            None => None,
         };
-        let multipart = multipart.map_err(|error| Error::write(self.shown(path), error))?;
         Ok(Upload::new(self.clone(), path.to_owned(), multipart))
+    }
+
+    /// Starts the upload of an object in parts.
+    fn start_multipart(&self, path: &str) -> io::Result<Box<dyn MultipartUpload>> {
+        let (store, key) = (Arc::clone(&self.store), self.key(path).map_err(io::Error::other)?);
+        let started = runtime::wait(async move { store.put_multipart(&key).await })?;
+        started.map_err(|error| self.service.io_error(&error))
     }
 
     /// Removes objects; those that are not there are no error.
@@ -421,6 +427,25 @@ impl Storage {
             }
             return Ok(());
         }
+        let deleted = runtime::wait(self.deletion(&paths)?)?;
+        deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
+    }
+
+    /// Removes what a writer that failed has written, as far as the store lets it soon: the error that the writer failed
+    /// with counts. A vacuum removes the rest.
+    pub(crate) fn clean_up(&self, paths: Vec<String>) {
+        if self.local.is_some() {
+            let _ = self.delete(paths);
+        } else if let Ok(deletion) = self.deletion(&paths) {
+            let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, deletion).await });
+        }
+    }
+
+    /// Requests that remove objects of a store.
+    fn deletion(
+        &self,
+        paths: &[String],
+    ) -> Result<impl Future<Output = object_store::Result<()>> + Send + 'static> {
         let keys = paths.iter().map(|path| self.key(path)).collect::<Result<Vec<_>>>()?;
         let store = Arc::clone(&self.store);
         let delete = move || {
@@ -435,8 +460,7 @@ impl Storage {
                 Ok(())
             }
         };
-        let deleted = runtime::wait(async move { retry::repeat(delete).await })?;
-        deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
+        Ok(async move { retry::repeat(delete).await })
     }
 
     /// The names of files and folders directly in the dataset's folder.

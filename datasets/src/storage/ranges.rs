@@ -33,6 +33,38 @@ impl Ranges {
         Self { length, parts }
     }
 
+    /// Nothing of an object of `length` bytes.
+    pub fn empty(length: u64) -> Self {
+        Self::new(length, Vec::new())
+    }
+
+    /// Adds ranges that begin after the last one.
+    pub fn append(&mut self, next: Self) {
+        self.parts.extend(next.parts);
+    }
+
+    /// A copy of the ranges `wanted`, which may lie across parts that follow each other; `None` if one of them is not all
+    /// there. It does not keep the original in memory.
+    pub fn copy(&self, wanted: Vec<Range<u64>>) -> Option<Self> {
+        let parts = &self.parts;
+        let copy = |range: Range<u64>| {
+            let mut bytes = Vec::with_capacity(usize::try_from(range.end - range.start).ok()?);
+            let first = parts.partition_point(|(start, _)| *start <= range.start).checked_sub(1)?;
+            for (start, part) in &parts[first..] {
+                let position = range.start + bytes.len() as u64;
+                let skipped = position.checked_sub(*start)?.min(part.len() as u64);
+                let left = (range.end - position).min(part.len() as u64 - skipped);
+                bytes.extend_from_slice(&part[skipped as usize..(skipped + left) as usize]);
+                if range.start + bytes.len() as u64 == range.end {
+                    return Some((range.start, bytes.into()));
+                }
+            }
+            None
+        };
+        let copies: Option<Vec<(u64, Bytes)>> = coalesce(wanted, 0).into_iter().map(copy).collect();
+        Some(Self::new(self.length, copies?))
+    }
+
     /// The start and the bytes of each part.
     pub(super) fn parts(&self) -> &[(u64, Bytes)] {
         &self.parts
@@ -155,6 +187,28 @@ mod tests {
         assert_eq!(coalesce(vec![20..30, 0..10, 12..15], 2), [0..15, 20..30]);
         assert_eq!(coalesce(vec![0..10, 2..5, 10..11, 40..40], 0), std::slice::from_ref(&(0..11)));
         assert!(coalesce(vec![], 5).is_empty());
+    }
+
+    #[test]
+    fn ranges_are_copied_from_parts() {
+        let content: Bytes = (0..=255).cycle().take(1000).collect::<Vec<u8>>().into();
+        let part = |range: Range<usize>| (range.start as u64, content.slice(range));
+        let parts = |parts: Vec<(u64, Bytes)>| {
+            let mut ranges = Ranges::empty(1000);
+            parts.into_iter().for_each(|part| ranges.append(Ranges::new(1000, vec![part])));
+            ranges
+        };
+        let ranges = parts(vec![part(0..300), part(300..301), part(301..600)]);
+        let copied = ranges.copy(vec![590..600, 10..20, 15..302]).unwrap();
+        assert_eq!((copied.bytes(), copied.parts().len()), (302, 2));
+        assert_eq!(copied.get_bytes(10, 292).unwrap(), &content[10..302]);
+        assert_eq!(copied.get_bytes(590, 10).unwrap(), &content[590..600]);
+        for beyond in [590..601, 700..701, 999..1000] {
+            assert!(ranges.copy(vec![0..5, beyond]).is_none());
+        }
+        assert!(parts(vec![part(5..10), part(20..30)]).copy(vec![6..7, 8..22]).is_none());
+        assert!(Ranges::empty(1000).copy(vec![0..1, 3..4]).is_none());
+        assert_eq!(Ranges::empty(1000).copy(vec![]).unwrap().bytes(), 0);
     }
 
     #[test]

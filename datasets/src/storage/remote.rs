@@ -7,7 +7,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
-use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
+use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
 use serde::Deserialize;
 use url::Url;
 
@@ -51,12 +51,19 @@ impl Patience {
     }
 
     fn retries(self) -> RetryConfig {
+        // Time is what limits the patience with a store: ten tries may be over after two seconds, because the waits between
+        // them are random.
         let (max_retries, seconds) = match self {
-            Self::Long => (10, 60),
+            Self::Long => (1000, 60),
             Self::Short => (3, 5),
         };
-        RetryConfig { max_retries, retry_timeout: Duration::from_secs(seconds), ..RetryConfig::default() }
+        RetryConfig { backoff: backoff(), max_retries, retry_timeout: Duration::from_secs(seconds) }
     }
+}
+
+/// The waits between tries: each is random, up to three times the one before it, so that they grow.
+fn backoff() -> BackoffConfig {
+    BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 3.0 }
 }
 
 /// Time for a store to accept a connection.

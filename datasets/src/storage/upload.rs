@@ -1,5 +1,5 @@
 //! Streaming uploads: what is written goes to the store in parts, some of them at a time, and the object appears whole
-//! when the upload is finished.
+//! when the upload is finished. An object of less than a part goes to a store in one request.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use object_store::MultipartUpload;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
-use super::{Storage, runtime};
+use super::{CLEAN_UP_LIMIT, Storage, runtime};
 use crate::{Error, Result, units};
 
 /// Bytes of a part. S3 allows 10,000 parts an object, so an object may have 78 GiB.
@@ -21,6 +21,7 @@ const PARTS_IN_FLIGHT: usize = 3;
 pub struct Upload {
     storage: Storage,
     path: String,
+    /// `None` until there is a part to send, and at the end.
     multipart: Option<Box<dyn MultipartUpload>>,
     buffer: Vec<u8>,
     /// Bytes that were written, those in the buffer among them.
@@ -35,9 +36,8 @@ impl std::fmt::Debug for Upload {
 }
 
 impl Upload {
-    pub(super) fn new(storage: Storage, path: String, multipart: Box<dyn MultipartUpload>) -> Self {
-        let (buffer, in_flight) = (Vec::new(), VecDeque::new());
-        Self { storage, path, multipart: Some(multipart), buffer, bytes: 0, in_flight }
+    pub(super) fn new(storage: Storage, path: String, multipart: Option<Box<dyn MultipartUpload>>) -> Self {
+        Self { storage, path, multipart, buffer: Vec::new(), bytes: 0, in_flight: VecDeque::new() }
     }
 
     /// Sends what is left and makes the object appear. On a local disk the file is synced before this returns.
@@ -46,6 +46,9 @@ impl Upload {
     ///
     /// [`Error::Write`] if the store refuses a part or the whole; the object does not appear then.
     pub fn finish(mut self) -> Result<()> {
+        if self.multipart.is_none() {
+            return self.storage.replace(&self.path, std::mem::take(&mut self.buffer));
+        }
         let path = self.storage.shown(&self.path);
         let wrong = |error| Error::write(path, error);
         self.send_part().and_then(|()| self.wait_for_parts(0)).map_err(wrong.clone())?;
@@ -68,10 +71,13 @@ impl Upload {
 
     /// Starts sending the buffered bytes.
     fn send_part(&mut self) -> io::Result<()> {
-        let Some(multipart) = &mut self.multipart else { return Ok(()) };
         if self.buffer.is_empty() {
             return Ok(());
         }
+        let multipart = match &mut self.multipart {
+            Some(multipart) => multipart,
+            None => self.multipart.insert(self.storage.start_multipart(&self.path)?),
+        };
         let part = std::mem::take(&mut self.buffer);
         // The local store opens its blocking task when the part is created.
         let _runtime = runtime::handle()?.enter();
@@ -153,7 +159,8 @@ impl Drop for Upload {
         for part in self.in_flight.drain(..) {
             part.abort();
         }
-        // The error that led here counts. Parts that cannot be removed are removed by the store's lifecycle rules.
-        let _ = runtime::wait(async move { multipart.abort().await });
+        // The error that led here counts, and should come soon. Parts that cannot be removed are removed by the store's
+        // lifecycle rules.
+        let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, multipart.abort()).await });
     }
 }

@@ -2,49 +2,57 @@
 
 use std::collections::BTreeSet;
 
+use super::problem_of;
 use crate::progress::{Reporter, Silent};
+use crate::scan::MISSING;
 use crate::snapshot::{named_files, numbers};
-use crate::storage::Storage;
+use crate::storage::{Object, Storage};
 use crate::writer::{DATA, VOCABULARIES};
-use crate::{Error, Problem, Result, Snapshot, Vocabulary, VocabularyFile};
+use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 
-/// Checks the size and SHA-256 of the file `path`, and reports its bytes as done.
+/// Checks the size and SHA-256 of the file `path`, and reports its bytes as done; gives the object that has them.
+///
+/// # Errors
+///
+/// [`Error::Damaged`] if they are others or there is no such file, and as [`Storage::sha256`].
 pub(super) fn check_bytes(
     storage: &Storage,
     path: &str,
     expected_bytes: u64,
     expected_sha256: &str,
     reporter: &dyn Reporter,
-) -> Result<(), Problem> {
+) -> Result<Object> {
     let wrong = |message: String| Problem::new(path, message);
-    let failed = |error: Error| match error {
-        Error::Read { message, .. } => wrong(format!("it cannot be read: {message}")),
-        error => wrong(format!("it cannot be read: {error}")),
-    };
-    let found = storage.head(path).map_err(failed)?;
-    let found = found.ok_or_else(|| wrong("it is missing, the snapshot names it".to_owned()))?;
+    let found = storage.head(path)?;
+    let found = found.ok_or_else(|| wrong(MISSING.to_owned()))?;
     if found.bytes != expected_bytes {
-        return Err(wrong(format!("it has {} bytes, the snapshot says {expected_bytes}", found.bytes)));
+        return Err(wrong(format!("it has {} bytes, the snapshot says {expected_bytes}", found.bytes)).into());
     }
-    let sha256 = storage.sha256(path, &found, |read| reporter.advance(read)).map_err(failed)?;
+    let sha256 = storage.sha256(path, &found, |read| reporter.advance(read.bytes()))?;
     if sha256 != expected_sha256 {
-        return Err(wrong(format!("its bytes have SHA-256 {sha256}, the snapshot says {expected_sha256}")));
+        let message = format!("its bytes have SHA-256 {sha256}, the snapshot says {expected_sha256}");
+        return Err(wrong(message).into());
     }
-    Ok(())
+    Ok(found)
 }
 
 /// What is wrong with the vocabularies' files.
-pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Vec<Problem> {
-    let check = |file: &VocabularyFile| {
+///
+/// # Errors
+///
+/// As [`Storage::read`].
+pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
+    let mut problems = Vec::new();
+    for file in snapshot.vocabularies.values() {
         let bytes = check_bytes(storage, &file.path, file.bytes_on_disk, &file.sha256, &Silent);
-        let read = || match Vocabulary::read(storage, file) {
+        let read = |_| match Vocabulary::read(storage, file) {
             Ok(_) => Ok(()),
-            Err(Error::Vocabulary { message, .. }) => Err(Problem::new(&file.path, message)),
-            Err(error) => Err(Problem::new(&file.path, error.to_string())),
+            Err(Error::Vocabulary { message, .. }) => Err(Problem::new(&file.path, message).into()),
+            Err(error) => Err(error),
         };
-        bytes.and_then(|()| read()).err()
-    };
-    snapshot.vocabularies.values().filter_map(check).collect()
+        problems.extend(problem_of(bytes.and_then(read))?.err());
+    }
+    Ok(problems)
 }
 
 /// Data files and vocabularies that no snapshot names: left by a writer that was killed, or by one that is at work.

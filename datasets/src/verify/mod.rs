@@ -91,12 +91,14 @@ impl Verification {
     }
 }
 
-/// Verifies the dataset in `directory`. Problems of the data are not errors of this function.
+/// Verifies the dataset at `location`. Problems of the data are not errors of this function, and a storage that does not
+/// give the data is no problem of the data.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Io`] if the
-/// directory cannot be listed or threads cannot be started.
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Read`] if the storage
+/// does not give a file, [`Error::Changed`] if another one takes its place meanwhile, [`Error::Io`] if threads cannot be
+/// started.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
@@ -105,10 +107,10 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
     let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
     let mut found = Found { problems: snapshot_problems(&snapshot), ..Found::default() };
     pool.install(|| {
-        let files = open_files(&storage, &snapshot, reporter, &mut found);
-        check_partitions(&snapshot, &files, reporter, &mut found);
-    });
-    found.problems.extend(vocabulary_problems(&storage, &snapshot));
+        let files = open_files(&storage, &snapshot, reporter, &mut found)?;
+        check_partitions(&snapshot, &files, reporter, &mut found)
+    })?;
+    found.problems.extend(vocabulary_problems(&storage, &snapshot)?);
     let problems_found = found.problems.len();
     found.problems.truncate(MOST_PROBLEMS);
     let mut warnings = unnamed_files(&storage, &snapshot)?;
@@ -140,6 +142,15 @@ struct Found {
     row_groups_inside_sessions: u64,
 }
 
+/// Separates a problem of the data from an error that says nothing of it.
+fn problem_of<T>(read: Result<T>) -> Result<Result<T, Problem>> {
+    match read {
+        Ok(read) => Ok(Ok(read)),
+        Err(Error::Damaged(problem)) => Ok(Err(*problem)),
+        Err(error) => Err(error),
+    }
+}
+
 /// All data files with their partition's number.
 fn data_files(snapshot: &Snapshot) -> impl Iterator<Item = (usize, &DataFile)> {
     let partitions = snapshot.partitions.iter().enumerate();
@@ -152,19 +163,22 @@ fn open_files(
     snapshot: &Snapshot,
     reporter: &dyn Reporter,
     found: &mut Found,
-) -> Vec<Option<OpenFile>> {
+) -> Result<Vec<Option<OpenFile>>> {
     let columns = snapshot.file_columns();
     let files: Vec<&DataFile> = data_files(snapshot).map(|(_, file)| file).collect();
     reporter.begin("checksums", Some(snapshot.statistics.bytes_on_disk), "bytes");
-    let open = |file: &&DataFile| {
-        let bytes = check_bytes(storage, &file.path, file.bytes_on_disk, &file.sha256, reporter);
-        let open = bytes.and_then(|()| OpenFile::open(storage, file))?;
+    let open = |file: &DataFile| -> Result<OpenFile> {
+        let found = check_bytes(storage, &file.path, file.bytes_on_disk, &file.sha256, reporter)?;
+        let open = OpenFile::open_object(storage, file, found)?;
         open.check_columns(&columns)?;
         Ok(open)
     };
-    let opened: Vec<Result<OpenFile, Problem>> = files.par_iter().map(open).collect();
+    // The first error of the storage ends the work.
+    let opened: Result<Vec<Result<OpenFile, Problem>>> =
+        files.par_iter().map(|file| problem_of(open(file))).collect();
     reporter.end();
-    opened.into_iter().map(|file| file.map_err(|problem| found.problems.push(problem)).ok()).collect()
+    let keep = |file: Result<OpenFile, Problem>| file.map_err(|problem| found.problems.push(problem)).ok();
+    Ok(opened?.into_iter().map(keep).collect())
 }
 
 /// Reads all row groups of `files`, which stand as in the snapshot, and checks what they are together.
@@ -173,7 +187,7 @@ fn check_partitions(
     files: &[Option<OpenFile>],
     reporter: &dyn Reporter,
     found: &mut Found,
-) {
+) -> Result<()> {
     let totals: Vec<PartitionTotals> =
         snapshot.partitions.iter().map(|_| PartitionTotals::new(snapshot)).collect();
     // A file that is not read has its place too: what comes after it is not at the partition's start.
@@ -184,15 +198,15 @@ fn check_partitions(
     let places: Vec<(usize, u32, Option<&OpenFile>, usize)> = places.collect();
     reporter.begin("verifying", Some(snapshot.statistics.samples), "samples");
     let check = |&(partition, _, file, index): &(usize, u32, Option<&OpenFile>, usize)| {
-        let file = file?;
-        let checked = RowGroupCheck { snapshot, file, index, totals: &totals[partition] }.run();
+        let Some(file) = file else { return Ok(None) };
+        let checked = RowGroupCheck { snapshot, file, index, totals: &totals[partition] }.run()?;
         reporter.advance(file.rows(index).unwrap_or(0) as u64);
-        Some(checked)
+        Ok(Some(checked))
     };
-    let checked: Vec<Option<CheckedRowGroup>> = places.par_iter().map(check).collect();
+    let checked: Result<Vec<Option<CheckedRowGroup>>> = places.par_iter().map(check).collect();
     reporter.end();
     let mut whole = vec![true; snapshot.partitions.len()];
-    let mut checked = places.iter().zip(checked).peekable();
+    let mut checked = places.iter().zip(checked?).peekable();
     for (number, (partition, totals)) in snapshot.partitions.iter().zip(&totals).enumerate() {
         let mut sessions = 0;
         let mut of_bucket: Option<(u32, OrderCheck)> = None;
@@ -225,6 +239,7 @@ fn check_partitions(
     if older && whole.iter().all(|whole| *whole) {
         found.problems.extend(total_problems(snapshot, &feature_sums(snapshot, &totals)));
     }
+    Ok(())
 }
 
 /// Checks what the row groups of a bucket are together; gives the number of its sessions.

@@ -3,12 +3,13 @@
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
 use super::order::{SessionOrder, Span, check_row_group};
+use super::problem_of;
 use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFile, SampleLists};
 use crate::{
-    FeatureGroup, FeatureStatistics, Problem, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature,
-    TIME_COLUMN,
+    FeatureGroup, FeatureStatistics, Problem, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot,
+    SparseFeature, TIME_COLUMN,
 };
 
 /// A row group to check.
@@ -31,13 +32,19 @@ pub(super) struct CheckedRowGroup {
 }
 
 impl RowGroupCheck<'_> {
-    /// Reads all columns, as many as can be read.
-    pub(super) fn run(&self) -> CheckedRowGroup {
+    /// Reads all columns, as many as are not damaged.
+    ///
+    /// # Errors
+    ///
+    /// As [`Storage::read_ranges`](crate::storage::Storage::read_ranges).
+    pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
-        let _fetched = self.file.fetch(self.index);
-        let (mut span, mut samples) = match self.read_order(&mut problems) {
+        let _fetched = self.file.fetch(self.index)?;
+        let (mut span, mut samples) = match problem_of(self.read_order(&mut problems))? {
             Ok(read) => read,
-            Err(problem) => return CheckedRowGroup { problems: vec![problem], span: None, counted: false },
+            Err(problem) => {
+                return Ok(CheckedRowGroup { problems: vec![problem], span: None, counted: false });
+            }
         };
         let mut counted = true;
         let mut unreadable = |problem: Problem| {
@@ -46,11 +53,11 @@ impl RowGroupCheck<'_> {
         };
         let schema = &self.snapshot.schema;
         for name in schema.float_columns() {
-            problems.extend(self.add_floats(name, &mut samples).err().map(&mut unreadable));
+            problems.extend(problem_of(self.add_floats(name, &mut samples))?.err().map(&mut unreadable));
         }
         let mut features = Vec::new();
         for (group, feature) in schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f))) {
-            match self.add_lists(group, feature, &mut samples) {
+            match problem_of(self.add_lists(group, feature, &mut samples))? {
                 Ok((statistics, problem)) => {
                     features.push(statistics);
                     problems.extend(problem);
@@ -62,7 +69,7 @@ impl RowGroupCheck<'_> {
         let mut sample_bytes = 16 + 4 * schema.float_columns().count() as u64;
         if self.snapshot.sample_keys {
             sample_bytes += 8;
-            problems.extend(self.file.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN).err());
+            problems.extend(problem_of(self.file.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN))?.err());
         }
         span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes;
         if counted {
@@ -70,11 +77,11 @@ impl RowGroupCheck<'_> {
             samples.into_iter().for_each(|sample| digest.add(sample));
             self.totals.add(&features, digest);
         }
-        CheckedRowGroup { problems, span: Some(span), counted }
+        Ok(CheckedRowGroup { problems, span: Some(span), counted })
     }
 
     /// Checks the order of the samples, and starts their digests.
-    fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, Vec<SampleDigest>), Problem> {
+    fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, Vec<SampleDigest>)> {
         let sessions = self.file.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
         let times = self.file.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
         let (span, found) = check_row_group(SessionOrder::of(self.snapshot), &sessions, &times);
@@ -89,7 +96,7 @@ impl RowGroupCheck<'_> {
         Ok((span, samples))
     }
 
-    fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<(), Problem> {
+    fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<()> {
         let floats = self.file.numbers::<Float32Type>(self.index, name)?;
         let seed = ColumnSeed::new(name);
         for (sample, float) in samples.iter_mut().zip(floats.iter()) {
@@ -104,7 +111,7 @@ impl RowGroupCheck<'_> {
         group: &FeatureGroup,
         feature: &SparseFeature,
         samples: &mut [SampleDigest],
-    ) -> Result<(FeatureStatistics, Option<Problem>), Problem> {
+    ) -> Result<(FeatureStatistics, Option<Problem>)> {
         let lists = self.file.lists(self.index, self.snapshot.layout, group, feature)?;
         let seed = ColumnSeed::new(&feature.name);
         let mut part = 0;

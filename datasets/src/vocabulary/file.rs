@@ -94,10 +94,9 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Vocabulary`] if there is no such file, or it is not a vocabulary.
+    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
     pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
-        let footer = read_footer(storage, &file.path, file.bytes_on_disk, None);
-        let footer = footer.map_err(|error| error.to_string()).flatten();
+        let footer = read_footer(storage, &file.path, file.bytes_on_disk, None)?;
         footer
             .and_then(|footer| kind_of(footer.schema()))
             .map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })

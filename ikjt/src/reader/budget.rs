@@ -79,6 +79,11 @@ impl Budget {
         fits.then(|| self.grant(&mut state, bytes, false))
     }
 
+    /// Whether so many bytes are free now.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.state().used.saturating_add(bytes) <= self.total
+    }
+
     /// Bytes for a row group that must come next: waits as long as batches are under way that will give theirs back.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Granted {
         self.wait_for(bytes, false)

@@ -96,12 +96,11 @@ impl RowGroup {
         then: impl FnOnce(Result<Ranges>) + Send + 'static,
     ) -> Result<()> {
         let (started, stages) = (Instant::now(), Arc::clone(stages));
-        let OpenFile { storage, object, .. } = &*self.file;
         let ranges = self.byte_ranges(&self.file.columns)?;
-        storage.start_reading(&object.path, object.bytes, ranges, object.e_tag.clone(), move |ranges| {
-            then(ranges.map_err(Error::from).inspect(|ranges| stages.read(started, ranges.bytes())));
-        })?;
-        Ok(())
+        self.file.start_reading(ranges, move |ranges, bytes| {
+            stages.read(started, bytes);
+            then(ranges);
+        })
     }
 
     /// Decodes the row group from its bytes.

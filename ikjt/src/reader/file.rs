@@ -1,16 +1,18 @@
 //! Data files: checked against the snapshot, footers read.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use onefold_datasets::process::catch_panic;
-use onefold_datasets::storage::{Object, Storage, check_counts, read_footer};
+use onefold_datasets::storage::{Object, Ranges, Storage, check_counts, decode_footer};
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
+use super::kept::KeptFile;
 use crate::{Error, Result};
 
 /// What is known of the files that were read before, by their paths.
@@ -40,6 +42,7 @@ pub(super) struct OpenFile {
     pub(super) object: Object,
     pub(super) metadata: ArrowReaderMetadata,
     pub(super) columns: ProjectionMask,
+    kept: KeptFile,
 }
 
 impl Columns {
@@ -66,10 +69,17 @@ impl OpenFile {
         file: &DataFile,
         columns: &Columns,
         known: &KnownFiles,
+        kept: KeptFile,
     ) -> Result<Self> {
         let object = known.find(storage, file)?;
         let path = storage.shown(&file.path);
-        let footer = read_footer(storage, &file.path, file.bytes_on_disk, object.e_tag.clone());
+        let footer = decode_footer(object.bytes, |start| {
+            let end = || std::iter::once(start..object.bytes).collect();
+            kept.copy(end()).map_or_else(
+                || storage.read_ranges(&object.path, object.bytes, end(), object.e_tag.clone()),
+                Ok,
+            )
+        });
         let metadata = footer?.map_err(|message| Error::corrupt(&path, message))?;
         check_counts(metadata.metadata(), file)
             .map_err(|message| Error::Mismatch { path: path.clone(), message })?;
@@ -78,30 +88,57 @@ impl OpenFile {
         let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
         let (storage, path) = (storage.clone(), Arc::new(path));
-        let open = Self { path, storage, object, metadata, columns: mask };
+        let open = Self { path, storage, object, metadata, columns: mask, kept };
         open.row_counts()?;
         Ok(open)
     }
 
-    /// Checks the file's bytes once. Pages carry no checksums, so a flipped bit in one may decode to other samples. Gives
-    /// the number of bytes read for it.
+    /// Checks the file's bytes once, and keeps them in `kept`. Pages carry no checksums, so a flipped bit in one may decode
+    /// to other samples. Gives the number of bytes read for it.
     ///
     /// # Errors
     ///
     /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records.
-    pub(super) fn verify(storage: &Storage, file: &DataFile, known: &KnownFiles) -> Result<u64> {
-        let verified = || known.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        if verified().contains(&file.path) {
+    pub(super) fn verify(
+        storage: &Storage,
+        file: &DataFile,
+        known: &KnownFiles,
+        kept: &KeptFile,
+    ) -> Result<u64> {
+        if known.is_verified(file) {
             return Ok(0);
         }
         let object = known.find(storage, file)?;
-        let found = storage.sha256(&file.path, &object, |_| ())?;
+        let found = storage.sha256(&file.path, &object, |read| kept.add(read))?;
         if found != file.sha256 {
             let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
             return Err(Error::corrupt(&storage.shown(&file.path), message));
         }
-        verified().insert(file.path.clone());
+        known.verified().insert(file.path.clone());
         Ok(file.bytes_on_disk)
+    }
+
+    /// Reads ranges of the file, which are at hand if the file is kept; `then` is called with them, and with the number of
+    /// bytes that had to come from the storage, on a thread that must not be blocked for long.
+    ///
+    /// # Errors
+    ///
+    /// As [`Storage::start_reading`].
+    pub(super) fn start_reading(
+        &self,
+        wanted: Vec<Range<u64>>,
+        then: impl FnOnce(Result<Ranges>, u64) + Send + 'static,
+    ) -> Result<()> {
+        let Self { storage, object, .. } = self;
+        if let Some(ranges) = self.kept.copy(wanted.clone()) {
+            then(Ok(ranges), 0);
+            return Ok(());
+        }
+        storage.start_reading(&object.path, object.bytes, wanted, object.e_tag.clone(), |ranges| {
+            let read = ranges.as_ref().map_or(0, Ranges::bytes);
+            then(ranges.map_err(Error::from), read);
+        })?;
+        Ok(())
     }
 
     /// The rows of every row group.
@@ -130,6 +167,15 @@ impl OpenFile {
 }
 
 impl KnownFiles {
+    fn verified(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a file's bytes were found to be what the snapshot says.
+    pub(super) fn is_verified(&self, file: &DataFile) -> bool {
+        self.verified().contains(&file.path)
+    }
+
     /// The object of a data file, which must have the size that the snapshot says.
     fn find(&self, storage: &Storage, file: &DataFile) -> Result<Object> {
         let objects = || self.objects.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,16 +11,17 @@
 //! repeated list never exists in memory.
 //!
 //! Memory stays under [`ReaderOptions::memory_limit`], of which a quarter is left to what cannot be counted (the allocator's
-//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches
-//! under way and queued batches all count. What does not count is the batch that the caller holds (which may keep its row
-//! group in memory until it is dropped), and what preprocessing adds to a batch where it makes lists longer. A row group is
-//! read while samples of the one before wait for it, so the limit needs room for two of them and a batch; shuffling, for
-//! twice as many as are mixed.
+//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way, queued batches and
+//! files of an object store that are kept after they were verified all count. What does not count is the batch that the caller
+//! holds (which may keep its row group in memory until it is dropped), and what preprocessing adds to a batch where it makes
+//! lists longer. A row group is read while samples of the one before wait for it, so the limit needs room for two of them and
+//! a batch; shuffling, for twice as many as are mixed.
 
 mod budget;
 mod convert;
 mod decode;
 mod file;
+mod kept;
 mod order;
 mod pipeline;
 mod source;

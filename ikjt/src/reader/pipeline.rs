@@ -279,13 +279,16 @@ impl Scheduler {
             let bytes = next.row_group.decoding_bytes();
             let reservation = match self.work.budget.try_reserve(bytes, self.work.headroom) {
                 Some(reservation) => reservation,
-                None if self.decoding.is_empty() => match self.work.budget.reserve(bytes) {
-                    Granted::Yes(reservation) => reservation,
-                    Granted::Never { total } => {
-                        return Err(too_large(&next.row_group, bytes, total, &self.work.budget).into());
+                None if self.decoding.is_empty() => {
+                    self.source.release_kept();
+                    match self.work.budget.reserve(bytes) {
+                        Granted::Yes(reservation) => reservation,
+                        Granted::Never { total } => {
+                            return Err(too_large(&next.row_group, bytes, total, &self.work.budget).into());
+                        }
+                        Granted::Closed => return Err(Stop::Gone),
                     }
-                    Granted::Closed => return Err(Stop::Gone),
-                },
+                }
                 None => {
                     self.next = Some(next);
                     break;
@@ -326,6 +329,9 @@ impl Scheduler {
         let bytes = self.work.conversion.batch_bytes(&pieces);
         if bytes > self.work.budget.total() {
             return Err(batch_too_large(self.work.batch_size, bytes, &self.work.budget).into());
+        }
+        if !self.work.budget.has_room(bytes) {
+            self.source.release_kept();
         }
         let Some(mut reservation) = self.work.budget.reserve_batch(bytes) else { return Err(Stop::Gone) };
         let samples: u64 = pieces.iter().map(|(_, rows)| rows.len() as u64).sum();

@@ -10,6 +10,7 @@ use onefold_datasets::storage::Storage;
 
 use super::decode::RowGroup;
 use super::file::{Columns, KnownFiles, OpenFile};
+use super::kept::KeptFile;
 use super::order::{FileStarts, Slice};
 use super::pipeline::{Next, Pool, Promise, Work, fulfilled};
 use super::stages::Stages;
@@ -29,17 +30,24 @@ pub(super) struct Files {
 }
 
 impl Files {
-    fn open(&self, file: usize, stages: &Stages) -> Result<OpenFile> {
+    /// Verifies a file and reads its footer; what was read is kept in `kept`.
+    fn open(&self, file: usize, stages: &Stages, kept: KeptFile) -> Result<OpenFile> {
         if self.verify {
             let started = Instant::now();
-            let bytes = OpenFile::verify(&self.storage, &self.files[file], &self.known)?;
+            let bytes = OpenFile::verify(&self.storage, &self.files[file], &self.known, &kept)?;
             stages.verified(started, bytes);
         }
-        self.open_footer(file)
+        OpenFile::open(&self.storage, &self.files[file], &self.columns, &self.known, kept)
     }
 
     pub(super) fn open_footer(&self, file: usize) -> Result<OpenFile> {
-        OpenFile::open(&self.storage, &self.files[file], &self.columns, &self.known)
+        let kept = KeptFile::default();
+        OpenFile::open(&self.storage, &self.files[file], &self.columns, &self.known, kept)
+    }
+
+    /// Whether the whole file will come from an object store to be verified.
+    fn will_come_whole(&self, file: usize) -> bool {
+        self.verify && self.storage.local().is_none() && !self.known.is_verified(&self.files[file])
     }
 
     /// The rows of all files' row groups, from their footers: what a shuffled epoch is planned with.
@@ -60,19 +68,29 @@ pub(super) struct Source {
     order: Order,
     /// Files in the order of their first use.
     unopened: VecDeque<usize>,
-    opening: Option<(usize, Promise<OpenFile>)>,
+    opening: Option<Opening>,
     opened: HashMap<usize, Arc<OpenFile>>,
+    /// What is kept of the file that was opened last.
+    kept: KeptFile,
     /// Samples of the first chunk that were delivered before the position.
     pub(super) skip: usize,
     first_chunk_sample: u64,
+}
+
+/// A file that is verified and opened by another thread.
+#[derive(Debug)]
+struct Opening {
+    file: usize,
+    promise: Promise<OpenFile>,
+    kept: KeptFile,
 }
 
 #[derive(Debug)]
 enum Order {
     /// The samples in `range`, file after file; slices of the current file.
     File { starts: FileStarts, range: Range<u64>, pending: VecDeque<Slice> },
-    /// Chunks of row groups whose sessions are mixed.
-    Shuffled { chunks: VecDeque<VecDeque<Slice>> },
+    /// Chunks of row groups whose sessions are mixed, and how many slices each file has in all of them.
+    Shuffled { chunks: VecDeque<VecDeque<Slice>>, slices: HashMap<usize, usize> },
 }
 
 impl Source {
@@ -98,13 +116,16 @@ impl Source {
             chunks.pop_front();
         }
         let mut unopened = VecDeque::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut slices: HashMap<usize, usize> = HashMap::new();
         for slice in chunks.iter().flatten() {
-            if seen.insert(slice.file) {
+            let of_file = slices.entry(slice.file).or_default();
+            *of_file += 1;
+            if *of_file == 1 {
                 unopened.push_back(slice.file);
             }
         }
-        Self::new(files, Order::Shuffled { chunks }, unopened, skip as usize, first_chunk_sample)
+        let order = Order::Shuffled { chunks, slices };
+        Self::new(files, order, unopened, skip as usize, first_chunk_sample)
     }
 
     fn new(
@@ -114,8 +135,8 @@ impl Source {
         skip: usize,
         first_chunk_sample: u64,
     ) -> Self {
-        let opened = HashMap::new();
-        Self { files, order, unopened, opening: None, opened, skip, first_chunk_sample }
+        let (opened, kept) = (HashMap::new(), KeptFile::default());
+        Self { files, order, unopened, opening: None, opened, kept, skip, first_chunk_sample }
     }
 
     /// The first chunk's first sample in the shard.
@@ -123,10 +144,12 @@ impl Source {
         self.first_chunk_sample
     }
 
-    /// The next row group, if there is one.
+    /// The next row group, if there is one. The reading of those before has begun.
     pub(super) fn next(&mut self, work: &Work) -> Result<Option<Next>> {
         let next = match &mut self.order {
-            Order::Shuffled { chunks } => {
+            Order::Shuffled { chunks, .. } => {
+                // Of files that are kept there is one row group.
+                self.kept.release();
                 while chunks.front().is_some_and(VecDeque::is_empty) {
                     chunks.pop_front();
                 }
@@ -147,7 +170,9 @@ impl Source {
             {
                 return Ok(Some(slice));
             }
-            let upcoming = self.opening.as_ref().map(|(file, _)| *file).or(self.unopened.front().copied());
+            self.kept.release();
+            let upcoming =
+                self.opening.as_ref().map(|opening| opening.file).or(self.unopened.front().copied());
             let Some(upcoming) = upcoming else { return Ok(None) };
             // Row groups in decoding hold what they need of the files before.
             self.opened.clear();
@@ -172,7 +197,8 @@ impl Source {
             None => self.open_next(work),
         };
         let open = match opening {
-            Some((next, promise)) if next == file => {
+            Some(Opening { file: next, promise, kept }) if next == file => {
+                self.kept = kept;
                 self.opening = self.open_next(work);
                 fulfilled(&promise)?
             }
@@ -186,9 +212,30 @@ impl Source {
         Ok(open)
     }
 
-    fn open_next(&mut self, work: &Work) -> Option<(usize, Promise<OpenFile>)> {
+    fn open_next(&mut self, work: &Work) -> Option<Opening> {
         let file = self.unopened.pop_front()?;
-        let (files, stages) = (Arc::clone(&self.files), Arc::clone(&work.stages));
-        Some((file, work.pool.promise(move || files.open(file, &stages))))
+        let kept = self.keep(file, work).unwrap_or_default();
+        let (files, stages, kept_by_file) = (Arc::clone(&self.files), Arc::clone(&work.stages), kept.clone());
+        let promise = work.pool.promise(move || files.open(file, &stages, kept_by_file));
+        Some(Opening { file, promise, kept })
+    }
+
+    /// Room for a file that is decoded soon after it was verified: a shuffle comes back to a file of several row groups
+    /// much later.
+    fn keep(&self, file: usize, work: &Work) -> Option<KeptFile> {
+        let decoded_soon = match &self.order {
+            Order::File { .. } => true,
+            Order::Shuffled { slices, .. } => slices.get(&file) == Some(&1),
+        };
+        let keep = decoded_soon && self.files.will_come_whole(file);
+        keep.then(|| KeptFile::reserve(&work.budget, self.files.files[file].bytes_on_disk)).flatten()
+    }
+
+    /// Gives up what is kept of files: the memory is needed.
+    pub(super) fn release_kept(&self) {
+        self.kept.release();
+        if let Some(opening) = &self.opening {
+            opening.kept.release();
+        }
     }
 }

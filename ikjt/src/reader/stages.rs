@@ -38,7 +38,7 @@ pub struct StageFigures {
     pub preprocess_seconds: f64,
     /// Bytes read for checksums.
     pub bytes_verified: u64,
-    /// Bytes read to decode.
+    /// Bytes read to decode, without those that were still in memory after they were read for a checksum.
     pub bytes_read: u64,
 }
 

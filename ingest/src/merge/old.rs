@@ -274,12 +274,11 @@ type Output = Sender<datafusion::error::Result<RecordBatch>>;
 impl Table {
     /// Reads a file; `false` if the engine does not want more.
     fn read(&self, file: &OldFile, output: &Output) -> Result<bool> {
-        let damaged = onefold_datasets::Error::from;
-        let open = OpenFile::open(&self.storage, &file.file).map_err(damaged)?;
-        open.check_columns(&self.snapshot.file_columns()).map_err(damaged)?;
+        let open = OpenFile::open(&self.storage, &file.file)?;
+        open.check_columns(&self.snapshot.file_columns()).map_err(onefold_datasets::Error::from)?;
         let mut before = file.before;
         for group in 0..open.row_groups() {
-            let columns = RowGroup::read(self, &open, group).map_err(damaged)?;
+            let columns = RowGroup::read(self, &open, group)?;
             let rows = columns.sessions.len();
             for start in (0..rows).step_by(self.batch_rows) {
                 let rows = start..(start + self.batch_rows).min(rows);
@@ -343,7 +342,7 @@ struct RowGroup {
 }
 
 impl RowGroup {
-    fn read(table: &Table, file: &OpenFile, group: usize) -> Result<Self, onefold_datasets::Problem> {
+    fn read(table: &Table, file: &OpenFile, group: usize) -> Result<Self> {
         let sessions = file.numbers::<Int64Type>(group, SESSION_COLUMN)?.to_vec();
         let mut columns = Self { sessions, times: None, keys: None, floats: Vec::new(), lists: Vec::new() };
         if !matches!(table.read, Read::Keys) {

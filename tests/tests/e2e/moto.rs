@@ -1,13 +1,16 @@
-//! A dataset in a second store, which other people wrote: the S3 server of moto.
+//! A dataset in a second store, which other people wrote: the S3 server of moto, alone and behind a network that fails.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use onefold_tests::{Dir, TestCommand};
+use onefold_datasets::Snapshot;
+use onefold_tests::{Dir, Fault, S3Server, TestCommand, When};
+use serde_json::{Value, json};
 
 use crate::remote::{whole_path, with_logs};
+use crate::samples::without_random_names;
 
 /// moto's server, as a process that ends with the test.
 struct Moto {
@@ -47,14 +50,20 @@ impl Moto {
     }
 
     fn creates_bucket(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(self.address) else { return false };
-        let request =
-            "PUT /data HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-        let mut answer = String::new();
-        stream.write_all(request.as_bytes()).unwrap();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        true
+        TcpStream::connect(self.address).is_ok_and(|stream| {
+            request(stream, "PUT /data", &[]);
+            true
+        })
+    }
+
+    /// Creates or replaces an object of the bucket `data`.
+    fn put(&self, key: &str, bytes: &[u8]) {
+        put(self.address, key, bytes);
+    }
+
+    /// The bytes of an object of the bucket `data`.
+    fn get(&self, key: &str) -> Vec<u8> {
+        request(TcpStream::connect(self.address).unwrap(), &format!("GET /data/{key}"), &[])
     }
 
     /// A command whose `s3://` URLs are of this server.
@@ -74,6 +83,29 @@ impl Moto {
     }
 }
 
+/// Creates or replaces an object of the bucket `data` of the server at `address`.
+fn put(address: SocketAddr, key: &str, bytes: &[u8]) {
+    request(TcpStream::connect(address).unwrap(), &format!("PUT /data/{key}"), bytes);
+}
+
+/// Sends a request, which must succeed; gives the body of its answer.
+fn request(mut stream: TcpStream, line: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    // Whoever created an object may read it; moto believes a signature.
+    let signed = "AWS4-HMAC-SHA256 Credential=onefold/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+    let head = format!(
+        "Host: 127.0.0.1\r\nAuthorization: {signed}\r\nContent-Length: {length}\r\nConnection: close"
+    );
+    stream.write_all(format!("{line} HTTP/1.1\r\n{head}\r\n\r\n").as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+    let head = String::from_utf8_lossy(&answer[..end]);
+    assert!(head.starts_with("HTTP/1.1 200"), "{line}: {head}");
+    answer.split_off(end)
+}
+
 #[test]
 fn a_dataset_in_moto_is_that_of_a_local_disk() {
     let dir = with_logs(3000);
@@ -87,4 +119,102 @@ fn a_dataset_in_moto_is_that_of_a_local_disk() {
     let build = "onefold-ingest build logs/dataset.toml --out s3://data/some/ds";
     moto.command(&dir, build).fails(&["`s3://data/some/ds` already exists"]);
     moto.command(&dir, "onefold-read bench s3://nowhere/ds").fails(&["`s3://nowhere/ds", "no such bucket"]);
+}
+
+/// Builds, appends, verifies and reads a dataset at `location`; gives what must not depend on where it lies.
+fn short_path(location: &str, command: &dyn Fn(&str) -> TestCommand) -> Value {
+    let ingest = |what: &str| command(&format!("onefold-ingest {what} --threads 2")).json();
+    let built = ingest(&format!("build logs/dataset.toml --out {location}"));
+    let appended = ingest(&format!("append more/dataset.toml --out {location}"));
+    assert_eq!([&built["snapshot"], &appended["snapshot"]], [&json!(1), &json!(2)]);
+    let verified = ingest(&format!("verify {location}"));
+    assert_eq!(verified["problems"], json!([]));
+    let read = command(&format!("onefold-read bench {location} --threads 2 --shuffle 3")).json();
+    let of = |summary: &Value, keys: &[&str]| keys.iter().map(|key| summary[*key].clone()).collect::<Value>();
+    json!([
+        of(&verified, &["snapshot", "samples", "sessions", "bytes_on_disk", "digest"]),
+        of(&read, &["samples", "batches", "values", "dedupe_factor"]),
+    ])
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
+fn faults_in_front_of_moto_change_nothing() {
+    let dir = with_logs(1000);
+    let local = short_path("dataset", &|line| dir.command(line));
+    let snapshot = without_random_names(&Snapshot::load(&dir.path("dataset")).unwrap());
+    let own = Dir::new();
+    let moto = Moto::start(&own);
+    let slow = Fault::Slow { bytes_per_second: 200_000 };
+    let kinds =
+        [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::LoseAnswer, Fault::Truncate, slow];
+    for (kind, seed) in kinds.into_iter().zip(1..) {
+        let server = S3Server::in_front_of(moto.address);
+        // The commit, on which all else rests, fails in any case.
+        server.inject("PUT /data/ds-", kind, When::Nth(2));
+        server.inject("/snapshots/00000002.json", kind, When::First(2));
+        server.inject("", kind, When::Chance { probability: 0.2, seed });
+        let key = format!("ds-{seed}");
+        let remote = short_path(&format!("s3://data/{key}"), &|line| dir.command(line).with_s3(&server));
+        assert_eq!(remote, local, "{kind:?}");
+        let counted = server.counters();
+        assert!(counted.faults > 5, "{kind:?}: {counted:?}");
+        println!("{kind:?}: {} faults in {} requests", counted.faults, counted.requests);
+        // What moto has is the dataset of the local disk, but for random names.
+        let there: Value =
+            serde_json::from_slice(&moto.get(&format!("{key}/snapshots/00000002.json"))).unwrap();
+        let copy = Dir::new();
+        copy.write("ds/snapshots/00000002.json", there.to_string());
+        assert!(without_random_names(&Snapshot::load(&copy.path("ds")).unwrap()) == snapshot, "{kind:?}");
+    }
+}
+
+/// Another object takes the name of a data file: while it is read, and between the snapshot and the first request for it.
+#[test]
+fn a_file_that_is_replaced_in_moto_is_noticed() {
+    let dir = with_logs(1000);
+    // One file.
+    dir.edit("logs/dataset.toml", "by = \"hour\"", "columns = []");
+    let own = Dir::new();
+    let moto = Moto::start(&own);
+    let server = S3Server::in_front_of(moto.address);
+    let command = |line: &str| dir.command(line).with_s3(&server);
+    let built = command("onefold-ingest build logs/dataset.toml --out s3://data/ds").json();
+    assert_eq!(built["snapshot"], json!(1));
+    let snapshot: Value = serde_json::from_slice(&moto.get("ds/snapshots/00000001.json")).unwrap();
+    let path = snapshot["partitions"][0]["files"][0]["path"].as_str().unwrap();
+    let (key, url) = (format!("ds/{path}"), format!("s3://data/ds/{path}"));
+    let whole = moto.get(&key);
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    let longer = [&whole[..], b"more"].concat();
+
+    let read = "onefold-read bench s3://data/ds";
+    let verify = "onefold-ingest verify s3://data/ds";
+    let replaced_at = |request: &str, nth: u64, with: &[u8], line: &str, parts: &[&str]| {
+        moto.put(&key, &whole);
+        let (address, key, bytes) = (moto.address, key.clone(), with.to_vec());
+        server.before(&format!("{request} /data/ds/data/"), nth, move || put(address, &key, &bytes));
+        command(line).fails(&[&[url.as_str()], parts].concat());
+        server.heal();
+    };
+    // The first request learns the ETag, and all others ask for it.
+    let changed = ["was changed while it was read", "find out what else writes there"];
+    for with in [&flipped, &longer] {
+        replaced_at("GET", 1, with, read, &changed);
+        replaced_at("GET", 2, with, &format!("{read} --no-verify"), &changed);
+        replaced_at("GET", 1, with, verify, &changed);
+        replaced_at("GET", 2, with, verify, &changed);
+    }
+    replaced_at("HEAD", 1, &flipped, read, &["SHA-256"]);
+    let sizes = format!("it has {} bytes, the snapshot says {}", longer.len(), whole.len());
+    replaced_at("HEAD", 1, &longer, read, &[&sizes]);
+    moto.put(&key, &flipped);
+    let verified = command(verify).output();
+    assert_eq!(verified.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&verified.stderr).contains("has a problem"), "{verified:?}");
+    assert!(String::from_utf8_lossy(&verified.stdout).contains("SHA-256"), "{verified:?}");
+    moto.put(&key, &whole);
+    command(read).works();
+    command(verify).works();
 }
