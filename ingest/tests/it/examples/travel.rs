@@ -58,7 +58,8 @@ fn searches() -> Vec<Search> {
     let mut all = Vec::new();
     for user in 0..24 {
         for visit in 0..1 + random.below(4) {
-            let mut at = DAY + random.below(2 * 86_400 - 4000);
+            let at = DAY + random.below(2 * 86_400 - 4000);
+            let mut at = if user % 6 == 0 && visit == 0 { DAY + 86_400 - 200 } else { at };
             let mut platform = PLATFORMS[random.below(3) as usize];
             for _ in 0..1 + random.below(5) {
                 let mut hotels: Vec<(String, f64)> = Vec::new();
