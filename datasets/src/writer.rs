@@ -30,7 +30,7 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimestampMicrosecondType};
 use parquet::basic::ZstdLevel;
 
-use self::columns::Columns;
+use self::columns::FileColumns;
 pub(crate) use self::count::Counter;
 use self::data_file::{DataFileWriter, Shared};
 pub use self::finish::Written;
@@ -112,7 +112,7 @@ impl DatasetWriter {
         let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
         options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
-        let columns = Columns::new(&schema, &options)?;
+        let columns = FileColumns::new(&schema, &options)?;
         let level = ZstdLevel::try_new(options.zstd_level)
             .map_err(|error| Error::write_parquet(storage.location(), error))?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1));

@@ -168,7 +168,7 @@ mod tests {
         assert!(matches!(&error, Error::SpillLimit { .. }), "{error}");
         let text = error.to_string();
         assert!(
-            text.contains("limit of 1024.0 KB") && text.contains("hint: raise the spill limit"),
+            text.contains("limit of 1024.0 KB") && text.contains("hint: raise the option `spill_limit`"),
             "{text}"
         );
     }
