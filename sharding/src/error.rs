@@ -149,7 +149,7 @@ fn room_hint(needed: u64, capacity: u64, splits: bool) -> &'static str {
     } else if splits {
         "it does not split further, its columns only into multiples of 4 and its rows over the ranks; raise `memory_bytes` in the topology, add ranks, or lower the table's `rows` or `dim`"
     } else {
-        "it is larger than a whole rank and this search does not split tables; plan with the search `beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+        "it is larger than a whole rank and this search does not split tables; plan with the option `search = beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
     }
 }
 

@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "feature `item`: the memory limit does not suffice to count its ids for a vocabulary: 1,536 distinct ones so \
-             far, 96.0 KiB for all features\n  hint: raise `--memory-limit`, or leave this feature's ids as they are (remove its `vocabulary`)"
+             far, 96.0 KiB for all features\n  hint: raise the option `memory_limit`, or leave this feature's ids as they are (remove its `vocabulary`)"
         );
         assert_eq!(counter.counts().count(), 1_536);
         drop((counter, other));

@@ -165,7 +165,7 @@ mod tests {
             .to_string();
         assert!(
             error.contains(
-                "hint: it is larger than a whole rank and this search does not split tables; plan with the search `beam`"
+                "hint: it is larger than a whole rank and this search does not split tables; plan with the option `search = beam`"
             ),
             "{error}"
         );
