@@ -6,7 +6,7 @@ use arrow::datatypes::TimestampMicrosecondType;
 
 use super::gathered::{Choice, Stretch};
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::{Error, Result, Snapshot, TIME_COLUMN};
+use onefold_datasets::{Result, Snapshot, TIME_COLUMN};
 
 /// Samples are written again from no fewer places of the dataset than this, if it has as many row groups.
 const PLACES: usize = 8;
@@ -113,8 +113,7 @@ fn some_times(row_groups: &[RowGroup], partition: usize, samples: u64) -> Result
     let mut times = Vec::new();
     let mut next = 0;
     for row_group in row_groups.iter().filter(|row_group| row_group.partition == partition) {
-        let column = row_group.file.numbers::<TimestampMicrosecondType>(row_group.index, TIME_COLUMN);
-        let column = column.map_err(Error::from)?;
+        let column = row_group.file.numbers::<TimestampMicrosecondType>(row_group.index, TIME_COLUMN)?;
         times.extend(column.iter().skip(next).step_by(every as usize));
         next = (next + every as usize - column.len() % every as usize) % every as usize;
     }

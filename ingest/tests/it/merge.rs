@@ -615,7 +615,7 @@ fn the_command_says_what_it_merged() {
     {
         assert!(shown.contains(part), "{shown}");
     }
-    assert!(shown.contains("left out: 1 samples of other partitions"), "{shown}");
+    assert!(shown.contains("left out: 1 sample of other partitions"), "{shown}");
     let output = text(run(&["--json"]));
     let summary: serde_json::Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
     let figures =
