@@ -183,35 +183,23 @@ impl Storage {
         format!("{}/{path}", base.trim_end_matches('/')).into()
     }
 
-    /// Reads a whole object; `None` if there is no such object. The first request to a store that cannot be reached fails
-    /// within about ten seconds.
+    /// Reads a whole object; `None` if there is no such object.
     ///
     /// # Errors
     ///
     /// [`Error::Read`] if the store does not give it.
     pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
-        async fn get(store: Arc<dyn ObjectStore>, key: ObjectPath) -> object_store::Result<Option<Bytes>> {
-            match store.get(&key).await {
-                Ok(object) => object.bytes().await.map(Some),
-                Err(object_store::Error::NotFound { .. }) => Ok(None),
-                Err(error) => Err(error),
+        let key = self.key(path)?;
+        self.ask(path, move |store| {
+            let key = key.clone();
+            async move {
+                match store.get(&key).await {
+                    Ok(object) => object.bytes().await.map(Some),
+                    Err(object_store::Error::NotFound { .. }) => Ok(None),
+                    Err(error) => Err(error),
+                }
             }
-        }
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        let probe = || self.probe.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = probe().clone();
-        let read = self.wait(path, async move {
-            match first {
-                None => get(store, key).await,
-                Some(first) => match get(first, key.clone()).await {
-                    // It is there, and busy.
-                    Err(error) if !retry::is_unreachable(&error) => get(store, key).await,
-                    answered => answered,
-                },
-            }
-        })?;
-        *probe() = None;
-        Ok(read)
+        })
     }
 
     /// Size, time and ETag of an object; `None` if there is no such object.
@@ -220,12 +208,15 @@ impl Storage {
     ///
     /// [`Error::Read`] if the store does not answer.
     pub fn head(&self, path: &str) -> Result<Option<Object>> {
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
-        let found = self.wait(path, async move {
-            match store.head(&key).await {
-                Ok(found) => Ok(Some(found)),
-                Err(object_store::Error::NotFound { .. }) => Ok(None),
-                Err(error) => Err(error),
+        let key = self.key(path)?;
+        let found = self.ask(path, move |store| {
+            let key = key.clone();
+            async move {
+                match store.head(&key).await {
+                    Ok(found) => Ok(Some(found)),
+                    Err(object_store::Error::NotFound { .. }) => Ok(None),
+                    Err(error) => Err(error),
+                }
             }
         })?;
         Ok(found.map(|found| Object {
@@ -324,21 +315,23 @@ impl Storage {
     ///
     /// [`Error::Read`] if the store does not list them.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
-        let (store, key) = (Arc::clone(&self.store), self.key(folder)?);
+        let key = self.key(folder)?;
         let after = after.map(|after| self.key(after)).transpose()?;
         if let Some(local) = &self.local
             && !local.join(folder).exists()
         {
             return Ok(Vec::new());
         }
-        let listed = move || {
-            let listed = match &after {
-                Some(after) => store.list_with_offset(Some(&key), after),
-                None => store.list(Some(&key)),
-            };
-            listed.try_collect()
-        };
-        let found: Vec<_> = self.wait(folder, async move { retry::repeat(listed).await })?;
+        let found: Vec<_> = self.ask(folder, move |store| {
+            let (key, after) = (key.clone(), after.clone());
+            async move {
+                let listed = match &after {
+                    Some(after) => store.list_with_offset(Some(&key), after),
+                    None => store.list(Some(&key)),
+                };
+                listed.try_collect().await
+            }
+        })?;
         let prefix = self.prefix.as_ref();
         let relative = |path: &ObjectPath| {
             path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
@@ -477,9 +470,11 @@ impl Storage {
                 fs_err::read_dir(local)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
             return Ok(names.collect::<io::Result<_>>()?);
         }
-        let (store, key) = (Arc::clone(&self.store), self.key("")?);
-        let listed =
-            self.wait("", async move { retry::repeat(|| store.list_with_delimiter(Some(&key))).await })?;
+        let key = self.key("")?;
+        let listed = self.ask("", move |store| {
+            let key = key.clone();
+            async move { store.list_with_delimiter(Some(&key)).await }
+        })?;
         let paths =
             listed.common_prefixes.into_iter().chain(listed.objects.into_iter().map(|meta| meta.location));
         Ok(paths.filter_map(|path| path.filename().map(str::to_owned)).collect())
@@ -496,6 +491,35 @@ impl Storage {
             message: error.to_string(),
             hint: "use another name".to_owned(),
         })
+    }
+
+    /// Sends a request that changes nothing, and waits for the answer. The first one to a store that cannot be reached fails
+    /// within about ten seconds.
+    fn ask<T, R>(
+        &self,
+        path: &str,
+        request: impl Fn(Arc<dyn ObjectStore>) -> R + Send + Sync + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        R: Future<Output = object_store::Result<T>> + Send + 'static,
+    {
+        let probe = || self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        let (store, first) = (Arc::clone(&self.store), probe().clone());
+        let answer = self.wait(path, async move {
+            match first {
+                None => retry::repeat(|| request(Arc::clone(&store))).await,
+                Some(first) => match request(first).await {
+                    // It is there, and busy.
+                    Err(error) if !retry::is_unreachable(&error) => {
+                        retry::repeat(|| request(Arc::clone(&store))).await
+                    }
+                    answered => answered,
+                },
+            }
+        })?;
+        *probe() = None;
+        Ok(answer)
     }
 
     fn wait<T: Send + 'static>(
