@@ -16,7 +16,7 @@ use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_
 use crate::sessionize::TIME;
 use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
 use crate::times::{TimeLimits, shown};
-use crate::{Config, Error, FeatureKind, Result};
+use crate::{Config, Error, Result};
 
 /// A batch of samples, column by column.
 #[derive(Debug)]
@@ -197,21 +197,11 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> 
             Some(feature) => wrong_list_type(kind, feature, name, data_type),
         };
         if let Some(WrongType { message, hint }) = wrong {
-            let message = format!("`[features]` makes it a {} of a column {message}", described(kind));
+            let message = format!("`[features]` makes it a {} of a column {message}", kind.described());
             return Err(Error::Column { column: name.to_owned(), message, hint });
         }
     }
     Ok(())
-}
-
-fn described(kind: FeatureKind) -> &'static str {
-    match kind {
-        FeatureKind::Label => "label",
-        FeatureKind::Weight => "weight",
-        FeatureKind::Dense => "dense feature",
-        FeatureKind::Sparse => "sparse feature",
-        FeatureKind::Sequence => "sequence",
-    }
 }
 
 pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {

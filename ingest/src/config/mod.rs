@@ -100,6 +100,19 @@ pub enum FeatureKind {
     Sequence,
 }
 
+impl FeatureKind {
+    /// What messages call such a column.
+    pub(crate) fn described(self) -> &'static str {
+        match self {
+            Self::Label => "label",
+            Self::Weight => "weight",
+            Self::Dense => "dense feature",
+            Self::Sparse => "sparse feature",
+            Self::Sequence => "sequence",
+        }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {

@@ -88,10 +88,8 @@ impl IdCounts {
 
     /// Adds ids, of which it may know some.
     pub(crate) fn add(&mut self, ids: &[i64]) {
-        for id in ids {
-            self.range = union(self.range, Some((*id, *id)));
-            self.distinct.add(*id);
-        }
+        self.range = union(self.range, ids.iter().copied().min().zip(ids.iter().copied().max()));
+        ids.iter().for_each(|id| self.distinct.add(*id));
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {

@@ -11,19 +11,9 @@ pub(crate) fn warnings(config: &Config, statistics: &BuildStatistics, is_merge: 
     let of_feature = |feature: &ColumnStatistics| {
         let reason = empty_reason(config, feature, statistics.samples)
             .or_else(|| constant_reason(feature).filter(|_| !is_merge && statistics.samples > 1))?;
-        Some(format!("{} `{}`: {reason}", described(feature.kind), feature.name))
+        Some(format!("{} `{}`: {reason}", feature.kind.described(), feature.name))
     };
     statistics.features.iter().filter_map(of_feature).collect()
-}
-
-fn described(kind: FeatureKind) -> &'static str {
-    match kind {
-        FeatureKind::Label => "label",
-        FeatureKind::Weight => "weight",
-        FeatureKind::Dense => "dense feature",
-        FeatureKind::Sparse => "sparse feature",
-        FeatureKind::Sequence => "sequence",
-    }
 }
 
 /// Why a feature has no ids; `None` if it has some.

@@ -8,28 +8,7 @@ use onefold_datasets::{Commit, DatasetWriter, PartitionKey, Snapshot, WriterOpti
 use onefold_tests::{BUCKET, Counters, Dir, S3Server};
 
 use crate::logs::write_table;
-use crate::row_groups::session_rows;
-
-/// The schema of [`session_rows`].
-const CONFIG: &str = r#"format_version = 1
-
-[sources]
-log = "log.parquet"
-
-[samples]
-query = "SELECT * FROM log"
-
-[session]
-key = ["session"]
-time = "time"
-
-[partition]
-columns = ["part"]
-
-[features]
-label = { kind = "label" }
-request = { kind = "sparse" }
-"#;
+use crate::row_groups::{SESSION_CONFIG, session_rows};
 
 /// The partition that commit number `number` adds.
 fn part(number: u64) -> String {
@@ -66,7 +45,7 @@ fn append(dir: &Dir, server: &S3Server, number: u64) -> Counters {
         ("part", part),
     ];
     write_table(&dir.path("log.parquet"), columns);
-    dir.write("dataset.toml", CONFIG);
+    dir.write("dataset.toml", SESSION_CONFIG);
     server.reset_counters();
     let append = "onefold-ingest append dataset.toml --out s3://data/ds --threads 1";
     let written = dir.command(append).with_s3(server).json();

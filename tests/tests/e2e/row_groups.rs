@@ -18,6 +18,27 @@ const SAMPLE_BYTES: usize = 8 + 8 + 4 + 8;
 /// Row groups are full with as many samples.
 const GROUP_SAMPLES: usize = 20;
 
+/// The configuration of a log with the columns of [`session_rows`].
+pub(crate) const SESSION_CONFIG: &str = r#"format_version = 1
+
+[sources]
+log = "log.parquet"
+
+[samples]
+query = "SELECT * FROM log"
+
+[session]
+key = ["session"]
+time = "time"
+
+[partition]
+columns = ["part"]
+
+[features]
+label = { kind = "label" }
+request = { kind = "sparse" }
+"#;
+
 /// Samples in sessions of these sizes, as the writer takes them, with requests counted from 0.
 pub(crate) fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
     let feature = SparseFeature::new("request", SparseKind::Sparse);

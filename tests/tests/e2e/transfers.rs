@@ -5,31 +5,13 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMicrosecondArray};
 use onefold_datasets::Snapshot;
+use onefold_datasets::digest::scramble;
 use onefold_tests::{BUCKET, Counters, Dir, Fault, S3Server, TestCommand, When};
 use serde_json::{Value, json};
 
 use crate::logs::write_table;
+use crate::row_groups::SESSION_CONFIG;
 use crate::samples::assert_only_named_files;
-
-const CONFIG: &str = r#"format_version = 1
-
-[sources]
-log = "NAME.parquet"
-
-[samples]
-query = "SELECT * FROM log"
-
-[session]
-key = ["session"]
-time = "time"
-
-[partition]
-columns = ["part"]
-
-[features]
-label = { kind = "label" }
-request = { kind = "sparse" }
-"#;
 
 /// Samples whose file is longer than two parts of 8 MiB: nothing compresses their ids.
 const LONG: i64 = 2_400_000;
@@ -49,15 +31,12 @@ fn write_log(dir: &Dir, name: &str, samples: i64) {
         ("part", Arc::new(StringArray::from(vec![name; samples as usize])) as ArrayRef),
     ];
     write_table(&dir.path(format!("{name}.parquet")), columns);
-    dir.write(format!("{name}.toml"), CONFIG.replace("NAME", name));
+    dir.write(format!("{name}.toml"), SESSION_CONFIG.replace("log.parquet", &format!("{name}.parquet")));
 }
 
 /// A number that says nothing of those beside it (SplitMix64, Steele, Lea and Flood 2014).
 fn scattered(number: i64) -> i64 {
-    let mut bits = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (bits ^ bits >> 31) as i64
+    scramble((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)) as i64
 }
 
 fn ingest(dir: &Dir, server: &S3Server, what: &str) -> TestCommand {
