@@ -109,6 +109,8 @@ fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
         let remover = scope.spawn(|| {
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
                 storage.remove_empty_folders();
+                // Writers end now and then. Without a pause, every folder could be removed as soon as it is made.
+                std::thread::sleep(std::time::Duration::from_micros(100));
             }
         });
         let written = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

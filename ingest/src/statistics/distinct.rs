@@ -8,26 +8,27 @@ const REGISTER_BITS: u32 = 12;
 /// Estimates the number of distinct ids, in 4 KiB: HyperLogLog (Flajolet, Fusy, Gandouet and Meunier 2007).
 #[derive(Debug)]
 pub(super) struct DistinctIds {
-    /// For each register, the largest number of leading zeros after the register's bits among its hashes, plus one.
-    registers: Vec<u8>,
+    /// For each register, the largest number of trailing zeros among its hashes, plus one.
+    registers: Box<[u8; 1 << REGISTER_BITS]>,
 }
 
 impl DistinctIds {
     pub(super) fn new() -> Self {
-        Self { registers: vec![0; 1 << REGISTER_BITS] }
+        Self { registers: Box::new([0; 1 << REGISTER_BITS]) }
     }
 
     #[inline]
     pub(super) fn add(&mut self, id: i64) {
         let hash = scramble(id as u64);
         let register = &mut self.registers[(hash >> (u64::BITS - REGISTER_BITS)) as usize];
-        let rest = hash << REGISTER_BITS;
-        *register = (*register).max(rest.leading_zeros().min(64 - REGISTER_BITS) as u8 + 1);
+        // The first bits are those of the register; they do not count as zeros.
+        let rest = hash | 1 << (u64::BITS - REGISTER_BITS);
+        *register = (*register).max(rest.trailing_zeros() as u8 + 1);
     }
 
     /// Adds the ids of another estimate.
     pub(super) fn merge(&mut self, other: &Self) {
-        for (register, other) in self.registers.iter_mut().zip(&other.registers) {
+        for (register, other) in self.registers.iter_mut().zip(other.registers.iter()) {
             *register = (*register).max(*other);
         }
     }
@@ -36,7 +37,7 @@ impl DistinctIds {
     pub(super) fn estimate(&self) -> u64 {
         let registers = self.registers.len() as f64;
         let (mut sum, mut empty) = (0.0, 0);
-        for register in &self.registers {
+        for register in self.registers.iter() {
             sum += 2_f64.powi(-i32::from(*register));
             empty += usize::from(*register == 0);
         }
