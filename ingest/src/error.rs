@@ -121,7 +121,7 @@ pub enum Error {
 
     /// The temporary files have reached the spill limit.
     #[error(
-        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the option `spill_limit`, free some space in the spill directory (by default the system's temporary directory), choose one on a larger disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
+        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the option `spill_limit` (if it was not set, set it: temporary files are then compressed), free some space in the spill directory (by default the system's temporary directory), choose one on a larger disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
     )]
     SpillLimit {
         /// The limit.

@@ -30,7 +30,7 @@ struct EngineArguments {
     /// Directory for data that does not fit into memory [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     spill_directory: Option<PathBuf>,
-    /// Disk space for that data [default: what is free there, less a margin]
+    /// Disk space for that data, which is then compressed [default: what is free there, less a margin]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     spill_limit: Option<u64>,
     /// Number of threads [default: all that the machine has]
