@@ -46,8 +46,10 @@ use crate::{Error, Result, commit, units};
 
 /// The size of the requests for an object that is digested.
 const DIGESTED_REQUEST: u64 = 4 << 20;
-/// How many of them are under way.
-const DIGESTED_AHEAD: usize = 4;
+/// Requests of an object that is digested, where each part is dropped at once: enough to wait little, in 16 MiB.
+pub const FEW_REQUESTS: usize = 4;
+/// Requests of an object that is digested and kept: more of them cost no more memory.
+pub const MANY_REQUESTS: usize = 16;
 /// How long what a failed writer leaves in a store is tried to be removed.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -277,12 +279,19 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last.
+    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last. Up to
+    /// `requests` of 4 MiB are under way at a time.
     ///
     /// # Errors
     ///
     /// As [`read_ranges`](Self::read_ranges).
-    pub fn sha256(&self, path: &str, object: &Object, mut read: impl FnMut(Ranges)) -> Result<String> {
+    pub fn sha256(
+        &self,
+        path: &str,
+        object: &Object,
+        requests: usize,
+        mut read: impl FnMut(Ranges),
+    ) -> Result<String> {
         let request = |start: u64| {
             let (sender, answer) = sync_channel(1);
             let wanted = std::iter::once(start..object.bytes.min(start + DIGESTED_REQUEST)).collect();
@@ -294,7 +303,7 @@ impl Storage {
         let mut starts = (0..object.bytes).step_by(DIGESTED_REQUEST as usize);
         let mut on_their_way = VecDeque::new();
         loop {
-            while on_their_way.len() < DIGESTED_AHEAD
+            while on_their_way.len() < requests.max(1)
                 && let Some(start) = starts.next()
             {
                 on_their_way.push_back(request(start)?);

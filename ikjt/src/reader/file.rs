@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use onefold_datasets::process::catch_panic;
-use onefold_datasets::storage::{Object, Ranges, Storage, check_counts, decode_footer};
+use onefold_datasets::storage::{
+    FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage, check_counts, decode_footer,
+};
 use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
@@ -109,7 +111,8 @@ impl OpenFile {
             return Ok(0);
         }
         let object = known.find(storage, file)?;
-        let found = storage.sha256(&file.path, &object, |read| kept.add(read))?;
+        let requests = if kept.is_kept() { MANY_REQUESTS } else { FEW_REQUESTS };
+        let found = storage.sha256(&file.path, &object, requests, |read| kept.add(read))?;
         if found != file.sha256 {
             let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
             return Err(Error::corrupt(&storage.shown(&file.path), message));

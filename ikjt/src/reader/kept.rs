@@ -34,6 +34,11 @@ impl KeptFile {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether there is room for the file's bytes.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept().is_some()
+    }
+
     /// Keeps the next bytes.
     pub(super) fn add(&self, ranges: Ranges) {
         if let Some(kept) = &mut *self.kept() {

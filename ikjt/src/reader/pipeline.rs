@@ -29,6 +29,23 @@ pub(super) type Promise<T> = Receiver<Result<T>>;
 /// Dropped in this order, so that the row groups' memory is free when the scheduler hears of the batch's.
 type Delivery = (Batch, Pieces, Reservation);
 
+/// Does `work` on a thread of its own: work that mostly waits for an object store must not keep one of the pool's threads
+/// from computing.
+///
+/// # Errors
+///
+/// The operating system's error if the thread cannot be started.
+pub(super) fn promise_beside_pool<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Promise<T>> {
+    let (sender, receiver) = sync_channel(1);
+    std::thread::Builder::new().name("onefold-open".to_owned()).spawn(move || {
+        // The caller may have gone.
+        let _ = sender.send(work());
+    })?;
+    Ok(receiver)
+}
+
 /// The pool, as the reader's parts use it.
 #[derive(Debug, Clone)]
 pub(super) struct Pool(pub(super) Arc<rayon::ThreadPool>);

@@ -12,7 +12,7 @@ use super::decode::RowGroup;
 use super::file::{Columns, KnownFiles, OpenFile};
 use super::kept::KeptFile;
 use super::order::{FileStarts, Slice};
-use super::pipeline::{Next, Pool, Promise, Work, fulfilled};
+use super::pipeline::{Next, Pool, Promise, Work, fulfilled, promise_beside_pool};
 use super::stages::Stages;
 use crate::Result;
 
@@ -194,12 +194,12 @@ impl Source {
         }
         let opening = match self.opening.take() {
             Some(opening) => Some(opening),
-            None => self.open_next(work),
+            None => self.open_next(work)?,
         };
         let open = match opening {
             Some(Opening { file: next, promise, kept }) if next == file => {
                 self.kept = kept;
-                self.opening = self.open_next(work);
+                self.opening = self.open_next(work)?;
                 fulfilled(&promise)?
             }
             other => {
@@ -212,12 +212,16 @@ impl Source {
         Ok(open)
     }
 
-    fn open_next(&mut self, work: &Work) -> Option<Opening> {
-        let file = self.unopened.pop_front()?;
+    fn open_next(&mut self, work: &Work) -> Result<Option<Opening>> {
+        let Some(file) = self.unopened.pop_front() else { return Ok(None) };
         let kept = self.keep(file, work).unwrap_or_default();
         let (files, stages, kept_by_file) = (Arc::clone(&self.files), Arc::clone(&work.stages), kept.clone());
-        let promise = work.pool.promise(move || files.open(file, &stages, kept_by_file));
-        Some(Opening { file, promise, kept })
+        let open = move || files.open(file, &stages, kept_by_file);
+        let promise = match self.files.storage.local() {
+            Some(_) => work.pool.promise(open),
+            None => promise_beside_pool(open)?,
+        };
+        Ok(Some(Opening { file, promise, kept }))
     }
 
     /// Room for a file that is decoded soon after it was verified: a shuffle comes back to a file of several row groups
