@@ -124,16 +124,6 @@ fn benches(criterion: &mut Criterion) {
     benches.bench_function("fold windows", |bencher| {
         bencher.iter(|| exact.iter().map(|group| black_box(fold_windows(group)).rows()).sum::<usize>());
     });
-    let ends: Vec<i64> = (1..=8).map(|rank| rank * 25_000).collect();
-    benches.bench_function("split row-wise over 8 ranks", |bencher| {
-        bencher.iter(|| {
-            let split = batch
-                .groups()
-                .iter()
-                .map(|group| group.split_row_wise(&vec![&ends[..]; group.features().len()]).unwrap());
-            black_box(split.collect::<Vec<_>>())
-        });
-    });
     benches.bench_function("to record batch", |bencher| {
         bencher.iter(|| black_box(batch.to_record_batch().unwrap()));
     });

@@ -58,14 +58,6 @@ impl FeatureBuilder {
         self.values.extend_from_slice(&source.values()[span]);
     }
 
-    /// Appends one value, with its weight if the feature has weights.
-    pub(crate) fn append_value(&mut self, id: i64, weight: Option<f32>) {
-        self.values.push(id);
-        if let Some(weights) = &mut self.weights {
-            weights.extend(weight);
-        }
-    }
-
     /// Appends the row `offset .. offset + size` of the values.
     pub(crate) fn append_row(&mut self, offset: usize, size: usize) {
         // Both are below the capacity, which `check_values` has bounded.

@@ -47,11 +47,8 @@
 //! | deduplicate rows exactly | [`deduplicate`] |
 //! | let windows overlap, and undo it | [`fold_windows`], [`Group::compact`] |
 //! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
-//! | choose rows or samples | [`Feature::index_select`], [`Batch::index_select`] |
-//! | choose and order features | [`Batch::select`], [`Batch::permute`] |
-//! | split features over ranks | [`Batch::split_table_wise`], [`Group::split_row_wise`] |
 //! | see what deduplication saves | [`Statistics`] |
-//! | exchange batches with Arrow and TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
+//! | exchange batches with Arrow, hand them to TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
 //!
 //! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
 //!
@@ -76,7 +73,7 @@ mod statistics;
 mod window;
 
 pub use batch::{Batch, BatchParts};
-pub use convert::{GROUP_KEY, KeyedJaggedTensor, KjtParts};
+pub use convert::{GROUP_KEY, KeyedJaggedTensor};
 pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;

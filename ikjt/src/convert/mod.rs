@@ -2,7 +2,6 @@
 
 mod arrow;
 mod kjt;
-mod layout;
 
 pub use arrow::GROUP_KEY;
-pub use kjt::{KeyedJaggedTensor, KjtParts};
+pub use kjt::KeyedJaggedTensor;

@@ -3,7 +3,6 @@
 //! An operation means what it does to the expanded batch, and does it to distinct rows: it commutes with
 //! [`Batch::expand`](crate::Batch::expand).
 
+mod compact;
 mod concat;
-mod select;
-mod split;
 mod used;
