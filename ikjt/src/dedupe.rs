@@ -32,10 +32,7 @@ pub fn deduplicate(group: &Group) -> Group {
 }
 
 fn equal_rows(features: &[Feature], a: usize, b: usize) -> bool {
-    features.iter().all(|feature| {
-        let weights = |row| feature.row_weights(row).unwrap_or(&[]).iter().map(|weight| weight.to_bits());
-        feature.row(a) == feature.row(b) && weights(a).eq(weights(b))
-    })
+    features.iter().all(|feature| feature.has_equal_rows(a, b))
 }
 
 /// A hash of a row's lengths and ids (weights are left to the comparison): multiply and rotate, as in FxHash,

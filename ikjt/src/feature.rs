@@ -237,32 +237,46 @@ impl Feature {
                 weights.extend_from_slice(row);
             }
         }
-        let starts = sizes.iter().scan(0, |end, &size| {
-            *end += size;
-            Some(*end - size)
-        });
-        let offsets: Vec<i32> = starts.collect();
         Self {
             name: self.shared_name(),
             values: values.into(),
             weights: weights.map(Into::into),
-            offsets: offsets.into(),
+            offsets: starts(&sizes).into(),
             sizes: sizes.into(),
         }
+    }
+
+    /// Whether the rows `a` and `b` have equal ids, and equal weights bit by bit.
+    pub(crate) fn has_equal_rows(&self, a: usize, b: usize) -> bool {
+        self.row(a) == self.row(b) && equal_bits(self.row_weights(a), self.row_weights(b))
+    }
+}
+
+/// Where rows of these sizes start if they stand one after the other.
+pub(crate) fn starts(sizes: &[i32]) -> Vec<i32> {
+    let starts = sizes.iter().scan(0, |end, &size| {
+        *end += size;
+        Some(*end - size)
+    });
+    starts.collect()
+}
+
+fn equal_bits(a: Option<&[f32]>, b: Option<&[f32]>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => {
+            a.iter().map(|weight| weight.to_bits()).eq(b.iter().map(|weight| weight.to_bits()))
+        }
+        (a, b) => a.is_none() && b.is_none(),
     }
 }
 
 /// Features are equal if their names and rows are, wherever the rows stand in the buffers.
 impl PartialEq for Feature {
     fn eq(&self, other: &Self) -> bool {
-        let bits = |weights: Option<&[f32]>| {
-            weights.map(|weights| weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>())
-        };
         self.name == other.name
             && self.rows() == other.rows()
-            && (0..self.rows()).all(|u| {
-                self.row(u) == other.row(u) && bits(self.row_weights(u)) == bits(other.row_weights(u))
-            })
+            && (0..self.rows())
+                .all(|u| self.row(u) == other.row(u) && equal_bits(self.row_weights(u), other.row_weights(u)))
     }
 }
 

@@ -201,7 +201,8 @@ impl GroupStatistics {
                 ..counted
             };
             for (&sample, all_repeat) in later.iter().zip(&mut all_repeat) {
-                let repeats = same_list(feature, group.row_of(sample - 1), group.row_of(sample));
+                let (before, row) = (group.row_of(sample - 1), group.row_of(sample));
+                let repeats = before == row || feature.has_equal_rows(before, row);
                 figures.repeats += u64::from(repeats);
                 *all_repeat &= repeats;
             }
@@ -227,11 +228,6 @@ fn stored_values(feature: &Feature) -> u64 {
     }
     // Rows that share values with rows farther away are counted more than once.
     stored.min(feature.values().len() as u64)
-}
-
-fn same_list(feature: &Feature, a: usize, b: usize) -> bool {
-    let weights = |row| feature.row_weights(row).unwrap_or(&[]).iter().map(|weight| weight.to_bits());
-    a == b || (feature.row(a) == feature.row(b) && weights(a).eq(weights(b)))
 }
 
 #[cfg(test)]

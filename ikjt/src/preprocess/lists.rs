@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
 use crate::Feature;
+use crate::feature::starts;
 use crate::hash::mix;
 
 /// The most ids that an operator may make of one feature of one batch: 1 GiB. More is taken for a mistake,
@@ -94,12 +95,7 @@ pub(super) fn contiguous(
     weights: Option<Vec<f32>>,
     sizes: Vec<i32>,
 ) -> Checked<Feature> {
-    let starts = sizes.iter().scan(0, |end, size| {
-        *end += size;
-        Some(*end - size)
-    });
-    let offsets: Vec<i32> = starts.collect();
-    Ok(Feature::try_new(name, values, weights.map(Into::into), offsets, sizes)?)
+    Ok(Feature::try_new(name, values, weights.map(Into::into), starts(&sizes), sizes)?)
 }
 
 /// The first `count` ids of every row; of weighted lists the `count` ids with the highest weights, in their
@@ -160,11 +156,7 @@ fn positions(feature: Feature, start: i64) -> Checked<Feature> {
     check_total(&name, usize::try_from(feature.total_size()).unwrap_or(usize::MAX))?;
     let (_, _, weights, _, sizes) = feature.gather(0..feature.rows()).into_parts();
     let values: Vec<i64> = sizes.iter().flat_map(|size| count(*size)).collect();
-    let starts = sizes.iter().scan(0, |end, size| {
-        *end += size;
-        Some(*end - size)
-    });
-    let offsets: Vec<i32> = starts.collect();
+    let offsets = starts(&sizes);
     Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
 }
 
