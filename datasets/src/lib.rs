@@ -60,7 +60,7 @@ pub use schema::{
 };
 pub use snapshot::{
     Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
-    PartitionList, Sessions, Snapshot, SnapshotEntry, Statistics, history,
+    PartitionList, RowGroup, RowGroups, Sessions, Snapshot, SnapshotEntry, Statistics, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

@@ -14,6 +14,7 @@
 
 mod commit;
 mod legacy;
+mod row_groups;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::commit::{Changes, commit, find_partition};
 pub use self::legacy::MANIFEST_FILE;
+pub use self::row_groups::{RowGroup, RowGroups};
 pub(crate) use self::store::{
     HINT, SNAPSHOTS, head_at, heads_after, latest_head, named_files, not_a_dataset, numbers, snapshot_number,
     snapshot_path,
@@ -36,8 +38,9 @@ use crate::schema::with_sample_keys;
 use crate::storage::Storage;
 use crate::{Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile};
 
-/// The version this code writes. It reads versions 1 to 3 too, which are a `manifest.json`.
-pub(crate) const FORMAT_VERSION: u32 = 4;
+/// The version this code writes. It reads version 4 too, which counts row groups without describing them, and versions 1
+/// to 3, which are a `manifest.json`.
+pub(crate) const FORMAT_VERSION: u32 = 5;
 /// A snapshot holds at most so many partitions itself; beyond that they move to a list.
 pub(crate) const LIST_PARTITIONS: usize = 128;
 
@@ -258,7 +261,7 @@ pub struct DataFile {
     /// Samples in the file.
     pub samples: u64,
     /// Row groups in the file.
-    pub row_groups: u64,
+    pub row_groups: RowGroups,
     /// Size of the file.
     pub bytes_on_disk: u64,
     /// SHA-256 of the file, in hexadecimal.
@@ -444,7 +447,7 @@ impl Snapshot {
         }
         let version: Versioned = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let snapshot = match version.format_version {
-            FORMAT_VERSION => serde_json::from_str(text).map_err(|error| error.to_string())?,
+            4 | FORMAT_VERSION => serde_json::from_str(text).map_err(|error| error.to_string())?,
             version if legacy::VERSIONS.contains(&version) => legacy::parse(text)?,
             version => {
                 return Err(format!(
@@ -555,6 +558,11 @@ impl Snapshot {
                 "`{}` is of bucket {}, but there are {}",
                 file.path, file.bucket, self.buckets
             ));
+        }
+        if let Some((file, message)) =
+            files.iter().find_map(|file| Some((file, file.row_groups.check(file.samples).err()?)))
+        {
+            return Err(format!("`{}`: {message}", file.path));
         }
         if !files.is_sorted_by_key(|file| file.bucket) {
             return Err(format!("the files of partition `{key}` are not in the order of their buckets"));

@@ -29,8 +29,8 @@ fn refused(edit: impl FnOnce(&mut serde_json::Value)) -> String {
 #[test]
 fn snapshots_that_contradict_themselves_are_refused() {
     use serde_json::json;
-    let error = refused(|json| json["format_version"] = json!(5));
-    assert!(error.contains("format version 5, this program reads 1 to 4"), "{error}");
+    let error = refused(|json| json["format_version"] = json!(6));
+    assert!(error.contains("format version 6, this program reads 1 to 5"), "{error}");
     assert!(refused(|json| json["snapshot"] = json!(7)).contains("it says that it is snapshot 7"));
     assert!(refused(|json| json["surprise"] = json!(7)).contains("unknown field `surprise`"));
     let path = "/partitions/0/files/0/path";
@@ -40,6 +40,9 @@ fn snapshots_that_contradict_themselves_are_refused() {
     }
     let error = refused(|json| *json.pointer_mut("/partitions/0/files/0/samples").unwrap() = json!(4));
     assert!(error.contains("has 3 samples, its files have 4"), "{error}");
+    let row_group = "/partitions/0/files/0/row_groups/0/samples";
+    let error = refused(|json| *json.pointer_mut(row_group).unwrap() = json!(2));
+    assert!(error.contains("the file has 3 samples, its row groups have 2"), "{error}");
     let error = refused(|json| json["partitions"][0]["files"][0]["bucket"] = json!(1));
     assert!(error.contains("is of bucket 1, but there are 1"), "{error}");
     assert!(refused(|json| json["buckets"] = json!(0)).contains("it has 0 buckets"));

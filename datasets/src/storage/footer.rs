@@ -71,7 +71,7 @@ pub fn decode_footer<E>(
     }
 }
 
-/// Checks that a data file has as many rows and row groups as the snapshot says.
+/// Checks that a data file has as many rows and row groups as the snapshot says, and each row group as many rows and bytes.
 ///
 /// # Errors
 ///
@@ -82,8 +82,22 @@ pub fn check_counts(metadata: &ParquetMetaData, file: &DataFile) -> Result<(), S
         return Err(format!("it has {rows} rows, the snapshot says {}", file.samples));
     }
     let row_groups = metadata.num_row_groups();
-    if row_groups as u64 != file.row_groups {
-        return Err(format!("it has {row_groups} row groups, the snapshot says {}", file.row_groups));
+    let expected = file.row_groups.count();
+    if row_groups as u64 != expected {
+        return Err(format!("it has {row_groups} row groups, the snapshot says {expected}"));
+    }
+    let listed = file.row_groups.listed().unwrap_or_default();
+    for (index, (found, expected)) in metadata.row_groups().iter().zip(listed).enumerate() {
+        let differs = |found: i64, expected: u64| u64::try_from(found).ok() != Some(expected);
+        let (rows, bytes) = (found.num_rows(), found.compressed_size());
+        if differs(rows, expected.samples) {
+            let expected = expected.samples;
+            return Err(format!("row group {index} has {rows} rows, the snapshot says {expected}"));
+        }
+        if differs(bytes, expected.bytes_on_disk) {
+            let expected = expected.bytes_on_disk;
+            return Err(format!("row group {index} has {bytes} bytes, the snapshot says {expected}"));
+        }
     }
     Ok(())
 }

@@ -119,7 +119,8 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
         snapshot: snapshot.snapshot,
         partitions: snapshot.partitions.len(),
         files: data_files(&snapshot).count(),
-        row_groups: data_files(&snapshot).fold(0, |sum, (_, file)| sum.saturating_add(file.row_groups)),
+        row_groups: data_files(&snapshot)
+            .fold(0, |sum, (_, file)| sum.saturating_add(file.row_groups.count())),
         samples: snapshot.statistics.samples,
         sessions: snapshot.statistics.sessions,
         bytes_on_disk: snapshot.statistics.bytes_on_disk,
@@ -193,13 +194,13 @@ fn check_partitions(
     // A file that is not read has its place too: what comes after it is not at the partition's start.
     let places = data_files(snapshot).zip(files).flat_map(|((partition, named), file)| {
         let row_groups = file.as_ref().map_or(1, OpenFile::row_groups);
-        (0..row_groups).map(move |index| (partition, named.bucket, file.as_ref(), index))
+        (0..row_groups).map(move |index| (partition, named, file.as_ref(), index))
     });
-    let places: Vec<(usize, u32, Option<&OpenFile>, usize)> = places.collect();
+    let places: Vec<(usize, &DataFile, Option<&OpenFile>, usize)> = places.collect();
     reporter.begin("verifying", Some(snapshot.statistics.samples), "samples");
-    let check = |&(partition, _, file, index): &(usize, u32, Option<&OpenFile>, usize)| {
+    let check = |&(partition, named, file, index): &(usize, &DataFile, Option<&OpenFile>, usize)| {
         let Some(file) = file else { return Ok(None) };
-        let checked = RowGroupCheck { snapshot, file, index, totals: &totals[partition] }.run()?;
+        let checked = RowGroupCheck { snapshot, file, named, index, totals: &totals[partition] }.run()?;
         reporter.advance(file.rows(index).unwrap_or(0) as u64);
         Ok(Some(checked))
     };
@@ -210,10 +211,10 @@ fn check_partitions(
     for (number, (partition, totals)) in snapshot.partitions.iter().zip(&totals).enumerate() {
         let mut sessions = 0;
         let mut of_bucket: Option<(u32, OrderCheck)> = None;
-        while let Some(((_, bucket, file, index), checked)) = checked.next_if(|((of, ..), _)| *of == number) {
-            if of_bucket.as_ref().is_none_or(|(last, _)| last != bucket) {
+        while let Some(((_, named, file, index), checked)) = checked.next_if(|((of, ..), _)| *of == number) {
+            if of_bucket.as_ref().is_none_or(|(last, _)| *last != named.bucket) {
                 sessions += of_bucket.map_or(0, |(_, order)| end_bucket(partition, &order, found));
-                of_bucket = Some((*bucket, OrderCheck::new(SessionOrder::of(snapshot))));
+                of_bucket = Some((named.bucket, OrderCheck::new(SessionOrder::of(snapshot))));
             }
             let checked = checked.unwrap_or_default();
             let path = file.map_or("", |file| &file.path);

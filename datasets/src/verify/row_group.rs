@@ -8,14 +8,16 @@ use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFile, SampleLists};
 use crate::{
-    FeatureGroup, FeatureStatistics, Problem, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot,
-    SparseFeature, TIME_COLUMN,
+    DataFile, FeatureGroup, FeatureStatistics, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN, SESSION_COLUMN,
+    Snapshot, SparseFeature, TIME_COLUMN,
 };
 
 /// A row group to check.
 pub(super) struct RowGroupCheck<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) file: &'a OpenFile,
+    /// What the snapshot says of the file.
+    pub(super) named: &'a DataFile,
     pub(super) index: usize,
     /// Where its samples are counted.
     pub(super) totals: &'a PartitionTotals,
@@ -40,7 +42,7 @@ impl RowGroupCheck<'_> {
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
         let _fetched = self.file.fetch(self.index)?;
-        let (mut span, mut samples) = match problem_of(self.read_order(&mut problems))? {
+        let (mut span, mut described, mut samples) = match problem_of(self.read_order(&mut problems))? {
             Ok(read) => read,
             Err(problem) => {
                 return Ok(CheckedRowGroup { problems: vec![problem], span: None, counted: false });
@@ -72,7 +74,9 @@ impl RowGroupCheck<'_> {
             problems.extend(problem_of(self.file.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN))?.err());
         }
         span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes;
+        described.values = ids;
         if counted {
+            problems.extend(self.misdescribed(described));
             let mut digest = Digest::default();
             samples.into_iter().for_each(|sample| digest.add(sample));
             self.totals.add(&features, digest);
@@ -81,7 +85,7 @@ impl RowGroupCheck<'_> {
     }
 
     /// Checks the order of the samples, and starts their digests.
-    fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, Vec<SampleDigest>)> {
+    fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, RowGroup, Vec<SampleDigest>)> {
         let sessions = self.file.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
         let times = self.file.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
         let (span, found) = check_row_group(SessionOrder::of(self.snapshot), &sessions, &times);
@@ -93,7 +97,30 @@ impl RowGroupCheck<'_> {
         for (sample, time) in samples.iter_mut().zip(times.iter()) {
             sample.add(seed.time(*time));
         }
-        Ok((span, samples))
+        let mut described = RowGroup::default();
+        described.add(&sessions, &times);
+        Ok((span, described, samples))
+    }
+
+    /// What of the snapshot's description of the row group is wrong. Bytes and samples were checked with the footer.
+    fn misdescribed(&self, found: RowGroup) -> Option<Problem> {
+        let expected = self.named.row_groups.listed()?.get(self.index)?;
+        let session = |of: &RowGroup| [of.first_session, of.last_session];
+        let time = |of: &RowGroup| [of.first_time, of.last_time];
+        let message = if found.sessions != expected.sessions {
+            format!("it has {} sessions, the snapshot says {}", found.sessions, expected.sessions)
+        } else if session(&found) != session(expected) {
+            let ([first, last], expected) = (session(&found), session(expected));
+            format!("its first and last session are {first} and {last}, the snapshot says {expected:?}")
+        } else if time(&found) != time(expected) {
+            let ([first, last], expected) = (time(&found), time(expected));
+            format!("its times are {first} to {last}, the snapshot says {expected:?}")
+        } else if found.values != expected.values {
+            format!("it has {} ids, the snapshot says {}", found.values, expected.values)
+        } else {
+            return None;
+        };
+        Some(Problem::new(&self.file.path, message).in_row_group(self.index))
     }
 
     fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<()> {

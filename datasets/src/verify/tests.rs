@@ -323,6 +323,25 @@ fn another_id_is_found_by_the_statistics_too() {
 }
 
 #[test]
+fn descriptions_of_row_groups_are_compared() {
+    for (field, more, message) in [
+        ("sessions", 1, "row group 1: it has"),
+        ("first_session", 1, "row group 1: its first and last session are"),
+        ("last_time", 1, "row group 1: its times are"),
+        ("values", -1, "row group 1: it has"),
+        ("bytes_on_disk", 8, "row group 1 has"),
+    ] {
+        let dataset = Dataset::new(Layout::Folded, Order::Session);
+        dataset.edit_snapshot(|snapshot| {
+            let described = &mut snapshot["partitions"][0]["files"][0]["row_groups"][1][field];
+            *described = json!(described.as_i64().unwrap() + more);
+        });
+        let problems = dataset.problems();
+        assert!(problems.len() == 1 && problems[0].contains(message), "{field}: {problems:?}");
+    }
+}
+
+#[test]
 fn figures_of_the_manifest_are_compared() {
     let dataset = Dataset::new(Layout::Folded, Order::Session);
     dataset.edit_snapshot(|snapshot| snapshot["statistics"]["sessions"] = json!(121));

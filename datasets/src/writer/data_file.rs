@@ -18,8 +18,9 @@ use super::columns::{FileColumns, leaf_path};
 use super::count::{Counter, Counts};
 use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
+use super::{session_ids, times};
 use crate::storage::{HashingWriter, Storage};
-use crate::{DataFile, Error, Result};
+use crate::{DataFile, Error, Result, RowGroup, RowGroups};
 
 /// What all files of a dataset have in common.
 #[derive(Debug)]
@@ -62,6 +63,7 @@ struct Encoder {
     shared: Arc<Shared>,
     output: Output,
     counts: Counts,
+    row_groups: Vec<RowGroup>,
 }
 
 /// A file, empty until the first row group has told how its columns are encoded.
@@ -79,7 +81,13 @@ impl DataFileWriter {
         let output = Output::Empty(Box::new(HashingWriter::new(upload)));
         let (path_shown, shared) = (storage.shown(&path), Arc::clone(shared));
         let counts = shared.counter.nothing();
-        let encoder = State::Idle(Box::new(Encoder { path: path_shown, shared, output, counts }));
+        let encoder = State::Idle(Box::new(Encoder {
+            path: path_shown,
+            shared,
+            output,
+            counts,
+            row_groups: Vec::new(),
+        }));
         Ok(Self { path, encoder, rows: Vec::new(), samples: 0, file_bytes: 0, group_bytes: 0 })
     }
 
@@ -124,14 +132,14 @@ impl DataFileWriter {
         self.end_row_group()?;
         let encoder = self.encoder()?;
         let (samples, path) = (self.samples, std::mem::take(&mut self.path));
-        let Encoder { path: full_path, output, counts, .. } = *encoder;
+        let Encoder { path: full_path, output, counts, row_groups, .. } = *encoder;
         let Output::Begun(writer, _) = output else {
             return Err(Error::write(full_path, io::Error::other("it has no rows")));
         };
-        let row_groups = writer.flushed_row_groups().len() as u64;
         // Writes the footer.
         let writer = writer.into_inner().map_err(|error| Error::write_parquet(&full_path, error))?;
         let (bytes_on_disk, sha256) = writer.finish()?;
+        let row_groups = RowGroups::Listed(row_groups);
         let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
         Ok((file, counts))
     }
@@ -160,7 +168,14 @@ impl Encoder {
         for chunk in chunks? {
             chunk.append_to_row_group(&mut row_group).map_err(wrong)?;
         }
-        row_group.close().map_err(wrong)?;
+        let written = row_group.close().map_err(wrong)?;
+        let mut described = RowGroup {
+            values: counts.features.iter().map(|feature| feature.values).sum(),
+            bytes_on_disk: u64::try_from(written.compressed_size()).unwrap_or(0),
+            ..RowGroup::default()
+        };
+        rows.iter().for_each(|rows| described.add(session_ids(rows), times(rows)));
+        self.row_groups.push(described);
         Ok(())
     }
 

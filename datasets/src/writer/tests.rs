@@ -46,7 +46,7 @@ fn written_row_groups(layout: Layout) -> (Snapshot, Vec<RecordBatch>) {
     let mut groups = Vec::new();
     for file in &snapshot.partitions[0].files {
         let path = directory.path().join(&file.path);
-        for group in 0..file.row_groups as usize {
+        for group in 0..file.row_groups.count() as usize {
             let file = fs_err::File::open(&path).unwrap().into_file();
             let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().with_row_groups(vec![group]);
             let batches: Vec<_> = reader.build().unwrap().map(Result::unwrap).collect();

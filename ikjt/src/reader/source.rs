@@ -50,14 +50,20 @@ impl Files {
         self.verify && self.storage.local().is_none() && !self.known.is_verified(&self.files[file])
     }
 
-    /// The rows of all files' row groups, from their footers: what a shuffled epoch is planned with.
+    /// The rows of all files' row groups, which a shuffled epoch is planned with: from the snapshot, or from the footers of
+    /// files whose row groups it does not describe.
     pub(super) fn row_counts(self: &Arc<Self>, pool: &Pool) -> Result<Vec<Vec<usize>>> {
-        let promises = (0..self.files.len()).map(|file| {
-            let files = Arc::clone(self);
-            pool.promise(move || files.open_footer(file)?.row_counts())
+        // A count that is too large for this machine is found when its file is opened.
+        let rows = |samples: u64| usize::try_from(samples).unwrap_or(usize::MAX);
+        let counts = self.files.iter().enumerate().map(|(number, file)| match file.row_groups.listed() {
+            Some(row_groups) => Ok(row_groups.iter().map(|row_group| rows(row_group.samples)).collect()),
+            None => {
+                let files = Arc::clone(self);
+                Err(pool.promise(move || files.open_footer(number)?.row_counts()))
+            }
         });
-        let promises: Vec<_> = promises.collect();
-        promises.iter().map(fulfilled).collect()
+        let counts: Vec<_> = counts.collect();
+        counts.into_iter().map(|count| count.or_else(|promise| fulfilled(&promise))).collect()
     }
 }
 

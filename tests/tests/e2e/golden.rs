@@ -13,7 +13,7 @@ use crate::samples::{
 
 /// The dataset of the version that this code writes; written if it is missing.
 static CURRENT: LazyLock<PathBuf> = LazyLock::new(|| {
-    let dataset = fixtures().join("v4");
+    let dataset = fixtures().join("v5");
     if !dataset.exists() {
         write_fixture(&dataset);
     }
@@ -89,6 +89,7 @@ fn the_current_version_is_written_as_it_was() {
             object(&snapshot),
             object(&snapshot["partitions"][0]),
             object(&snapshot["partitions"][0]["files"][0]),
+            object(&snapshot["partitions"][0]["files"][0]["row_groups"][0]),
         )
     };
     assert_eq!(keys(&dir.path("now")), keys(&CURRENT));
@@ -138,6 +139,32 @@ fn datasets_of_older_versions_can_be_replaced_but_not_appended_to() {
         dir.command("onefold-read head dataset --at 0").fails(&["has no snapshot 0", "only snapshot 1"]);
         dir.command("onefold-ingest append logs/dataset.toml --out dataset").works();
     }
+}
+
+/// Version 4 counts row groups without describing them; a commit keeps the files that it wrote.
+#[test]
+fn datasets_of_version_4_are_appended_to() {
+    let dir = with_older("v4");
+    let dataset = dir.path("dataset");
+    assert_eq!(dir.command("onefold-ingest verify dataset").json()["samples"], 12);
+    let before = Snapshot::load(&dataset).unwrap();
+    dir.edit("logs/dataset.toml", "user = \"user\"\ngap = \"30m\"", "key = [\"visit\"]");
+    dir.edit("logs/dataset.toml", "by = \"hour\"\n", "");
+    // Other labels: an append of samples that are there commits nothing.
+    dir.edit("logs/dataset.toml", "e.clicked", "e.request % 2 AS clicked");
+    let append = "onefold-ingest append logs/dataset.toml --layout folded --out dataset";
+    dir.command(&format!("{append} --partition split=train")).works();
+    let after = Snapshot::load(&dataset).unwrap();
+    assert_eq!((before.format_version, after.format_version), (4, 5));
+    let listed = |snapshot: &Snapshot| {
+        let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+        files.map(|file| file.row_groups.listed().is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!((listed(&before), listed(&after)), (vec![false; 2], vec![false, true]));
+    assert_eq!(dir.command("onefold-ingest verify dataset").json()["problems_found"], 0);
+    assert_eq!(sorted(read_samples_at(&dataset, 1)), sorted(expected_samples()));
+    let read = "onefold-read bench dataset --shuffle 1 --batch-size 5";
+    assert_eq!(dir.command(read).json()["samples"], 12);
 }
 
 #[test]

@@ -198,7 +198,9 @@ fn batches_are_full_across_row_groups_files_and_partitions() {
     let snapshot = Snapshot::load(&dataset).unwrap();
     let files: Vec<_> = snapshot.partitions.iter().flat_map(|partition| &partition.files).collect();
     assert!(
-        snapshot.partitions.len() == 2 && files.len() > 6 && files.iter().any(|file| file.row_groups > 2),
+        snapshot.partitions.len() == 2
+            && files.len() > 6
+            && files.iter().any(|file| file.row_groups.count() > 2),
         "{files:?}"
     );
     for (batch_size, threads) in [(1, 1), (64, 1), (64, 3), (333, 2), (requests.len(), 2)] {

@@ -22,12 +22,12 @@ fn datasets_that_cannot_be_read() {
 
     let path = "dataset/snapshots/00000001.json";
     let snapshot = dir.text(path);
-    let version = replaced(&snapshot, "\"format_version\": 4", "\"format_version\": 5");
+    let version = replaced(&snapshot, "\"format_version\": 5", "\"format_version\": 6");
     let hour = "data/split=train/date=2024-05-01/hour=10/part";
     let cases: &[(String, &[&str])] = &[
-        (version, &[path, "format version 5, this program reads 1 to 4", "build it again"]),
+        (version, &[path, "format version 6, this program reads 1 to 5", "build it again"]),
         (
-            replaced(&snapshot, "\"format_version\": 4", "\"format_version\": 3"),
+            replaced(&snapshot, "\"format_version\": 5", "\"format_version\": 3"),
             &[path, "unknown field", "build it again"],
         ),
         (snapshot[..snapshot.len() / 2].to_owned(), &[path, "EOF", "build it again"]),
@@ -80,8 +80,8 @@ fn manifests_that_cannot_be_read() {
     let version =
         |number: u32| replaced(&snapshot, "\"format_version\": 3", &format!("\"format_version\": {number}"));
     let cases: &[(String, &[&str])] = &[
-        (version(5), &["manifest.json", "format version 5, this program reads 1 to 4", "build it again"]),
-        (version(4), &["manifest.json", "unknown field", "build it again"]),
+        (version(6), &["manifest.json", "format version 6, this program reads 1 to 5", "build it again"]),
+        (version(5), &["manifest.json", "unknown field", "build it again"]),
         (version(1), &["manifest.json", "format version 1 has only the layout `rows`", "build it again"]),
         (snapshot[..snapshot.len() / 2].to_owned(), &["manifest.json", "EOF", "build it again"]),
         (String::new(), &["manifest.json", "EOF", "build it again"]),
