@@ -48,6 +48,7 @@
 //! | let windows overlap, and undo it | [`fold_windows`], [`Group::compact`] |
 //! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
 //! | see what deduplication saves | [`Statistics`] |
+//! | prove that two ways of reading give the same | [`digest`] |
 //! | exchange batches with Arrow, hand them to TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
 //!
 //! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
@@ -59,6 +60,7 @@
 #[cfg(test)]
 pub(crate) mod arbitrary;
 mod batch;
+mod batch_digest;
 mod builder;
 mod convert;
 mod dedupe;
@@ -73,6 +75,7 @@ mod statistics;
 mod window;
 
 pub use batch::{Batch, BatchParts};
+pub use batch_digest::digest;
 pub use convert::{GROUP_KEY, KeyedJaggedTensor};
 pub use dedupe::deduplicate;
 pub use error::{Error, Result};

@@ -4,6 +4,7 @@
 mod bad_input;
 mod commits;
 mod crash;
+mod digest;
 mod etl;
 mod fleet;
 mod full_disk;

@@ -43,6 +43,19 @@ pub(crate) enum Command {
         #[command(flatten)]
         reading: Reading,
     },
+    /// Read everything once and print a digest of the samples, which does not depend on the way they are read
+    ///
+    /// Layout, deduplication, threads, memory, shuffling and the number of ranks change no digest; the digests of all ranks
+    /// add up. Of a whole dataset without preprocessing it is the digest that `onefold-ingest verify` prints.
+    ///
+    /// Example: onefold-read digest dataset --dedupe window --by-step --json
+    Digest {
+        #[command(flatten)]
+        reading: Reading,
+        /// Also print the digest of every batch
+        #[arg(long)]
+        by_step: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -102,8 +115,17 @@ enum DedupeArgument {
 
 impl Reading {
     pub(crate) fn open(&self) -> anyhow::Result<Reader> {
+        Ok(Reader::open(&self.dataset, self.options()?)?)
+    }
+
+    /// With batches that carry their samples' times.
+    pub(crate) fn open_with_times(&self) -> anyhow::Result<Reader> {
+        Ok(Reader::open(&self.dataset, ReaderOptions { timestamps: true, ..self.options()? })?)
+    }
+
+    fn options(&self) -> anyhow::Result<ReaderOptions> {
         let preprocess = self.preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
-        let options = ReaderOptions {
+        Ok(ReaderOptions {
             dedupe: match self.dedupe {
                 DedupeArgument::Off => Dedupe::Off,
                 DedupeArgument::Exact => Dedupe::Exact,
@@ -120,8 +142,7 @@ impl Reading {
             preprocess,
             table_rows: BTreeMap::from_iter(self.table_rows.iter().cloned()),
             ..ReaderOptions::new(self.batch_size()?)
-        };
-        Ok(Reader::open(&self.dataset, options)?)
+        })
     }
 
     pub(crate) fn batch_size(&self) -> anyhow::Result<usize> {

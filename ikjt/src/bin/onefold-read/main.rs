@@ -1,7 +1,8 @@
-//! `onefold-read`: looks at a dataset's batches and measures how fast they come.
+//! `onefold-read`: shows a dataset's batches, measures how fast they come, and digests them.
 
 mod bench;
 mod cli;
+mod digest;
 mod head;
 
 use std::process::ExitCode;
@@ -19,5 +20,6 @@ fn main() -> ExitCode {
     onefold_terminal::run::<Cli>(|| match &cli.command {
         Command::Head { reading, samples, batch } => head::head(reading, *samples, *batch, &printer),
         Command::Bench { reading } => bench::bench(reading, &printer),
+        Command::Digest { reading, by_step } => digest::print_digests(reading, *by_step, &printer),
     })
 }
