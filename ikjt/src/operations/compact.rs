@@ -9,7 +9,7 @@ impl Feature {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the rows have more ids than `i32` counts.
+    /// [`Error::Invariant`](crate::Error::Invariant) if the rows have more ids than `i32` counts.
     pub fn compact(&self) -> Result<Self> {
         if self.is_compact() { Ok(self.clone()) } else { self.checked_gather(0..self.rows()) }
     }
@@ -43,7 +43,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the rows of a feature have more ids than `i32` counts.
+    /// [`Error::Invariant`](crate::Error::Invariant) if the rows of a feature have more ids than `i32` counts.
     pub fn compact(&self) -> Result<Self> {
         let mut inverse = self.inverse().map(|_| Vec::with_capacity(self.samples()));
         let used = Renumbering::default().used_rows(self, 0..self.samples(), 0, inverse.as_mut());
