@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The row groups of a data file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`row_groups` is neither a number nor a list of described row groups")]
 pub enum RowGroups {
     /// Their number alone: what format versions before 5 record.
     Counted(u64),

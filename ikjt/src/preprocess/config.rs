@@ -11,7 +11,7 @@ use toml::{Spanned, Table};
 
 use super::arguments::{Arguments, Number};
 use super::dense::{DenseOp, IdOp, bucketize, logit, onehot};
-use super::lists::{RowOp, enumerate, ngram};
+use super::lists::{Cut, RowOp, enumerate, ngram};
 use super::local_hour;
 use super::pairs::{PairOp, cartesian, compute_score};
 use super::per_value::{ValueOp, map_id, positive_modulus, sigrid_hash};
@@ -45,8 +45,8 @@ pub(super) struct Step {
 pub(super) enum Op {
     /// List to list, id by id.
     PerValue(ValueOp),
-    /// The first ids of a list.
-    FirstX(usize),
+    /// The first or the last ids of a list.
+    Cut(Cut),
     /// List to list, row by row.
     PerRow(RowOp),
     /// Dense to dense.
@@ -112,7 +112,8 @@ const OPERATORS: &[Operator] = &[
     Operator::new("positive_modulus", Optional, &["modulus"], |a| positive_modulus(a).map(Op::PerValue)),
     Operator::new("clamp", Optional, &["min", "max"], clamp),
     Operator::new("map_id", Optional, &["table", "table_file"], |a| map_id(a).map(Op::PerValue)),
-    Operator::new("firstx", Optional, &["count"], firstx),
+    Operator::new("firstx", Optional, &["count"], |a| count(a).map(Cut::First).map(Op::Cut)),
+    Operator::new("lastx", Optional, &["count"], |a| count(a).map(Cut::Last).map(Op::Cut)),
     Operator::new("ngram", Optional, &["n", "combine", "salt"], |a| ngram(a).map(Op::PerRow)),
     Operator::new("enumerate", Optional, &["start"], |a| enumerate(a).map(Op::PerRow)),
     Operator::new("fill_null", Optional, &["value"], |a| a.required("value").map(Op::FillNull)),
@@ -150,9 +151,9 @@ fn clamp(arguments: &mut Arguments) -> Checked<Op> {
     Ok(Op::Clamp { min, max })
 }
 
-fn firstx(arguments: &mut Arguments) -> Checked<Op> {
-    let count = arguments.integer("count", None, (1, i64::from(i32::MAX)))?;
-    Ok(Op::FirstX(count as usize))
+/// How many ids stay.
+fn count(arguments: &mut Arguments) -> Checked<usize> {
+    Ok(arguments.integer("count", None, (1, i64::from(i32::MAX)))? as usize)
 }
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! List operators that look at a whole row: `firstx`, `ngram`, `enumerate` and `fill_null`.
+//! List operators that look at a whole row: `firstx`, `lastx`, `ngram`, `enumerate` and `fill_null`.
 
 use std::sync::Arc;
 
@@ -29,6 +29,15 @@ pub(super) enum RowOp {
     FillEmpty {
         value: i64,
     },
+}
+
+/// An operator that shortens rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// `firstx`: so many ids from the start; of weighted lists those with the highest weights.
+    First(usize),
+    /// `lastx`: so many ids from the end.
+    Last(usize),
 }
 
 /// What an n-gram becomes.
@@ -98,11 +107,41 @@ pub(super) fn contiguous(
     Ok(Feature::try_new(name, values, weights.map(Into::into), starts(&sizes), sizes)?)
 }
 
+impl Cut {
+    pub(super) fn run(self, feature: Feature) -> Checked<Feature> {
+        match self {
+            Self::First(count) => first_x(feature, count),
+            Self::Last(count) => last_x(feature, count),
+        }
+    }
+
+    /// The cut that does what this one and then `next` do, if there is one.
+    pub(super) fn and(self, next: Self) -> Option<Self> {
+        match (self, next) {
+            (Self::First(a), Self::First(b)) => Some(Self::First(a.min(b))),
+            (Self::Last(a), Self::Last(b)) => Some(Self::Last(a.min(b))),
+            _ => None,
+        }
+    }
+}
+
+/// The last `count` ids of every row, with their weights. Only offsets and sizes change, and nothing is copied.
+fn last_x(feature: Feature, count: usize) -> Checked<Feature> {
+    let most = i32::try_from(count).unwrap_or(i32::MAX);
+    if feature.sizes().iter().all(|size| *size <= most) {
+        return Ok(feature);
+    }
+    let (name, values, weights, offsets, sizes) = feature.into_parts();
+    let shorten = |(&offset, &size): (&i32, &i32)| (offset + (size - most).max(0), size.min(most));
+    let (offsets, sizes): (Vec<i32>, Vec<i32>) = offsets.iter().zip(&*sizes).map(shorten).unzip();
+    Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
+}
+
 /// The first `count` ids of every row; of weighted lists the `count` ids with the highest weights, in their
 /// order, of equal weights the earlier. A weight that is not a number counts as the lowest.
 ///
 /// Without weights only sizes change, and nothing is copied.
-pub(super) fn first_x(feature: Feature, count: usize) -> Checked<Feature> {
+fn first_x(feature: Feature, count: usize) -> Checked<Feature> {
     let most = i32::try_from(count).unwrap_or(i32::MAX);
     if feature.sizes().iter().all(|size| *size <= most) {
         return Ok(feature);
@@ -251,6 +290,18 @@ mod tests {
         assert_eq!(after.values()[..], before.values()[..]);
         let shared = windows();
         assert_eq!(first_x(shared.clone(), 2).unwrap().values().as_ptr(), shared.values().as_ptr());
+    }
+
+    #[test]
+    fn the_last_ids_of_windows_are_slices_of_the_same_buffer() {
+        let before = windows();
+        let after = last_x(before.clone(), 2).unwrap();
+        assert_eq!(rows(&after), [vec![2, 3], vec![3, 4], vec![4, 5], vec![]]);
+        assert_eq!(after.values().as_ptr(), before.values().as_ptr());
+        let weights = Some(vec![3.0, 1.0, 2.0].into());
+        let weighted = Feature::try_new("w", vec![7_i64, 8, 9], weights, vec![0], vec![3]).unwrap();
+        let kept = last_x(weighted, 2).unwrap();
+        assert_eq!((kept.row(0), kept.row_weights(0).unwrap()), (&[8, 9][..], &[1.0, 2.0][..]));
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub(super) enum ModelOp {
     ClampIds(i64, i64),
     MapId(Vec<i64>),
     FirstX(usize),
+    LastX(usize),
     NgramConcat(usize),
     NgramHash(usize, u64),
     Enumerate(i64),
@@ -68,6 +69,7 @@ impl ModelStep {
             ClampIds(min, max) => format!("op = 'clamp'\nmin = {min}\nmax = {max}"),
             MapId(table) => format!("op = 'map_id'\ntable = {table:?}"),
             FirstX(count) => format!("op = 'firstx'\ncount = {count}"),
+            LastX(count) => format!("op = 'lastx'\ncount = {count}"),
             NgramConcat(n) => format!("op = 'ngram'\nn = {n}"),
             NgramHash(n, salt) => format!("op = 'ngram'\nn = {n}\ncombine = 'hash'\nsalt = {salt}"),
             Enumerate(start) => format!("op = 'enumerate'\nstart = {start}"),
@@ -176,6 +178,10 @@ fn list_of(op: &ModelOp, list: &List) -> List {
         ClampIds(min, max) => each(&|id| id.clamp(*min, *max)),
         MapId(table) => each(&|id| if id < 0 { 0 } else { table[id as usize % table.len()] }),
         FirstX(count) => pick(list, &highest(list, *count)),
+        LastX(count) => {
+            let length = list.ids.len();
+            pick(list, &(length.saturating_sub(*count)..length).collect::<Vec<_>>())
+        }
         NgramConcat(n) => {
             let places: Vec<usize> = (n - 1..list.ids.len()).flat_map(|last| last + 1 - n..=last).collect();
             pick(list, &places)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow::buffer::ScalarBuffer;
 
 use super::arguments::Arguments;
-use super::lists::first_x;
+use super::lists::Cut;
 use super::problem::{Checked, Problem};
 use crate::Feature;
 use crate::hash::{Modulus, SigridHash};
@@ -91,20 +91,23 @@ fn read_table(arguments: &Arguments, file: &str) -> Checked<Vec<i64>> {
     text.lines().enumerate().map(id).collect()
 }
 
-/// Consecutive steps on one feature that run in one pass: `firstx` first, then id by id.
+/// Consecutive steps on one feature that run in one pass: `firstx` and `lastx` first, then id by id.
 ///
-/// What an operator makes of an id does not depend on where the id stands, and `firstx` chooses by place or by
-/// weight, which these operators leave alone. So they commute with `firstx`, and two `firstx` are one with the
-/// smaller count.
+/// What an operator makes of an id does not depend on where the id stands, and `firstx` and `lastx` choose by place or by
+/// weight, which these operators leave alone. So they commute with them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chain {
-    count: Option<usize>,
+    cuts: Vec<Cut>,
     ops: Vec<ValueOp>,
 }
 
 impl Chain {
-    pub(super) fn first_x(&mut self, count: usize) {
-        self.count = Some(self.count.map_or(count, |before| before.min(count)));
+    pub(super) fn cut(&mut self, cut: Cut) {
+        let before = self.cuts.pop();
+        match before.and_then(|before| before.and(cut)) {
+            Some(both) => self.cuts.push(both),
+            None => self.cuts.extend(before.into_iter().chain([cut])),
+        }
     }
 
     pub(super) fn push(&mut self, op: ValueOp) {
@@ -113,10 +116,7 @@ impl Chain {
 
     /// The feature after these steps.
     pub(super) fn run(&self, feature: Feature) -> Checked<Feature> {
-        let feature = match self.count {
-            Some(count) => first_x(feature, count)?,
-            None => feature,
-        };
+        let feature = self.cuts.iter().try_fold(feature, |feature, cut| cut.run(feature))?;
         if self.ops.is_empty() {
             return Ok(feature);
         }
@@ -321,10 +321,11 @@ mod tests {
     #[test]
     fn the_smaller_of_two_counts_holds() {
         let mut chain = add_one();
-        chain.first_x(3);
+        chain.cut(Cut::First(3));
         chain.push(ValueOp::Clamp { min: 2, max: 2 });
-        chain.first_x(2);
-        chain.first_x(5);
+        chain.cut(Cut::First(2));
+        chain.cut(Cut::First(5));
+        assert_eq!(chain.cuts, [Cut::First(2)]);
         assert_eq!(chain.run(feature(9, vec![4], vec![5])).unwrap().row(0), [2, 2]);
     }
 }

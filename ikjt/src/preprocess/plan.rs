@@ -10,7 +10,7 @@ use super::arguments::Number;
 use super::config::{Op, PreprocessConfig, Step};
 use super::dense::{DenseOp, IdOp};
 use super::layout::{Column, Kinds, Layout, SparseAt};
-use super::lists::RowOp;
+use super::lists::{Cut, RowOp};
 use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
 use super::problem::{Checked, Place, Problem};
@@ -123,7 +123,7 @@ impl Planner {
     fn step(&mut self, step: &Step) -> Checked<()> {
         match &step.op {
             Op::PerValue(op) => self.lists(step, |planner, at| planner.value(step, at, op.clone())),
-            Op::FirstX(count) => self.lists(step, |planner, at| planner.first_x(step, at, *count)),
+            Op::Cut(cut) => self.lists(step, |planner, at| planner.cut(step, at, *cut)),
             Op::PerRow(op) => self.lists(step, |planner, at| planner.row(step, at, op.clone())),
             Op::Dense(op) => self.dense(step, op),
             Op::Clamp { min, max } => self.clamp(step, *min, *max),
@@ -231,8 +231,8 @@ impl Planner {
         self.chain(step, at).push(op);
     }
 
-    fn first_x(&mut self, step: &Step, at: SparseAt, count: usize) {
-        self.chain(step, at).first_x(count);
+    fn cut(&mut self, step: &Step, at: SparseAt, cut: Cut) {
+        self.chain(step, at).cut(cut);
     }
 
     fn row(&mut self, step: &Step, at: SparseAt, op: RowOp) {

@@ -134,6 +134,8 @@ fn list_op() -> impl Strategy<Value = ModelOp> {
         prop::collection::vec(-9_i64..9, 1..6).prop_map(ModelOp::MapId),
         (1_usize..6).prop_map(ModelOp::FirstX),
         (1_usize..6).prop_map(ModelOp::FirstX),
+        (1_usize..6).prop_map(ModelOp::LastX),
+        (1_usize..6).prop_map(ModelOp::LastX),
         (1_usize..4).prop_map(ModelOp::NgramConcat),
         (1_usize..4, 0_u64..9).prop_map(|(n, salt)| ModelOp::NgramHash(n, salt)),
         (-2_i64..3).prop_map(ModelOp::Enumerate),
