@@ -19,8 +19,8 @@
 //! # What is done once
 //!
 //! Steps that change ids one by one run once per id of the feature's *buffer*: windows that overlap there stay
-//! windows, and slices that no row uses are left out. `lastx`, and without weights `firstx`, `enumerate` and `fill_null`,
-//! write offsets and sizes only, and `ngram` keeps overlapping rows overlapping. Consecutive steps of the first kind
+//! windows, and slices that no row uses are left out. `lastx`, and without weights `firstx`, `enumerate` and
+//! `fill_null`, write offsets and sizes only, and `ngram` keeps overlapping rows overlapping. Consecutive steps of the first kind
 //! run as one pass over blocks that fit into the L1 cache, after the `firstx` and `lastx` among them.
 
 mod arguments;

@@ -93,8 +93,8 @@ fn read_table(arguments: &Arguments, file: &str) -> Checked<Vec<i64>> {
 
 /// Consecutive steps on one feature that run in one pass: `firstx` and `lastx` first, then id by id.
 ///
-/// What an operator makes of an id does not depend on where the id stands, and `firstx` and `lastx` choose by place or by
-/// weight, which these operators leave alone. So they commute with them.
+/// What an operator makes of an id does not depend on where the id stands, and `firstx` and `lastx` choose by place
+/// or by weight, which these operators leave alone. So they commute with them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chain {
     cuts: Vec<Cut>,
