@@ -326,7 +326,6 @@ impl DatasetWriter {
         let sessions = self.order.sessions();
         let Some(written) = self.entered() else { return Ok(()) };
         written.bucket.samples += rows.num_rows() as u64;
-        written.bucket.last_time = written.bucket.last_time.max(times(&rows).iter().copied().max());
         written.bucket.sessions = sessions;
         if self.open.is_none() {
             let path = self.next_path();
@@ -370,6 +369,9 @@ impl DatasetWriter {
         let names: Vec<String> = self.schema.sparse_features().map(|feature| feature.name.clone()).collect();
         let Some(written) = self.entered() else { return Ok(()) };
         file.bucket = written.bucket.bucket;
+        let last_time =
+            file.row_groups.listed().into_iter().flatten().map(|row_group| row_group.last_time).max();
+        written.bucket.last_time = written.bucket.last_time.max(last_time);
         written.files.push(file);
         for (name, figures) in names.into_iter().zip(&counts.features) {
             written.bucket.features.entry(name).or_default().merge(figures);

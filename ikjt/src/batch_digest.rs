@@ -3,12 +3,8 @@
 use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
 use onefold_datasets::{Schema, TIME_COLUMN};
 
+use crate::convert::{WEIGHTS, WEIGHTS_SUFFIX};
 use crate::{Batch, Feature, Group};
-
-/// The column of sample weights that no column of the dataset gave: sampling made them.
-const WEIGHTS: &str = "weights";
-/// What follows a feature's name in the name of the column of its weights.
-const FEATURE_WEIGHTS: &str = ".weights";
 
 /// The digest of a batch's samples, as if every sample carried its lists: equal for all ways to deduplicate them. `schema`
 /// is that of the batch, whose columns it names.
@@ -18,17 +14,18 @@ const FEATURE_WEIGHTS: &str = ".weights";
 /// `onefold-ingest verify` computes. Every distinct list is hashed once.
 pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     let mut samples = vec![SampleDigest::default(); batch.size()];
-    let mut add_floats = |names: &mut dyn Iterator<Item = &str>, floats: &[f32], width: usize| {
-        for (column, name) in names.enumerate().take(width) {
+    let mut add_floats = |names: &[&str], floats: &[f32]| {
+        for (column, name) in names.iter().enumerate() {
             let seed = ColumnSeed::new(name);
-            let floats = floats.iter().skip(column).step_by(width);
+            let floats = floats.iter().skip(column).step_by(names.len());
             samples.iter_mut().zip(floats).for_each(|(sample, float)| sample.add(seed.float(*float)));
         }
     };
-    add_floats(&mut schema.dense.iter().map(String::as_str), batch.dense(), batch.dense_width());
-    add_floats(&mut schema.labels.iter().map(String::as_str), batch.labels(), batch.label_width());
+    add_floats(&schema.dense.iter().map(String::as_str).collect::<Vec<_>>(), batch.dense());
+    add_floats(&schema.labels.iter().map(String::as_str).collect::<Vec<_>>(), batch.labels());
     if let Some(weights) = batch.weights() {
-        add_floats(&mut std::iter::once(schema.weight.as_deref().unwrap_or(WEIGHTS)), weights, 1);
+        // Sampling makes weights where the dataset has none.
+        add_floats(&[schema.weight.as_deref().unwrap_or(WEIGHTS)], weights);
     }
     if let Some(times) = batch.timestamps() {
         let seed = ColumnSeed::new(TIME_COLUMN);
@@ -52,7 +49,7 @@ fn row_parts(group: &Group) -> Vec<u128> {
             *part = part.wrapping_add(seed.list(feature.row(row)));
         });
         if feature.weights().is_some() {
-            let seed = ColumnSeed::new(&format!("{}{FEATURE_WEIGHTS}", feature.name()));
+            let seed = ColumnSeed::new(&format!("{}{WEIGHTS_SUFFIX}", feature.name()));
             parts.iter_mut().enumerate().for_each(|(row, part)| {
                 *part = part.wrapping_add(seed.bytes(&weight_bytes(feature, row)));
             });

@@ -40,7 +40,6 @@ pub(super) struct DataFileWriter {
     encoder: State,
     /// The rows of the current row group.
     rows: Vec<RecordBatch>,
-    samples: u64,
     /// Decoded bytes of the rows in the file.
     pub(super) file_bytes: usize,
     /// Decoded bytes of the rows in the current row group.
@@ -88,13 +87,12 @@ impl DataFileWriter {
             counts,
             row_groups: Vec::new(),
         }));
-        Ok(Self { path, encoder, rows: Vec::new(), samples: 0, file_bytes: 0, group_bytes: 0 })
+        Ok(Self { path, encoder, rows: Vec::new(), file_bytes: 0, group_bytes: 0 })
     }
 
     /// Appends `rows`, columns of [`Schema::to_arrow`](crate::Schema::to_arrow) with `bytes` decoded bytes, to the
     /// current row group.
     pub(super) fn append(&mut self, rows: RecordBatch, bytes: usize) {
-        self.samples += rows.num_rows() as u64;
         self.group_bytes += bytes;
         self.file_bytes += bytes;
         self.rows.push(rows);
@@ -131,7 +129,7 @@ impl DataFileWriter {
     pub(super) fn finish(mut self) -> Result<(DataFile, Counts)> {
         self.end_row_group()?;
         let encoder = self.encoder()?;
-        let (samples, path) = (self.samples, std::mem::take(&mut self.path));
+        let path = std::mem::take(&mut self.path);
         let Encoder { path: full_path, output, counts, row_groups, .. } = *encoder;
         let Output::Begun(writer, _) = output else {
             return Err(Error::write(full_path, io::Error::other("it has no rows")));
@@ -139,6 +137,7 @@ impl DataFileWriter {
         // Writes the footer.
         let writer = writer.into_inner().map_err(|error| Error::write_parquet(&full_path, error))?;
         let (bytes_on_disk, sha256) = writer.finish()?;
+        let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
         let row_groups = RowGroups::Listed(row_groups);
         let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
         Ok((file, counts))

@@ -32,9 +32,11 @@ use crate::{Batch, BatchParts, Error, Feature, Group, Result};
 pub const GROUP_KEY: &str = "onefold.group";
 const DENSE: &str = "dense";
 const LABELS: &str = "labels";
-const WEIGHTS: &str = "weights";
+/// The column of sample weights.
+pub(crate) const WEIGHTS: &str = "weights";
 const TIMESTAMPS: &str = "timestamps";
-const WEIGHTS_SUFFIX: &str = ".weights";
+/// What follows a feature's name in the name of the column of its weights.
+pub(crate) const WEIGHTS_SUFFIX: &str = ".weights";
 
 impl Batch {
     /// The batch as a record batch of one row per sample, without a copy of any buffer.

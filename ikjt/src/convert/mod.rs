@@ -4,4 +4,5 @@ mod arrow;
 mod kjt;
 
 pub use arrow::GROUP_KEY;
+pub(crate) use arrow::{WEIGHTS, WEIGHTS_SUFFIX};
 pub use kjt::KeyedJaggedTensor;

@@ -109,9 +109,14 @@ pub(super) fn contiguous(
 
 impl Cut {
     pub(super) fn run(self, feature: Feature) -> Checked<Feature> {
+        let (Self::First(count) | Self::Last(count)) = self;
+        let most = i32::try_from(count).unwrap_or(i32::MAX);
+        if feature.sizes().iter().all(|size| *size <= most) {
+            return Ok(feature);
+        }
         match self {
-            Self::First(count) => first_x(feature, count),
-            Self::Last(count) => last_x(feature, count),
+            Self::First(_) => first_x(feature, most),
+            Self::Last(_) => last_x(feature, most),
         }
     }
 
@@ -125,27 +130,19 @@ impl Cut {
     }
 }
 
-/// The last `count` ids of every row, with their weights. Only offsets and sizes change, and nothing is copied.
-fn last_x(feature: Feature, count: usize) -> Checked<Feature> {
-    let most = i32::try_from(count).unwrap_or(i32::MAX);
-    if feature.sizes().iter().all(|size| *size <= most) {
-        return Ok(feature);
-    }
+/// The last `most` ids of every row, with their weights. Only offsets and sizes change, and nothing is copied.
+fn last_x(feature: Feature, most: i32) -> Checked<Feature> {
     let (name, values, weights, offsets, sizes) = feature.into_parts();
     let shorten = |(&offset, &size): (&i32, &i32)| (offset + (size - most).max(0), size.min(most));
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = offsets.iter().zip(&*sizes).map(shorten).unzip();
     Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
 }
 
-/// The first `count` ids of every row; of weighted lists the `count` ids with the highest weights, in their
+/// The first `most` ids of every row; of weighted lists the `most` ids with the highest weights, in their
 /// order, of equal weights the earlier. A weight that is not a number counts as the lowest.
 ///
 /// Without weights only sizes change, and nothing is copied.
-fn first_x(feature: Feature, count: usize) -> Checked<Feature> {
-    let most = i32::try_from(count).unwrap_or(i32::MAX);
-    if feature.sizes().iter().all(|size| *size <= most) {
-        return Ok(feature);
-    }
+fn first_x(feature: Feature, most: i32) -> Checked<Feature> {
     let shorter: Vec<i32> = feature.sizes().iter().map(|size| (*size).min(most)).collect();
     if feature.weights().is_some() {
         return heaviest(&feature, shorter);
@@ -193,9 +190,8 @@ fn positions(feature: Feature, start: i64) -> Checked<Feature> {
         return Ok(Feature::try_new(name, values, None, vec![0; sizes.len()], sizes)?);
     }
     check_total(&name, usize::try_from(feature.total_size()).unwrap_or(usize::MAX))?;
-    let (_, _, weights, _, sizes) = feature.gather(0..feature.rows()).into_parts();
+    let (_, _, weights, offsets, sizes) = feature.gather(0..feature.rows()).into_parts();
     let values: Vec<i64> = sizes.iter().flat_map(|size| count(*size)).collect();
-    let offsets = starts(&sizes);
     Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
 }
 
@@ -285,22 +281,22 @@ mod tests {
 
     #[test]
     fn the_first_ids_of_windows_are_slices_of_the_same_buffer() {
-        let (before, after) = (windows(), first_x(windows(), 2).unwrap());
+        let (before, after) = (windows(), Cut::First(2).run(windows()).unwrap());
         assert_eq!(rows(&after), [vec![1, 2], vec![2, 3], vec![3, 4], vec![]]);
         assert_eq!(after.values()[..], before.values()[..]);
         let shared = windows();
-        assert_eq!(first_x(shared.clone(), 2).unwrap().values().as_ptr(), shared.values().as_ptr());
+        assert_eq!(Cut::First(2).run(shared.clone()).unwrap().values().as_ptr(), shared.values().as_ptr());
     }
 
     #[test]
     fn the_last_ids_of_windows_are_slices_of_the_same_buffer() {
         let before = windows();
-        let after = last_x(before.clone(), 2).unwrap();
+        let after = Cut::Last(2).run(before.clone()).unwrap();
         assert_eq!(rows(&after), [vec![2, 3], vec![3, 4], vec![4, 5], vec![]]);
         assert_eq!(after.values().as_ptr(), before.values().as_ptr());
         let weights = Some(vec![3.0, 1.0, 2.0].into());
         let weighted = Feature::try_new("w", vec![7_i64, 8, 9], weights, vec![0], vec![3]).unwrap();
-        let kept = last_x(weighted, 2).unwrap();
+        let kept = Cut::Last(2).run(weighted).unwrap();
         assert_eq!((kept.row(0), kept.row_weights(0).unwrap()), (&[8, 9][..], &[1.0, 2.0][..]));
     }
 
@@ -309,14 +305,14 @@ mod tests {
         let weights = vec![1.0, f32::NAN, 3.0, 1.0, -0.0, 0.0, 3.0];
         let ids: Vec<i64> = (0..7).collect();
         let feature = Feature::try_new("w", ids, Some(weights.into()), vec![0, 4], vec![7, 2]).unwrap();
-        let kept = |count| first_x(feature.clone(), count).unwrap().row(0).to_vec();
+        let kept = |count| Cut::First(count).run(feature.clone()).unwrap().row(0).to_vec();
         assert_eq!(kept(1), [2]);
         assert_eq!(kept(3), [0, 2, 6]);
         assert_eq!(kept(4), [0, 2, 3, 6]);
         // 0 and -0 are equal, so the earlier stays.
         assert_eq!(kept(5), [0, 2, 3, 4, 6]);
         assert_eq!(kept(6), [0, 2, 3, 4, 5, 6]);
-        assert_eq!(first_x(feature.clone(), 1).unwrap().row_weights(0).unwrap(), [3.0]);
+        assert_eq!(Cut::First(1).run(feature.clone()).unwrap().row_weights(0).unwrap(), [3.0]);
     }
 
     #[test]

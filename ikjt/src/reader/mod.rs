@@ -216,7 +216,8 @@ impl Reader {
     /// # Errors
     ///
     /// [`Error::Io`] if threads cannot be started. What is wrong with files comes from the iterator, which ends after an
-    /// error; a shuffled epoch reads footers here if the snapshot does not describe their row groups (before format version 5).
+    /// error. If the snapshot does not describe the row groups (before format version 5), a shuffled epoch reads all footers
+    /// here, and what is wrong with them is this call's error.
     pub fn batches(&self) -> Result<Batches> {
         self.epoch(0)
     }

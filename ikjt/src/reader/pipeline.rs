@@ -38,12 +38,21 @@ type Delivery = (Batch, Pieces, Reservation);
 pub(super) fn promise_beside_pool<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Promise<T>> {
-    let (sender, receiver) = sync_channel(1);
-    std::thread::Builder::new().name("onefold-open".to_owned()).spawn(move || {
+    let (task, promise) = promised(work);
+    std::thread::Builder::new().name("onefold-open".to_owned()).spawn(task)?;
+    Ok(promise)
+}
+
+/// A task that sends what `work` gives.
+fn promised<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> (impl FnOnce() + Send + 'static, Promise<T>) {
+    let (sender, promise) = sync_channel(1);
+    let task = move || {
         // The caller may have gone.
         let _ = sender.send(work());
-    })?;
-    Ok(receiver)
+    };
+    (task, promise)
 }
 
 /// The pool, as the reader's parts use it.
@@ -55,12 +64,9 @@ impl Pool {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Promise<T> {
-        let (sender, receiver) = sync_channel(1);
-        self.0.spawn(move || {
-            // The caller may have gone.
-            let _ = sender.send(work());
-        });
-        receiver
+        let (task, promise) = promised(work);
+        self.0.spawn(task);
+        promise
     }
 }
 

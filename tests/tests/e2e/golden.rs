@@ -28,9 +28,14 @@ fn fixtures() -> PathBuf {
 fn write_fixture(out: &Path) {
     let dir = Dir::new();
     write_logs(&dir);
+    configure_as_fixture(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --layout folded --out").arg(out).works();
+}
+
+/// Sessions by key, partitions by split alone.
+fn configure_as_fixture(dir: &Dir) {
     dir.edit("logs/dataset.toml", "user = \"user\"\ngap = \"30m\"", "key = [\"visit\"]");
     dir.edit("logs/dataset.toml", "by = \"hour\"\n", "");
-    dir.command("onefold-ingest build logs/dataset.toml --layout folded --out").arg(out).works();
 }
 
 #[test]
@@ -148,8 +153,7 @@ fn datasets_of_version_4_are_appended_to() {
     let dataset = dir.path("dataset");
     assert_eq!(dir.command("onefold-ingest verify dataset").json()["samples"], 12);
     let before = Snapshot::load(&dataset).unwrap();
-    dir.edit("logs/dataset.toml", "user = \"user\"\ngap = \"30m\"", "key = [\"visit\"]");
-    dir.edit("logs/dataset.toml", "by = \"hour\"\n", "");
+    configure_as_fixture(&dir);
     // Other labels: an append of samples that are there commits nothing.
     dir.edit("logs/dataset.toml", "e.clicked", "e.request % 2 AS clicked");
     let append = "onefold-ingest append logs/dataset.toml --layout folded --out dataset";
