@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
 
+use crate::operations::UsedValues;
 use crate::{Error, Feature, Result};
 
 /// The buffers of a feature to be: values are appended, then rows that are slices of them.
@@ -46,7 +47,7 @@ impl FeatureBuilder {
     }
 
     /// The number of values so far: where the next one will stand.
-    pub(crate) fn end(&self) -> usize {
+    fn end(&self) -> usize {
         self.values.len()
     }
 
@@ -59,7 +60,7 @@ impl FeatureBuilder {
     }
 
     /// Appends the row `offset .. offset + size` of the values.
-    pub(crate) fn append_row(&mut self, offset: usize, size: usize) {
+    fn append_row(&mut self, offset: usize, size: usize) {
         // Both are below the capacity, which `check_values` has bounded.
         self.offsets.push(offset as i32);
         self.sizes.push(size as i32);
@@ -78,26 +79,23 @@ impl FeatureBuilder {
         self.append_values(source, span);
     }
 
-    /// Appends `rows` of `source`. A row that starts within or right after what the row before it has appended shares
-    /// those values, so sliding windows stay windows; no value between rows is taken, and never more values than
-    /// the rows have together.
-    pub(crate) fn append_rows(&mut self, source: &Feature, rows: impl IntoIterator<Item = usize>) {
-        // The values `segment` of the source are the last values here.
-        let mut segment = 0..0;
-        for row in rows {
-            let span = source.span(row);
-            if span.is_empty() {
-                self.append_row(self.end(), 0);
-                continue;
+    /// Appends rows of `source` with these sizes, which use the values `used`.
+    pub(crate) fn append_used<'a>(
+        &mut self,
+        source: &Feature,
+        offsets: impl Iterator<Item = &'a i32>,
+        sizes: impl Iterator<Item = &'a i32>,
+        used: &UsedValues,
+    ) {
+        match used {
+            UsedValues::One(span) => self.append_span(source, offsets, sizes, span.clone()),
+            UsedValues::Several { stretches, offsets } => {
+                // Below the capacity, which `check_values` has bounded.
+                let base = self.end() as i32;
+                self.offsets.extend(offsets.iter().map(|offset| base + offset));
+                self.sizes.extend(sizes);
+                stretches.iter().for_each(|stretch| self.append_values(source, stretch.clone()));
             }
-            if span.start < segment.start || span.start > segment.end {
-                segment = span.start..span.start;
-            }
-            if span.end > segment.end {
-                self.append_values(source, segment.end..span.end);
-                segment.end = span.end;
-            }
-            self.append_row(self.end() - (segment.end - span.start), span.len());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Slices of batches, and batches put together from slices of several.
 //!
-//! Rows that no sample uses are dropped, and rows that overlap go on overlapping: a batch cut out of decoded row
-//! groups costs its distinct values, not its samples'.
+//! Rows that no sample uses are dropped, and values that no row uses; rows that overlap go on overlapping. A batch cut
+//! out of decoded row groups costs its distinct values, not its samples'.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -107,29 +107,27 @@ impl Group {
     }
 }
 
-fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
+/// These rows over the values that they use. Values are shared unless others stand between them.
+pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
     let used = UsedValues::new(feature, rows);
     let name = feature.shared_name();
+    let UsedValues::One(span) = &used else {
+        let mut builder = FeatureBuilder::with_capacity(feature.weights().is_some(), used.len(), rows.len());
+        append(&mut builder, feature, rows, &used);
+        return builder.finish(name);
+    };
     let (offsets, sizes): (ScalarBuffer<i32>, ScalarBuffer<i32>) = match rows {
         UsedRows::Range(rows) => {
             let offsets = feature.offsets().slice(rows.start, rows.len());
-            let all = used.span == (0..feature.values().len());
-            let offsets = if all { offsets } else { rebased(offsets.iter(), &used.span, 0).collect() };
+            let all = *span == (0..feature.values().len());
+            let offsets = if all { offsets } else { rebased(offsets.iter(), span, 0).collect() };
             (offsets, feature.sizes().slice(rows.start, rows.len()))
         }
-        // What lies between the rows is left behind; as long as that can be addressed.
-        UsedRows::Listed(list) if !used.is_dense() && i32::try_from(used.total).is_ok() => {
-            let weighted = feature.weights().is_some();
-            let mut builder = FeatureBuilder::with_capacity(weighted, used.total as usize, list.len());
-            append(&mut builder, feature, rows, &used);
-            return builder.finish(name);
-        }
         UsedRows::Listed(list) => {
-            let offsets = rebased(listed(feature.offsets(), list), &used.span, 0).collect();
+            let offsets = rebased(listed(feature.offsets(), list), span, 0).collect();
             (offsets, listed(feature.sizes(), list).copied().collect())
         }
     };
-    let UsedValues { span, .. } = used;
     let weights = feature.weights().map(|weights| weights.slice(span.start, span.len()));
     Feature::trusted(name, feature.values().slice(span.start, span.len()), weights, offsets, sizes)
 }
@@ -180,7 +178,7 @@ fn concat_feature(
     let first = &pieces[0].features[index];
     used.clear();
     used.extend(pieces.iter().map(|piece| UsedValues::new(&piece.features[index], &piece.rows)));
-    let total = used.iter().map(|used| used.total.min(used.span.len() as u64)).sum();
+    let total = used.iter().map(|used| used.len() as u64).sum();
     let total = check_values(format_args!("feature `{}`", first.name()), total)?;
     let mut builder = FeatureBuilder::with_capacity(first.weights().is_some(), total, rows);
     for (piece, used) in pieces.iter().zip(used) {
@@ -189,19 +187,15 @@ fn concat_feature(
     Ok(builder.finish(first.shared_name()))
 }
 
-/// Appends rows: their span whole if that is no more than their ids, else without what no row uses.
 fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used: &UsedValues) {
-    let span = used.span.clone();
     let (offsets, sizes) = (feature.offsets(), feature.sizes());
     match rows {
-        UsedRows::Range(rows) if used.is_dense() => {
-            builder.append_span(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), span);
+        UsedRows::Range(rows) => {
+            builder.append_used(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
         }
-        UsedRows::Listed(rows) if used.is_dense() => {
-            builder.append_span(feature, listed(offsets, rows), listed(sizes, rows), span);
+        UsedRows::Listed(rows) => {
+            builder.append_used(feature, listed(offsets, rows), listed(sizes, rows), used);
         }
-        UsedRows::Range(rows) => builder.append_rows(feature, rows.clone()),
-        UsedRows::Listed(rows) => builder.append_rows(feature, rows.iter().map(|&row| row as usize)),
     }
 }
 
@@ -385,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_slice_shares_and_trims() {
-        let window = feature("w", (0..10).collect(), vec![0, 2, 3, 5, 9], vec![4, 3, 4, 0, 1]);
+        let window = feature("w", (0..10).collect(), vec![0, 2, 3, 5, 7], vec![4, 3, 4, 0, 3]);
         let group = Group::try_new("g", None, vec![window]).unwrap();
         let slice = group.slice(1..4);
         let (part, whole) = (&slice.features()[0], &group.features()[0]);

@@ -5,4 +5,8 @@
 
 mod compact;
 mod concat;
+mod take;
+mod trim;
 mod used;
+
+pub(crate) use used::UsedValues;

@@ -1,4 +1,4 @@
-//! Which rows, and which values, a range of samples uses.
+//! Which rows a range of samples uses, and which values some rows use.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl UsedRows {
 }
 
 /// The entries of `column` for the rows `rows`.
-pub(crate) fn listed<'a>(column: &'a [i32], rows: &'a [i32]) -> impl Iterator<Item = &'a i32> {
+pub(crate) fn listed<'a>(column: &'a [i32], rows: &'a [i32]) -> impl Iterator<Item = &'a i32> + Clone {
     rows.iter().map(move |&row| &column[row as usize])
 }
 
@@ -90,42 +90,119 @@ impl Renumbering {
     }
 }
 
-/// Where the values of some rows stand.
-#[derive(Debug, Clone)]
-pub(crate) struct UsedValues {
-    /// From the first value to the last one; empty rows do not count.
-    pub(crate) span: Range<usize>,
-    /// The rows' ids together.
-    pub(crate) total: u64,
+/// The values that some rows use, and no other: stretches of the feature's buffer, in its order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum UsedValues {
+    /// One stretch: the rows keep their places in it.
+    One(Range<usize>),
+    /// Several, and each row's offset once they stand one after the other.
+    Several { stretches: Vec<Range<usize>>, offsets: Vec<i32> },
 }
 
 impl UsedValues {
-    /// The values of `rows`, in one pass over their offsets and sizes.
+    /// The values of `rows`.
     pub(crate) fn new(feature: &Feature, rows: &UsedRows) -> Self {
+        let (offsets, sizes) = (feature.offsets(), feature.sizes());
         match rows {
             UsedRows::Range(rows) => {
-                let offsets = &feature.offsets()[rows.clone()];
-                Self::of_slices(offsets.iter().zip(&feature.sizes()[rows.clone()]))
+                Self::of_spans(offsets[rows.clone()].iter().zip(&sizes[rows.clone()]).map(span))
             }
             UsedRows::Listed(rows) => {
-                Self::of_slices(listed(feature.offsets(), rows).zip(listed(feature.sizes(), rows)))
+                Self::of_spans(listed(offsets, rows).zip(listed(sizes, rows)).map(span))
             }
         }
     }
 
-    fn of_slices<'a>(slices: impl Iterator<Item = (&'a i32, &'a i32)>) -> Self {
-        let (mut start, mut end, mut total) = (u32::MAX, 0, 0);
-        for (&offset, &size) in slices {
-            let (offset, size) = (offset as u32, size as u32);
-            start = start.min(if size == 0 { u32::MAX } else { offset });
-            end = end.max(if size == 0 { 0 } else { offset + size });
-            total += u64::from(size);
-        }
-        Self { span: start.min(end) as usize..end as usize, total }
+    /// The values of all rows.
+    pub(crate) fn of_all(feature: &Feature) -> Self {
+        Self::new(feature, &UsedRows::Range(0..feature.rows()))
     }
 
-    /// Whether taking the span whole takes no more values than the rows have.
-    pub(crate) fn is_dense(&self) -> bool {
-        self.span.len() as u64 <= self.total
+    /// In one pass where the rows stand in the order of the buffer without gaps, as rows mostly do.
+    fn of_spans(spans: impl Iterator<Item = Range<usize>> + Clone) -> Self {
+        let mut filled = spans.clone().filter(|span| !span.is_empty());
+        let Some(mut all) = filled.next() else { return Self::One(0..0) };
+        let (mut start, mut in_order, mut has_gap) = (all.start, true, false);
+        for span in filled {
+            in_order &= start <= span.start;
+            has_gap |= all.end < span.start;
+            (start, all.end) = (span.start, all.end.max(span.end));
+        }
+        if in_order && !has_gap { Self::One(all) } else { Self::of_scattered(spans.collect(), in_order) }
+    }
+
+    fn of_scattered(spans: Vec<Range<usize>>, in_order: bool) -> Self {
+        let mut rows: Vec<usize> = (0..spans.len()).filter(|row| !spans[*row].is_empty()).collect();
+        if !in_order {
+            rows.sort_unstable_by_key(|row| spans[*row].start);
+        }
+        let mut stretches: Vec<Range<usize>> = Vec::new();
+        let (mut offsets, mut total) = (vec![0; spans.len()], 0);
+        for row in rows {
+            let span = &spans[row];
+            let end = match stretches.last_mut() {
+                Some(last) if span.start <= last.end => {
+                    total += span.end.saturating_sub(last.end);
+                    last.end = last.end.max(span.end);
+                    last.end
+                }
+                _ => {
+                    total += span.len();
+                    stretches.push(span.clone());
+                    span.end
+                }
+            };
+            // No more values than the buffer has, whose offsets are `i32`.
+            offsets[row] = (total - (end - span.start)) as i32;
+        }
+        match &stretches[..] {
+            [only] => Self::One(only.clone()),
+            _ => Self::Several { stretches, offsets },
+        }
+    }
+
+    pub(crate) fn stretches(&self) -> &[Range<usize>] {
+        match self {
+            Self::One(span) => std::slice::from_ref(span),
+            Self::Several { stretches, .. } => stretches,
+        }
+    }
+
+    /// How many they are.
+    pub(crate) fn len(&self) -> usize {
+        self.stretches().iter().map(Range::len).sum()
+    }
+}
+
+fn span((&offset, &size): (&i32, &i32)) -> Range<usize> {
+    offset as usize..offset as usize + size as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_used_value_is_there_once_and_no_other(
+            rows in prop::collection::vec((0_i32..40, 0_i32..8), 0..12)
+        ) {
+            let (offsets, sizes): (Vec<i32>, Vec<i32>) = rows.iter().copied().unzip();
+            let feature = Feature::try_new("x", (0..48).collect::<Vec<_>>(), None, offsets, sizes).unwrap();
+            let used = UsedValues::of_all(&feature);
+            let kept: Vec<i64> = used.stretches().iter().flat_map(|s| &feature.values()[s.clone()]).copied().collect();
+            let expected: std::collections::BTreeSet<i64> =
+                (0..feature.rows()).flat_map(|row| feature.row(row)).copied().collect();
+            prop_assert_eq!(&kept, &expected.into_iter().collect::<Vec<_>>());
+            prop_assert_eq!(used.len(), kept.len());
+            if let UsedValues::Several { offsets, stretches } = used {
+                prop_assert!(stretches.len() > 1);
+                for row in 0..feature.rows() {
+                    prop_assert_eq!(&kept[offsets[row] as usize..][..feature.row(row).len()], feature.row(row));
+                }
+            }
+        }
     }
 }

@@ -12,7 +12,9 @@ use super::arguments::Arguments;
 use super::lists::Cut;
 use super::problem::{Checked, Problem};
 use crate::Feature;
+use crate::builder::rebased;
 use crate::hash::{Modulus, SigridHash};
+use crate::operations::UsedValues;
 
 /// Ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
 const BLOCK: usize = 1024;
@@ -120,14 +122,22 @@ impl Chain {
         if self.ops.is_empty() {
             return Ok(feature);
         }
-        match used_values(&feature) {
-            Used::All => self.whole(feature),
-            Used::Slices(covered) => self.slices(feature, covered),
-            Used::Rows => {
-                let rows = 0..feature.rows();
-                self.whole(feature.gather(rows))
+        let used = UsedValues::of_all(&feature);
+        let (name, values, weights, offsets, sizes) = feature.into_parts();
+        let all = used == UsedValues::One(0..values.len());
+        let weights = match weights {
+            Some(weights) if !all => {
+                Some(used.stretches().iter().flat_map(|s| &weights[s.clone()]).copied().collect())
             }
-        }
+            weights => weights,
+        };
+        let values = self.values(values, &used);
+        let offsets = match used {
+            UsedValues::One(_) if all => offsets,
+            UsedValues::One(span) => rebased(offsets.iter(), &span, 0).collect(),
+            UsedValues::Several { offsets, .. } => offsets.into(),
+        };
+        Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
     }
 
     fn apply(&self, ids: &mut [i64]) {
@@ -138,50 +148,27 @@ impl Chain {
         }
     }
 
-    /// Every value of the buffer.
-    fn whole(&self, feature: Feature) -> Checked<Feature> {
-        let (name, values, weights, offsets, sizes) = feature.into_parts();
-        let length = values.len();
-        let values = self.values(values, std::iter::once(0..length), length);
-        Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
-    }
-
-    /// Only the `covered` values of the buffer that rows hold, moved together. Rows stand in the buffer's order.
-    fn slices(&self, feature: Feature, covered: usize) -> Checked<Feature> {
-        let (fresh, moved) = fresh_slices(&feature);
-        let (name, values, weights, _, sizes) = feature.into_parts();
-        let weights = weights.map(|weights| {
-            fresh.iter().flat_map(|slice| &weights[slice.clone()]).copied().collect::<ScalarBuffer<f32>>()
-        });
-        let values = self.values(values, fresh.into_iter(), covered);
-        Ok(Feature::try_new(name, values, weights, moved, sizes)?)
-    }
-
-    /// The `total` values of `slices`, which ascend, after the operators: in the same memory if nobody else holds it
-    /// and at least half of it stays in use.
-    fn values(
-        &self,
-        values: ScalarBuffer<i64>,
-        slices: impl Iterator<Item = Range<usize>>,
-        total: usize,
-    ) -> Vec<i64> {
+    /// The values `used` after the operators: in the same memory if nobody else holds it and at least half of it stays
+    /// in use.
+    fn values(&self, values: ScalarBuffer<i64>, used: &UsedValues) -> Vec<i64> {
+        let total = used.len();
         let owned = match 2 * total >= values.len() {
             true => values.into_inner().into_vec::<i64>().map_err(ScalarBuffer::from),
             false => Err(values),
         };
         match owned {
-            Ok(ids) => self.in_place(ids, slices),
-            Err(shared) => self.copied(&shared, slices, total),
+            Ok(ids) => self.in_place(ids, used.stretches()),
+            Err(shared) => self.copied(&shared, used.stretches(), total),
         }
     }
 
-    fn in_place(&self, mut ids: Vec<i64>, slices: impl Iterator<Item = Range<usize>>) -> Vec<i64> {
+    fn in_place(&self, mut ids: Vec<i64>, slices: &[Range<usize>]) -> Vec<i64> {
         let (mut done, mut end) = (0, 0);
         for slice in slices {
             let length = slice.len();
             // A slice moves down, or not at all, so that no later one is overwritten.
             if slice.start != end {
-                ids.copy_within(slice, end);
+                ids.copy_within(slice.clone(), end);
             }
             end += length;
             if end - done >= BLOCK {
@@ -194,11 +181,11 @@ impl Chain {
         ids
     }
 
-    fn copied(&self, values: &[i64], slices: impl Iterator<Item = Range<usize>>, total: usize) -> Vec<i64> {
+    fn copied(&self, values: &[i64], slices: &[Range<usize>], total: usize) -> Vec<i64> {
         let mut ids = Vec::with_capacity(total);
         let mut done = 0;
         for slice in slices {
-            for piece in values[slice].chunks(BLOCK) {
+            for piece in values[slice.clone()].chunks(BLOCK) {
                 ids.extend_from_slice(piece);
                 if ids.len() - done >= BLOCK {
                     self.apply(&mut ids[done..]);
@@ -208,59 +195,6 @@ impl Chain {
         }
         self.apply(&mut ids[done..]);
         ids
-    }
-}
-
-/// The slices of the buffer that rows hold, and each row's offset once the slices stand one after the other. Rows
-/// stand in the buffer's order.
-fn fresh_slices(feature: &Feature) -> (Vec<Range<usize>>, Vec<i32>) {
-    let (mut slices, mut moved) = (Vec::with_capacity(feature.rows()), Vec::with_capacity(feature.rows()));
-    let (mut total, mut end) = (0, 0_usize);
-    for (&offset, &size) in feature.offsets().iter().zip(&**feature.sizes()) {
-        let (offset, size) = (offset as usize, size as usize);
-        if size == 0 {
-            moved.push(0);
-            continue;
-        }
-        // The last `end - offset` values so far are the row's first.
-        moved.push((total - end.saturating_sub(offset)) as i32);
-        let fresh = end.max(offset)..end.max(offset + size);
-        (total, end) = (total + fresh.len(), fresh.end);
-        slices.push(fresh);
-    }
-    (slices, moved)
-}
-
-/// Which values of a feature's buffer belong to rows.
-#[derive(Debug, PartialEq)]
-enum Used {
-    /// All, or so many that picking them would cost more.
-    All,
-    /// This many, and the rows stand in the order of the buffer.
-    Slices(usize),
-    /// Fewer than the buffer has, even counted once per row, and the rows stand in no order.
-    Rows,
-}
-
-fn used_values(feature: &Feature) -> Used {
-    let (mut covered, mut total, mut start, mut end) = (0_usize, 0_usize, 0_usize, 0_usize);
-    let mut in_order = true;
-    for (&offset, &size) in feature.offsets().iter().zip(&**feature.sizes()) {
-        let (offset, size) = (offset as usize, size as usize);
-        if size > 0 {
-            in_order &= start <= offset;
-            covered += (offset + size).saturating_sub(end.max(offset));
-            (start, end) = (offset, end.max(offset + size));
-            total += size;
-        }
-    }
-    let values = feature.values().len();
-    match in_order {
-        true if covered == values => Used::All,
-        true => Used::Slices(covered),
-        // `gather` copies, so the copy must be addressable, and worth it.
-        false if total < values && i32::try_from(total).is_ok() => Used::Rows,
-        false => Used::All,
     }
 }
 
@@ -307,15 +241,14 @@ mod tests {
     fn what_no_row_uses_is_left_out() {
         // Two windows that overlap, an empty row, a gap, a row within the row before.
         let gaps = feature(4000, vec![10, 12, 9, 2000, 2010], vec![4, 4, 0, 1500, 5]);
-        assert_eq!(used_values(&gaps), Used::Slices(1506));
         let done = add_one().run(gaps.clone()).unwrap();
         assert_eq!(done.values().len(), 1506);
         for row in 0..gaps.rows() {
             assert_eq!(done.row(row), gaps.row(row).iter().map(|id| id + 1).collect::<Vec<_>>());
         }
         let unordered = feature(100, vec![90, 3], vec![2, 4]);
-        assert_eq!(used_values(&unordered), Used::Rows);
-        assert_eq!(add_one().run(unordered).unwrap().values()[..], [91, 92, 4, 5, 6, 7]);
+        let done = add_one().run(unordered).unwrap();
+        assert_eq!((&done.values()[..], &done.offsets()[..]), (&[4, 5, 6, 7, 91, 92][..], &[4, 0][..]));
     }
 
     #[test]

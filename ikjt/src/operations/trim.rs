@@ -1,0 +1,50 @@
+//! Canonical batches: no value that no row uses.
+
+use super::concat::slice_feature;
+use super::used::UsedRows;
+use crate::{Feature, Group};
+
+impl Feature {
+    /// The same rows, without the values that no row uses. Nothing is copied unless such values stand between others.
+    pub fn trim(&self) -> Self {
+        slice_feature(self, &UsedRows::Range(0..self.rows()))
+    }
+}
+
+impl Group {
+    /// The same rows, without the values that no row uses.
+    pub fn trim(&self) -> Self {
+        let features = self.features().iter().map(Feature::trim).collect();
+        Self::trusted(self.shared_name(), self.inverse().cloned(), self.rows(), features)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::arbitrary::groups;
+
+    proptest! {
+        #[test]
+        fn trimming_changes_no_row_and_leaves_no_unused_value(group in groups()) {
+            let trimmed = group.trim();
+            prop_assert_eq!(&trimmed, &group);
+            for feature in trimmed.features() {
+                let mut used = vec![false; feature.values().len()];
+                (0..feature.rows()).for_each(|row| used[feature.span(row)].fill(true));
+                prop_assert!(used.into_iter().all(|used| used));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_trimmed_is_shared() {
+        let feature = Feature::try_new("x", vec![9, 1, 2, 3, 9], None, vec![1, 2], vec![2, 2]).unwrap();
+        let trimmed = feature.trim();
+        assert_eq!(trimmed.values().as_ptr(), feature.values()[1..].as_ptr());
+        assert_eq!(trimmed.offsets()[..], [0, 1]);
+        assert_eq!(trimmed.trim().offsets().as_ptr(), trimmed.offsets().as_ptr());
+    }
+}
