@@ -168,7 +168,7 @@ fn rm1(criterion: &mut Criterion) {
     let plain = with_groups(&windows, Group::expand);
     for (name, batch) in [("plain", &plain), ("distinct", &distinct), ("windows", &windows)] {
         let preprocessor = preprocessor(batch);
-        let run = |batch| preprocessor.run(batch, 0).unwrap();
+        let run = |batch| preprocessor.run(batch).unwrap();
         let features = run(batch.clone()).into_parts().groups;
         let hashed: usize = features.iter().flat_map(Group::features).map(|f| f.values().len()).sum();
         benches.bench_function(format!("{name}, {hashed} ids hashed"), |bencher| {

@@ -15,7 +15,8 @@ use onefold_datasets::{
     Commit, DatasetWriter, FeatureGroup, Layout, Order, PartitionKey, Schema, SparseFeature, SparseKind,
     WriterOptions,
 };
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -110,13 +111,14 @@ fn write(directory: &Path, layout: Layout, rows: &RecordBatch) {
     writer.finish().unwrap();
 }
 
-fn read(directory: &Path, dedupe: Dedupe) -> usize {
-    let options = ReaderOptions { dedupe, threads: 1, verify: false, ..ReaderOptions::new(2048) };
-    let reader = Reader::open(directory, options).unwrap();
-    reader.batches().unwrap().map(|batch| batch.unwrap().size()).sum()
+fn read(directory: &Path, dedupe: Dedupe, workers: &Workers) -> usize {
+    let options = ReaderOptions { dedupe, verify: false, ..ReaderOptions::new(2048) };
+    let reader = Reader::open(directory, options, workers).unwrap();
+    reader.batches().unwrap().map(|step| step.unwrap().batch.size()).sum()
 }
 
 fn benches(criterion: &mut Criterion) {
+    let workers = Workers::new(1, DEFAULT_MEMORY_LIMIT).unwrap();
     let mut benches = criterion.benchmark_group("read");
     benches.throughput(Throughput::Elements(SAMPLES as u64)).sample_size(10);
     for d in [0.0, 0.5, 0.8, 0.9, 0.95] {
@@ -128,7 +130,7 @@ fn benches(criterion: &mut Criterion) {
             write(directory.path(), layout, &rows);
             let name = format!("{layout:?} {dedupe:?}").to_lowercase();
             benches.bench_function(BenchmarkId::new(name, format!("d={d}")), |bencher| {
-                bencher.iter(|| assert_eq!(read(directory.path(), dedupe), SAMPLES));
+                bencher.iter(|| assert_eq!(read(directory.path(), dedupe, &workers), SAMPLES));
             });
         }
     }

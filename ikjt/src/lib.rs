@@ -81,6 +81,9 @@ pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
-pub use reader::{Batches, Dedupe, Position, Reader, ReaderOptions, Shard, Shuffle, StageFigures};
+pub use reader::{
+    Batches, Dedupe, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
+    StageFigures, Step, Tail, Within, Workers,
+};
 pub use statistics::{Figures, GroupStatistics, Statistics};
 pub use window::fold_windows;

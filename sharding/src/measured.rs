@@ -4,7 +4,7 @@ use std::path::Path;
 
 use onefold_datasets::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
-use onefold_ikjt::{Feature, Group, Reader, ReaderOptions};
+use onefold_ikjt::{Feature, Group, Reader, ReaderOptions, Workers};
 
 use crate::tables::HASH_SALT;
 use crate::{AccessBins, IdPolicy, Result, TableConfig};
@@ -52,13 +52,13 @@ pub fn measure_tables(
     samples: u64,
     reporter: &dyn Reporter,
 ) -> Result<MeasuredTables> {
-    let reader = Reader::open(dataset, options)?;
+    let reader = Reader::open(dataset, options, &Workers::of_machine()?)?;
     let counting = |config| Counting { config, sample_ids: 0, rows: Vec::new() };
     let mut tables: Vec<Counting<'_>> = configs.iter().map(counting).collect();
     let mut read = 0;
     reporter.begin("Counting lookups", Some(samples.min(reader.samples())), "samples");
     for batch in reader.batches()? {
-        let batch = batch?;
+        let batch = batch?.batch;
         let features =
             batch.groups().iter().flat_map(|group| group.features().iter().map(move |f| (group, f)));
         for (table, (group, feature)) in tables.iter_mut().zip(features) {

@@ -23,7 +23,7 @@ pub(crate) struct TrainConfig {
     pub(crate) optimizer: OptimizerSection,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 pub(crate) struct DataSection {
     /// The partitions that are trained on; all if empty.
     #[serde(default)]
@@ -34,6 +34,13 @@ pub(crate) struct DataSection {
     /// The order of samples in an epoch.
     #[serde(default)]
     pub(crate) shuffle: Option<Shuffle>,
+    /// The streams that a batch is put together from.
+    #[serde(default = "one_stream")]
+    pub(crate) streams: usize,
+}
+
+fn one_stream() -> usize {
+    1
 }
 
 #[derive(Debug, Deserialize)]

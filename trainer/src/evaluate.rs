@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Snapshot};
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{IdPolicy, TableConfig};
 use serde::Serialize;
 
@@ -98,14 +99,14 @@ pub fn evaluate(
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     let reader = ReaderOptions {
         dedupe: options.dedupe,
-        threads: options.threads.div_ceil(2),
         snapshot: Some(snapshot.snapshot),
         partitions,
         preprocess: preprocessing.map(|steps| steps.config),
         table_rows: checked_rows(&description.tables),
         ..ReaderOptions::new(config.train.batch_size)
     };
-    let reader = open_for_evaluation(dataset, &snapshot, reader)?;
+    let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
+    let reader = open_for_evaluation(dataset, &snapshot, reader, &workers)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let device = options.device.as_ref();
     let (model, steps) = description.load_model(run, options.checkpoint, options.threads, device)?;
@@ -128,10 +129,12 @@ pub(crate) fn open_for_evaluation(
     dataset: &Path,
     snapshot: &Snapshot,
     options: ReaderOptions,
+    workers: &Workers,
 ) -> Result<Reader> {
     let samples = snapshot.chosen_samples(&options.partitions).map_err(onefold_ikjt::Error::from)?;
-    let batch_size = options.batch_size.min(usize::try_from(samples.max(1)).unwrap_or(usize::MAX));
-    Ok(Reader::open(dataset, ReaderOptions { batch_size, ..options })?)
+    let samples = usize::try_from(samples.max(1)).unwrap_or(usize::MAX);
+    let global_batch_size = options.global_batch_size.min(samples);
+    Ok(Reader::open(dataset, ReaderOptions { global_batch_size, ..options }, workers)?)
 }
 
 /// The rows of the tables whose ids are checked, by feature: the reader says where in the dataset an id is too large.
@@ -168,11 +171,7 @@ impl Evaluation<'_> {
                 reporter.end();
                 return Ok(None);
             }
-            let batch = batch?;
-            if batch.size() == 0 {
-                // Preprocessing has dropped all samples.
-                continue;
-            }
+            let batch = batch?.batch;
             let logits =
                 tch::no_grad(|| model.forward(&batch))?.logits.to_device(tch::Device::Cpu).contiguous();
             let logits = tensors::as_slice(&logits);

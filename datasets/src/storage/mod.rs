@@ -279,18 +279,18 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last. Up to
-    /// `requests` of 4 MiB are under way at a time.
+    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last; an error
+    /// of it ends the work. Up to `requests` of 4 MiB are under way at a time.
     ///
     /// # Errors
     ///
-    /// As [`read_ranges`](Self::read_ranges).
+    /// As [`read_ranges`](Self::read_ranges), and that of `read`.
     pub fn sha256(
         &self,
         path: &str,
         object: &Object,
         requests: usize,
-        mut read: impl FnMut(Ranges),
+        mut read: impl FnMut(Ranges) -> io::Result<()>,
     ) -> Result<String> {
         let request = |start: u64| {
             let (sender, answer) = sync_channel(1);
@@ -312,7 +312,7 @@ impl Storage {
             let ranges =
                 answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??;
             ranges.parts().iter().for_each(|(_, bytes)| digest.update(bytes));
-            read(ranges);
+            read(ranges)?;
         }
         Ok(units::format_hex(&digest.finalize()))
     }

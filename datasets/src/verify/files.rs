@@ -28,7 +28,10 @@ pub(super) fn check_bytes(
     if found.bytes != expected_bytes {
         return Err(wrong(format!("it has {} bytes, the snapshot says {expected_bytes}", found.bytes)).into());
     }
-    let sha256 = storage.sha256(path, &found, FEW_REQUESTS, |read| reporter.advance(read.bytes()))?;
+    let sha256 = storage.sha256(path, &found, FEW_REQUESTS, |read| {
+        reporter.advance(read.bytes());
+        Ok(())
+    })?;
     if sha256 != expected_sha256 {
         let message = format!("its bytes have SHA-256 {sha256}, the snapshot says {expected_sha256}");
         return Err(wrong(message).into());

@@ -17,11 +17,11 @@ impl Columns {
         Self { matrix, width, columns: vec![None; width] }
     }
 
-    /// A copy of a feature, one number per sample in `samples`, the places that are left of the batch.
-    pub(super) fn copy(&self, feature: usize, samples: impl Iterator<Item = usize>) -> Vec<f32> {
+    /// A copy of a feature, one number for each of `samples` samples.
+    pub(super) fn copy(&self, feature: usize, samples: usize) -> Vec<f32> {
         match &self.columns[feature] {
             Some(column) => column.clone(),
-            None => samples.map(|sample| self.matrix[sample * self.width + feature]).collect(),
+            None => (0..samples).map(|sample| self.matrix[sample * self.width + feature]).collect(),
         }
     }
 
@@ -33,22 +33,14 @@ impl Columns {
         self.columns[feature] = Some(column);
     }
 
-    /// Keeps the samples `kept` of the columns; the matrix stays.
-    pub(super) fn keep(&mut self, kept: &[u32]) {
-        for column in self.columns.iter_mut().flatten() {
-            *column = kept.iter().map(|sample| column[*sample as usize]).collect();
-        }
-    }
-
-    /// The `[samples, D]` matrix; `samples` are the places that are left of the batch, `None` if all are.
-    pub(super) fn into_matrix(self, samples: Option<&[u32]>, size: usize) -> ScalarBuffer<f32> {
-        if samples.is_none() && self.columns.iter().all(Option::is_none) {
+    /// The `[size, D]` matrix.
+    pub(super) fn into_matrix(self, size: usize) -> ScalarBuffer<f32> {
+        if self.columns.iter().all(Option::is_none) {
             return self.matrix;
         }
         let mut matrix = Vec::with_capacity(size * self.columns.len());
         for row in 0..size {
-            let sample = samples.map_or(row, |samples| samples[row] as usize);
-            matrix.extend_from_slice(&self.matrix[sample * self.width..][..self.width]);
+            matrix.extend_from_slice(&self.matrix[row * self.width..][..self.width]);
             let first = matrix.len() - self.width;
             matrix.resize(first + self.columns.len(), 0.0);
             for (cell, column) in matrix[first..].iter_mut().zip(&self.columns) {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! [`Preprocessor::run`] gives what the steps would give on the expanded batch, sample by sample; the inverse indices
-//! are untouched except by `sampling`.
+//! are untouched. `sampling` comes first, wherever it stands: what stays depends on no other step.
 //!
 //! ```toml
 #![doc = include_str!("example.toml")]
@@ -42,6 +42,7 @@ mod sampling;
 mod tests;
 
 pub use config::PreprocessConfig;
+pub(crate) use sampling::Sampler;
 
 use onefold_datasets::Schema;
 
@@ -82,8 +83,19 @@ impl Preprocessor {
         self.needs_timestamps
     }
 
-    /// The batch after all steps. `start` is the place of the batch's first sample in the epoch, on which only
-    /// `sampling` depends.
+    /// The `sampling` steps.
+    pub(crate) fn sampler(&self) -> &Sampler {
+        &self.plan.sampler
+    }
+
+    /// The samples of `batch` that the `sampling` steps keep in an epoch, with the weights that correct for the others.
+    /// `first` is the place of the batch's first sample in the dataset: the decision depends on the place of a sample, its
+    /// label and the epoch alone. The reader calls this before it cuts batches.
+    pub fn sample(&self, batch: Batch, epoch: u64, first: u64) -> Batch {
+        if self.plan.sampler.is_empty() { batch } else { self.plan.sampler.run(&batch, epoch, first).1 }
+    }
+
+    /// The batch after all steps but `sampling`, which comes [before](Self::sample) them. No value is left that no row uses.
     ///
     /// Buffers that nobody else holds are changed in place.
     ///
@@ -91,11 +103,11 @@ impl Preprocessor {
     ///
     /// [`Error::Invariant`] if the batch is not of the schema, or lacks timestamps; [`Error::Preprocess`] for weighted
     /// lists and times that a step cannot work on, and for a feature that would have more than 2^27 ids.
-    pub fn run(&self, batch: Batch, start: u64) -> Result<Batch> {
+    pub fn run(&self, batch: Batch) -> Result<Batch> {
         self.check(&batch)?;
         let mut running = Running::new(batch, &self.plan.layout, self.input.dense.len());
         for (place, action) in &self.plan.actions {
-            running.apply(action, start).map_err(|problem| place.error(problem))?;
+            running.apply(action).map_err(|problem| place.error(problem))?;
         }
         running.finish()
     }
@@ -111,7 +123,8 @@ impl Preprocessor {
             expect("dense features", schema.dense.len(), batch.dense_width())?;
             expect("labels", schema.labels.len(), batch.label_width())?;
         }
-        expect("sample weights", schema.weight.iter().len(), batch.weights().iter().len())?;
+        let weights = usize::from(schema.weight.is_some() || self.output.weight.is_some());
+        expect("sample weights", weights, batch.weights().iter().len())?;
         if self.needs_timestamps && batch.timestamps().is_none() {
             let message = "the batch has none, but a step of the preprocessing needs them";
             return Err(Error::invariant("timestamps", message));

@@ -106,17 +106,17 @@ impl ModelStep {
         format!("[[step]]\n{keys}\n{inputs}{output}")
     }
 
-    /// The step on every sample; `number` counts the sampling steps before it.
-    pub(super) fn apply(&self, samples: &mut Vec<Sample>, number: u64) {
+    /// The step on every sample in an epoch; `number` counts the sampling steps before it.
+    pub(super) fn apply(&self, samples: &mut Vec<Sample>, number: u64, epoch: u64) {
         match &self.op {
             Sampling(keep, seed, correct) => {
                 let rate = |sample: &Sample| {
                     keep.iter().find(|(label, _)| *label == sample.label).map_or(1.0, |(_, rate)| *rate)
                 };
-                sample_down(samples, Draws::new(*seed, number), rate, *correct);
+                sample_down(samples, Draws::new(*seed, number).of_epoch(epoch), rate, *correct);
             }
             SamplingAll(rate, seed, correct) => {
-                sample_down(samples, Draws::new(*seed, number), |_| *rate, *correct);
+                sample_down(samples, Draws::new(*seed, number).of_epoch(epoch), |_| *rate, *correct);
             }
             _ => samples.iter_mut().for_each(|sample| self.apply_to(sample)),
         }

@@ -14,7 +14,7 @@ use super::lists::{Cut, RowOp};
 use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
 use super::problem::{Checked, Place, Problem};
-use super::sampling::{Draws, Rates, Sampling};
+use super::sampling::{Rates, Sampler, Sampling};
 use crate::Result;
 use crate::hash::SigridHash;
 
@@ -68,11 +68,6 @@ pub(super) enum Action {
         to: usize,
         score: Score,
     },
-    Sampling {
-        sampling: Sampling,
-        label: Option<usize>,
-        draws: Draws,
-    },
 }
 
 /// A list from two lists.
@@ -87,6 +82,7 @@ pub(super) enum ListOfPair {
 pub(super) struct Plan {
     pub(super) layout: Layout,
     pub(super) actions: Vec<(Place, Action)>,
+    pub(super) sampler: Sampler,
 }
 
 impl Plan {
@@ -95,7 +91,7 @@ impl Plan {
             layout: Layout::new(schema),
             actions: Vec::new(),
             chains: BTreeMap::new(),
-            samplings: 0,
+            sampler: Sampler::default(),
         };
         for step in &config.steps {
             planner.step(step).map_err(|problem| step.place.error(problem))?;
@@ -103,7 +99,7 @@ impl Plan {
         while let Some((at, (place, chain))) = planner.chains.pop_first() {
             planner.actions.push((place, Action::Chain { at, chain }));
         }
-        Ok(Self { layout: planner.layout, actions: planner.actions })
+        Ok(Self { layout: planner.layout, actions: planner.actions, sampler: planner.sampler })
     }
 
     pub(super) fn needs_timestamps(&self) -> bool {
@@ -116,7 +112,7 @@ struct Planner {
     actions: Vec<(Place, Action)>,
     /// Steps that wait until something else than their like looks at the feature, and then run in one pass.
     chains: BTreeMap<SparseAt, (Place, Chain)>,
-    samplings: u64,
+    sampler: Sampler,
 }
 
 impl Planner {
@@ -131,7 +127,7 @@ impl Planner {
             Op::ToId(op) => self.id(step, op),
             Op::LocalHour(zone) => self.local_hour(step, *zone),
             Op::Pair(op) => self.pair(step, op),
-            Op::Sampling(sampling) => self.sampling(step, sampling),
+            Op::Sampling(sampling) => self.sampling(sampling),
         }
     }
 
@@ -297,7 +293,7 @@ impl Planner {
         Ok(())
     }
 
-    fn sampling(&mut self, step: &Step, sampling: &Sampling) -> Checked<()> {
+    fn sampling(&mut self, sampling: &Sampling) -> Checked<()> {
         let label = match &sampling.rates {
             Rates::Every(_) => None,
             Rates::ByLabel { label, .. } => Some(self.layout.label(label)?),
@@ -305,9 +301,7 @@ impl Planner {
         if sampling.correct_weights {
             self.layout.add_weight()?;
         }
-        let draws = Draws::new(sampling.seed, self.samplings);
-        self.samplings += 1;
-        self.push(step, Action::Sampling { sampling: sampling.clone(), label, draws });
+        self.sampler.push(sampling.clone(), label);
         Ok(())
     }
 }

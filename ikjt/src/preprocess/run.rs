@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
-use arrow::datatypes::ArrowNativeType;
 
 use super::columns::Columns;
 use super::layout::{GroupLayout, Layout, Origin, SparseAt};
@@ -11,19 +10,14 @@ use super::local_hour::local_hours;
 use super::pairs::{RowPair, distinct_pairs, intersection, product, scores};
 use super::plan::{Action, ListOfPair};
 use super::problem::Checked;
-use super::sampling::{Draws, Sampling};
 use crate::{Batch, BatchParts, Feature, Group, Result};
 
 /// A batch between two steps.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// Samples that are left.
     size: usize,
-    /// Their places in the batch that came in; `None` while all are left.
-    samples: Option<Vec<u32>>,
     dense: Columns,
     labels: ScalarBuffer<f32>,
-    label_width: usize,
     weights: Option<ScalarBuffer<f32>>,
     timestamps: Option<ScalarBuffer<i64>>,
     /// As in the layout.
@@ -49,7 +43,6 @@ impl RunningGroup {
 impl Running {
     /// `batch`, which has the features with which `layout` began.
     pub(super) fn new(batch: Batch, layout: &Layout, dense_width: usize) -> Self {
-        let label_width = batch.label_width();
         let BatchParts { size, dense, labels, weights, timestamps, groups } = batch.into_parts();
         let mut input = groups.into_iter().map(Group::into_parts);
         let group = |layout: &GroupLayout| {
@@ -62,16 +55,19 @@ impl Running {
         };
         let groups = layout.groups().iter().map(group).collect();
         let dense = Columns::new(dense, dense_width);
-        Self { size, samples: None, dense, labels, label_width, weights, timestamps, groups }
+        Self { size, dense, labels, weights, timestamps, groups }
     }
 
     /// The batch as it is now.
     pub(super) fn finish(self) -> Result<Batch> {
         let groups = self.groups.into_iter().filter(|group| !group.features.is_empty());
-        let groups = groups.map(|group| Group::try_new(group.name, group.inverse, group.features));
+        let groups = groups.map(|group| {
+            let features = group.features.iter().map(Feature::trim).collect();
+            Group::try_new(group.name, group.inverse, features)
+        });
         Batch::try_new(BatchParts {
             size: self.size,
-            dense: self.dense.into_matrix(self.samples.as_deref(), self.size),
+            dense: self.dense.into_matrix(self.size),
             labels: self.labels,
             weights: self.weights,
             timestamps: self.timestamps,
@@ -79,8 +75,7 @@ impl Running {
         })
     }
 
-    /// `start` is the place of the batch's first sample in the epoch.
-    pub(super) fn apply(&mut self, action: &Action, start: u64) -> Checked<()> {
+    pub(super) fn apply(&mut self, action: &Action) -> Checked<()> {
         match action {
             Action::Copy { from, name } => {
                 let copy = self.feature(*from).clone().with_name(Arc::clone(name));
@@ -118,7 +113,6 @@ impl Running {
                 let column = (0..self.size).map(|sample| scores[group.row_of(sample)]).collect();
                 self.dense.set(*to, column);
             }
-            Action::Sampling { sampling, label, draws } => self.sample(sampling, *label, *draws, start),
         }
         Ok(())
     }
@@ -135,13 +129,8 @@ impl Running {
         Ok(())
     }
 
-    /// The place in the batch that came in.
-    fn origin(&self, sample: usize) -> usize {
-        self.samples.as_ref().map_or(sample, |samples| samples[sample] as usize)
-    }
-
     fn column(&self, feature: usize) -> Vec<f32> {
-        self.dense.copy(feature, (0..self.size).map(|sample| self.origin(sample)))
+        self.dense.copy(feature, self.size)
     }
 
     /// A new feature with one id per sample.
@@ -186,59 +175,4 @@ impl Running {
         let (left, right) = (&self.groups[left], &self.groups[right]);
         (0..self.size).map(|sample| (left.row_of(sample), right.row_of(sample))).collect()
     }
-
-    fn sample(&mut self, sampling: &Sampling, label: Option<usize>, draws: Draws, start: u64) {
-        let mut kept: Vec<u32> = Vec::with_capacity(self.size);
-        let mut weights: Vec<f32> = Vec::with_capacity(self.size);
-        for sample in 0..self.size {
-            let rate = sampling.rates.of(label.map(|label| self.labels[sample * self.label_width + label]));
-            if draws.draw(start.wrapping_add(self.origin(sample) as u64)) < rate {
-                let weight = self.weights.as_ref().map_or(1.0, |weights| weights[sample]);
-                let rate = if sampling.correct_weights { rate } else { 1.0 };
-                weights.push((f64::from(weight) / rate) as f32);
-                // A batch has fewer than 2^31 samples.
-                kept.push(sample as u32);
-            }
-        }
-        if sampling.correct_weights || self.weights.is_some() {
-            self.weights = Some(weights.into());
-        }
-        if kept.len() < self.size {
-            self.keep(&kept);
-        }
-    }
-
-    /// Keeps the samples `kept` of everything but the weights. Rows stay, whether samples are left for them or not;
-    /// only generated groups that have a row per sample lose rows.
-    fn keep(&mut self, kept: &[u32]) {
-        self.size = kept.len();
-        self.samples = Some(kept.iter().map(|sample| self.origin(*sample as usize) as u32).collect());
-        self.dense.keep(kept);
-        let width = self.label_width;
-        let labels = kept.iter().flat_map(|sample| &self.labels[*sample as usize * width..][..width]);
-        self.labels = labels.copied().collect();
-        self.timestamps = self.timestamps.take().map(|times| gather(&times, kept));
-        for group in &mut self.groups {
-            match &group.inverse {
-                Some(inverse) => group.inverse = Some(gather(inverse, kept)),
-                None if group.origin == Origin::Input => {
-                    group.inverse = Some(kept.iter().map(|sample| *sample as i32).collect());
-                }
-                None => {
-                    let rows = kept.iter().map(|sample| *sample as usize);
-                    group.features.iter_mut().for_each(|feature| *feature = feature.gather(rows.clone()));
-                }
-            }
-        }
-        for group in 0..self.groups.len() {
-            let RunningGroup { inverse, pairs, origin, .. } = &self.groups[group];
-            if let (Origin::Pair(left, right), None, Some(_)) = (*origin, inverse, pairs) {
-                self.groups[group].pairs = Some(self.sample_pairs(left, right));
-            }
-        }
-    }
-}
-
-fn gather<T: ArrowNativeType>(values: &ScalarBuffer<T>, places: &[u32]) -> ScalarBuffer<T> {
-    places.iter().map(|place| values[*place as usize]).collect()
 }

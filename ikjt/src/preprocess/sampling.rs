@@ -1,9 +1,14 @@
 //! `sampling`: which samples stay, and what they weigh then.
+//!
+//! Whether a sample stays depends on its place in the dataset, its label and the epoch: not on its batch, and not on other
+//! steps. So the reader drops samples before anything else is done to them.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
+use crate::{Batch, BatchParts};
 
 /// Which samples stay.
 #[derive(Debug, Clone)]
@@ -74,7 +79,103 @@ impl Rates {
     }
 }
 
-/// The random numbers of one sampling step: one of `0..1` for every sample of the epoch, whichever batch it is in.
+/// The `sampling` steps of a pipeline.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    steps: Vec<SamplingStep>,
+}
+
+#[derive(Debug)]
+struct SamplingStep {
+    sampling: Sampling,
+    /// The place of the label among the schema's, if the rate depends on one.
+    label: Option<usize>,
+    draws: Draws,
+}
+
+impl Sampler {
+    /// Adds a step; `label` is the place of the label that its rates depend on.
+    pub(super) fn push(&mut self, sampling: Sampling, label: Option<usize>) {
+        let draws = Draws::new(sampling.seed, self.steps.len() as u64);
+        self.steps.push(SamplingStep { sampling, label, draws });
+    }
+
+    /// Whether there is no step.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The places of the labels that decide, among the schema's.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = usize> {
+        self.steps.iter().filter_map(|step| step.label)
+    }
+
+    /// Which of `samples` samples stay in an epoch. The first is number `first` of the dataset, and `label(i, sample)` is
+    /// label `i` of a sample.
+    pub(crate) fn keep(
+        &self,
+        epoch: u64,
+        first: u64,
+        samples: usize,
+        label: impl Fn(usize, usize) -> f32,
+    ) -> Vec<u32> {
+        let steps = self.steps.iter().map(|step| (step, step.draws.of_epoch(epoch)));
+        let steps: Vec<_> = steps.collect();
+        let stays = |sample: &u32| {
+            let sample = *sample as usize;
+            steps.iter().all(|(step, draws)| {
+                let rate = step.sampling.rates.of(step.label.map(|i| label(i, sample)));
+                draws.draw(first.wrapping_add(sample as u64)) < rate
+            })
+        };
+        // A row group has fewer than 2^31 samples.
+        (0..samples as u32).filter(stays).collect()
+    }
+
+    /// The samples of `batch` that stay in an epoch, by their places in it, and the batch of them with the weights that
+    /// correct for those that went.
+    pub(crate) fn run(&self, batch: &Batch, epoch: u64, first: u64) -> (Vec<u32>, Batch) {
+        let width = batch.label_width();
+        let kept = self.keep(epoch, first, batch.size(), |i, sample| batch.labels()[sample * width + i]);
+        let mut batch = batch.take(&kept);
+        if self.steps.iter().any(|step| step.sampling.correct_weights) {
+            let weights = (0..kept.len()).map(|sample| self.weight(&batch, sample)).collect();
+            batch = Batch::trusted(BatchParts { weights: Some(weights), ..batch.into_parts() });
+        }
+        (kept, batch)
+    }
+
+    fn weight(&self, batch: &Batch, sample: usize) -> f32 {
+        let weight = batch.weights().map_or(1.0, |weights| weights[sample]);
+        let corrected = self.steps.iter().filter(|step| step.sampling.correct_weights);
+        corrected.fold(weight, |weight, step| {
+            let label = step.label.map(|i| batch.labels()[sample * batch.label_width() + i]);
+            (f64::from(weight) / step.sampling.rates.of(label)) as f32
+        })
+    }
+}
+
+/// What decides which samples stay, in words: equal for equal decisions.
+impl std::fmt::Display for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (number, SamplingStep { sampling, .. }) in self.steps.iter().enumerate() {
+            let rates = match &sampling.rates {
+                Rates::Every(rate) => format!("rate {rate}"),
+                Rates::ByLabel { label, keep } => {
+                    keep.iter().fold(format!("rates by {label}"), |mut text, (value, rate)| {
+                        let _ = write!(text, " {value}:{rate}");
+                        text
+                    })
+                }
+            };
+            let separator = if number == 0 { "" } else { ", " };
+            write!(f, "{separator}{rates} seed {}", sampling.seed)?;
+        }
+        Ok(())
+    }
+}
+
+/// The random numbers of one sampling step: one of `0..1` for every sample of the dataset, in every epoch another.
 ///
 /// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), of which any
 /// number can be computed without those before it.
@@ -91,7 +192,12 @@ impl Draws {
         Self { state: finalize(seed ^ finalize(number.wrapping_add(GOLDEN))) }
     }
 
-    /// The number of the epoch's sample `ordinal`.
+    /// The numbers of one epoch.
+    pub(super) fn of_epoch(self, epoch: u64) -> Self {
+        Self { state: finalize(self.state ^ finalize(epoch.wrapping_add(GOLDEN))) }
+    }
+
+    /// The number of the dataset's sample `ordinal`.
     pub(super) fn draw(&self, ordinal: u64) -> f64 {
         let bits = finalize(self.state.wrapping_add(ordinal.wrapping_add(1).wrapping_mul(GOLDEN)));
         (bits >> 11) as f64 / (1_u64 << 53) as f64

@@ -285,6 +285,13 @@ fn preprocessor_of(steps: &[ModelStep], weights: bool) -> Preprocessor {
     preprocessor(&text, &schema(GROUPS, weights)).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
+const EPOCH: u64 = 3;
+
+/// The batch after all steps; its first sample is number `first` of the dataset.
+fn run(preprocessor: &Preprocessor, batch: Batch, first: u64) -> Batch {
+    preprocessor.run(preprocessor.sample(batch, EPOCH, first)).unwrap()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -300,11 +307,14 @@ proptest! {
         let mut expected = samples_of(&batch, &schema(GROUPS, weights).dense, start);
         let mut samplings = 0;
         for step in &steps {
-            step.apply(&mut expected, samplings);
+            step.apply(&mut expected, samplings, EPOCH);
             samplings += u64::from(matches!(step.op, ModelOp::Sampling(..) | ModelOp::SamplingAll(..)));
         }
-        let found = preprocessor.run(batch, start).unwrap();
+        let found = run(&preprocessor, batch, start);
         check_schema(&found, preprocessor.schema());
+        for feature in found.groups().iter().flat_map(Group::features) {
+            prop_assert_eq!(feature.trim().values().len(), feature.values().len());
+        }
         assert_same(&samples_of(&found, &preprocessor.schema().dense, 0), &expected);
     }
 
@@ -315,8 +325,8 @@ proptest! {
         start in any::<u64>(),
     ) {
         let preprocessor = preprocessor_of(&steps(drafts, weighted), weights);
-        let expanded = preprocessor.run(batch.expand(), start).unwrap().expand();
-        let found = preprocessor.run(batch, start).unwrap().expand();
+        let expanded = run(&preprocessor, batch.expand(), start).expand();
+        let found = run(&preprocessor, batch, start).expand();
         prop_assert_eq!(found.groups().len(), expanded.groups().len());
         for (found, expanded) in found.groups().iter().zip(expanded.groups()) {
             prop_assert_eq!(format!("{found:?}"), format!("{expanded:?}"));
@@ -336,9 +346,9 @@ proptest! {
         let dense = &preprocessor.schema().dense;
         let cut = cut.min(batch.size());
         let (head, tail) = (part(&batch, 0..cut), part(&batch, cut..batch.size()));
-        let mut parts = samples_of(&preprocessor.run(head, 7).unwrap(), dense, 0);
-        parts.extend(samples_of(&preprocessor.run(tail, 7 + cut as u64).unwrap(), dense, 0));
-        assert_same(&parts, &samples_of(&preprocessor.run(batch, 7).unwrap(), dense, 0));
+        let mut parts = samples_of(&run(&preprocessor, head, 7), dense, 0);
+        parts.extend(samples_of(&run(&preprocessor, tail, 7 + cut as u64), dense, 0));
+        assert_same(&parts, &samples_of(&run(&preprocessor, batch, 7), dense, 0));
     }
 }
 
@@ -405,7 +415,7 @@ fn small_batch() -> Batch {
 
 fn ran(steps: &str) -> Batch {
     let preprocessor = preprocessor(steps, &schema(GROUPS, false)).unwrap();
-    let batch = preprocessor.run(small_batch(), 0).unwrap();
+    let batch = preprocessor.run(small_batch()).unwrap();
     check_schema(&batch, preprocessor.schema());
     batch
 }
@@ -461,19 +471,21 @@ fn pairs_of_two_groups_share_a_group_of_their_own() {
 }
 
 #[test]
-fn sampling_edits_only_inverse_indices() {
+fn sampling_copies_no_row_of_a_deduplicated_group() {
     let before = small_batch();
     let keep_clicks = "[[step]]\nop = 'sampling'\nlabel = 'clicked'\nkeep = { '0' = 1e-300 }";
     let preprocessor = preprocessor(keep_clicks, &schema(GROUPS, false)).unwrap();
     assert_eq!(preprocessor.schema().weight.as_deref(), Some("sample_weight"));
-    let after = preprocessor.run(before.clone(), 0).unwrap();
+    let after = run(&preprocessor, before.clone(), 0);
     assert_eq!((after.size(), &after.labels()[..]), (2, &[1.0, 1.0][..]));
     assert_eq!(after.dense()[..], [2.0, 20.0, 4.0, 40.0]);
     assert_eq!(after.weights().unwrap()[..], [1.0, 1.0]);
     assert_eq!(after.timestamps().unwrap()[..], [3_600_000_000, 10_800_000_000]);
-    let inverses: Vec<_> = after.groups().iter().map(|group| group.inverse().unwrap().to_vec()).collect();
-    assert_eq!(inverses, [vec![0, 1], vec![0, 2], vec![1, 3]]);
-    for (before, after) in before.groups().iter().zip(after.groups()) {
+    let inverses: Vec<_> =
+        after.groups().iter().map(|group| group.inverse().map(|inverse| inverse.to_vec())).collect();
+    assert_eq!(inverses, [Some(vec![0, 1]), Some(vec![0, 2]), None]);
+    assert_eq!(after.groups()[2].features()[0].row(1), before.groups()[2].features()[0].row(3));
+    for (before, after) in before.groups()[..2].iter().zip(after.groups()) {
         assert_eq!(before.rows(), after.rows());
         for (before, after) in before.features().iter().zip(after.features()) {
             assert_eq!(before.values().as_ptr(), after.values().as_ptr());
@@ -485,7 +497,7 @@ fn sampling_edits_only_inverse_indices() {
 fn samples_that_stay_weigh_for_those_that_went() {
     let steps = "[[step]]\nop = 'sampling'\nrate = 0.25\n[[step]]\nop = 'sampling'\nrate = 0.5\ncorrect_weights = false";
     let preprocessor = preprocessor(steps, &schema(GROUPS, false)).unwrap();
-    let kept = |start| preprocessor.run(small_batch(), start).unwrap();
+    let kept = |start| run(&preprocessor, small_batch(), start);
     let weights: Vec<f32> = (0..1000).flat_map(|i| kept(4 * i).weights().unwrap().to_vec()).collect();
     assert!(weights.iter().all(|weight| *weight == 4.0));
     // 4000 samples at 1/8; five standard deviations.
@@ -496,7 +508,7 @@ fn samples_that_stay_weigh_for_those_that_went() {
 fn untouched_dense_features_are_not_copied() {
     let batch = small_batch();
     let hash = "[[step]]\nop = 'sigrid_hash'\ninputs = ['*']\nmax = 9";
-    let after = preprocessor(hash, &schema(GROUPS, false)).unwrap().run(batch.clone(), 0).unwrap();
+    let after = preprocessor(hash, &schema(GROUPS, false)).unwrap().run(batch.clone()).unwrap();
     assert_eq!(after.dense().as_ptr(), batch.dense().as_ptr());
 }
 
@@ -514,7 +526,7 @@ fn torcharrow_hashes_alike() {
     });
     let hash = "[[step]]\nop = 'sigrid_hash'\ninputs = ['x']\nmax = 100";
     let hash = preprocessor(hash, &schema(&[("user", &["x"])], false)).unwrap();
-    let hashed = hash.run(batch.unwrap(), 0).unwrap();
+    let hashed = hash.run(batch.unwrap()).unwrap();
     let expected = [60, 54, 54, 9, 4, 91, 11, 67, 79, 2, 25, 92, 98, 83, 66, 2];
     assert_eq!(hashed.groups()[0].features()[0].row(0), expected);
 }
@@ -538,7 +550,7 @@ fn the_example_of_the_documentation_runs() {
 fn a_batch_of_another_schema_is_refused() {
     let hour = "[[step]]\nop = 'get_local_hour'\noutput = 'hour'\nzone = 'UTC'";
     let refused = |schema: &Schema, batch: Batch| {
-        preprocessor(hour, schema).unwrap().run(batch, 0).unwrap_err().to_string()
+        preprocessor(hour, schema).unwrap().run(batch).unwrap_err().to_string()
     };
     let right = schema(GROUPS, false);
     assert_eq!(
@@ -567,7 +579,7 @@ fn what_a_step_cannot_do_to_a_batch_names_the_step() {
     parts.groups[2] = Group::try_new("item", None, vec![weighted]).unwrap();
     let ngram = "[[step]]\nop = 'ngram'\ninputs = ['i']\nn = 2\ncombine = 'hash'";
     let ngram = preprocessor(ngram, &schema(GROUPS, false)).unwrap();
-    let message = ngram.run(Batch::try_new(parts).unwrap(), 0).unwrap_err().to_string();
+    let message = ngram.run(Batch::try_new(parts).unwrap()).unwrap_err().to_string();
     assert!(message.starts_with("`preprocess.toml`, line 2, step 1 (`ngram`): `i` has weights"), "{message}");
 }
 

@@ -1,10 +1,11 @@
-//! The reader's memory budget: bytes are reserved before they are used and given back by dropping.
+//! The memory of readers: bytes are reserved before they are used and given back by dropping.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, Result};
 
-/// So many bytes, shared by everything the reader holds.
+/// A number of bytes, shared by everything that the epochs of some readers hold.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: u64,
@@ -16,9 +17,19 @@ pub(super) struct Budget {
 #[derive(Debug, Default)]
 struct State {
     used: u64,
+    /// Epochs that are being read.
+    epochs: u64,
+}
+
+/// The part of a budget that one epoch uses.
+#[derive(Debug)]
+pub(super) struct Account {
+    budget: Arc<Budget>,
+    // These change only while the budget's state is locked.
+    used: AtomicU64,
     /// Reservations of batches under way or queued: those that come free without the scheduler doing anything.
-    batches: usize,
-    closed: bool,
+    batches: AtomicUsize,
+    closed: AtomicBool,
 }
 
 /// What became of a request for memory.
@@ -28,14 +39,14 @@ pub(super) enum Granted {
     Yes(Reservation),
     /// There is no room, and nothing more will be released: the budget would have to be `total` bytes.
     Never { total: u64 },
-    /// The reader is being dropped.
+    /// The epoch is being dropped.
     Closed,
 }
 
 /// Bytes taken from a budget.
 #[derive(Debug)]
 pub(super) struct Reservation {
-    budget: Arc<Budget>,
+    account: Arc<Account>,
     bytes: u64,
     batch: bool,
 }
@@ -65,26 +76,50 @@ impl Budget {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Account {
+    /// The account of an epoch that is about to be read.
+    pub(super) fn open(budget: &Arc<Budget>) -> Arc<Self> {
+        budget.state().epochs += 1;
+        Arc::new(Self {
+            budget: Arc::clone(budget),
+            used: AtomicU64::new(0),
+            batches: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn budget(&self) -> &Budget {
+        &self.budget
+    }
 
     fn grant(self: &Arc<Self>, state: &mut State, bytes: u64, batch: bool) -> Reservation {
         state.used += bytes;
-        state.batches += usize::from(batch);
-        Reservation { budget: Arc::clone(self), bytes, batch }
+        self.used.fetch_add(bytes, Relaxed);
+        self.batches.fetch_add(usize::from(batch), Relaxed);
+        Reservation { account: Arc::clone(self), bytes, batch }
     }
 
-    /// Bytes for a row group, if `headroom` bytes stay free beside them.
+    /// Bytes for what may come later: if `headroom` bytes stay free beside them, and the epoch does not take more than its
+    /// share of the budget.
     pub(super) fn try_reserve(self: &Arc<Self>, bytes: u64, headroom: u64) -> Option<Reservation> {
-        let mut state = self.state();
-        let fits = state.used.saturating_add(bytes).saturating_add(headroom) <= self.total;
+        let mut state = self.budget.state();
+        let fits = |used: u64, total: u64| used.saturating_add(bytes).saturating_add(headroom) <= total;
+        let fits = fits(state.used, self.budget.total)
+            && fits(self.used.load(Relaxed), self.budget.total / state.epochs.max(1));
         fits.then(|| self.grant(&mut state, bytes, false))
     }
 
     /// Whether so many bytes are free now.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        self.state().used.saturating_add(bytes) <= self.total
+        self.budget.state().used.saturating_add(bytes) <= self.budget.total
     }
 
     /// Bytes for a row group that must come next: waits as long as batches are under way that will give theirs back.
+    ///
+    /// What other epochs hold is not waited for, because the thread that would take their batches may be the one that waits
+    /// for this epoch's: an epoch gets what it needs to go on as long as that alone is within the limit.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Granted {
         self.wait_for(bytes, false)
     }
@@ -94,55 +129,73 @@ impl Budget {
     pub(super) fn reserve_batch(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         match self.wait_for(bytes, true) {
             Granted::Yes(reservation) => Some(reservation),
-            Granted::Never { .. } => Some(self.grant(&mut self.state(), bytes, true)),
+            Granted::Never { .. } => Some(self.grant(&mut self.budget.state(), bytes, true)),
             Granted::Closed => None,
         }
     }
 
     fn wait_for(self: &Arc<Self>, bytes: u64, batch: bool) -> Granted {
-        let mut state = self.state();
+        let mut state = self.budget.state();
         loop {
-            if state.closed {
+            if self.closed.load(Relaxed) {
                 return Granted::Closed;
             }
-            if state.used.saturating_add(bytes) <= self.total {
+            if state.used.saturating_add(bytes) <= self.budget.total {
                 return Granted::Yes(self.grant(&mut state, bytes, batch));
             }
-            if state.batches == 0 {
-                return Granted::Never { total: state.used.saturating_add(bytes) };
+            if self.batches.load(Relaxed) == 0 {
+                let total = self.used.load(Relaxed).saturating_add(bytes);
+                return match total <= self.budget.total {
+                    true => Granted::Yes(self.grant(&mut state, bytes, batch)),
+                    false => Granted::Never { total },
+                };
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.budget.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// An error once nobody will take batches any more: work that has not begun then is not worth beginning.
     pub(super) fn check_open(&self) -> Result<()> {
-        if self.state().closed { Err(Error::invariant("reader", "it was dropped")) } else { Ok(()) }
+        match self.closed.load(Relaxed) {
+            true => Err(Error::invariant("reader", "it was dropped")),
+            false => Ok(()),
+        }
     }
 
     /// Wakes whoever waits: nobody will take batches any more.
     pub(super) fn close(&self) {
-        self.state().closed = true;
-        self.changed.notify_all();
+        let _state = self.budget.state();
+        self.closed.store(true, Relaxed);
+        self.budget.changed.notify_all();
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.budget.state().epochs -= 1;
     }
 }
 
 impl Reservation {
     /// Makes the reservation what was really used, which may be more than was asked for.
     pub(super) fn resize(&mut self, bytes: u64) {
-        let mut state = self.budget.state();
+        let Account { budget, used, .. } = &*self.account;
+        let mut state = budget.state();
         state.used = state.used - self.bytes + bytes;
+        used.store(used.load(Relaxed) - self.bytes + bytes, Relaxed);
         self.bytes = bytes;
-        self.budget.changed.notify_all();
+        budget.changed.notify_all();
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut state = self.budget.state();
+        let Account { budget, used, batches, .. } = &*self.account;
+        let mut state = budget.state();
         state.used -= self.bytes;
-        state.batches -= usize::from(self.batch);
-        self.budget.changed.notify_all();
+        used.fetch_sub(self.bytes, Relaxed);
+        batches.fetch_sub(usize::from(self.batch), Relaxed);
+        budget.changed.notify_all();
     }
 }
 
@@ -150,17 +203,21 @@ impl Drop for Reservation {
 mod tests {
     use super::*;
 
+    fn account(limit: u64) -> Arc<Account> {
+        Account::open(&Budget::within(limit))
+    }
+
     #[test]
     fn what_is_dropped_comes_free() {
-        let budget = Budget::within(13);
-        assert_eq!((budget.limit(), budget.total()), (13, 10));
-        let first = budget.try_reserve(6, 4).unwrap();
-        assert!(budget.try_reserve(5, 0).is_none());
-        assert!(budget.try_reserve(3, 2).is_none(), "the headroom counts");
+        let account = account(13);
+        assert_eq!((account.budget().limit(), account.budget().total()), (13, 10));
+        let first = account.try_reserve(6, 4).unwrap();
+        assert!(account.try_reserve(5, 0).is_none());
+        assert!(account.try_reserve(3, 2).is_none(), "the headroom counts");
         drop(first);
-        let mut second = budget.try_reserve(10, 0).unwrap();
+        let mut second = account.try_reserve(10, 0).unwrap();
         second.resize(1);
-        assert!(budget.try_reserve(9, 0).is_some());
+        assert!(account.try_reserve(9, 0).is_some());
     }
 
     #[test]
@@ -173,19 +230,36 @@ mod tests {
 
     #[test]
     fn only_batches_are_waited_for() {
-        let budget = Budget::within(13);
-        let row_group = budget.try_reserve(8, 0).unwrap();
-        assert!(matches!(budget.reserve(4), Granted::Never { total: 12 }));
+        let account = account(13);
+        let row_group = account.try_reserve(8, 0).unwrap();
+        assert!(matches!(account.reserve(4), Granted::Never { total: 12 }));
         // A batch gets its bytes all the same: it is what frees the row group.
-        let batch = budget.reserve_batch(4).unwrap();
+        let batch = account.reserve_batch(4).unwrap();
         let waiting = {
-            let budget = Arc::clone(&budget);
-            std::thread::spawn(move || matches!(budget.reserve(10), Granted::Yes(_)))
+            let account = Arc::clone(&account);
+            std::thread::spawn(move || matches!(account.reserve(10), Granted::Yes(_)))
         };
         drop(row_group);
         drop(batch);
         assert!(waiting.join().unwrap());
-        budget.close();
-        assert!(matches!(budget.reserve(1), Granted::Closed));
+        account.close();
+        assert!(matches!(account.reserve(1), Granted::Closed));
+    }
+
+    #[test]
+    fn epochs_that_share_a_budget_all_go_on() {
+        let budget = Budget::within(133);
+        let first = Account::open(&budget);
+        let all = first.try_reserve(90, 0).unwrap();
+        let second = Account::open(&budget);
+        assert!(second.try_reserve(20, 0).is_none(), "nothing is free");
+        let needed = second.reserve(50);
+        assert!(matches!(needed, Granted::Yes(_)), "the first epoch's batches may wait for the same caller");
+        assert!(matches!(second.reserve(51), Granted::Never { total: 101 }));
+        drop((all, needed));
+        assert!(first.try_reserve(51, 0).is_none(), "more than its share");
+        assert!(first.try_reserve(50, 0).is_some());
+        drop(second);
+        assert!(first.try_reserve(51, 0).is_some());
     }
 }

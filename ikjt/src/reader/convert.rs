@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use onefold_datasets::Layout;
+use onefold_datasets::{FeatureGroup, Layout, Schema};
 
 use super::Dedupe;
-use super::decode::Decoded;
+use super::decode::{Decoded, Ids};
 use super::stages::Stages;
 use crate::preprocess::Preprocessor;
-use crate::{Batch, BatchParts, Error, Group, Result, deduplicate, fold_windows};
+use crate::{Batch, BatchParts, Error, Feature, Group, Result, deduplicate, fold_windows};
 
 /// Samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
@@ -21,8 +21,9 @@ pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
 pub(super) struct Conversion {
     pub(super) layout: Layout,
     pub(super) dedupe: Dedupe,
-    /// The groups that are searched for duplicates, by position.
-    pub(super) deduplicated: Vec<bool>,
+    /// What is read.
+    pub(super) schema: Schema,
+    pub(super) timestamps: bool,
     /// What a sample takes besides its ids.
     pub(super) sample_bytes: u64,
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
@@ -33,12 +34,13 @@ pub(super) struct Conversion {
 impl Conversion {
     /// The bytes of a batch of `pieces`, at most, before preprocessing.
     pub(super) fn batch_bytes(&self, pieces: &Pieces) -> u64 {
-        let (mut samples, mut expanded, mut distinct) = (0, 0, 0);
+        let (mut samples, mut all) = (0, Ids::default());
         for (decoded, rows) in pieces {
-            let (all, once) = decoded.ids_in(rows);
+            let ids = decoded.ids_in(rows);
             samples += rows.len() as u64;
-            expanded += all;
-            distinct += once;
+            all.expanded += ids.expanded;
+            all.distinct += ids.distinct;
+            all.stored += ids.stored;
         }
         let deduplicates = match (self.layout, self.dedupe) {
             (Layout::Rows, Dedupe::Exact | Dedupe::Window) | (Layout::Folded, Dedupe::Exact) => 1,
@@ -46,36 +48,60 @@ impl Conversion {
         };
         // As cut, as deduplicated, and as preprocessed.
         let copies = 1 + deduplicates + u64::from(self.preprocessor.is_some());
-        let ids = if self.dedupe == Dedupe::Off { expanded } else { distinct };
+        let ids = match (self.layout, self.dedupe) {
+            (_, Dedupe::Off) => all.expanded,
+            (Layout::Folded, Dedupe::Window) => all.stored,
+            (Layout::Rows, Dedupe::Window) | (_, Dedupe::Exact) => all.distinct,
+        };
         copies * (8 * ids + self.sample_bytes * samples)
     }
 
-    /// The batch of `pieces`, whose first sample is number `start` of the epoch.
-    pub(super) fn run(&self, pieces: &Pieces, start: u64, stages: &Stages) -> Result<Batch> {
+    /// The batch of `pieces`; without any, a batch of no samples.
+    pub(super) fn run(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
         let started = Instant::now();
         let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();
-        let cut = Batch::concat(&borrowed)?;
+        let cut = if pieces.is_empty() { self.empty()? } else { Batch::concat(&borrowed)? };
         stages.cut(started);
         let started = Instant::now();
-        let groups = cut.groups().iter().zip(&self.deduplicated);
-        let groups =
-            groups.map(|(group, deduplicated)| self.group(group, *deduplicated)).collect::<Result<_>>()?;
+        let groups = cut.groups().iter().zip(&self.schema.groups);
+        let groups = groups
+            .map(|(group, of_schema)| self.group(group, of_schema.deduplicated))
+            .collect::<Result<_>>()?;
         let mut batch = Batch::try_new(BatchParts { groups, ..cut.into_parts() })?;
         stages.deduplicated(started);
         let started = Instant::now();
         if let Some(preprocessor) = &self.preprocessor {
-            batch = preprocessor.run(batch, start)?;
+            batch = preprocessor.run(batch)?;
         }
         self.check_ids(&batch, pieces)?;
         stages.preprocessed(started);
         Ok(batch)
     }
 
+    /// A batch of no samples.
+    fn empty(&self) -> Result<Batch> {
+        let group = |group: &FeatureGroup| {
+            let features =
+                group.features.iter().map(|f| Feature::from_rows(f.name.as_str(), &[] as &[[i64; 0]]));
+            let inverse = (self.layout == Layout::Folded && group.deduplicated).then(|| Vec::new().into());
+            Group::try_new(group.name.as_str(), inverse, features.collect::<Result<_>>()?)
+        };
+        let sampler = self.preprocessor.as_ref().map(|preprocessor| preprocessor.schema());
+        let weighted = self.schema.weight.is_some() || sampler.is_some_and(|schema| schema.weight.is_some());
+        Batch::try_new(BatchParts {
+            size: 0,
+            dense: Vec::new().into(),
+            labels: Vec::new().into(),
+            weights: weighted.then(|| Vec::new().into()),
+            timestamps: self.timestamps.then(|| Vec::new().into()),
+            groups: self.schema.groups.iter().map(group).collect::<Result<_>>()?,
+        })
+    }
+
     fn group(&self, group: &Group, deduplicated: bool) -> Result<Group> {
         let is_folded = deduplicated && self.layout == Layout::Folded;
         Ok(match self.dedupe {
             Dedupe::Off if is_folded => expand(group)?,
-            Dedupe::Exact if is_folded => group.compact()?,
             Dedupe::Exact if deduplicated => deduplicate(group),
             Dedupe::Window if deduplicated && !is_folded => fold_windows(&deduplicate(group)),
             _ => group.clone(),
@@ -98,7 +124,7 @@ impl Conversion {
                     ids.iter().copied().find(|id| outside(id)).map(|id| (sample, id))
                 });
                 if let Some((sample, id)) = found {
-                    return Err(outside_table(feature.name(), id, rows, sample, batch.size(), pieces));
+                    return Err(outside_table(feature.name(), id, rows, sample, pieces));
                 }
             }
         }
@@ -119,33 +145,22 @@ fn expand(group: &Group) -> Result<Group> {
     Ok(group.expand())
 }
 
-/// The error for an id, at the place in the dataset that sample `sample` of the batch comes from; sampling by the
-/// preprocessing leaves only the first row group to be named.
-fn outside_table(
-    feature: &str,
-    id: i64,
-    rows: u64,
-    sample: usize,
-    batch_size: usize,
-    pieces: &Pieces,
-) -> Error {
-    let sampled = pieces.iter().map(|(_, rows)| rows.len()).sum::<usize>() != batch_size;
+/// The error for an id, at the place in the dataset that sample `sample` of the batch comes from.
+fn outside_table(feature: &str, id: i64, rows: u64, sample: usize, pieces: &Pieces) -> Error {
     let mut before = sample;
-    let mut place = pieces.first().map(|(decoded, _)| (&decoded.origin, None));
-    if !sampled {
-        for (decoded, rows) in pieces {
-            if before < rows.len() {
-                place = Some((&decoded.origin, Some(rows.start + before)));
-                break;
-            }
-            before -= rows.len();
+    let mut place = None;
+    for (decoded, rows) in pieces {
+        if before < rows.len() {
+            place = Some((&decoded.origin, decoded.row_of(rows.start + before)));
+            break;
         }
+        before -= rows.len();
     }
     Error::IdOutsideTable {
-        path: place.map(|(origin, _)| origin.file.path.to_path_buf()).unwrap_or_default(),
+        path: place.map(|(origin, _)| origin.file.footer.path.to_path_buf()).unwrap_or_default(),
         row_group: place.map_or(0, |(origin, _)| origin.index),
         column: feature.to_owned(),
-        row: place.and_then(|(_, row)| row),
+        row: place.map(|(_, row)| row),
         id,
         rows,
     }

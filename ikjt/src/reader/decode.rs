@@ -16,8 +16,9 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::budget::Reservation;
-use super::file::{OpenFile, guarded};
+use super::file::{Footer, OpenFile, guarded};
 use super::stages::Stages;
+use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, Result};
 
 /// What decoding needs to know besides the row group.
@@ -27,40 +28,53 @@ pub(super) struct Decoding {
     pub(super) schema: Schema,
     pub(super) sessions: bool,
     pub(super) timestamps: bool,
+    /// What drops samples.
+    pub(super) preprocessor: Option<Arc<Preprocessor>>,
+    pub(super) epoch: u64,
 }
 
 /// One row group of a data file: the unit of decoding.
 #[derive(Debug, Clone)]
 pub(super) struct RowGroup {
-    pub(super) file: Arc<OpenFile>,
+    pub(super) file: OpenFile,
     pub(super) index: usize,
+    /// Number of its first sample among the chosen samples of the dataset.
+    pub(super) first: u64,
 }
 
 /// A decoded row group.
 #[derive(Debug)]
 pub(super) struct Decoded {
-    /// All samples; from the `folded` layout with inverse indices and windows, from `rows` without.
+    /// All samples that sampling keeps; from the `folded` layout with inverse indices and windows, from `rows` without.
     pub(super) batch: Batch,
     /// Where the samples come from.
     pub(super) origin: RowGroup,
+    /// The samples' places in the row group, if some were dropped.
+    kept: Option<Vec<u32>>,
     sessions: Option<ScalarBuffer<i64>>,
     ids: Vec<Ids>,
     /// Its share of the memory budget.
     _reservation: Reservation,
 }
 
-/// Ids of the samples before one sample of a row group.
-#[derive(Debug, Clone, Copy, Default)]
-struct Ids {
+/// Numbers of ids: of some samples, or of the samples before one sample of a row group.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Ids {
     /// As if every sample carried its lists.
-    expanded: u64,
+    pub(super) expanded: u64,
     /// Every distinct row once.
-    distinct: u64,
+    pub(super) distinct: u64,
+    /// Every distinct row once, and what overlaps the row before it not again.
+    pub(super) stored: u64,
 }
 
 impl RowGroup {
+    fn footer(&self) -> &Footer {
+        &self.file.footer
+    }
+
     fn metadata(&self) -> &RowGroupMetaData {
-        self.file.metadata.metadata().row_group(self.index)
+        self.footer().metadata.metadata().row_group(self.index)
     }
 
     /// The bytes that decoding takes at most: pages, ids and levels as decoded, and the batch made of them. An estimate
@@ -71,7 +85,7 @@ impl RowGroup {
         let (mut bytes, mut compressed, mut all_compressed) = (0_u64, 0_u64, 0_u64);
         for (leaf, column) in self.metadata().columns().iter().enumerate() {
             all_compressed = all_compressed.saturating_add(natural(column.compressed_size()));
-            if !self.file.columns.leaf_included(leaf) {
+            if !self.footer().columns.leaf_included(leaf) {
                 continue;
             }
             compressed =
@@ -96,7 +110,7 @@ impl RowGroup {
         then: impl FnOnce(Result<Ranges>) + Send + 'static,
     ) -> Result<()> {
         let (started, stages) = (Instant::now(), Arc::clone(stages));
-        let ranges = self.byte_ranges(&self.file.columns)?;
+        let ranges = self.byte_ranges(&self.footer().columns)?;
         self.file.start_reading(ranges, move |ranges, bytes| {
             stages.read(started, bytes);
             then(ranges);
@@ -117,29 +131,68 @@ impl RowGroup {
         stages: &Stages,
     ) -> Result<Decoded> {
         let started = Instant::now();
-        let columns = match self.decode_columns(ranges, self.file.columns.clone()) {
+        let columns = match self.decode_columns(ranges, self.footer().columns.clone()) {
             Ok(columns) => columns,
             Err(error) => return Err(self.find_damage().unwrap_or(error)),
         };
         stages.decoded(started);
         let started = Instant::now();
-        let batch = self.to_batch(&columns, decoding)?;
-        let sessions = decoding.sessions.then(|| session_ids(&columns));
+        let mut batch = self.to_batch(&columns, decoding)?;
+        let mut sessions = decoding.sessions.then(|| session_ids(&columns));
         drop(columns);
+        let sampler = decoding.preprocessor.as_ref().map(|preprocessor| preprocessor.sampler());
+        let kept = sampler.filter(|sampler| !sampler.is_empty()).map(|sampler| {
+            let (kept, left) = sampler.run(&batch, decoding.epoch, self.first);
+            batch = left;
+            sessions = sessions.take().map(|all| kept.iter().map(|row| all[*row as usize]).collect());
+            kept
+        });
         let ids = count_ids(&batch);
         let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
         reservation.resize(batch.bytes() + beside as u64);
         stages.arranged(started);
-        Ok(Decoded { batch, origin: self, sessions, ids, _reservation: reservation })
+        Ok(Decoded { batch, origin: self, kept, sessions, ids, _reservation: reservation })
+    }
+
+    /// Reads and decodes the row group on this thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`decode`](Self::decode).
+    pub(super) fn read(
+        self,
+        decoding: &Decoding,
+        reservation: Reservation,
+        stages: &Stages,
+    ) -> Result<Decoded> {
+        let ranges = self.read_ranges(&self.footer().columns)?;
+        self.decode(ranges, decoding, reservation, stages)
+    }
+
+    fn read_ranges(&self, columns: &ProjectionMask) -> Result<Ranges> {
+        let Footer { storage, object, .. } = self.footer();
+        let ranges = self.byte_ranges(columns)?;
+        Ok(storage.read_ranges(&object.path, object.bytes, ranges, object.e_tag.clone())?)
+    }
+
+    /// Float columns alone, read on this thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] if they cannot be decoded.
+    pub(super) fn read_floats(&self, names: &[&str]) -> Result<Vec<ScalarBuffer<f32>>> {
+        let mask = self.footer().mask(names);
+        let columns = self.decode_columns(self.read_ranges(&mask)?, mask)?;
+        names.iter().map(|name| self.floats(&columns, name)).collect()
     }
 
     /// The byte ranges of some columns of the row group.
     fn byte_ranges(&self, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
-        guarded(&self.file.path, Some(self.index), || {
+        guarded(&self.footer().path, Some(self.index), || {
             let leaves = self.metadata().columns().iter().enumerate();
             let wanted = leaves.filter(|(leaf, _)| columns.leaf_included(*leaf));
             let range = |(start, length): (u64, u64)| {
-                let end = start.checked_add(length).filter(|end| *end <= self.file.object.bytes);
+                let end = start.checked_add(length).filter(|end| *end <= self.footer().object.bytes);
                 end.map(|end| start..end)
                     .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
             };
@@ -149,10 +202,10 @@ impl RowGroup {
 
     fn decode_columns(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch> {
         let rows = self.metadata().num_rows();
-        guarded(&self.file.path, Some(self.index), || {
+        guarded(&self.footer().path, Some(self.index), || {
             let rows = usize::try_from(rows).map_err(|_| format!("{rows} rows"))?;
             let reader =
-                ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.file.metadata.clone())
+                ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.footer().metadata.clone())
                     .with_projection(columns)
                     .with_row_groups(vec![self.index])
                     .with_batch_size(rows.max(1))
@@ -174,16 +227,13 @@ impl RowGroup {
 
     /// Decodes column by column to say which one is damaged.
     fn find_damage(&self) -> Option<Error> {
-        let fields = self.file.metadata.schema().fields();
-        let parquet = self.file.metadata.parquet_schema();
-        let wanted = |leaf: &usize| self.file.columns.leaf_included(*leaf);
+        let fields = self.footer().metadata.schema().fields();
+        let parquet = self.footer().metadata.parquet_schema();
+        let wanted = |leaf: &usize| self.footer().columns.leaf_included(*leaf);
         (0..parquet.num_columns()).filter(wanted).find_map(|leaf| {
             let root = parquet.get_column_root_idx(leaf);
             let mask = ProjectionMask::roots(parquet, [root]);
-            let OpenFile { storage, object, .. } = &*self.file;
-            let read = |ranges| storage.read_ranges(&object.path, object.bytes, ranges, object.e_tag.clone());
-            let ranges = self.byte_ranges(&mask).and_then(|ranges| read(ranges).map_err(Error::from));
-            let error = ranges.and_then(|ranges| self.decode_columns(ranges, mask)).err()?;
+            let error = self.read_ranges(&mask).and_then(|ranges| self.decode_columns(ranges, mask)).err()?;
             let name = fields.get(root).map(|field| field.name().clone());
             Some(match error {
                 Error::Corrupt { path, row_group, row, message, .. } => {
@@ -236,13 +286,15 @@ impl RowGroup {
         convert(column).ok_or_else(|| wrong(None, format!("it was decoded as {}", column.data_type())))
     }
 
+    fn floats(&self, columns: &RecordBatch, name: &str) -> Result<ScalarBuffer<f32>> {
+        self.column(columns, name, |column| {
+            column.as_primitive_opt::<Float32Type>().map(|floats| floats.values().clone())
+        })
+    }
+
     /// Float columns, interleaved to `[rows, columns]`.
     fn row_major(&self, columns: &RecordBatch, names: &[String]) -> Result<ScalarBuffer<f32>> {
-        let floats = |column: &ArrayRef| {
-            column.as_primitive_opt::<Float32Type>().map(|floats| floats.values().clone())
-        };
-        let sources =
-            names.iter().map(|name| self.column(columns, name, floats)).collect::<Result<Vec<_>>>()?;
+        let sources = names.iter().map(|name| self.floats(columns, name)).collect::<Result<Vec<_>>>()?;
         if let [only] = sources.as_slice() {
             return Ok(only.clone());
         }
@@ -280,7 +332,7 @@ impl RowGroup {
 
     fn corrupt(&self, column: &str, row: Option<usize>, message: String) -> Error {
         Error::Corrupt {
-            path: self.file.path.to_path_buf(),
+            path: self.footer().path.to_path_buf(),
             row_group: Some(self.index),
             column: Some(column.to_owned()),
             row,
@@ -290,29 +342,41 @@ impl RowGroup {
 }
 
 impl Decoded {
-    /// Ids in these samples, as if every sample carried its lists, and with every distinct row once.
-    pub(super) fn ids_in(&self, rows: &Range<usize>) -> (u64, u64) {
+    /// Ids in these samples: as if every sample carried its lists, with every distinct row once, and without what rows share.
+    pub(super) fn ids_in(&self, rows: &Range<usize>) -> Ids {
         let (start, end) = (self.ids[rows.start], self.ids[rows.end]);
-        // The first sample brings its rows, also those that the sample before it has.
-        let first = self
-            .ids
-            .get(rows.start + 1)
-            .map_or(0, |second| (second.expanded - start.expanded) - (second.distinct - start.distinct));
-        (end.expanded - start.expanded, end.distinct - start.distinct + first)
+        // The first sample brings its rows, also what the sample before it has.
+        let first = self.ids.get(rows.start + 1).copied().unwrap_or(start);
+        let whole = first.expanded - start.expanded;
+        Ids {
+            expanded: end.expanded - start.expanded,
+            distinct: end.distinct - start.distinct + whole - (first.distinct - start.distinct),
+            stored: end.stored - start.stored + whole - (first.stored - start.stored),
+        }
     }
 
-    /// The ranges of samples in `rows` that belong to one session each.
-    pub(super) fn blocks(&self, rows: Range<usize>) -> Vec<Range<usize>> {
-        let Some(sessions) = &self.sessions else { return vec![rows] };
-        let mut blocks = Vec::new();
-        let mut start = rows.start;
-        for row in rows.clone() {
-            if row + 1 == rows.end || sessions[row] != sessions[row + 1] {
-                blocks.push(start..row + 1);
-                start = row + 1;
-            }
-        }
-        blocks
+    /// The samples that stand in the rows `rows` of the row group.
+    pub(super) fn samples_in(&self, rows: Range<usize>) -> Range<usize> {
+        let place = |row: usize| {
+            self.kept.as_ref().map_or(row, |kept| kept.partition_point(|kept| (*kept as usize) < row))
+        };
+        place(rows.start)..place(rows.end)
+    }
+
+    /// The place of a sample in its row group.
+    pub(super) fn row_of(&self, sample: usize) -> usize {
+        self.kept.as_ref().map_or(sample, |kept| kept[sample] as usize)
+    }
+
+    /// The ranges of samples that belong to one session each.
+    pub(super) fn blocks(&self) -> Vec<Range<usize>> {
+        let ids = self.sessions.as_deref().unwrap_or_default();
+        let mut end = 0;
+        let blocks = ids.chunk_by(|a, b| a == b).map(|session| {
+            end += session.len();
+            end - session.len()..end
+        });
+        blocks.collect()
     }
 }
 
@@ -337,23 +401,36 @@ fn interleave(columns: &[ScalarBuffer<f32>], rows: usize) -> Vec<f32> {
 fn count_ids(batch: &Batch) -> Vec<Ids> {
     let mut ids = vec![Ids::default(); batch.size() + 1];
     for group in batch.groups() {
-        let mut row_ids = vec![0_u64; group.rows()];
+        // By row: its ids, and those that the row before it does not have.
+        let mut of_rows = vec![(0_u64, 0_u64); group.rows()];
         for feature in group.features() {
-            for (ids, size) in row_ids.iter_mut().zip(feature.sizes().iter()) {
-                *ids += *size as u64;
+            let mut before = 0..0;
+            for (row, (all, fresh)) in of_rows.iter_mut().enumerate() {
+                let span = feature.span(row);
+                let slides = before.start <= span.start && span.start <= before.end;
+                *all += span.len() as u64;
+                *fresh += if slides { span.end.saturating_sub(before.end) } else { span.len() } as u64;
+                before = span;
             }
         }
         let mut before = usize::MAX;
         for (sample, ids) in ids.iter_mut().skip(1).enumerate() {
             let row = group.row_of(sample);
-            ids.expanded += row_ids[row];
-            ids.distinct += if row == before { 0 } else { row_ids[row] };
+            let (all, fresh) = of_rows[row];
+            ids.expanded += all;
+            if row != before {
+                ids.distinct += all;
+                ids.stored += if before.wrapping_add(1) == row && row > 0 { fresh } else { all };
+            }
             before = row;
         }
     }
     for sample in 1..ids.len() {
-        ids[sample].expanded += ids[sample - 1].expanded;
-        ids[sample].distinct += ids[sample - 1].distinct;
+        let before = ids[sample - 1];
+        let ids = &mut ids[sample];
+        ids.expanded += before.expanded;
+        ids.distinct += before.distinct;
+        ids.stored += before.stored;
     }
     ids
 }
@@ -373,7 +450,7 @@ mod tests {
         let a = Group::try_new(
             "a",
             Some(vec![0, 0, 1].into()),
-            vec![Feature::from_rows("a", &[vec![1, 2, 3], vec![4]]).unwrap()],
+            vec![Feature::try_new("a", vec![1_i64, 2, 3, 4], None, vec![0, 1], vec![3, 3]).unwrap()],
         );
         let b = Group::try_new("b", None, vec![Feature::from_rows("b", &[[1], [2], [3]]).unwrap()]);
         let batch = Batch::try_new(BatchParts {
@@ -385,7 +462,8 @@ mod tests {
             groups: vec![a.unwrap(), b.unwrap()],
         });
         let ids = count_ids(&batch.unwrap());
-        assert_eq!(ids.iter().map(|ids| ids.expanded).collect::<Vec<_>>(), [0, 4, 8, 10]);
-        assert_eq!(ids.iter().map(|ids| ids.distinct).collect::<Vec<_>>(), [0, 4, 5, 7]);
+        assert_eq!(ids.iter().map(|ids| ids.expanded).collect::<Vec<_>>(), [0, 4, 8, 12]);
+        assert_eq!(ids.iter().map(|ids| ids.distinct).collect::<Vec<_>>(), [0, 4, 5, 9]);
+        assert_eq!(ids.iter().map(|ids| ids.stored).collect::<Vec<_>>(), [0, 4, 5, 7]);
     }
 }

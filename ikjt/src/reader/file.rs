@@ -14,6 +14,7 @@ use onefold_datasets::{DataFile, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
+use super::budget::Account;
 use super::kept::KeptFile;
 use crate::{Error, Result};
 
@@ -35,16 +36,23 @@ pub(super) struct Columns {
     pub(super) wanted: HashSet<String>,
 }
 
-/// A data file whose footer agrees with the snapshot.
+/// What is known of a data file whose footer agrees with the snapshot.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub(super) struct Footer {
     /// The full path or URL.
     pub(super) path: Arc<PathBuf>,
     pub(super) storage: Storage,
     pub(super) object: Object,
     pub(super) metadata: ArrowReaderMetadata,
     pub(super) columns: ProjectionMask,
-    kept: KeptFile,
+}
+
+/// A data file that is being read.
+#[derive(Debug, Clone)]
+pub(super) struct OpenFile {
+    pub(super) footer: Arc<Footer>,
+    /// Its bytes, if they are kept.
+    pub(super) kept: KeptFile,
 }
 
 impl Columns {
@@ -59,8 +67,8 @@ impl Columns {
     }
 }
 
-impl OpenFile {
-    /// Checks a file's size, row count and columns against the snapshot.
+impl Footer {
+    /// Checks a file's size, row groups and columns against the snapshot.
     ///
     /// # Errors
     ///
@@ -71,7 +79,7 @@ impl OpenFile {
         file: &DataFile,
         columns: &Columns,
         known: &KnownFiles,
-        kept: KeptFile,
+        kept: &KeptFile,
     ) -> Result<Self> {
         let object = known.find(storage, file)?;
         let path = storage.shown(&file.path);
@@ -90,29 +98,73 @@ impl OpenFile {
         let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
         let (storage, path) = (storage.clone(), Arc::new(path));
-        let open = Self { path, storage, object, metadata, columns: mask, kept };
-        open.row_counts()?;
-        Ok(open)
+        let footer = Self { path, storage, object, metadata, columns: mask };
+        let counts = footer.row_counts()?;
+        if let Some(row_groups) = file.row_groups.listed()
+            && !row_groups.iter().map(|row_group| row_group.samples).eq(counts)
+        {
+            let message = "its row groups have other numbers of rows than the snapshot says".to_owned();
+            return Err(Error::Mismatch { path: footer.path.to_path_buf(), message });
+        }
+        Ok(footer)
     }
 
+    /// The rows of every row group.
+    pub(super) fn row_counts(&self) -> Result<Vec<u64>> {
+        let row_groups = self.metadata.metadata().row_groups().iter().enumerate();
+        let counts = row_groups.map(|(index, row_group)| {
+            let rows = row_group.num_rows();
+            let fits = i32::try_from(rows).ok().and_then(|rows| u64::try_from(rows).ok());
+            fits.ok_or_else(|| Error::Corrupt {
+                path: self.path.to_path_buf(),
+                row_group: Some(index),
+                column: None,
+                row: None,
+                message: format!("it says that it has {rows} rows"),
+            })
+        });
+        let counts = counts.collect::<Result<Vec<_>>>()?;
+        let sum: u64 = counts.iter().sum();
+        let rows = self.metadata.metadata().file_metadata().num_rows();
+        if u64::try_from(rows) != Ok(sum) {
+            let message = format!("its row groups have {sum} rows together, its footer says {rows}");
+            return Err(Error::corrupt(&self.path, message));
+        }
+        Ok(counts)
+    }
+
+    /// The columns named `names`, of those that are there.
+    pub(super) fn mask(&self, names: &[&str]) -> ProjectionMask {
+        let fields = self.metadata.schema().fields().iter().enumerate();
+        let places = fields.filter(|(_, field)| names.contains(&field.name().as_str())).map(|(i, _)| i);
+        ProjectionMask::roots(self.metadata.parquet_schema(), places)
+    }
+}
+
+impl OpenFile {
     /// Checks the file's bytes once, and keeps them in `kept`. Pages carry no checksums, so a flipped bit in one may decode
     /// to other samples. Gives the number of bytes read for it.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records.
+    /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records; an error if the epoch is dropped meanwhile.
     pub(super) fn verify(
         storage: &Storage,
         file: &DataFile,
         known: &KnownFiles,
         kept: &KeptFile,
+        account: &Account,
     ) -> Result<u64> {
         if known.is_verified(file) {
             return Ok(0);
         }
         let object = known.find(storage, file)?;
         let requests = if kept.is_kept() { MANY_REQUESTS } else { FEW_REQUESTS };
-        let found = storage.sha256(&file.path, &object, requests, |read| kept.add(read))?;
+        let found = storage.sha256(&file.path, &object, requests, |read| {
+            kept.add(read);
+            // Of a file that nobody waits for any more no further byte is fetched.
+            account.check_open().map_err(std::io::Error::other)
+        })?;
         if found != file.sha256 {
             let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
             return Err(Error::corrupt(&storage.shown(&file.path), message));
@@ -132,7 +184,7 @@ impl OpenFile {
         wanted: Vec<Range<u64>>,
         then: impl FnOnce(Result<Ranges>, u64) + Send + 'static,
     ) -> Result<()> {
-        let Self { storage, object, .. } = self;
+        let Footer { storage, object, .. } = &*self.footer;
         if let Some(ranges) = self.kept.copy(wanted.clone()) {
             then(Ok(ranges), 0);
             return Ok(());
@@ -142,30 +194,6 @@ impl OpenFile {
             then(ranges.map_err(Error::from), read);
         })?;
         Ok(())
-    }
-
-    /// The rows of every row group.
-    pub(super) fn row_counts(&self) -> Result<Vec<usize>> {
-        let row_groups = self.metadata.metadata().row_groups().iter().enumerate();
-        let counts = row_groups.map(|(index, row_group)| {
-            let rows = row_group.num_rows();
-            let fits = usize::try_from(rows).ok().filter(|rows| i32::try_from(*rows).is_ok());
-            fits.ok_or_else(|| Error::Corrupt {
-                path: self.path.to_path_buf(),
-                row_group: Some(index),
-                column: None,
-                row: None,
-                message: format!("it says that it has {rows} rows"),
-            })
-        });
-        let counts = counts.collect::<Result<Vec<_>>>()?;
-        let sum: i64 = counts.iter().map(|rows| *rows as i64).sum();
-        let rows = self.metadata.metadata().file_metadata().num_rows();
-        if sum != rows {
-            let message = format!("its row groups have {sum} rows together, its footer says {rows}");
-            return Err(Error::corrupt(&self.path, message));
-        }
-        Ok(counts)
     }
 }
 

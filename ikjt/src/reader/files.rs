@@ -1,251 +1,243 @@
-//! The row groups of an epoch in order, from files that are verified and opened one ahead.
+//! The data files of an epoch: verified and opened before they are needed.
 
-use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::mpsc::TryRecvError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use onefold_datasets::DataFile;
 use onefold_datasets::storage::Storage;
+use onefold_datasets::{DataFile, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 
-use super::decode::RowGroup;
-use super::file::{Columns, KnownFiles, OpenFile};
+use super::budget::Account;
+use super::file::{Columns, Footer, KnownFiles, OpenFile};
 use super::kept::KeptFile;
-use super::order::{FileStarts, Slice};
-use super::pipeline::{Next, Pool, Promise, Work, fulfilled, promise_beside_pool};
+use super::options::ReaderOptions;
+use super::pipeline::{Promise, Work, ended, promise, promise_beside};
 use super::stages::Stages;
 use crate::Result;
 
-/// How many files' footers a shuffled epoch keeps at hand.
-const OPEN_FILES: usize = 64;
+/// A data file that the reader's options choose.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) file: DataFile,
+    /// Its partition, in order.
+    pub(super) partition: usize,
+    /// Number of its first sample among the chosen samples of the dataset.
+    pub(super) first: u64,
+}
 
 /// The files that the reader's options choose.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) storage: Storage,
-    pub(super) files: Vec<DataFile>,
+    pub(super) files: Vec<Chosen>,
     pub(super) columns: Columns,
     pub(super) verify: bool,
     pub(super) known: KnownFiles,
+    pub(super) footers: Footers,
+}
+
+/// Footers that were read, as many as fit into a number of bytes: those that were read last.
+#[derive(Debug)]
+pub(super) struct Footers {
+    limit: usize,
+    state: Mutex<KnownFooters>,
+}
+
+#[derive(Debug, Default)]
+struct KnownFooters {
+    bytes: usize,
+    by_file: HashMap<usize, Arc<Footer>>,
+    oldest: VecDeque<usize>,
+}
+
+impl Footers {
+    /// At most `limit` bytes of footers, and one.
+    pub(super) fn new(limit: u64) -> Self {
+        Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, KnownFooters> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, file: usize) -> Option<Arc<Footer>> {
+        self.state().by_file.get(&file).cloned()
+    }
+
+    fn add(&self, file: usize, footer: Arc<Footer>) {
+        let size = |footer: &Footer| footer.metadata.metadata().memory_size();
+        let mut state = self.state();
+        state.bytes += size(&footer);
+        if let Some(same) = state.by_file.insert(file, footer) {
+            state.bytes -= size(&same);
+        } else {
+            state.oldest.push_back(file);
+        }
+        while state.bytes > self.limit && state.oldest.len() > 1 {
+            let oldest = state.oldest.pop_front().and_then(|oldest| state.by_file.remove(&oldest));
+            state.bytes -= oldest.map_or(0, |footer| size(&footer));
+        }
+    }
 }
 
 impl Files {
-    /// Verifies a file and reads its footer; what was read is kept in `kept`.
-    fn open(&self, file: usize, stages: &Stages, kept: KeptFile) -> Result<OpenFile> {
-        if self.verify {
-            let started = Instant::now();
-            let bytes = OpenFile::verify(&self.storage, &self.files[file], &self.known, &kept)?;
-            stages.verified(started, bytes);
+    /// The files of the partitions that `options` choose, to read the columns of `schema`.
+    pub(super) fn choose(
+        storage: Storage,
+        snapshot: &Snapshot,
+        schema: &Schema,
+        options: &ReaderOptions,
+        footers: Footers,
+    ) -> Result<Self> {
+        let all = match snapshot.layout {
+            Layout::Rows => snapshot.schema.to_arrow(),
+            Layout::Folded => snapshot.schema.to_folded_arrow(),
+        };
+        let mut extra = Vec::new();
+        if options.shuffle.is_some() {
+            extra.push(SESSION_COLUMN);
         }
-        OpenFile::open(&self.storage, &self.files[file], &self.columns, &self.known, kept)
+        if options.timestamps {
+            extra.push(TIME_COLUMN);
+        }
+        let mut files = Vec::new();
+        let mut first = 0_u64;
+        for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
+            for file in &chosen.files {
+                files.push(Chosen { file: file.clone(), partition, first });
+                first = first.saturating_add(file.samples);
+            }
+        }
+        Ok(Self {
+            storage,
+            files,
+            columns: Columns::new(all, schema, &extra),
+            verify: options.verify,
+            known: KnownFiles::default(),
+            footers,
+        })
     }
 
-    pub(super) fn open_footer(&self, file: usize) -> Result<OpenFile> {
-        let kept = KeptFile::default();
-        OpenFile::open(&self.storage, &self.files[file], &self.columns, &self.known, kept)
+    /// Verifies a file, unless that is known already, and reads its footer; what was read is kept in `kept`.
+    fn open(&self, file: usize, stages: &Stages, kept: KeptFile, account: &Account) -> Result<OpenFile> {
+        if self.verify {
+            let started = Instant::now();
+            let bytes = OpenFile::verify(&self.storage, &self.files[file].file, &self.known, &kept, account)?;
+            stages.verified(started, bytes);
+        }
+        Ok(OpenFile { footer: self.footer(file, &kept)?, kept })
+    }
+
+    /// The footer of a file, which is read once as long as there is room for all.
+    pub(super) fn footer(&self, file: usize, kept: &KeptFile) -> Result<Arc<Footer>> {
+        if let Some(footer) = self.footers.get(file) {
+            return Ok(footer);
+        }
+        let chosen = &self.files[file].file;
+        let footer = Arc::new(Footer::open(&self.storage, chosen, &self.columns, &self.known, kept)?);
+        self.footers.add(file, Arc::clone(&footer));
+        Ok(footer)
+    }
+
+    /// Whether a file can be opened without reading it from the storage.
+    fn is_at_hand(&self, file: usize) -> bool {
+        let verified = !self.verify || self.known.is_verified(&self.files[file].file);
+        verified && self.footers.get(file).is_some()
     }
 
     /// Whether the whole file will come from an object store to be verified.
     fn will_come_whole(&self, file: usize) -> bool {
-        self.verify && self.storage.local().is_none() && !self.known.is_verified(&self.files[file])
-    }
-
-    /// The rows of all files' row groups, which a shuffled epoch is planned with: from the snapshot, or from the footers of
-    /// files whose row groups it does not describe.
-    pub(super) fn row_counts(self: &Arc<Self>, pool: &Pool) -> Result<Vec<Vec<usize>>> {
-        // A count that is too large for this machine is found when its file is opened.
-        let rows = |samples: u64| usize::try_from(samples).unwrap_or(usize::MAX);
-        let counts = self.files.iter().enumerate().map(|(number, file)| match file.row_groups.listed() {
-            Some(row_groups) => Ok(row_groups.iter().map(|row_group| rows(row_group.samples)).collect()),
-            None => {
-                let files = Arc::clone(self);
-                Err(pool.promise(move || files.open_footer(number)?.row_counts()))
-            }
-        });
-        let counts: Vec<_> = counts.collect();
-        counts.into_iter().map(|count| count.or_else(|promise| fulfilled(&promise))).collect()
+        self.verify && self.storage.local().is_none() && !self.known.is_verified(&self.files[file].file)
     }
 }
 
-/// What an epoch reads.
+/// Opens files ahead, in the order in which they are needed first.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct Opener {
     files: Arc<Files>,
-    order: Order,
-    /// Files in the order of their first use.
-    unopened: VecDeque<usize>,
-    opening: Option<Opening>,
-    opened: HashMap<usize, Arc<OpenFile>>,
-    /// What is kept of the file that was opened last.
-    kept: KeptFile,
-    /// Samples of the first chunk that were delivered before the position.
-    pub(super) skip: usize,
-    first_chunk_sample: u64,
+    /// In the order of their first use; whether each is read in one go.
+    upcoming: VecDeque<(usize, bool)>,
+    /// Files that were opened, or are being opened.
+    begun: HashSet<usize>,
+    opening: HashMap<usize, Opening>,
+    /// Files that are opened ahead.
+    ahead: usize,
 }
 
 /// A file that is verified and opened by another thread.
 #[derive(Debug)]
 struct Opening {
-    file: usize,
     promise: Promise<OpenFile>,
     kept: KeptFile,
 }
 
-#[derive(Debug)]
-enum Order {
-    /// The samples in `range`, file after file; slices of the current file.
-    File { starts: FileStarts, range: Range<u64>, pending: VecDeque<Slice> },
-    /// Chunks of row groups whose sessions are mixed, and how many slices each file has in all of them.
-    Shuffled { chunks: VecDeque<VecDeque<Slice>>, slices: HashMap<usize, usize> },
-}
-
-impl Source {
-    /// The samples `range` in file order.
-    pub(super) fn in_file_order(files: Arc<Files>, range: Range<u64>) -> Self {
-        let starts = FileStarts::new(files.files.iter().map(|file| file.samples));
-        let unopened = starts.files(&range).into();
-        let order = Order::File { starts, range, pending: VecDeque::new() };
-        Self::new(files, order, unopened, 0, 0)
+impl Opener {
+    /// Opens `ahead` files ahead of those `upcoming`, which come with whether they are read in one go.
+    pub(super) fn new(files: Arc<Files>, upcoming: VecDeque<(usize, bool)>, ahead: usize) -> Self {
+        Self { files, upcoming, begun: HashSet::new(), opening: HashMap::new(), ahead }
     }
 
-    /// A shuffled shard's chunks, from sample `skip` of the shard on.
-    pub(super) fn shuffled(files: Arc<Files>, chunks: Vec<Vec<Slice>>, skip: u64) -> Self {
-        let (mut skip, mut first_chunk_sample) = (skip, 0);
-        let mut chunks: VecDeque<VecDeque<Slice>> = chunks.into_iter().map(Into::into).collect();
-        while let Some(chunk) = chunks.front() {
-            let samples: u64 = chunk.iter().map(|slice| slice.rows.len() as u64).sum();
-            if skip < samples {
-                break;
+    /// An opened file; `None` if it is still being opened, and `wait` is false.
+    pub(super) fn file(&mut self, file: usize, work: &Work, wait: bool) -> Result<Option<OpenFile>> {
+        if !self.opening.contains_key(&file) {
+            if self.files.is_at_hand(file) {
+                self.begun.insert(file);
+                let open = self.files.open(file, &work.stages, KeptFile::default(), &work.account);
+                self.open_ahead(work)?;
+                return open.map(Some);
             }
-            skip -= samples;
-            first_chunk_sample += samples;
-            chunks.pop_front();
+            let in_one_go = self.upcoming.iter().any(|upcoming| *upcoming == (file, true));
+            self.begin(file, in_one_go, work)?;
         }
-        let mut unopened = VecDeque::new();
-        let mut slices: HashMap<usize, usize> = HashMap::new();
-        for slice in chunks.iter().flatten() {
-            let of_file = slices.entry(slice.file).or_default();
-            *of_file += 1;
-            if *of_file == 1 {
-                unopened.push_back(slice.file);
-            }
-        }
-        let order = Order::Shuffled { chunks, slices };
-        Self::new(files, order, unopened, skip as usize, first_chunk_sample)
-    }
-
-    fn new(
-        files: Arc<Files>,
-        order: Order,
-        unopened: VecDeque<usize>,
-        skip: usize,
-        first_chunk_sample: u64,
-    ) -> Self {
-        let (opened, kept) = (HashMap::new(), KeptFile::default());
-        Self { files, order, unopened, opening: None, opened, kept, skip, first_chunk_sample }
-    }
-
-    /// The first chunk's first sample in the shard.
-    pub(super) fn first_chunk_sample(&self) -> u64 {
-        self.first_chunk_sample
-    }
-
-    /// The next row group, if there is one. The reading of those before has begun.
-    pub(super) fn next(&mut self, work: &Work) -> Result<Option<Next>> {
-        let next = match &mut self.order {
-            Order::Shuffled { chunks, .. } => {
-                // Of files that are kept there is one row group.
-                self.kept.release();
-                while chunks.front().is_some_and(VecDeque::is_empty) {
-                    chunks.pop_front();
-                }
-                let chunk = chunks.front_mut();
-                chunk.and_then(|chunk| chunk.pop_front().map(|slice| (slice, chunk.is_empty())))
-            }
-            Order::File { .. } => self.next_in_file_order(work)?.map(|slice| (slice, true)),
+        self.open_ahead(work)?;
+        let Some(Opening { promise, .. }) = self.opening.get(&file) else { return Ok(None) };
+        let opened = match wait {
+            true => promise.recv().map_err(|_| ended()),
+            false => match promise.try_recv() {
+                Err(TryRecvError::Empty) => return Ok(None),
+                Err(TryRecvError::Disconnected) => Err(ended()),
+                Ok(opened) => Ok(opened),
+            },
         };
-        let Some((slice, ends_chunk)) = next else { return Ok(None) };
-        let file = self.file(slice.file, work)?;
-        Ok(Some(Next { row_group: RowGroup { file, index: slice.row_group }, rows: slice.rows, ends_chunk }))
+        self.opening.remove(&file);
+        opened?.map(Some)
     }
 
-    fn next_in_file_order(&mut self, work: &Work) -> Result<Option<Slice>> {
-        loop {
-            if let Order::File { pending, .. } = &mut self.order
-                && let Some(slice) = pending.pop_front()
-            {
-                return Ok(Some(slice));
-            }
-            self.kept.release();
-            let upcoming =
-                self.opening.as_ref().map(|opening| opening.file).or(self.unopened.front().copied());
-            let Some(upcoming) = upcoming else { return Ok(None) };
-            // Row groups in decoding hold what they need of the files before.
-            self.opened.clear();
-            let rows = self.file(upcoming, work)?.row_counts()?;
-            if let Order::File { starts, range, pending } = &mut self.order {
-                pending.extend(starts.slices(upcoming, &rows, range));
+    fn open_ahead(&mut self, work: &Work) -> Result<()> {
+        while self.opening.len() < self.ahead
+            && let Some((file, in_one_go)) = self.upcoming.pop_front()
+        {
+            if !self.begun.contains(&file) && !self.files.is_at_hand(file) {
+                self.begin(file, in_one_go, work)?;
             }
         }
+        Ok(())
     }
 
-    /// An opened file. At their first use files come in order, and the one after it is opened meanwhile; later, one that
-    /// is not at hand any more is opened again.
-    fn file(&mut self, file: usize, work: &Work) -> Result<Arc<OpenFile>> {
-        if let Some(open) = self.opened.get(&file) {
-            return Ok(Arc::clone(open));
-        }
-        if self.opened.len() >= OPEN_FILES {
-            self.opened.clear();
-        }
-        let opening = match self.opening.take() {
-            Some(opening) => Some(opening),
-            None => self.open_next(work)?,
-        };
-        let open = match opening {
-            Some(Opening { file: next, promise, kept }) if next == file => {
-                self.kept = kept;
-                self.opening = self.open_next(work)?;
-                fulfilled(&promise)?
-            }
-            other => {
-                self.opening = other;
-                self.files.open_footer(file)?
-            }
-        };
-        let open = Arc::new(open);
-        self.opened.insert(file, Arc::clone(&open));
-        Ok(open)
-    }
-
-    fn open_next(&mut self, work: &Work) -> Result<Option<Opening>> {
-        let Some(file) = self.unopened.pop_front() else { return Ok(None) };
-        let kept = self.keep(file, work).unwrap_or_default();
+    fn begin(&mut self, file: usize, in_one_go: bool, work: &Work) -> Result<()> {
+        self.begun.insert(file);
+        // A file that a shuffle comes back to much later is not kept.
+        let kept = (in_one_go && self.files.will_come_whole(file))
+            .then(|| KeptFile::reserve(&work.account, self.files.files[file].file.bytes_on_disk))
+            .flatten()
+            .unwrap_or_default();
         let (files, stages, kept_by_file) = (Arc::clone(&self.files), Arc::clone(&work.stages), kept.clone());
-        let open = move || files.open(file, &stages, kept_by_file);
+        let account = Arc::clone(&work.account);
+        let open = move || {
+            account.check_open()?;
+            files.open(file, &stages, kept_by_file, &account)
+        };
         let promise = match self.files.storage.local() {
-            Some(_) => work.pool.promise(open),
-            None => promise_beside_pool(open)?,
+            Some(_) => promise(&work.workers.pool, open),
+            None => promise_beside(open)?,
         };
-        Ok(Some(Opening { file, promise, kept }))
+        self.opening.insert(file, Opening { promise, kept });
+        Ok(())
     }
 
-    /// Room for a file that is decoded soon after it was verified: a shuffle comes back to a file of several row groups
-    /// much later.
-    fn keep(&self, file: usize, work: &Work) -> Option<KeptFile> {
-        let decoded_soon = match &self.order {
-            Order::File { .. } => true,
-            Order::Shuffled { slices, .. } => slices.get(&file) == Some(&1),
-        };
-        let keep = decoded_soon && self.files.will_come_whole(file);
-        keep.then(|| KeptFile::reserve(&work.budget, self.files.files[file].bytes_on_disk)).flatten()
-    }
-
-    /// Gives up what is kept of files: the memory is needed.
+    /// Gives up what is kept of files that are being opened: the memory is needed.
     pub(super) fn release_kept(&self) {
-        self.kept.release();
-        if let Some(opening) = &self.opening {
-            opening.kept.release();
-        }
+        self.opening.values().for_each(|opening| opening.kept.release());
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onefold_datasets::storage::Ranges;
 
-use super::budget::{Budget, Reservation};
+use super::budget::{Account, Reservation};
 
 /// The bytes of a file, as long as they are kept.
 #[derive(Debug, Clone, Default)]
@@ -24,8 +24,8 @@ struct Kept {
 
 impl KeptFile {
     /// Room for a file of `bytes`, if at least half of the budget stays free.
-    pub(super) fn reserve(budget: &Arc<Budget>, bytes: u64) -> Option<Self> {
-        let reservation = budget.try_reserve(bytes, budget.total() / 2)?;
+    pub(super) fn reserve(account: &Arc<Account>, bytes: u64) -> Option<Self> {
+        let reservation = account.try_reserve(bytes, account.budget().total() / 2)?;
         let kept = Kept { ranges: Ranges::empty(bytes), _reservation: reservation };
         Some(Self(Arc::new(Mutex::new(Some(kept)))))
     }
@@ -63,11 +63,12 @@ mod tests {
 
     use onefold_datasets::storage::Storage;
 
+    use super::super::budget::Budget;
     use super::*;
 
     #[test]
     fn a_file_is_kept_until_it_is_released() {
-        let budget = Budget::within(400);
+        let budget = Account::open(&Budget::within(400));
         assert!(KeptFile::reserve(&budget, 151).is_none(), "half of 300 bytes stays free");
         let kept = KeptFile::reserve(&budget, 100).unwrap();
         assert!(KeptFile::reserve(&budget, 100).is_none());

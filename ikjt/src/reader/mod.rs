@@ -1,148 +1,80 @@
 //! From a dataset to batches: row groups decoded ahead in parallel, batches of exact size, deduplicated and
-//! preprocessed.
+//! preprocessed; for one process or for any number of ranks.
 //!
 //! ```text
+//! snapshot ─plan, order─▶ streams of row groups
+//!                              │
 //! files ─verify, open─▶ row groups ─read ranges, decode─▶ samples ─cut─▶ B samples ─deduplicate, preprocess─▶ Batch
-//!        file, source                 decode                       pipeline            convert
+//!        file, files                decode, stream                pipeline            convert
 //! ```
 //!
-//! `order` says which samples an epoch delivers in which order, `budget` how much of that is in memory. From the `rows`
-//! layout duplicates are searched for, batch by batch; from `folded` they are not: the nulls are the inverse index, and a
-//! repeated list never exists in memory.
+//! # Streams, ranks and steps
 //!
-//! Memory stays under [`ReaderOptions::memory_limit`], of which a quarter is left to what cannot be counted (the allocator's
+//! The buckets of the dataset are divided into S **streams**. Stream s reads the buckets s, s + S, s + 2 S and so on, partition by
+//! partition; a shuffle moves row groups and sessions within a stream. To every step each stream gives B / S consecutive samples,
+//! which together are the **global batch** of B. Rank r of W reads the streams r, r + W and so on. So a step has the same
+//! samples for every W that divides S, all ranks take the same number of steps, which is known before the first, and a
+//! [`Position`] is one number in an epoch. With one process there is one stream, unless it is to be shared later.
+//!
+//! Where a `sampling` step drops samples, B / S of those that are left make a stream's part of a step. Whether a sample is
+//! dropped depends on its place in the dataset, so what is left of every row group is counted before the first step.
+//!
+//! # Memory
+//!
+//! It stays under the limit of the [`Workers`], of which a quarter is left to what cannot be counted (the allocator's
 //! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way, queued batches and
 //! files of an object store that are kept after they were verified all count. What does not count is the batch that the caller
 //! holds (which may keep its row group in memory until it is dropped), and what preprocessing adds to a batch where it makes
-//! lists longer. A row group is read while samples of the one before wait for it, so the limit needs room for two of them and
-//! a batch; shuffling, for twice as many as are mixed.
+//! lists longer. A row group of a stream is read while samples of the one before wait for it, so the limit needs room for two
+//! of every stream and a batch; shuffling, for as many more as are mixed.
 
 mod budget;
 mod convert;
 mod decode;
 mod file;
+mod files;
 mod kept;
+mod options;
 mod order;
 mod pipeline;
-mod source;
+mod plan;
+mod position;
 mod stages;
+mod stream;
+mod workers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use onefold_datasets::process::available_threads;
 use onefold_datasets::storage::Storage;
-use onefold_datasets::{
-    FeatureGroup, Layout, PartitionFilter, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN, suggest,
-};
+use onefold_datasets::{FeatureGroup, Schema, Snapshot, suggest};
 
+use self::budget::{Account, Granted};
 use self::convert::Conversion;
-use self::decode::Decoding;
-use self::file::{Columns, KnownFiles};
-use self::pipeline::{Pool, Work};
-use self::source::{Files, Source};
+use self::decode::{Decoding, RowGroup};
+use self::files::{Chosen, Files, Footers, Opener};
+use self::order::{Item, StreamOrder};
+use self::pipeline::{Steps, Work};
+use self::plan::{Counts, kept_counts, row_counts, stream_files};
+use self::position::{POSITION_VERSION, wrong_position};
 use self::stages::Stages;
-use crate::preprocess::{PreprocessConfig, Preprocessor};
-use crate::{Error, Result};
+use self::stream::{Stream, files_by_first_use};
+use crate::preprocess::Preprocessor;
+use crate::{Batch, Error, Result};
 
-pub use order::{Position, Shard, Shuffle};
-pub use pipeline::Batches;
+pub use options::{Dedupe, ReaderOptions};
+pub use pipeline::{Batches, Step};
+pub use plan::{Plan, PlannedStream, Split};
+pub use position::{Position, Rank, Shuffle, Tail, Within};
 pub use stages::StageFigures;
+pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
-/// The memory limit of [`ReaderOptions::new`]: 1 GiB.
-pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
+/// Footers are kept as long as they take no more than the memory limit divided by this.
+const FOOTERS_SHARE: u64 = 16;
 
 /// Row groups that may be on their way from an object store, whose answers take tens of milliseconds.
 const REMOTE_READS_AHEAD: usize = 8;
-
-/// Whether rows are deduplicated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dedupe {
-    /// Every sample carries its lists: plain KJTs.
-    Off,
-    /// Every distinct row of a deduplicated group once: IKJTs. From `rows`, once per batch; from `folded`, once for every
-    /// change within a session.
-    Exact,
-    /// As `Exact`, and rows that overlap share their ids: partial IKJTs. From `folded`, sequences; from `rows`, whatever
-    /// slides from one distinct row to the next.
-    Window,
-}
-
-/// How a dataset is read.
-#[derive(Debug, Clone)]
-pub struct ReaderOptions {
-    /// Samples per batch; the last batch of an epoch may have fewer.
-    pub batch_size: usize,
-    /// Whether rows are deduplicated.
-    pub dedupe: Dedupe,
-    /// Threads that decode, deduplicate and preprocess. The batches do not depend on it.
-    pub threads: usize,
-    /// The number of the snapshot that is read; the newest one if `None`.
-    pub snapshot: Option<u64>,
-    /// Which partitions are read.
-    pub partitions: PartitionFilter,
-    /// Which sparse features are read; all if `None`. Others are not decoded, and not read either unless files are
-    /// verified.
-    pub features: Option<Vec<String>>,
-    /// Shuffling by session blocks; file order if `None`.
-    pub shuffle: Option<Shuffle>,
-    /// Which rank's samples.
-    pub shard: Shard,
-    /// Bytes of memory for row groups and batches.
-    pub memory_limit: u64,
-    /// Whether a file's checksum is compared with the snapshot's when it is first read, which reads all of it.
-    pub verify: bool,
-    /// A pipeline that every batch goes through.
-    pub preprocess: Option<PreprocessConfig>,
-    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it stands.
-    pub table_rows: BTreeMap<String, u64>,
-    /// Whether batches carry their samples' times.
-    pub timestamps: bool,
-}
-
-impl ReaderOptions {
-    /// Everything in file order, deduplicated exactly, verified, with all of the machine's threads and 1 GiB.
-    pub fn new(batch_size: usize) -> Self {
-        Self {
-            batch_size,
-            dedupe: Dedupe::Exact,
-            threads: available_threads(),
-            snapshot: None,
-            partitions: PartitionFilter::default(),
-            features: None,
-            shuffle: None,
-            shard: Shard::default(),
-            memory_limit: DEFAULT_MEMORY_LIMIT,
-            verify: true,
-            preprocess: None,
-            table_rows: BTreeMap::new(),
-            timestamps: false,
-        }
-    }
-
-    /// Refuses numbers that no dataset can be read with.
-    fn check(&self) -> Result<()> {
-        let wrong = |message: String, hint: &str| Err(Error::Options { message, hint: hint.to_owned() });
-        if self.batch_size == 0 || self.threads == 0 || i32::try_from(self.batch_size).is_err() {
-            return wrong(
-                format!("cannot read batches of {} with {} threads", self.batch_size, self.threads),
-                "both must be at least 1, and a batch must have fewer than 2^31 samples",
-            );
-        }
-        if self.shard.rank >= self.shard.world_size {
-            let Shard { rank, world_size } = self.shard;
-            return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0");
-        }
-        if self.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
-            return wrong(
-                "cannot shuffle over 0 row groups".to_owned(),
-                "mix at least one row group's sessions",
-            );
-        }
-        Ok(())
-    }
-}
 
 /// A dataset opened for reading.
 #[derive(Debug)]
@@ -154,8 +86,12 @@ pub struct Reader {
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
+    workers: Workers,
     files: Arc<Files>,
-    samples: u64,
+    /// The files of every stream.
+    streams: Vec<Vec<usize>>,
+    /// What sampling keeps in the epoch that was planned last.
+    kept: Mutex<Option<(u64, Arc<Counts>)>>,
 }
 
 impl Reader {
@@ -164,19 +100,18 @@ impl Reader {
     /// # Errors
     ///
     /// [`Error::Dataset`] if there is none or the filter chooses nothing, [`Error::Options`] for options that cannot work
-    /// (a batch larger than the shard, a feature that the dataset does not have), [`Error::Preprocess`] for
-    /// a pipeline that does not fit the dataset.
-    pub fn open(location: &Path, options: ReaderOptions) -> Result<Self> {
-        options.check()?;
+    /// (a batch larger than what is to be read, a feature that the dataset does not have, streams that do not divide the
+    /// buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
+    pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
         let storage = Storage::open(location)?;
         let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
-        let samples = options.shard.range(snapshot.chosen_samples(&options.partitions)?);
-        let samples = samples.end - samples.start;
-        if samples > 0 && options.batch_size as u64 > samples {
+        let samples = snapshot.chosen_samples(&options.partitions)?;
+        options.check(snapshot.buckets)?;
+        if samples > 0 && options.global_batch_size as u64 > samples {
             return Err(Error::Options {
                 message: format!(
                     "a batch of {} samples is larger than the {samples} to read",
-                    options.batch_size
+                    options.global_batch_size
                 ),
                 hint: format!("take batches of at most {samples}"),
             });
@@ -191,8 +126,11 @@ impl Reader {
         let mut options = options;
         options.timestamps |=
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
-        let files = Arc::new(choose_files(storage, &snapshot, &source_schema, &options)?);
-        Ok(Self { snapshot, source_schema, schema, preprocessor, options, files, samples })
+        let footers = Footers::new(workers.memory_limit() / FOOTERS_SHARE);
+        let files = Arc::new(Files::choose(storage, &snapshot, &source_schema, &options, footers)?);
+        let streams = stream_files(&files, options.streams());
+        let (workers, kept) = (workers.clone(), Mutex::default());
+        Ok(Self { snapshot, source_schema, schema, preprocessor, options, workers, files, streams, kept })
     }
 
     /// The snapshot that is read.
@@ -205,9 +143,30 @@ impl Reader {
         &self.schema
     }
 
-    /// The samples to read: those of the chosen partitions that are in the shard.
+    /// The samples that this rank reads in an epoch, with those that `sampling` drops or that are left over at the end.
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.own_streams().map(|stream| self.stream_samples(stream)).fold(0, u64::saturating_add)
+    }
+
+    /// What an epoch reads, for all ranks.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with files, where the snapshot alone does not say what to read (see [`Plan`]).
+    pub fn plan(&self, epoch: u64) -> Result<Plan> {
+        let all = 0..self.streams.len();
+        let (orders, steps) = self.orders(epoch, all.clone().collect())?;
+        let rows = self.row_counts(all)?;
+        let split = |item: &Item| Split {
+            path: self.files.files[item.file].file.path.clone(),
+            row_group: item.row_group,
+            rows: 0..rows[&item.file][item.row_group],
+        };
+        let stream = |order: StreamOrder| PlannedStream {
+            samples: order.samples(),
+            splits: order.items.iter().map(split).collect(),
+        };
+        Ok(Plan { epoch, steps, streams: orders.into_iter().map(stream).collect() })
     }
 
     /// The batches of the first epoch. Every file is checked against the snapshot's checksum the first time it is read,
@@ -215,104 +174,226 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if threads cannot be started. What is wrong with files comes from the iterator, which ends after an
-    /// error. If the snapshot does not describe the row groups (before format version 5), a shuffled epoch reads all footers
-    /// here, and what is wrong with them is this call's error.
+    /// As [`resume`](Self::resume).
     pub fn batches(&self) -> Result<Batches> {
         self.epoch(0)
     }
 
-    /// The batches of an epoch: the same samples each time, shuffled differently if they are shuffled.
+    /// The batches of an epoch: the same samples each time, shuffled differently if they are shuffled, and other ones of them
+    /// if a step of the preprocessing is `sampling`.
     ///
     /// # Errors
     ///
-    /// As [`batches`](Self::batches).
+    /// As [`resume`](Self::resume).
     pub fn epoch(&self, epoch: u64) -> Result<Batches> {
         self.resume(&self.position(epoch))
     }
 
-    /// The batches after `position`: the first one is the one that came next when the position was taken.
+    /// The batches after `position`: the first one is the one that came next when the position was taken, by whichever rank
+    /// of however many.
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] if the position is one of another dataset, partitions, order or shard; otherwise as
-    /// [`batches`](Self::batches).
+    /// [`Error::Options`] if the position is one of another dataset, partitions or order, or if the epoch has no step;
+    /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after an
+    /// error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
         self.check(position)?;
-        let options = &self.options;
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(options.threads)
-            .thread_name(|i| format!("onefold-read-{i}"))
-            // Whoever waits for what the task was to send finds out.
-            .panic_handler(|_| ())
-            .build()
-            .map_err(std::io::Error::other)?;
-        let pool = Pool(Arc::new(pool));
-        let all = self.files.files.iter().map(|file| file.samples).fold(0, u64::saturating_add);
-        let range = options.shard.range(all);
-        let first_sample = range.start + position.samples;
-        let source = match options.shuffle {
-            None => Source::in_file_order(Arc::clone(&self.files), first_sample..range.end),
-            Some(shuffle) => {
-                let rows = self.files.row_counts(&pool)?;
-                let chunks = order::shuffled(&rows, shuffle, position.epoch, &range);
-                Source::shuffled(Arc::clone(&self.files), chunks, position.samples)
-            }
+        let (orders, steps) = self.orders(position.epoch, self.own_streams().collect())?;
+        if position.step > steps {
+            return Err(wrong_position("step", &position.step.to_string(), &steps));
+        }
+        let each = self.samples_of_step();
+        let start = position.step.saturating_mul(each);
+        let streams: Vec<Stream> = orders.into_iter().map(|order| Stream::new(order, start)).collect();
+        let opener = Opener::new(Arc::clone(&self.files), files_by_first_use(&streams), streams.len() + 1);
+        let work = self.work(position.epoch);
+        Batches::start(work, Steps { streams, each, steps }, opener, position.clone())
+    }
+
+    /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its file.
+    /// `epoch` matters to `sampling` alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise what is
+    /// wrong with the file.
+    pub fn read(&self, split: &Split, epoch: u64) -> Result<Batch> {
+        let wrong = || Error::Options {
+            message: format!(
+                "there are no rows {:?} of row group {} of `{}` to read",
+                split.rows, split.row_group, split.path
+            ),
+            hint: "take splits of a plan of this reader".to_owned(),
         };
-        Batches::start(self.work(pool), source, first_sample, position.clone())
+        let file =
+            self.files.files.iter().position(|chosen| chosen.file.path == split.path).ok_or_else(wrong)?;
+        let work = self.work(epoch);
+        let mut opener = Opener::new(Arc::clone(&self.files), VecDeque::from([(file, true)]), 1);
+        let open = opener.file(file, &work, true)?.ok_or_else(pipeline::ended)?;
+        let rows = open.footer.row_counts()?;
+        let fits = rows
+            .get(split.row_group)
+            .is_some_and(|rows| split.rows.start <= split.rows.end && split.rows.end <= *rows);
+        if !fits {
+            return Err(wrong());
+        }
+        let first = self.files.files[file].first + rows[..split.row_group].iter().sum::<u64>();
+        let row_group = RowGroup { file: open, index: split.row_group, first };
+        let bytes = row_group.decoding_bytes();
+        let reservation = match work.account.reserve(bytes) {
+            Granted::Yes(reservation) => reservation,
+            _ => return Err(pipeline::too_large(&row_group, bytes, bytes, work.account.budget())),
+        };
+        self.workers.pool.install(|| {
+            let decoded = Arc::new(row_group.read(&work.decoding, reservation, &work.stages)?);
+            let rows = decoded.samples_in(split.rows.start as usize..split.rows.end as usize);
+            work.conversion.run(&vec![(decoded, rows)], &work.stages)
+        })
     }
 
     /// Checks that [`resume`](Self::resume) can start at `position`.
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] if the position is one of another dataset, partitions, order or shard.
+    /// [`Error::Options`] if the position is one of another dataset, partitions or order.
     pub fn check(&self, position: &Position) -> Result<()> {
-        position.check(&self.position(position.epoch), self.samples)
+        position.check(&self.position(position.epoch))
     }
 
-    /// The position before the first batch of an epoch.
+    /// The position before the first step of an epoch.
     pub fn position(&self, epoch: u64) -> Position {
+        let options = &self.options;
         Position {
-            format_version: order::POSITION_VERSION,
+            format_version: POSITION_VERSION,
             dataset: self.snapshot.dataset.clone(),
             snapshot: self.snapshot.snapshot,
-            partitions: self.options.partitions.to_string(),
-            shuffle: self.options.shuffle,
-            shard: self.options.shard,
+            partitions: options.partitions.to_string(),
+            sampling: self.preprocessor.as_ref().map(|p| p.sampler().to_string()).unwrap_or_default(),
+            shuffle: options.shuffle,
+            streams: options.streams(),
+            global_batch_size: options.global_batch_size,
+            tail: options.tail,
             epoch,
-            samples: 0,
+            step: 0,
         }
     }
 
-    fn work(&self, pool: Pool) -> Work {
+    /// The streams that this rank reads.
+    fn own_streams(&self) -> impl Iterator<Item = usize> + use<> {
+        let Rank { rank, world_size } = self.options.rank;
+        (rank..self.streams.len()).step_by(world_size)
+    }
+
+    /// The samples of a stream before sampling.
+    fn stream_samples(&self, stream: usize) -> u64 {
+        self.streams[stream]
+            .iter()
+            .map(|file| self.files.files[*file].file.samples)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// The samples that a stream gives to a step.
+    fn samples_of_step(&self) -> u64 {
+        (self.options.global_batch_size / self.streams.len()) as u64
+    }
+
+    /// The rows of all row groups of some streams, by file.
+    fn row_counts(&self, streams: impl IntoIterator<Item = usize>) -> Result<HashMap<usize, Vec<u64>>> {
+        let files = streams.into_iter().flat_map(|stream| self.streams[stream].iter().copied()).collect();
+        Ok(row_counts(&self.files, files, &self.workers.pool)?.into_iter().collect())
+    }
+
+    /// The orders of the streams `wanted` in an epoch, and the steps of all streams.
+    fn orders(&self, epoch: u64, wanted: Vec<usize>) -> Result<(Vec<StreamOrder>, u64)> {
+        let all = 0..self.streams.len();
+        let kept = self.kept_counts(epoch)?;
+        let rows = self.row_counts(wanted.iter().copied())?;
+        let samples = |file: usize| match &kept {
+            Some(kept) => kept[file].1.iter().sum(),
+            None => self.files.files[file].file.samples,
+        };
+        let of_stream = |stream: usize| self.streams[stream].iter().map(|file| samples(*file)).sum::<u64>();
+        let steps = order::steps(all.clone().map(of_stream), self.samples_of_step(), self.options.tail);
+        if steps == 0 && all.clone().any(|stream| of_stream(stream) > 0) {
+            let least = all.map(of_stream).min().unwrap_or(0);
+            return Err(Error::Options {
+                message: format!(
+                    "the epoch has no step: a stream has only {least} samples, and gives {} to every step",
+                    self.samples_of_step()
+                ),
+                hint:
+                    "take a smaller `global_batch_size` or fewer `streams`, or `short` as the option `tail`"
+                        .to_owned(),
+            });
+        }
+        let order = |stream: usize| {
+            let items = self.streams[stream].iter().flat_map(|&file| {
+                let kept = kept.as_ref().map(|kept| kept[file].1.as_slice());
+                self.items(file, &rows[&file], kept)
+            });
+            StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
+        };
+        Ok((wanted.into_iter().map(order).collect(), steps))
+    }
+
+    /// The row groups of a file, which have `rows` rows, of which sampling leaves `kept`.
+    fn items(&self, file: usize, rows: &[u64], kept: Option<&[u64]>) -> Vec<Item> {
+        let Chosen { partition, first, .. } = &self.files.files[file];
+        let mut next = *first;
+        let items = rows.iter().enumerate().map(|(row_group, rows)| {
+            next += rows;
+            let samples = kept.map_or(*rows, |kept| kept[row_group]);
+            Item { file, row_group, partition: *partition, first: next - rows, samples }
+        });
+        items.collect()
+    }
+
+    /// By file and row group, the samples that sampling keeps in an epoch; `None` if it is not asked for.
+    fn kept_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
+        let Some(sampler) = self.preprocessor.as_ref().map(|p| p.sampler()).filter(|s| !s.is_empty()) else {
+            return Ok(None);
+        };
+        let known = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, kept)) = known().as_ref().filter(|(of, _)| *of == epoch) {
+            return Ok(Some(Arc::clone(kept)));
+        }
+        let rows = row_counts(&self.files, (0..self.files.files.len()).collect(), &self.workers.pool)?;
+        let labels = &self.source_schema.labels;
+        let kept = Arc::new(kept_counts(&self.files, &rows, sampler, labels, epoch, &self.workers.pool)?);
+        *known() = Some((epoch, Arc::clone(&kept)));
+        Ok(Some(kept))
+    }
+
+    fn work(&self, epoch: u64) -> Work {
         let options = &self.options;
-        let deduplicated = self.source_schema.groups.iter().map(|group| group.deduplicated).collect();
+        let memory_limit = self.workers.memory_limit();
         Work {
-            pool,
-            threads: options.threads,
-            batch_size: options.batch_size,
+            workers: self.workers.clone(),
+            account: Account::open(&self.workers.budget),
             decoding: Arc::new(Decoding {
                 layout: self.snapshot.layout,
                 schema: self.source_schema.clone(),
                 sessions: options.shuffle.is_some(),
                 timestamps: options.timestamps,
+                preprocessor: self.preprocessor.clone(),
+                epoch,
             }),
             conversion: Arc::new(Conversion {
                 layout: self.snapshot.layout,
                 dedupe: options.dedupe,
-                deduplicated,
+                schema: self.source_schema.clone(),
+                timestamps: options.timestamps,
                 sample_bytes: sample_bytes(&self.source_schema),
                 preprocessor: self.preprocessor.clone(),
                 table_rows: options.table_rows.clone(),
             }),
             stages: Arc::new(Stages::default()),
-            budget: budget::Budget::within(options.memory_limit),
             reads_ahead: if self.files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
             headroom: self
                 .expected_batch_bytes()
-                .saturating_mul(options.threads as u64 + 1)
-                .min(options.memory_limit / 3),
+                .saturating_mul(self.workers.threads() as u64 + 1)
+                .min(memory_limit / 3),
         }
     }
 
@@ -323,7 +404,8 @@ impl Reader {
         let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
         let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema));
-        sample.saturating_mul(self.options.batch_size as u64)
+        let batch = self.options.global_batch_size / self.options.rank.world_size;
+        sample.saturating_mul(batch as u64)
     }
 }
 
@@ -331,33 +413,6 @@ impl Reader {
 fn sample_bytes(schema: &Schema) -> u64 {
     let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
     (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
-}
-
-fn choose_files(
-    storage: Storage,
-    snapshot: &Snapshot,
-    schema: &Schema,
-    options: &ReaderOptions,
-) -> Result<Files> {
-    let all = match snapshot.layout {
-        Layout::Rows => snapshot.schema.to_arrow(),
-        Layout::Folded => snapshot.schema.to_folded_arrow(),
-    };
-    let mut extra = Vec::new();
-    if options.shuffle.is_some() {
-        extra.push(SESSION_COLUMN);
-    }
-    if options.timestamps {
-        extra.push(TIME_COLUMN);
-    }
-    let chosen = snapshot.select(&options.partitions)?;
-    Ok(Files {
-        storage,
-        files: chosen.into_iter().flat_map(|partition| partition.files.clone()).collect(),
-        columns: Columns::new(all, schema, &extra),
-        verify: options.verify,
-        known: KnownFiles::default(),
-    })
 }
 
 fn check_tables(schema: &Schema, table_rows: &BTreeMap<String, u64>) -> Result<()> {

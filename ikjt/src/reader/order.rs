@@ -1,195 +1,130 @@
-//! Which samples an epoch delivers, and in which order: file order or shuffled by session blocks, one rank's shard of
-//! them, from a position on. Pure computation: nothing here reads a file.
+//! Which samples an epoch delivers, in which order, in which step. Pure computation: nothing here reads a file.
+//!
+//! The buckets of a dataset are divided into streams; a stream has whole row groups, in an order of its own. A shuffled
+//! stream also moves sessions: session `j` of row group `g` gets the key `p + h(g, j)`, where `p` are the samples before the row
+//! group in the stream's order and `h` spreads evenly over the next few row groups. Sorted by their keys, sessions come
+//! anywhere in a window that slides with the row groups, and to find the samples of a step it takes no more than the row
+//! groups of one window.
 
 use std::ops::Range;
 
+use onefold_datasets::digest::scramble;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use super::position::{Shuffle, Tail, Within};
 
-/// Shuffling by session blocks: row groups are shuffled, and the sessions of every few row groups with each other. A
-/// session's samples stay together, so a shuffled batch deduplicates as well as an unshuffled one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shuffle {
-    /// Same seed and epoch, same order.
-    pub seed: u64,
-    /// How many row groups' sessions are mixed with each other, at least 1. All of them are in memory together, with what is
-    /// left of as many before.
-    pub row_groups: usize,
-}
+/// The increment of SplitMix64, whose numbers place the sessions.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// One of several ranks that share an epoch's samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shard {
-    /// This rank, from 0.
-    pub rank: usize,
-    /// All ranks.
-    pub world_size: usize,
-}
-
-impl Default for Shard {
-    fn default() -> Self {
-        Self { rank: 0, world_size: 1 }
-    }
-}
-
-impl Shard {
-    /// The shard's part of `samples` samples in the epoch's order. The shards are disjoint, cover everything, and differ
-    /// by at most one sample, so that all ranks take the same number of steps but perhaps for one; up to
-    /// `world_size - 1` sessions are divided between neighbours.
-    pub fn range(self, samples: u64) -> Range<u64> {
-        let bound = |rank: usize| {
-            let bound = u128::from(samples) * rank as u128 / self.world_size.max(1) as u128;
-            u64::try_from(bound).unwrap_or(samples)
-        };
-        bound(self.rank)..bound(self.rank + 1)
-    }
-}
-
-/// Where a reader stopped: enough to resume at the exact next batch. Serialise it into a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Position {
-    /// Version of this format, 2.
-    pub format_version: u32,
-    /// The identity of the dataset.
-    pub dataset: String,
-    /// The number of the snapshot: another one has other files.
-    pub snapshot: u64,
-    /// The partition filter.
-    pub partitions: String,
-    /// How the epoch is shuffled.
-    pub shuffle: Option<Shuffle>,
-    /// Whose samples these are.
-    pub shard: Shard,
-    /// The epoch, from 0.
-    pub epoch: u64,
-    /// Samples of the shard delivered so far (before any sampling by preprocessing).
-    pub samples: u64,
-}
-
-/// The version of [`Position`] that this code writes and reads.
-pub(super) const POSITION_VERSION: u32 = 2;
-
-impl Position {
-    /// Refuses a position of another dataset, order or shard.
-    pub(super) fn check(&self, expected: &Self, shard_samples: u64) -> Result<()> {
-        let differs = |what: &str, found: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug| {
-            Err(Error::Options {
-                message: format!("the position is of {what} {found:?}, this reader's is {expected:?}"),
-                hint: "resume with the dataset and the options that the position was taken with, or start an epoch anew"
-                    .to_owned(),
-            })
-        };
-        if self.format_version != expected.format_version {
-            return differs("format version", &self.format_version, &expected.format_version);
-        }
-        if self.dataset != expected.dataset {
-            return differs("dataset", &self.dataset, &expected.dataset);
-        }
-        if self.snapshot != expected.snapshot {
-            return differs("snapshot", &self.snapshot, &expected.snapshot);
-        }
-        if self.partitions != expected.partitions {
-            return differs("partitions", &self.partitions, &expected.partitions);
-        }
-        if self.shuffle != expected.shuffle {
-            return differs("shuffle", &self.shuffle, &expected.shuffle);
-        }
-        if self.shard != expected.shard {
-            return differs("shard", &self.shard, &expected.shard);
-        }
-        if self.samples > shard_samples {
-            return differs("sample", &self.samples, &shard_samples);
-        }
-        Ok(())
-    }
-}
-
-/// Rows of one row group that belong to the epoch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Slice {
+/// A row group of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Item {
     /// Index among the chosen files.
     pub(super) file: usize,
     /// Row group in the file.
     pub(super) row_group: usize,
-    /// Its rows.
-    pub(super) rows: Range<usize>,
+    /// Its partition, in order.
+    pub(super) partition: usize,
+    /// Number of its first sample among the chosen samples of the dataset.
+    pub(super) first: u64,
+    /// Its samples, less those that sampling drops.
+    pub(super) samples: u64,
 }
 
-/// The chosen files: where each starts in file order.
-#[derive(Debug)]
-pub(super) struct FileStarts(Vec<u64>);
+/// The row groups of a stream in the order of an epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StreamOrder {
+    pub(super) items: Vec<Item>,
+    /// Samples of the stream before each row group, and of all.
+    pub(super) starts: Vec<u64>,
+    mixing: Option<Mixing>,
+}
 
-impl FileStarts {
-    pub(super) fn new(samples: impl IntoIterator<Item = u64>) -> Self {
-        let mut starts = vec![0];
-        let mut end = 0;
-        for samples in samples {
-            end = u64::saturating_add(end, samples);
-            starts.push(end);
+/// How sessions are moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mixing {
+    /// Independent numbers for every (seed, epoch, stream).
+    state: u64,
+    /// By row group, where the last session of it may come at the latest: a number of samples.
+    ends: Vec<u64>,
+}
+
+impl StreamOrder {
+    /// The row groups `items`, which stand in the order of the files; row groups without samples are left out.
+    pub(super) fn new(items: Vec<Item>, shuffle: Option<Shuffle>, epoch: u64, stream: usize) -> Self {
+        let mut items = items;
+        items.retain(|item| item.samples > 0);
+        let mut segments = Vec::new();
+        if let Some(shuffle) = shuffle {
+            let mut generator = generator(shuffle.seed, epoch, stream as u64);
+            let mut start = 0;
+            for segment in
+                items.chunk_by_mut(|a, b| shuffle.within == Within::Epoch || a.partition == b.partition)
+            {
+                segment.shuffle(&mut generator);
+                segments.push(start..start + segment.len());
+                start += segment.len();
+            }
         }
-        Self(starts)
-    }
-
-    /// The files that hold samples of `range`.
-    pub(super) fn files(&self, range: &Range<u64>) -> Vec<usize> {
-        let holds = |file: &usize| {
-            let (start, end) = (self.0[*file], self.0[file + 1]);
-            start.max(range.start) < end.min(range.end)
-        };
-        (0..self.0.len() - 1).filter(holds).collect()
-    }
-
-    /// The slices of one file, whose row groups have `rows` rows each.
-    pub(super) fn slices(&self, file: usize, rows: &[usize], range: &Range<u64>) -> Vec<Slice> {
-        let row_groups = rows.iter().enumerate().map(|(row_group, rows)| (file, row_group, *rows));
-        cut(self.0[file], row_groups, range)
-    }
-}
-
-/// The parts of row groups, one after the other from sample `start` on, that lie in `range`.
-fn cut(
-    start: u64,
-    row_groups: impl IntoIterator<Item = (usize, usize, usize)>,
-    range: &Range<u64>,
-) -> Vec<Slice> {
-    let mut slices = Vec::new();
-    let mut start = start;
-    for (file, row_group, rows) in row_groups {
-        let end = start + rows as u64;
-        let (first, last) = (start.max(range.start), end.min(range.end));
-        if first < last {
-            slices.push(Slice { file, row_group, rows: (first - start) as usize..(last - start) as usize });
+        let mut starts = Vec::with_capacity(items.len() + 1);
+        starts.push(0);
+        for item in &items {
+            starts.push(starts[starts.len() - 1] + item.samples);
         }
-        start = end;
+        let mixing = shuffle.map(|shuffle| {
+            let state = [shuffle.seed, epoch, stream as u64]
+                .into_iter()
+                .fold(0, |state: u64, number| scramble(state.wrapping_add(GOLDEN) ^ number));
+            let end = |segment: Range<usize>| {
+                let starts = &starts;
+                segment
+                    .clone()
+                    .map(move |i| starts[i.saturating_add(shuffle.row_groups.max(1)).min(segment.end)])
+            };
+            Mixing { state, ends: segments.into_iter().flat_map(end).collect() }
+        });
+        Self { items, starts, mixing }
     }
-    slices
+
+    /// All samples of the stream.
+    pub(super) fn samples(&self) -> u64 {
+        self.starts[self.items.len()]
+    }
+
+    pub(super) fn is_shuffled(&self) -> bool {
+        self.mixing.is_some()
+    }
+
+    /// The row group to begin with, so that sample `sample` of the stream comes after so many samples of that and the
+    /// following row groups.
+    pub(super) fn find(&self, sample: u64) -> (usize, u64) {
+        // All samples of the row groups before come before `sample`: in a shuffled stream, those whose sessions come at the
+        // latest where `sample` is. Among what is left the order is the same.
+        let ends = self.mixing.as_ref().map_or(&self.starts[1..], |mixing| &mixing.ends);
+        let item = ends.partition_point(|end| *end <= sample);
+        (item, sample - self.starts[item].min(sample))
+    }
+
+    /// Where a shuffled session comes: `session` is its number in row group `item` of the order.
+    pub(super) fn key(&self, item: usize, session: usize) -> u64 {
+        let Some(mixing) = &self.mixing else { return self.starts[item] };
+        // A row group has fewer than 2^31 sessions.
+        let number = (item as u64) << 32 | session as u64;
+        let bits = scramble(mixing.state.wrapping_add(number.wrapping_add(1).wrapping_mul(GOLDEN)));
+        let width = mixing.ends[item] - self.starts[item];
+        self.starts[item] + ((u128::from(bits) * u128::from(width)) >> 64) as u64
+    }
 }
 
-/// The slices of a shuffled shard, in chunks whose sessions are mixed. `rows[file]` are the file's row groups.
-pub(super) fn shuffled(
-    rows: &[Vec<usize>],
-    shuffle: Shuffle,
-    epoch: u64,
-    range: &Range<u64>,
-) -> Vec<Vec<Slice>> {
-    let mut row_groups: Vec<(usize, usize, usize)> = Vec::new();
-    for (file, rows) in rows.iter().enumerate() {
-        row_groups.extend(rows.iter().enumerate().map(|(row_group, rows)| (file, row_group, *rows)));
+/// The steps of an epoch whose streams have `samples` samples each and give `each` to a step.
+pub(super) fn steps(samples: impl Iterator<Item = u64>, each: u64, tail: Tail) -> u64 {
+    match tail {
+        Tail::Short => samples.map(|samples| samples.div_ceil(each)).max(),
+        Tail::Drop => samples.map(|samples| samples / each).min(),
     }
-    row_groups.shuffle(&mut generator(shuffle.seed, epoch, 0));
-    let slices = cut(0, row_groups, range);
-    slices.chunks(shuffle.row_groups.max(1)).map(<[_]>::to_vec).collect()
-}
-
-/// The blocks of one chunk in their shuffled order; `first` is the chunk's first sample in the shard, which tells chunks
-/// apart.
-pub(super) fn shuffle_blocks<T>(blocks: &mut [T], shuffle: Shuffle, epoch: u64, first: u64) {
-    blocks.shuffle(&mut generator(shuffle.seed, epoch, first + 1));
+    .unwrap_or(0)
 }
 
 /// Independent random numbers for every (epoch, stream) of a seed.
@@ -208,68 +143,132 @@ mod tests {
 
     use super::*;
 
-    fn samples(slices: &[Slice]) -> Vec<(usize, usize, usize)> {
-        slices.iter().flat_map(|s| s.rows.clone().map(|row| (s.file, s.row_group, row))).collect()
+    /// Row groups by their sessions' samples, and their partitions.
+    fn row_groups() -> impl Strategy<Value = Vec<(Vec<u64>, usize)>> {
+        let row_group = (prop::collection::vec(1_u64..5, 0..5), 0_usize..2);
+        prop::collection::vec(row_group, 0..8).prop_map(|mut row_groups| {
+            let mut partition = 0;
+            for (_, step) in &mut row_groups {
+                partition += *step;
+                *step = partition;
+            }
+            row_groups
+        })
     }
 
-    fn files() -> impl Strategy<Value = Vec<Vec<usize>>> {
-        prop::collection::vec(prop::collection::vec(1_usize..7, 1..4), 1..5)
+    fn items(row_groups: &[(Vec<u64>, usize)]) -> Vec<Item> {
+        let item = |(i, (sessions, partition)): (usize, &(Vec<u64>, usize))| Item {
+            file: i / 2,
+            row_group: i % 2,
+            partition: *partition,
+            first: 0,
+            samples: sessions.iter().sum(),
+        };
+        row_groups.iter().enumerate().map(item).collect()
+    }
+
+    fn shuffles() -> impl Strategy<Value = Option<Shuffle>> {
+        let within = prop_oneof![Just(Within::Epoch), Just(Within::Partition)];
+        let shuffle = (any::<u64>(), 1_usize..4, within);
+        prop::option::of(shuffle.prop_map(|(seed, row_groups, within)| Shuffle { seed, row_groups, within }))
+    }
+
+    /// The sessions from row group `from` of the order on, by (number in the order, number in the row group), with their
+    /// samples: by the definition.
+    fn sessions(
+        order: &StreamOrder,
+        row_groups: &[(Vec<u64>, usize)],
+        from: usize,
+    ) -> Vec<(usize, usize, u64)> {
+        let mut sessions = Vec::new();
+        for (i, item) in order.items.iter().enumerate().skip(from) {
+            let samples = &row_groups[item.file * 2 + item.row_group].0;
+            sessions.extend(samples.iter().enumerate().map(|(j, samples)| (i, j, *samples)));
+        }
+        sessions.sort_by_key(|&(i, j, _)| (order.key(i, j), i, j));
+        sessions
+    }
+
+    /// One entry per sample.
+    fn expanded(sessions: &[(usize, usize, u64)]) -> Vec<(usize, usize, u64)> {
+        sessions.iter().flat_map(|&(i, j, samples)| (0..samples).map(move |sample| (i, j, sample))).collect()
     }
 
     proptest! {
         #[test]
-        fn shards_are_disjoint_and_complete(
-            rows in files(), world_size in 1_usize..6, seed: u64, row_groups in 1_usize..4
-        ) {
-            let total: usize = rows.iter().flatten().sum();
-            let starts = FileStarts::new(rows.iter().map(|file| file.iter().sum::<usize>() as u64));
-            let (mut ordered, mut mixed) = (Vec::new(), Vec::new());
-            for rank in 0..world_size {
-                let range = Shard { rank, world_size }.range(total as u64);
-                prop_assert!((range.end - range.start).abs_diff((total / world_size) as u64) <= 1);
-                for file in starts.files(&range) {
-                    ordered.extend(samples(&starts.slices(file, &rows[file], &range)));
+        fn a_stream_can_be_entered_anywhere(row_groups in row_groups(), shuffle in shuffles(), epoch in 0_u64..3) {
+            let order = StreamOrder::new(items(&row_groups), shuffle, epoch, 1);
+            let all = expanded(&sessions(&order, &row_groups, 0));
+            prop_assert_eq!(all.len() as u64, order.samples());
+            for sample in 0..=order.samples() {
+                let (item, skip) = order.find(sample);
+                let rest = expanded(&sessions(&order, &row_groups, item));
+                prop_assert_eq!(&rest[skip as usize..], &all[sample as usize..]);
+                if shuffle.is_none() {
+                    prop_assert!(order.items.get(item).is_none_or(|item| skip < item.samples));
                 }
-                let chunks = shuffled(&rows, Shuffle { seed, row_groups }, 0, &range);
-                prop_assert!(chunks.iter().all(|chunk| chunk.len() <= row_groups));
-                mixed.extend(samples(&chunks.concat()));
             }
-            let all: Vec<_> = (0..rows.len())
-                .flat_map(|file| starts.slices(file, &rows[file], &(0..total as u64)))
-                .collect();
-            prop_assert_eq!(&ordered, &samples(&all));
-            mixed.sort_unstable();
-            prop_assert_eq!(&mixed, &ordered);
         }
 
         #[test]
-        fn any_start_gives_the_rest(rows in files(), start in 0_u64..40) {
-            let total: u64 = rows.iter().flatten().map(|rows| *rows as u64).sum();
-            let starts = FileStarts::new(rows.iter().map(|file| file.iter().sum::<usize>() as u64));
-            let read = |range: Range<u64>| -> Vec<_> {
-                starts.files(&range)
-                    .into_iter()
-                    .flat_map(|file| samples(&starts.slices(file, &rows[file], &range)))
-                    .collect()
-            };
-            let start = start.min(total);
-            prop_assert_eq!(&read(start..total), &read(0..total)[start as usize..]);
+        fn a_window_slides_over_the_row_groups(row_groups in row_groups(), shuffle in shuffles()) {
+            let order = StreamOrder::new(items(&row_groups), shuffle, 0, 0);
+            let window = shuffle.map_or(1, |shuffle| shuffle.row_groups);
+            let mut mixed = Vec::new();
+            for (i, _, _) in sessions(&order, &row_groups, 0) {
+                mixed.push(i);
+            }
+            for (place, i) in mixed.iter().enumerate() {
+                let furthest = mixed[..place].iter().max().copied().unwrap_or(0);
+                prop_assert!(i + window > furthest, "{mixed:?}");
+            }
+            if shuffle.is_none_or(|shuffle| shuffle.within == Within::Partition) {
+                prop_assert!(mixed.iter().map(|i| order.items[*i].partition).is_sorted());
+            }
+        }
+
+        #[test]
+        fn every_sample_is_in_one_step(samples in prop::collection::vec(0_u64..50, 1..5), each in 1_u64..9) {
+            let short = steps(samples.iter().copied(), each, Tail::Short);
+            prop_assert!(samples.iter().all(|samples| short * each >= *samples));
+            prop_assert!(short == 0 || samples.iter().any(|samples| (short - 1) * each < *samples));
+            let drop = steps(samples.iter().copied(), each, Tail::Drop);
+            prop_assert!(samples.iter().all(|samples| drop * each <= *samples));
+            prop_assert!(samples.iter().any(|samples| (drop + 1) * each > *samples));
         }
     }
 
     #[test]
-    fn seeds_and_epochs_give_other_orders_and_the_same_ones_again() {
-        let rows = vec![vec![1; 50]; 2];
-        let order = |seed, epoch| shuffled(&rows, Shuffle { seed, row_groups: 4 }, epoch, &(0..100));
-        assert_eq!(order(1, 0), order(1, 0));
-        assert_ne!(order(1, 0), order(2, 0));
-        assert_ne!(order(1, 0), order(1, 1));
-        let blocks = |first| {
-            let mut blocks: Vec<usize> = (0..100).collect();
-            shuffle_blocks(&mut blocks, Shuffle { seed: 1, row_groups: 4 }, 0, first);
-            blocks
+    fn seeds_epochs_and_streams_give_other_orders_and_the_same_ones_again() {
+        let row_groups = vec![(vec![1; 20], 0); 40];
+        let order = |seed, epoch, stream| {
+            let shuffle = Some(Shuffle { seed, row_groups: 4, within: Within::Epoch });
+            let order = StreamOrder::new(items(&row_groups), shuffle, epoch, stream);
+            let sessions = sessions(&order, &row_groups, 0);
+            (order.items, sessions)
         };
-        assert_eq!(blocks(0), blocks(0));
-        assert_ne!(blocks(0), blocks(8));
+        assert_eq!(order(1, 0, 0), order(1, 0, 0));
+        for other in [order(2, 0, 0), order(1, 1, 0), order(1, 0, 1)] {
+            assert_ne!(order(1, 0, 0).0, other.0);
+            assert_ne!(order(1, 0, 0).1, other.1);
+        }
+    }
+
+    #[test]
+    fn sessions_of_a_window_are_well_mixed() {
+        let row_groups = vec![(vec![1; 100], 0); 40];
+        let shuffle = Some(Shuffle { seed: 7, row_groups: 4, within: Within::Epoch });
+        let order = StreamOrder::new(items(&row_groups), shuffle, 0, 0);
+        let mixed = sessions(&order, &row_groups, 0);
+        // In the middle, a stretch as long as a row group has sessions of about four row groups.
+        for stretch in mixed[1000..3000].chunks(100) {
+            let from: std::collections::BTreeSet<usize> = stretch.iter().map(|(i, _, _)| *i).collect();
+            assert!(from.len() >= 4, "{from:?}");
+        }
+        let moved: Vec<f64> =
+            mixed.iter().enumerate().map(|(place, (i, j, _))| place as f64 - (i * 100 + j) as f64).collect();
+        let spread =
+            (moved.iter().map(|distance| distance * distance).sum::<f64>() / moved.len() as f64).sqrt();
+        assert!((80.0..250.0).contains(&spread), "{spread}");
     }
 }

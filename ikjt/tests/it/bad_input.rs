@@ -8,18 +8,18 @@ use arrow::array::{Array, ArrayRef, AsArray, Int32Array, ListArray, RecordBatch}
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::{Layout, Snapshot};
-use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions};
+use onefold_ikjt::{Dedupe, Error, Rank, ReaderOptions, Shuffle, Within, Workers};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use crate::dataset::{Log, files, read};
+use crate::dataset::{Log, files, open, open_with, read};
 
 const LOG: Log = Log { sessions: 30, session_size: 8.0, repeat: 0.7, seed: 11 };
 
 fn first_error(directory: &Path, options: ReaderOptions) -> Error {
-    match Reader::open(directory, options).and_then(|reader| reader.batches()) {
+    match open(directory, options).and_then(|reader| reader.batches()) {
         Err(error) => error,
-        Ok(batches) => batches.filter_map(Result::err).next().expect("an error"),
+        Ok(mut steps) => steps.find_map(Result::err).expect("an error"),
     }
 }
 
@@ -45,6 +45,7 @@ fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> Record
         for entry in partition["files"].as_array_mut().unwrap() {
             if number == file {
                 assert_eq!(entry["samples"], samples);
+                // As version 4 has it: their number alone.
                 entry["row_groups"] = 1.into();
                 entry["bytes_on_disk"] = bytes.len().into();
             }
@@ -183,8 +184,8 @@ fn errors_come_after_the_batches_before_them() {
         snapshot.partitions.iter().flat_map(|partition| &partition.files).map(|file| file.samples).collect();
     fs_err::remove_file(&files(directory.path())[2]).unwrap();
     for threads in [1, 2, 8] {
-        let options = ReaderOptions { threads, ..ReaderOptions::new(10) };
-        let batches = Reader::open(directory.path(), options).unwrap().batches().unwrap();
+        let reader = open_with(directory.path(), ReaderOptions::new(10), (threads, 1 << 30)).unwrap();
+        let batches = reader.batches().unwrap();
         let (whole, wrong): (Vec<_>, Vec<_>) = batches.partition(Result::is_ok);
         assert_eq!(whole.len() as u64, (sizes[0] + sizes[1]) / 10, "{threads} threads");
         assert_eq!(wrong.len(), 1);
@@ -229,7 +230,7 @@ fn options_that_cannot_work_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let written = LOG.write(directory.path(), Layout::Rows);
     let refused = |options: ReaderOptions, parts: &[&str]| {
-        let error = Reader::open(directory.path(), options).unwrap_err();
+        let error = open(directory.path(), options).unwrap_err();
         assert!(matches!(error, Error::Options { .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("hint: ") && parts.iter().all(|part| text.contains(part)), "{text}");
@@ -237,9 +238,24 @@ fn options_that_cannot_work_are_refused() {
     let all = written.len();
     refused(ReaderOptions::new(all + 1), &[&format!("larger than the {all}"), &format!("at most {all}")]);
     refused(ReaderOptions::new(0), &["batches of 0"]);
-    refused(ReaderOptions { threads: 0, ..ReaderOptions::new(1) }, &["0 threads"]);
-    let shard = onefold_ikjt::Shard { rank: 2, world_size: 2 };
-    refused(ReaderOptions { shard, ..ReaderOptions::new(1) }, &["no rank 2 of 2"]);
+    let rank = Rank { rank: 2, world_size: 2 };
+    refused(ReaderOptions { rank, ..ReaderOptions::new(1) }, &["no rank 2 of 2"]);
+    let rank = Rank { rank: 0, world_size: 2 };
+    let streams = |streams| ReaderOptions { rank, streams: Some(streams), ..ReaderOptions::new(8) };
+    refused(streams(3), &["3 streams cannot be divided among 2 ranks", "a multiple of the number of ranks"]);
+    refused(streams(0), &["0 streams"]);
+    refused(streams(2), &["the dataset's buckets, 1, cannot be divided into 2 streams", "take one of 1, or"]);
+    let shuffle = Some(Shuffle { seed: 1, row_groups: 0, within: Within::Epoch });
+    refused(ReaderOptions { shuffle, ..ReaderOptions::new(1) }, &["0 row groups"]);
+    assert!(Workers::new(0, 1).unwrap_err().to_string().contains("0 threads"));
+    let buckets = tempfile::tempdir().unwrap();
+    LOG.write_buckets(buckets.path(), Layout::Rows, 2);
+    let error =
+        open(buckets.path(), ReaderOptions { streams: Some(2), ..ReaderOptions::new(9) }).unwrap_err();
+    assert!(
+        error.to_string().contains("a global batch of 9 samples cannot be divided among 2 streams"),
+        "{error}"
+    );
     let features = Some(vec!["histroy".to_owned()]);
     refused(ReaderOptions { features, ..ReaderOptions::new(1) }, &["`histroy`", "`history`"]);
 }

@@ -7,9 +7,9 @@ use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, T
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
     DatasetWriter, FeatureGroup, Layout, Order, PartitionKey, Schema, Snapshot, SparseFeature, SparseKind,
-    WriterOptions,
+    WriterOptions, bucket_of_session,
 };
-use onefold_ikjt::{Batch, Reader, ReaderOptions};
+use onefold_ikjt::{Batch, Batches, Error, Reader, ReaderOptions, Workers};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -92,6 +92,11 @@ impl Log {
         (0..self.sessions).map(&mut session).collect()
     }
 
+    /// The same in so many buckets, a session in the bucket of its number.
+    pub(crate) fn write_buckets(self, directory: &Path, layout: Layout, buckets: u32) -> Vec<Sample> {
+        self.write_as(directory, WriterOptions { buckets, ..options(layout) })
+    }
+
     /// Writes the samples to `directory`, in two partitions, with row groups and files of a few KiB; gives them in the
     /// dataset's order.
     pub(crate) fn write(self, directory: &Path, layout: Layout) -> Vec<Sample> {
@@ -100,32 +105,49 @@ impl Log {
 
     /// The same with these columns first in the files.
     pub(crate) fn write_in_order(self, directory: &Path, layout: Layout, first: &[&str]) -> Vec<Sample> {
-        let options = WriterOptions {
-            layout,
-            row_group_bytes: 4 << 10,
-            file_bytes: 12 << 10,
-            column_order: first.iter().map(|name| (*name).to_owned()).collect(),
-            ..WriterOptions::new(Order::Session)
-        };
+        let column_order = first.iter().map(|name| (*name).to_owned()).collect();
+        self.write_as(directory, WriterOptions { column_order, ..options(layout) })
+    }
+
+    fn write_as(self, directory: &Path, options: WriterOptions) -> Vec<Sample> {
+        let buckets = i64::from(options.buckets);
         let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
         let sessions = self.samples();
         let (first, second) = sessions.split_at(sessions.len() / 2);
+        let mut written = Vec::new();
         for (split, sessions) in [("a", first), ("b", second)] {
             let key = PartitionKey::new(vec![("split".to_owned(), split.to_owned())]);
+            // The bucket follows from the 16 high bits of 63.
+            let id =
+                |number: usize| ((number as i64 % buckets * 65_536 + 65_535) / buckets) << 47 | number as i64;
+            let mut numbered: Vec<_> =
+                sessions.iter().enumerate().map(|(i, session)| (id(i), session)).collect();
+            numbered.sort_by_key(|(id, _)| bucket_of_session(*id, buckets as u32));
+            let samples: Vec<(i64, &Sample)> = numbered
+                .iter()
+                .flat_map(|(id, session)| session.iter().map(move |sample| (*id, sample)))
+                .collect();
             // Batches that end anywhere, also within sessions.
-            let numbered = sessions.iter().enumerate();
-            let samples: Vec<(usize, &Sample)> =
-                numbered.flat_map(|(id, session)| session.iter().map(move |sample| (id, sample))).collect();
             for part in samples.chunks(37) {
                 writer.write(&key, &columns(part)).unwrap();
             }
+            written.extend(samples.into_iter().map(|(_, sample)| sample.clone()));
         }
         writer.finish().unwrap();
-        sessions.concat()
+        written
     }
 }
 
-fn columns(samples: &[(usize, &Sample)]) -> RecordBatch {
+fn options(layout: Layout) -> WriterOptions {
+    WriterOptions {
+        layout,
+        row_group_bytes: 4 << 10,
+        file_bytes: 12 << 10,
+        ..WriterOptions::new(Order::Session)
+    }
+}
+
+fn columns(samples: &[(i64, &Sample)]) -> RecordBatch {
     let floats = |value: &dyn Fn(&Sample) -> f32| -> ArrayRef {
         Arc::new(Float32Array::from_iter_values(samples.iter().map(|(_, sample)| value(sample))))
     };
@@ -133,7 +155,7 @@ fn columns(samples: &[(usize, &Sample)]) -> RecordBatch {
         let lists = samples.iter().map(|(_, sample)| Some(sample.lists[feature].iter().copied().map(Some)));
         Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))
     };
-    let sessions = samples.iter().map(|(session, _)| *session as i64);
+    let sessions = samples.iter().map(|(session, _)| *session);
     let times = samples.iter().map(|(_, sample)| sample.dense[1] as i64 * 1_000_000);
     let mut columns: Vec<(&str, ArrayRef)> = vec![
         ("session_id", Arc::new(Int64Array::from_iter_values(sessions))),
@@ -160,9 +182,28 @@ pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     (0..batch.size()).map(sample).collect()
 }
 
+/// A reader with so many threads and bytes.
+pub(crate) fn open_with(
+    directory: &Path,
+    options: ReaderOptions,
+    (threads, memory_limit): (usize, u64),
+) -> Result<Reader, Error> {
+    Reader::open(directory, options, &Workers::new(threads, memory_limit)?)
+}
+
+/// A reader with two threads and enough memory.
+pub(crate) fn open(directory: &Path, options: ReaderOptions) -> Result<Reader, Error> {
+    open_with(directory, options, (2, 1 << 30))
+}
+
 /// The batches of an epoch.
+pub(crate) fn collect(batches: Batches) -> Vec<Batch> {
+    batches.map(|step| step.unwrap().batch).collect()
+}
+
+/// The batches of the first epoch.
 pub(crate) fn read(directory: &Path, options: ReaderOptions) -> Vec<Batch> {
-    Reader::open(directory, options).unwrap().batches().unwrap().map(Result::unwrap).collect()
+    collect(open(directory, options).unwrap().batches().unwrap())
 }
 
 /// A dataset's data files.

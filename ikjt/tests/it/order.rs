@@ -1,14 +1,21 @@
 //! In which order samples come, to which rank, and how reading goes on where it stopped.
 
-use onefold_datasets::Layout;
-use onefold_ikjt::{Batch, Position, Reader, ReaderOptions, Shard, Shuffle};
+use std::collections::BTreeMap;
+use std::path::Path;
 
-use crate::dataset::{Log, Sample, read, samples_of};
+use onefold_datasets::digest::Digest;
+use onefold_datasets::{Layout, Snapshot};
+use onefold_ikjt::preprocess::PreprocessConfig;
+use onefold_ikjt::{Batch, Position, Rank, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest};
+use proptest::prelude::*;
+
+use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of};
 
 const LOG: Log = Log { sessions: 80, session_size: 8.0, repeat: 0.7, seed: 3 };
 
 fn shuffled(seed: u64, row_groups: usize) -> ReaderOptions {
-    ReaderOptions { shuffle: Some(Shuffle { seed, row_groups }), ..ReaderOptions::new(32) }
+    let shuffle = Some(Shuffle { seed, row_groups, within: Within::Epoch });
+    ReaderOptions { shuffle, ..ReaderOptions::new(32) }
 }
 
 fn samples(batches: &[Batch]) -> Vec<Sample> {
@@ -19,6 +26,11 @@ fn numbers(samples: &[Sample]) -> Vec<i64> {
     samples.iter().map(|sample| sample.dense[1] as i64).collect()
 }
 
+fn sorted(mut numbers: Vec<i64>) -> Vec<i64> {
+    numbers.sort_unstable();
+    numbers
+}
+
 #[test]
 fn shuffling_keeps_sessions_together_and_loses_nothing() {
     for layout in [Layout::Rows, Layout::Folded] {
@@ -26,9 +38,9 @@ fn shuffling_keeps_sessions_together_and_loses_nothing() {
         let written = LOG.write(directory.path(), layout);
         let found = samples(&read(directory.path(), shuffled(1, 3)));
         assert_ne!(numbers(&found), numbers(&written));
-        let mut sorted = found.clone();
-        sorted.sort_by_key(|sample| sample.dense[1] as i64);
-        assert_eq!(sorted, written);
+        let mut ordered = found.clone();
+        ordered.sort_by_key(|sample| sample.dense[1] as i64);
+        assert_eq!(ordered, written);
         // Within a session the order stays, and sessions change only where one ends (or a row group cuts a long one).
         let cuts = numbers(&found).windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
         assert!(
@@ -36,10 +48,6 @@ fn shuffling_keeps_sessions_together_and_loses_nothing() {
             "{cuts} cuts, {} sessions",
             LOG.sessions
         );
-        let sessions = found.iter().map(|sample| (sample.lists[4][1], sample.dense[1] as i64 >= 320));
-        let mut blocks: Vec<_> = sessions.collect();
-        blocks.dedup();
-        assert!(blocks.len() <= LOG.sessions + 20);
     }
 }
 
@@ -47,73 +55,219 @@ fn shuffling_keeps_sessions_together_and_loses_nothing() {
 fn the_seed_and_the_epoch_make_the_order() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Folded);
-    let order = |options: ReaderOptions, epoch: u64| {
-        let reader = Reader::open(directory.path(), options).unwrap();
-        let batches: Vec<Batch> = reader.epoch(epoch).unwrap().map(Result::unwrap).collect();
-        numbers(&samples(&batches))
+    let order = |options: ReaderOptions, epoch: u64, threads: usize| {
+        let reader = open_with(directory.path(), options, (threads, 1 << 30)).unwrap();
+        numbers(&samples(&collect(reader.epoch(epoch).unwrap())))
     };
-    let first = order(shuffled(1, 2), 0);
-    assert_eq!(first, order(ReaderOptions { threads: 3, ..shuffled(1, 2) }, 0));
-    assert_ne!(first, order(shuffled(1, 2), 1));
-    assert_ne!(first, order(shuffled(2, 2), 0));
-    assert_ne!(first, order(shuffled(1, 5), 0));
+    let first = order(shuffled(1, 2), 0, 2);
+    assert_eq!(first, order(shuffled(1, 2), 0, 3));
+    assert_ne!(first, order(shuffled(1, 2), 1, 2));
+    assert_ne!(first, order(shuffled(2, 2), 0, 2));
+    assert_ne!(first, order(shuffled(1, 5), 0, 2));
     // Everything mixed with everything.
-    assert_eq!(order(shuffled(1, usize::MAX), 0).len(), first.len());
+    assert_eq!(order(shuffled(1, usize::MAX), 0, 2).len(), first.len());
 }
 
 #[test]
-fn ranks_share_the_samples() {
+fn within_partitions_time_moves_on() {
     let directory = tempfile::tempdir().unwrap();
     let written = LOG.write(directory.path(), Layout::Folded);
-    for shuffle in [None, Some(Shuffle { seed: 9, row_groups: 2 })] {
-        for world_size in [2, 3, 7] {
-            let shards: Vec<Vec<i64>> = (0..world_size)
-                .map(|rank| {
-                    let shard = Shard { rank, world_size };
-                    let options = ReaderOptions { shard, shuffle, ..ReaderOptions::new(20) };
-                    let reader = Reader::open(directory.path(), options.clone()).unwrap();
-                    let found = numbers(&samples(&read(directory.path(), options)));
-                    assert_eq!(found.len() as u64, reader.samples());
-                    assert!(found.len().abs_diff(written.len() / world_size) <= 1);
-                    found
-                })
-                .collect();
-            let mut all = shards.concat();
-            if shuffle.is_some() {
-                all.sort_unstable();
+    let first = Snapshot::load(directory.path()).unwrap().partitions[0].samples as usize;
+    let order = |within| {
+        let shuffle = Some(Shuffle { seed: 4, row_groups: 3, within });
+        numbers(&samples(&read(directory.path(), ReaderOptions { shuffle, ..ReaderOptions::new(32) })))
+    };
+    let (anywhere, within) = (order(Within::Epoch), order(Within::Partition));
+    assert_ne!(sorted(anywhere[..first].to_vec()), numbers(&written[..first]));
+    assert_eq!(sorted(within[..first].to_vec()), numbers(&written[..first]));
+    assert_ne!(within[..first], numbers(&written[..first]));
+}
+
+/// The steps of an epoch by rank.
+fn steps_by_rank(
+    directory: &Path,
+    options: &ReaderOptions,
+    world_size: usize,
+    from: &Position,
+) -> Vec<Vec<Step>> {
+    let of_rank = |rank| {
+        let options = ReaderOptions { rank: Rank { rank, world_size }, ..options.clone() };
+        let reader = open(directory, options).unwrap();
+        reader.resume(from).unwrap().map(Result::unwrap).collect()
+    };
+    (0..world_size).map(of_rank).collect()
+}
+
+/// The digests of the global batches.
+fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
+    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
+    let of_step = |step: usize| {
+        let mut sum = Digest::default();
+        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
+        sum
+    };
+    (0..steps[0].len()).map(of_step).collect()
+}
+
+fn orders() -> impl Strategy<Value = Option<Shuffle>> {
+    let within = prop_oneof![Just(Within::Epoch), Just(Within::Partition)];
+    let shuffle = (any::<u64>(), 1_usize..4, within);
+    prop::option::of(shuffle.prop_map(|(seed, row_groups, within)| Shuffle { seed, row_groups, within }))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Uneven streams, any number of ranks, sampling or none, resumed by another number of ranks: the same global batches,
+    /// in as many steps on all ranks, every sample once.
+    #[test]
+    fn steps_do_not_depend_on_the_ranks(
+        (sessions, log_seed) in (20_usize..60, any::<u64>()),
+        folded: bool,
+        shuffle in orders(),
+        drop_tail: bool,
+        rate in prop::option::of(0.2_f64..0.9),
+        by_label: bool,
+        of_stream in 1_usize..12,
+        epoch in 0_u64..3,
+        resumed in any::<prop::sample::Index>(),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = if folded { Layout::Folded } else { Layout::Rows };
+        let written = Log { sessions, seed: log_seed, ..LOG }.write_buckets(directory.path(), layout, 8);
+        let config = rate.map(|rate| {
+            let step = match by_label {
+                true => format!("label = 'clicked'\nkeep = {{ '0' = {rate:?} }}"),
+                false => format!("rate = {rate:?}"),
+            };
+            let text = format!("format_version = 1\n[[step]]\nop = 'sampling'\n{step}\n");
+            PreprocessConfig::parse(Path::new("preprocess.toml"), &text).unwrap()
+        });
+        let options = ReaderOptions {
+            streams: Some(8),
+            tail: if drop_tail { Tail::Drop } else { Tail::Short },
+            shuffle,
+            preprocess: config.clone(),
+            ..ReaderOptions::new((8 * of_stream).min(written.len() / 8 * 8))
+        };
+        let reader = open(directory.path(), options.clone()).unwrap();
+        let plan = match reader.plan(epoch) {
+            Ok(plan) => plan,
+            Err(error) => {
+                prop_assert!(drop_tail && error.to_string().contains("the epoch has no step"), "{error}");
+                return Ok(());
             }
-            assert_eq!(all, numbers(&written));
+        };
+        let start = reader.position(epoch);
+        let alone = steps_by_rank(directory.path(), &options, 1, &start);
+        prop_assert_eq!(alone[0].len() as u64, plan.steps);
+        let expected = step_digests(&alone, &reader);
+        let whole = options.global_batch_size;
+        let found: Vec<i64> = alone[0].iter().flat_map(|step| numbers(&samples_of(&step.batch))).collect();
+        prop_assert_eq!(found.len(), sorted(found.clone()).chunk_by(|a, b| a == b).count());
+        if drop_tail {
+            prop_assert!(alone[0].iter().all(|step| step.batch.size() == whole));
+        } else {
+            prop_assert_eq!(found.len() as u64, plan.streams.iter().map(|stream| stream.samples).sum::<u64>());
+            prop_assert!(config.is_some() || found.len() == written.len());
+        }
+        for world_size in [2, 4, 8] {
+            let steps = steps_by_rank(directory.path(), &options, world_size, &start);
+            prop_assert_eq!(&step_digests(&steps, &reader), &expected);
+        }
+        if !expected.is_empty() {
+            let taken = resumed.index(expected.len());
+            let saved = serde_json::to_string(&alone[0][taken].position).unwrap();
+            let position: Position = serde_json::from_str(&saved).unwrap();
+            let rest = steps_by_rank(directory.path(), &options, 4, &position);
+            prop_assert_eq!(&step_digests(&rest, &reader)[..], &expected[taken + 1..]);
         }
     }
+}
+
+#[test]
+fn every_epoch_samples_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = LOG.write(directory.path(), Layout::Folded);
+    let text = "format_version = 1\n[[step]]\nop = 'sampling'\nrate = 0.5\n";
+    let preprocess = Some(PreprocessConfig::parse(Path::new("preprocess.toml"), text).unwrap());
+    let order = |epoch: u64, shuffle: Option<Shuffle>| {
+        let options = ReaderOptions { shuffle, preprocess: preprocess.clone(), ..ReaderOptions::new(20) };
+        let batches = collect(open(directory.path(), options).unwrap().epoch(epoch).unwrap());
+        let (last, full) = batches.split_last().unwrap();
+        assert!(full.iter().all(|batch| batch.size() == 20) && last.size() <= 20);
+        assert!(last.weights().unwrap().iter().all(|weight| *weight == 2.0));
+        sorted(numbers(&samples(&batches)))
+    };
+    let first = order(0, None);
+    assert!((written.len() / 3..written.len() * 2 / 3).contains(&first.len()));
+    assert_eq!(
+        first,
+        order(0, shuffled(3, 2).shuffle),
+        "whether a sample stays does not depend on its place in the order"
+    );
+    assert_ne!(first, order(1, None));
+}
+
+/// A plan needs no data file, and its splits are the epoch.
+#[test]
+fn splits_are_read_one_by_one() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write_buckets(directory.path(), Layout::Folded, 4);
+    let options = ReaderOptions { streams: Some(2), ..shuffled(1, 2) };
+    let reader = open(directory.path(), options).unwrap();
+    let hidden: BTreeMap<_, _> = files(directory.path())
+        .into_iter()
+        .map(|path| {
+            let hidden = path.with_extension("hidden");
+            fs_err::rename(&path, &hidden).unwrap();
+            (path, hidden)
+        })
+        .collect();
+    let plan = reader.plan(3).unwrap();
+    hidden.iter().for_each(|(path, hidden)| fs_err::rename(hidden, path).unwrap());
+    let json = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<onefold_ikjt::Plan>(&json).unwrap(), plan);
+    let mut split_digest = Digest::default();
+    for split in plan.streams.iter().flat_map(|stream| &stream.splits) {
+        let middle = split.rows.end / 2;
+        for rows in [0..middle, middle..split.rows.end] {
+            let batch = reader.read(&onefold_ikjt::Split { rows: rows.clone(), ..split.clone() }, 3).unwrap();
+            assert_eq!(batch.size() as u64, rows.end - rows.start);
+            split_digest.merge(digest(&batch, reader.schema()));
+        }
+    }
+    let mut epoch_digest = Digest::default();
+    for batch in collect(reader.epoch(3).unwrap()) {
+        epoch_digest.merge(digest(&batch, reader.schema()));
+    }
+    assert_eq!(split_digest, epoch_digest);
+    let mut wrong = plan.streams[0].splits[0].clone();
+    wrong.rows.end += 1;
+    assert!(reader.read(&wrong, 0).unwrap_err().to_string().contains("hint: take splits of a plan"));
 }
 
 #[test]
 fn a_reader_resumes_at_the_exact_next_batch() {
     for layout in [Layout::Rows, Layout::Folded] {
         let directory = tempfile::tempdir().unwrap();
-        LOG.write(directory.path(), layout);
+        LOG.write_buckets(directory.path(), layout, 2);
+        let rank = Rank { rank: 1, world_size: 2 };
         for options in [
             ReaderOptions::new(32),
-            ReaderOptions { shard: Shard { rank: 1, world_size: 2 }, ..ReaderOptions::new(25) },
+            ReaderOptions { rank, ..ReaderOptions::new(26) },
             shuffled(5, 1),
             shuffled(5, 3),
-            ReaderOptions { shard: Shard { rank: 1, world_size: 3 }, ..shuffled(5, 2) },
+            ReaderOptions { rank, ..shuffled(5, 2) },
         ] {
-            let reader = Reader::open(directory.path(), options.clone()).unwrap();
-            let whole: Vec<Batch> = reader.epoch(2).unwrap().map(Result::unwrap).collect();
-            for taken in 0..=whole.len() {
-                let mut batches = reader.epoch(2).unwrap();
-                for batch in &whole[..taken] {
-                    assert_eq!(&batches.next().unwrap().unwrap(), batch);
-                }
-                let saved = serde_json::to_string(&batches.position()).unwrap();
-                drop(batches);
-                let position: Position = serde_json::from_str(&saved).unwrap();
+            let reader = open(directory.path(), options.clone()).unwrap();
+            let whole: Vec<Step> = reader.epoch(2).unwrap().map(Result::unwrap).collect();
+            for taken in 0..whole.len() {
                 // Another process, with other threads.
-                let other = ReaderOptions { threads: 1, ..options.clone() };
-                let other = Reader::open(directory.path(), other).unwrap();
-                let rest: Vec<Batch> = other.resume(&position).unwrap().map(Result::unwrap).collect();
-                assert_eq!(rest, whole[taken..], "{layout:?}, {taken} batches taken, {options:?}");
+                let other = open_with(directory.path(), options.clone(), (1, 1 << 30)).unwrap();
+                let rest = collect(other.resume(&whole[taken].position).unwrap());
+                let expected: Vec<Batch> = whole[taken + 1..].iter().map(|step| step.batch.clone()).collect();
+                assert_eq!(rest, expected, "{layout:?}, {taken} batches taken, {options:?}");
             }
         }
     }
@@ -122,27 +276,32 @@ fn a_reader_resumes_at_the_exact_next_batch() {
 #[test]
 fn positions_of_something_else_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    LOG.write(directory.path(), Layout::Rows);
-    let reader = Reader::open(directory.path(), shuffled(1, 2)).unwrap();
-    let position = reader.batches().unwrap().position();
+    LOG.write_buckets(directory.path(), Layout::Rows, 2);
+    let position = open(directory.path(), shuffled(1, 2)).unwrap().position(0);
     let refused = |options: ReaderOptions, position: &Position| {
-        let error =
-            Reader::open(directory.path(), options).unwrap().resume(position).unwrap_err().to_string();
+        let error = open(directory.path(), options).unwrap().resume(position).unwrap_err().to_string();
         assert!(error.contains("hint: "), "{error}");
         error
     };
     assert!(refused(shuffled(2, 2), &position).contains("shuffle"));
     assert!(refused(ReaderOptions::new(32), &position).contains("shuffle"));
-    let shard = Shard { rank: 0, world_size: 2 };
-    assert!(refused(ReaderOptions { shard, ..shuffled(1, 2) }, &position).contains("shard"));
+    assert!(refused(ReaderOptions { streams: Some(2), ..shuffled(1, 2) }, &position).contains("streams 1"));
+    assert!(
+        refused(ReaderOptions { global_batch_size: 30, ..shuffled(1, 2) }, &position)
+            .contains("batch size 32")
+    );
+    assert!(refused(ReaderOptions { tail: Tail::Drop, ..shuffled(1, 2) }, &position).contains("tail Short"));
     let partitions = "split=a".parse().unwrap();
     assert!(refused(ReaderOptions { partitions, ..shuffled(1, 2) }, &position).contains("partitions"));
+    let text = "format_version = 1\n[[step]]\nop = 'sampling'\nrate = 0.5\n";
+    let preprocess = Some(PreprocessConfig::parse(Path::new("preprocess.toml"), text).unwrap());
+    assert!(refused(ReaderOptions { preprocess, ..shuffled(1, 2) }, &position).contains("sampling"));
     let older = Position { snapshot: 7, ..position.clone() };
     assert!(refused(shuffled(1, 2), &older).contains("the position is of snapshot 7"));
     let other = Position { dataset: "another".to_owned(), ..position.clone() };
     assert!(refused(shuffled(1, 2), &other).contains("the position is of dataset \"another\""));
     let newer = Position { format_version: position.format_version + 1, ..position.clone() };
     assert!(refused(shuffled(1, 2), &newer).contains("format version"));
-    let beyond = Position { samples: 1 << 40, ..position };
-    assert!(refused(shuffled(1, 2), &beyond).contains("sample"));
+    let beyond = Position { step: 1 << 40, ..position };
+    assert!(refused(shuffled(1, 2), &beyond).contains("step 1099511627776"));
 }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Schema, Snapshot};
-use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, deduplicate, fold_windows};
+use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};
 use onefold_raw_logs::generate::Workload;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -148,13 +149,11 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
 
 /// Reads the batches, every sample with its own lists.
 fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<Vec<Batch>> {
-    let reader_options = ReaderOptions {
-        dedupe: Dedupe::Off,
-        threads: options.threads,
-        ..ReaderOptions::new(config.train.batch_size)
-    };
-    let reader = Reader::open(dataset, reader_options)?;
-    let batches = reader.batches()?.take(options.batches).collect::<Result<Vec<_>, _>>()?;
+    let reader_options = ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(config.train.batch_size) };
+    let workers = Workers::new(options.threads, DEFAULT_MEMORY_LIMIT)?;
+    let reader = Reader::open(dataset, reader_options, &workers)?;
+    let steps = reader.batches()?.take(options.batches);
+    let batches = steps.map(|step| step.map(|step| step.batch)).collect::<Result<Vec<_>, _>>()?;
     if batches.len() < options.batches || batches.iter().any(|b| b.size() < config.train.batch_size) {
         return Err(Error::Config {
             path: dataset.to_owned(),

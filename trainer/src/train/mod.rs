@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Schema, Snapshot};
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{Plan, TableConfig};
 use serde::Serialize;
 
@@ -176,22 +176,25 @@ impl<'a> Prepared<'a> {
         let eval = config.eval_partitions()?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
-            threads: options.threads.div_ceil(2),
             // A commit between here and the opening of the readers must not change what is trained on.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
             table_rows: checked_rows(&tables),
-            // Training's batches wait in memory while the model is evaluated.
-            memory_limit: if eval.is_some() { size.reader_bytes / 2 } else { size.reader_bytes },
             ..ReaderOptions::new(config.train.batch_size)
         };
         let partitions = config.train_partitions()?;
-        let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common.clone() };
-        let reader = Reader::open(dataset, training)?;
+        let (shuffle, streams) = (config.data.shuffle, Some(config.data.streams));
+        let training = ReaderOptions { partitions, shuffle, streams, ..common.clone() };
+        // Training's batches wait in memory while the model is evaluated.
+        let memory_limit = if eval.is_some() { size.reader_bytes / 2 } else { size.reader_bytes };
+        let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
+        let reader = Reader::open(dataset, training, &workers)?;
         let held_out = match eval {
             None => None,
             Some(partitions) => {
-                Some(open_for_evaluation(dataset, &snapshot, ReaderOptions { partitions, ..common })?)
+                let options = ReaderOptions { partitions, ..common };
+                let workers = workers.with_memory_limit(memory_limit);
+                Some(open_for_evaluation(dataset, &snapshot, options, &workers)?)
             }
         };
         let shards = shards(options, &tables)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use onefold_datasets::Schema;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
-use onefold_ikjt::{Batch, Batches, Position, Reader};
+use onefold_ikjt::{Batch, Batches, Reader, Step};
 
 use super::log::{Line, Log, Window, tagged, tagged_by_task};
 use super::state::Sums;
@@ -40,7 +40,7 @@ pub(super) struct Training<'a> {
     /// The batches at the first position, read ahead.
     ahead: Option<Batches>,
     /// The batch that follows the one that is computed, where it is copied ahead.
-    upcoming: Option<(Batch, Position)>,
+    upcoming: Option<Step>,
     sums: Sums,
     log: Log,
     checkpoints: Checkpoints,
@@ -212,12 +212,7 @@ impl<'a> Training<'a> {
     /// Takes a step with the next batch; whether there was one.
     fn next_step(&mut self, batches: &mut Batches, reporter: &dyn Reporter) -> Result<bool> {
         let (started, waited) = (Instant::now(), batches.waited());
-        let Some((batch, position)) = self.next_batch(batches)? else { return Ok(false) };
-        if batch.size() == 0 {
-            // Preprocessing has dropped all samples: there is nothing to learn, and a mean would be no number.
-            self.progress.position = position;
-            return Ok(true);
-        }
+        let Some(Step { batch, position }) = self.next_batch(batches)? else { return Ok(false) };
         let loss = self.step(&batch)?;
         self.progress.position = position;
         self.progress.evaluation_due = is_due(self.config.evaluation.every_steps, self.progress.steps);
@@ -232,18 +227,14 @@ impl<'a> Training<'a> {
         Ok(true)
     }
 
-    /// The next batch and the position after it. On a device, the one that follows is fetched too, to be copied meanwhile.
-    fn next_batch(&mut self, batches: &mut Batches) -> Result<Option<(Batch, Position)>> {
-        let mut fetch = || -> Result<_> {
-            let batch = batches.next().transpose()?;
-            Ok(batch.map(|batch| (batch, Batches::position(batches))))
-        };
+    /// The next batch. On a device, the one that follows is fetched too, to be copied meanwhile.
+    fn next_batch(&mut self, batches: &mut Batches) -> Result<Option<Step>> {
         let next = match self.upcoming.take() {
             Some(next) => Some(next),
-            None => fetch()?,
+            None => batches.next().transpose()?,
         };
         if self.model.embeddings.on_device().is_some() && next.is_some() {
-            self.upcoming = fetch()?;
+            self.upcoming = batches.next().transpose()?;
         }
         Ok(next)
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::{format_bytes, format_count};
-use onefold_ikjt::{Figures, StageFigures, Statistics};
+use onefold_ikjt::{Figures, StageFigures, Statistics, Step};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
     let mut first_batch_seconds = 0.0;
     let mut groups = Statistics::default();
     let mut batches = reader.batches()?;
-    while let Some(batch) = batches.next().transpose()? {
+    while let Some(Step { batch, .. }) = batches.next().transpose()? {
         if count == 0 {
             first_batch_seconds = started.elapsed().as_secs_f64();
         }

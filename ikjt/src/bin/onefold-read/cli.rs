@@ -8,7 +8,7 @@ use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
 use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shard, Shuffle};
+use onefold_ikjt::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
 use onefold_terminal::OutputOptions;
 
 /// Read datasets as deduplicated batches
@@ -45,14 +45,14 @@ pub(crate) enum Command {
     },
     /// Read everything once and print a digest of the samples, which does not depend on the way they are read
     ///
-    /// Layout, deduplication, threads, memory, shuffling and the number of ranks change no digest; the digests of all ranks
-    /// add up. Of a whole dataset without preprocessing it is the digest that `onefold-ingest verify` prints.
+    /// Layout, deduplication, threads, memory and shuffling change no digest; the digests of all ranks add up, also step by
+    /// step. Of a whole dataset without preprocessing it is the digest that `onefold-ingest verify` prints.
     ///
     /// Example: onefold-read digest dataset --dedupe window --by-step --json
     Digest {
         #[command(flatten)]
         reading: Reading,
-        /// Also print the digest of every batch
+        /// Also print the digest of every step
         #[arg(long)]
         by_step: bool,
     },
@@ -65,9 +65,19 @@ pub(crate) struct Reading {
     /// The number of the snapshot to read [default: the newest]
     #[arg(long, value_name = "SNAPSHOT")]
     at: Option<u64>,
-    /// Samples per batch [default: 2048, or all samples if they are fewer]
+    /// Samples of a step over all ranks [default: 2048 for every stream, or all samples if they are fewer]
+    #[arg(long, visible_alias = "batch-size", value_name = "SAMPLES")]
+    global_batch_size: Option<usize>,
+    /// Which of the processes that read the dataset together, as `RANK/RANKS` with ranks from 0
+    #[arg(long, value_name = "RANK/RANKS", value_parser = parse_rank, default_value = "0/1", hide_default_value = true)]
+    rank: Rank,
+    /// Streams into which the dataset's buckets are divided for the ranks to share: steps do not depend on the number of ranks
+    /// as long as it divides that of streams [default: the number of ranks]
     #[arg(long)]
-    batch_size: Option<usize>,
+    streams: Option<usize>,
+    /// What becomes of the last samples, where streams have different numbers of them
+    #[arg(long, value_enum, default_value_t = TailArgument::Short)]
+    tail: TailArgument,
     /// Whether rows are deduplicated
     #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
     dedupe: DedupeArgument,
@@ -86,15 +96,15 @@ pub(crate) struct Reading {
     /// Sparse features to read, joined by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     features: Option<Vec<String>>,
-    /// Shuffle row groups and sessions with this seed [default: file order]
+    /// Shuffle the row groups and sessions of every stream with this seed [default: file order]
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
-    /// Row groups whose sessions are mixed with each other
+    /// Row groups over which the sessions of each are spread
     #[arg(long, value_name = "N", default_value_t = 4, requires = "shuffle")]
     shuffle_row_groups: usize,
-    /// Which shard of the samples, as `RANK/RANKS` with ranks from 0 [default: all of them]
-    #[arg(long, value_name = "RANK/RANKS", value_parser = parse_shard, default_value = "0/1", hide_default_value = true)]
-    shard: Shard,
+    /// How far a shuffle moves samples
+    #[arg(long, value_enum, default_value_t = WithinArgument::Epoch, requires = "shuffle")]
+    within: WithinArgument,
     /// Rows of embedding tables, as `user_id=200000`, joined by commas: an id outside them is an error
     #[arg(long, value_name = "TABLES", value_delimiter = ',', value_parser = parse_table)]
     table_rows: Vec<(String, u64)>,
@@ -107,20 +117,41 @@ pub(crate) struct Reading {
 enum DedupeArgument {
     /// Every sample carries its lists
     Off,
-    /// Every distinct row of a feature group once
+    /// Every distinct row of a feature group once per batch
     Exact,
-    /// Every distinct row once, and rows that overlap share their ids
+    /// Rows that overlap share their ids
     Window,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum TailArgument {
+    /// Every sample is read: the last steps may have fewer
+    Short,
+    /// Every step is whole: the epoch ends with the shortest stream
+    Drop,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum WithinArgument {
+    /// Anywhere
+    Epoch,
+    /// Within their partition, so that time moves on
+    Partition,
 }
 
 impl Reading {
     pub(crate) fn open(&self) -> anyhow::Result<Reader> {
-        Ok(Reader::open(&self.dataset, self.options()?)?)
+        self.open_with(self.options()?)
+    }
+
+    fn open_with(&self, options: ReaderOptions) -> anyhow::Result<Reader> {
+        let workers = Workers::new(self.threads(), self.memory_limit)?;
+        Ok(Reader::open(&self.dataset, options, &workers)?)
     }
 
     /// With batches that carry their samples' times.
     pub(crate) fn open_with_times(&self) -> anyhow::Result<Reader> {
-        Ok(Reader::open(&self.dataset, ReaderOptions { timestamps: true, ..self.options()? })?)
+        self.open_with(ReaderOptions { timestamps: true, ..self.options()? })
     }
 
     fn options(&self) -> anyhow::Result<ReaderOptions> {
@@ -131,13 +162,23 @@ impl Reading {
                 DedupeArgument::Exact => Dedupe::Exact,
                 DedupeArgument::Window => Dedupe::Window,
             },
-            threads: self.threads(),
+            rank: self.rank,
+            streams: self.streams,
+            tail: match self.tail {
+                TailArgument::Short => Tail::Short,
+                TailArgument::Drop => Tail::Drop,
+            },
             snapshot: self.at,
             partitions: self.partitions.clone(),
             features: self.features.clone(),
-            shuffle: self.shuffle.map(|seed| Shuffle { seed, row_groups: self.shuffle_row_groups }),
-            shard: self.shard,
-            memory_limit: self.memory_limit,
+            shuffle: self.shuffle.map(|seed| Shuffle {
+                seed,
+                row_groups: self.shuffle_row_groups,
+                within: match self.within {
+                    WithinArgument::Epoch => Within::Epoch,
+                    WithinArgument::Partition => Within::Partition,
+                },
+            }),
             verify: !self.no_verify,
             preprocess,
             table_rows: BTreeMap::from_iter(self.table_rows.iter().cloned()),
@@ -146,12 +187,13 @@ impl Reading {
     }
 
     pub(crate) fn batch_size(&self) -> anyhow::Result<usize> {
-        if let Some(size) = self.batch_size {
+        if let Some(size) = self.global_batch_size {
             return Ok(size);
         }
         let samples = Snapshot::load_at(&self.dataset, self.at)?.chosen_samples(&self.partitions)?;
-        let shard = self.shard.range(samples);
-        Ok(usize::try_from(shard.end - shard.start).unwrap_or(usize::MAX).clamp(1, 2048))
+        let streams = self.streams.unwrap_or(self.rank.world_size).max(1);
+        let of_stream = usize::try_from(samples).unwrap_or(usize::MAX) / streams;
+        Ok(of_stream.clamp(1, 2048).saturating_mul(streams))
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -163,12 +205,12 @@ impl Reading {
     }
 }
 
-fn parse_shard(text: &str) -> Result<Shard, String> {
-    let shard = text.split_once('/').and_then(|(rank, world_size)| {
-        Some(Shard { rank: rank.parse().ok()?, world_size: world_size.parse().ok()? })
+fn parse_rank(text: &str) -> Result<Rank, String> {
+    let rank = text.split_once('/').and_then(|(rank, world_size)| {
+        Some(Rank { rank: rank.parse().ok()?, world_size: world_size.parse().ok()? })
     });
-    let shard = shard.filter(|shard| shard.rank < shard.world_size);
-    shard.ok_or_else(|| "expected `RANK/RANKS` with a rank below the ranks, as `0/8`".to_owned())
+    let rank = rank.filter(|rank| rank.rank < rank.world_size);
+    rank.ok_or_else(|| "expected `RANK/RANKS` with a rank below the ranks, as `0/8`".to_owned())
 }
 
 fn parse_table(text: &str) -> Result<(String, u64), String> {
@@ -190,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn shards_and_tables_are_read_or_refused() {
-        assert_eq!(parse_shard("3/8"), Ok(Shard { rank: 3, world_size: 8 }));
+    fn ranks_and_tables_are_read_or_refused() {
+        assert_eq!(parse_rank("3/8"), Ok(Rank { rank: 3, world_size: 8 }));
         for wrong in ["8/8", "1", "a/2", "-1/2", "0/0"] {
-            assert!(parse_shard(wrong).is_err(), "{wrong}");
+            assert!(parse_rank(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse_table("user_id=5"), Ok(("user_id".to_owned(), 5)));
         for wrong in ["user_id", "user_id=", "user_id=0", "user_id=-1"] {

@@ -30,7 +30,7 @@ pub(crate) fn print_digests(reading: &Reading, by_step: bool, printer: &Printer)
     let mut of_steps = by_step.then(Vec::new);
     let (mut samples, mut steps) = (0, 0);
     for batch in reader.batches()? {
-        let batch = batch?;
+        let batch = batch?.batch;
         let of_batch = digest(&batch, reader.schema());
         all.merge(of_batch);
         of_steps.iter_mut().for_each(|digests| digests.push(of_batch));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use onefold_datasets::Schema;
-use onefold_ikjt::{Batch, Feature, Figures, Statistics};
+use onefold_ikjt::{Batch, Feature, Figures, Position, Statistics, Step};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
@@ -33,17 +33,16 @@ pub(crate) fn head(reading: &Reading, samples: usize, number: u64, printer: &Pri
     if reader.samples() == 0 {
         anyhow::bail!("`{}` holds no samples\n  hint: build it from logs that do", reading.dataset.display());
     }
-    let skipped = usize::try_from(number).unwrap_or(usize::MAX);
-    let mut batches = reader.batches()?;
-    for _ in 0..skipped {
-        if batches.next().transpose()?.is_none() {
-            break;
-        }
-    }
-    let Some(batch) = batches.next().transpose()? else {
-        let size = reading.batch_size()?;
-        let last = reader.samples().div_ceil(size as u64) - 1;
+    let first = reader.position(0);
+    let steps = reader.resume(&first)?.steps();
+    if number >= steps {
+        let size = first.global_batch_size;
+        let last = steps.saturating_sub(1);
         anyhow::bail!("there is no batch {number}\n  hint: with {size} samples each, the last one is {last}");
+    }
+    let Some(Step { batch, .. }) = reader.resume(&Position { step: number, ..first })?.next().transpose()?
+    else {
+        anyhow::bail!("there is no batch {number}");
     };
     let mut groups = Statistics::default();
     groups.add(&batch, None)?;

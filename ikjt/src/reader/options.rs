@@ -1,0 +1,135 @@
+//! How a dataset is read.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::PartitionFilter;
+use serde::{Deserialize, Serialize};
+
+use super::position::{Rank, Shuffle, Tail};
+use crate::preprocess::PreprocessConfig;
+use crate::{Error, Result};
+
+/// Whether rows are deduplicated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dedupe {
+    /// Every sample carries its lists: plain KJTs.
+    Off,
+    /// Every distinct row of a deduplicated group once per batch: IKJTs.
+    Exact,
+    /// Rows that overlap share their ids: partial IKJTs. From `rows`, every distinct row once, and whatever slides from one
+    /// distinct row to the next; from `folded`, a row for every change within a session, and sequences slide.
+    Window,
+}
+
+/// How a dataset is read.
+#[derive(Debug, Clone)]
+pub struct ReaderOptions {
+    /// Samples of a step, over all ranks. Every stream gives an equal part of them; the last steps of an epoch may have
+    /// fewer.
+    pub global_batch_size: usize,
+    /// Which of the processes that read the epoch together this one is.
+    pub rank: Rank,
+    /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on this
+    /// number and not on that of the ranks. If `None`, as many as there are ranks.
+    pub streams: Option<usize>,
+    /// What becomes of the last samples.
+    pub tail: Tail,
+    /// Shuffling by sessions; file order if `None`.
+    pub shuffle: Option<Shuffle>,
+    /// Whether rows are deduplicated.
+    pub dedupe: Dedupe,
+    /// The number of the snapshot that is read; the newest one if `None`.
+    pub snapshot: Option<u64>,
+    /// Which partitions are read.
+    pub partitions: PartitionFilter,
+    /// Which sparse features are read; all if `None`. Others are not decoded, and not read either unless files are
+    /// verified.
+    pub features: Option<Vec<String>>,
+    /// Whether a file's checksum is compared with the snapshot's when it is first read, which reads all of it.
+    pub verify: bool,
+    /// A pipeline that every batch goes through.
+    pub preprocess: Option<PreprocessConfig>,
+    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it stands.
+    pub table_rows: BTreeMap<String, u64>,
+    /// Whether batches carry their samples' times.
+    pub timestamps: bool,
+}
+
+impl ReaderOptions {
+    /// Everything in file order by one process, deduplicated exactly and verified.
+    pub fn new(global_batch_size: usize) -> Self {
+        Self {
+            global_batch_size,
+            rank: Rank::default(),
+            streams: None,
+            tail: Tail::default(),
+            shuffle: None,
+            dedupe: Dedupe::Exact,
+            snapshot: None,
+            partitions: PartitionFilter::default(),
+            features: None,
+            verify: true,
+            preprocess: None,
+            table_rows: BTreeMap::new(),
+            timestamps: false,
+        }
+    }
+
+    /// The number of streams.
+    pub fn streams(&self) -> usize {
+        self.streams.unwrap_or(self.rank.world_size)
+    }
+
+    /// Refuses numbers that a dataset of `buckets` buckets cannot be read with. But for a rank that does not exist, all ranks
+    /// refuse or none.
+    pub(super) fn check(&self, buckets: u32) -> Result<()> {
+        let wrong = |message: String, hint: &str| Err(Error::Options { message, hint: hint.to_owned() });
+        let (streams, size) = (self.streams(), self.global_batch_size);
+        let Rank { rank, world_size } = self.rank;
+        if size == 0 || i32::try_from(size).is_err() {
+            return wrong(
+                format!("cannot read batches of {size} samples"),
+                "a batch has at least 1 and fewer than 2^31 samples",
+            );
+        }
+        if rank >= world_size {
+            return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0");
+        }
+        if streams == 0 || !streams.is_multiple_of(world_size) {
+            return wrong(
+                format!("{streams} streams cannot be divided among {world_size} ranks"),
+                "the option `streams` must be a multiple of the number of ranks",
+            );
+        }
+        if !(buckets as usize).is_multiple_of(streams) {
+            let message =
+                format!("the dataset's buckets, {buckets}, cannot be divided into {streams} streams");
+            let hint = format!(
+                "the option `streams` must divide the number of buckets: take one of {}, or build the dataset with a \
+                 multiple of {streams} as its number of `buckets`",
+                divisors(buckets)
+            );
+            return Err(Error::Options { message, hint });
+        }
+        if !size.is_multiple_of(streams) {
+            return wrong(
+                format!("a global batch of {size} samples cannot be divided among {streams} streams"),
+                "the option `global_batch_size` must be a multiple of the number of streams",
+            );
+        }
+        if self.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
+            return wrong(
+                "cannot shuffle over 0 row groups".to_owned(),
+                "mix at least one row group's sessions",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The divisors of `number`, joined by commas.
+fn divisors(number: u32) -> String {
+    let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
+    divisors.map(|divisor| divisor.to_string()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,107 @@
+//! An epoch as data: its steps, its streams, and the row groups that each of them reads, in order.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::decode::RowGroup;
+use super::file::OpenFile;
+use super::files::Files;
+use super::kept::KeptFile;
+use crate::Result;
+use crate::preprocess::Sampler;
+
+/// What an epoch reads, for all ranks.
+///
+/// It comes from the snapshot alone, without a look at data files. There are two exceptions: a snapshot before format version
+/// 5 does not describe row groups, which are then taken from the files' footers; and a `sampling` step whose rates depend on
+/// labels needs these columns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The steps that every rank takes.
+    pub steps: u64,
+    /// The streams, by number. Rank r of W reads the streams r, r + W, r + 2 W and so on.
+    pub streams: Vec<PlannedStream>,
+}
+
+/// What a stream reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedStream {
+    /// All samples of the stream, less those that `sampling` drops. With [`Tail::Drop`](super::Tail::Drop) the last ones may
+    /// be in no step.
+    pub samples: u64,
+    /// In the order in which they are read. A shuffle also moves sessions between neighbours.
+    pub splits: Vec<Split>,
+}
+
+/// A range of rows of one row group.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Split {
+    /// The data file, relative to the dataset's folder.
+    pub path: String,
+    /// The row group of the file, from 0.
+    pub row_group: usize,
+    /// Parquet rows of the row group, from 0.
+    pub rows: Range<u64>,
+}
+
+/// Samples by row group, of some of the chosen files.
+pub(super) type Counts = Vec<(usize, Vec<u64>)>;
+
+/// The rows of the row groups of the files `wanted`: from the snapshot, or from the footers of files whose row groups it does
+/// not describe.
+pub(super) fn row_counts(files: &Files, wanted: Vec<usize>, pool: &rayon::ThreadPool) -> Result<Counts> {
+    let of_file = |file: usize| match files.files[file].file.row_groups.listed() {
+        Some(row_groups) => Ok((file, row_groups.iter().map(|row_group| row_group.samples).collect())),
+        None => Ok((file, files.footer(file, &KeptFile::default())?.row_counts()?)),
+    };
+    pool.install(|| wanted.into_par_iter().map(of_file).collect())
+}
+
+/// Of the row groups `counts`, the samples that sampling keeps in an epoch. `labels` are the schema's.
+pub(super) fn kept_counts(
+    files: &Files,
+    counts: &Counts,
+    sampler: &Sampler,
+    labels: &[String],
+    epoch: u64,
+    pool: &rayon::ThreadPool,
+) -> Result<Counts> {
+    let names: Vec<&str> = sampler.labels().map(|label| labels[label].as_str()).collect();
+    let row_group = |file: usize, index: usize, first: u64, rows: u64| {
+        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        if names.is_empty() {
+            return Ok(sampler.keep(epoch, first, rows, |_, _| 0.0).len() as u64);
+        }
+        let open = OpenFile { footer: files.footer(file, &KeptFile::default())?, kept: KeptFile::default() };
+        let columns = RowGroup { file: open, index, first }.read_floats(&names)?;
+        let column = |label: usize| sampler.labels().position(|i| i == label).unwrap_or(0);
+        Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]).len() as u64)
+    };
+    let of_file = |(file, rows): &(usize, Vec<u64>)| {
+        let starts = rows.iter().scan(files.files[*file].first, |first, rows| {
+            *first += rows;
+            Some(*first - rows)
+        });
+        let row_groups: Vec<_> = starts.zip(rows).enumerate().collect();
+        let kept =
+            row_groups.into_par_iter().map(|(index, (first, rows))| row_group(*file, index, first, *rows));
+        Ok((*file, kept.collect::<Result<_>>()?))
+    };
+    pool.install(|| counts.par_iter().map(of_file).collect())
+}
+
+/// The chosen files of every stream: bucket by bucket within a partition, partition by partition.
+pub(super) fn stream_files(files: &Arc<Files>, streams: usize) -> Vec<Vec<usize>> {
+    let mut of_streams = vec![Vec::new(); streams];
+    let mut ordered: Vec<usize> = (0..files.files.len()).collect();
+    ordered.sort_by_key(|file| (files.files[*file].partition, files.files[*file].file.bucket));
+    for file in ordered {
+        of_streams[files.files[file].file.bucket as usize % streams].push(file);
+    }
+    of_streams
+}

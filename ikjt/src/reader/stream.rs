@@ -1,0 +1,220 @@
+//! One stream of an epoch: its row groups as they are decoded, and their samples in the order of the epoch.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::convert::Pieces;
+use super::decode::Decoded;
+use super::file::OpenFile;
+use super::order::{Item, StreamOrder};
+use super::pipeline::Promise;
+use crate::{Error, Result};
+
+/// One stream of an epoch.
+#[derive(Debug)]
+pub(super) struct Stream {
+    order: StreamOrder,
+    /// The next row group to decode, by its number in the order.
+    next: usize,
+    /// The next row group to arrive.
+    arrived: usize,
+    decoding: VecDeque<Promise<Decoded>>,
+    /// The samples in decoding.
+    coming: u64,
+    /// Sessions that others may come before.
+    held: BinaryHeap<Reverse<Session>>,
+    held_samples: u64,
+    ready: VecDeque<Piece>,
+    ready_samples: u64,
+    /// Samples to leave out: those of steps before the first.
+    skip: u64,
+    /// The file that is being read.
+    pub(super) current: Option<(usize, OpenFile)>,
+    /// Why nothing comes after what is in decoding: told once that is delivered, whatever the threads did first.
+    pub(super) failed: Option<Error>,
+}
+
+/// Samples of a decoded row group.
+type Piece = (Arc<Decoded>, Range<usize>);
+
+/// A session of a decoded row group, ordered by its key; by its place where keys are equal.
+#[derive(Debug)]
+struct Session {
+    key: (u64, usize, usize),
+    piece: Piece,
+}
+
+impl PartialEq for Session {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl Eq for Session {}
+
+impl PartialOrd for Session {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Session {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key.cmp(&other.key)
+    }
+}
+
+impl Stream {
+    /// The stream from its sample `start` on.
+    pub(super) fn new(order: StreamOrder, start: u64) -> Self {
+        let (first, skip) = order.find(start.min(order.samples()));
+        Self {
+            order,
+            next: first,
+            arrived: first,
+            decoding: VecDeque::new(),
+            coming: 0,
+            held: BinaryHeap::new(),
+            held_samples: 0,
+            ready: VecDeque::new(),
+            ready_samples: 0,
+            skip,
+            current: None,
+            failed: None,
+        }
+    }
+
+    /// All samples of the stream in the epoch.
+    pub(super) fn samples(&self) -> u64 {
+        self.order.samples()
+    }
+
+    /// The row groups that are still to be decoded, with the samples of the stream before each.
+    fn upcoming(&self) -> impl Iterator<Item = (u64, &Item)> {
+        self.order.starts[self.next..].iter().copied().zip(&self.order.items[self.next..])
+    }
+
+    /// The row group to decode next.
+    pub(super) fn next_item(&self) -> Option<Item> {
+        self.order.items.get(self.next).copied()
+    }
+
+    /// Samples that can be delivered now.
+    pub(super) fn ready(&self) -> u64 {
+        self.ready_samples
+    }
+
+    /// Samples that are decoded, or will be.
+    pub(super) fn covered(&self) -> u64 {
+        (self.ready_samples + self.held_samples + self.coming).saturating_sub(self.skip)
+    }
+
+    /// Row groups in decoding.
+    pub(super) fn in_decoding(&self) -> usize {
+        self.decoding.len()
+    }
+
+    /// The next row group is being decoded.
+    pub(super) fn began(&mut self, promise: Promise<Decoded>) {
+        self.coming += self.order.items[self.next].samples;
+        self.next += 1;
+        self.decoding.push_back(promise);
+    }
+
+    /// The row group that arrives next.
+    pub(super) fn take_decoding(&mut self) -> Option<Promise<Decoded>> {
+        self.decoding.pop_front()
+    }
+
+    /// Adds the row group that arrives next; what can be delivered then is ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if it has another number of samples than the epoch was planned with.
+    pub(super) fn add(&mut self, decoded: Decoded) -> Result<()> {
+        let item = self.order.items[self.arrived];
+        let (number, samples) = (self.arrived, decoded.batch.size());
+        if samples as u64 != item.samples {
+            let place =
+                format!("row group {} of `{}`", item.row_group, decoded.origin.file.footer.path.display());
+            let message =
+                format!("it has {samples} samples to read, the epoch was planned with {}", item.samples);
+            return Err(Error::invariant(place, message));
+        }
+        self.arrived += 1;
+        self.coming -= item.samples;
+        let decoded = Arc::new(decoded);
+        if !self.order.is_shuffled() {
+            self.push_ready((decoded, 0..samples));
+            return Ok(());
+        }
+        for (session, rows) in decoded.blocks().into_iter().enumerate() {
+            self.held_samples += rows.len() as u64;
+            let key = (self.order.key(number, session), number, session);
+            self.held.push(Reverse(Session { key, piece: (Arc::clone(&decoded), rows) }));
+        }
+        // Sessions of row groups that are still to come have keys from here on.
+        let all = self.arrived == self.order.items.len();
+        let settled = if all { u64::MAX } else { self.order.starts[self.arrived] };
+        while self.held.peek().is_some_and(|Reverse(session)| session.key.0 < settled)
+            && let Some(Reverse(Session { piece, .. })) = self.held.pop()
+        {
+            self.held_samples -= piece.1.len() as u64;
+            self.push_ready(piece);
+        }
+        Ok(())
+    }
+
+    fn push_ready(&mut self, (decoded, mut rows): Piece) {
+        let skipped = self.skip.min(rows.len() as u64);
+        self.skip -= skipped;
+        rows.start += skipped as usize;
+        if !rows.is_empty() {
+            self.ready_samples += rows.len() as u64;
+            self.ready.push_back((decoded, rows));
+        }
+    }
+
+    /// Appends the next `count` samples to `pieces`; they are ready.
+    pub(super) fn take(&mut self, count: u64, pieces: &mut Pieces) {
+        let mut missing = count;
+        while missing > 0 {
+            let Some((decoded, rows)) = self.ready.pop_front() else { break };
+            let taken = missing.min(rows.len() as u64);
+            let end = rows.start + taken as usize;
+            missing -= taken;
+            if end < rows.end {
+                self.ready.push_front((Arc::clone(&decoded), end..rows.end));
+            }
+            pieces.push((decoded, rows.start..end));
+        }
+        self.ready_samples -= count - missing;
+    }
+}
+
+/// The files of some streams in the order in which they are needed, and whether each is read in one go.
+pub(super) fn files_by_first_use(streams: &[Stream]) -> VecDeque<(usize, bool)> {
+    let mut items: Vec<_> = streams
+        .iter()
+        .enumerate()
+        .flat_map(|(number, stream)| stream.upcoming().map(move |(start, item)| (start, number, item.file)))
+        .collect();
+    items.sort_unstable_by_key(|(start, number, _)| (*start, *number));
+    // By file: how many of its row groups were met, and whether one of another file of its stream came between.
+    let mut last_of_stream: HashMap<usize, usize> = HashMap::new();
+    let mut in_one_go: HashMap<usize, bool> = HashMap::new();
+    let mut order = VecDeque::new();
+    for (_, number, file) in items {
+        let follows = last_of_stream.insert(number, file) == Some(file);
+        match in_one_go.get_mut(&file) {
+            Some(in_one_go) => *in_one_go &= follows,
+            None => {
+                in_one_go.insert(file, true);
+                order.push_back(file);
+            }
+        }
+    }
+    order.into_iter().map(|file| (file, in_one_go[&file])).collect()
+}
