@@ -23,7 +23,7 @@ pub(crate) struct TrainConfig {
     pub(crate) optimizer: OptimizerSection,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(crate) struct DataSection {
     /// The partitions that are trained on; all if empty.
     #[serde(default)]
@@ -35,12 +35,8 @@ pub(crate) struct DataSection {
     #[serde(default)]
     pub(crate) shuffle: Option<Shuffle>,
     /// The streams that a batch is put together from.
-    #[serde(default = "one_stream")]
-    pub(crate) streams: usize,
-}
-
-fn one_stream() -> usize {
-    1
+    #[serde(default)]
+    pub(crate) streams: Option<usize>,
 }
 
 #[derive(Debug, Deserialize)]

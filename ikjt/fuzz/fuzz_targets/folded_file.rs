@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use onefold_datasets::{RowGroups, Snapshot};
-use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions};
+use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions, Workers};
 
 /// A copy of the dataset of its own for this process, whose data file is replaced by every input.
 struct Dataset {
@@ -47,15 +47,14 @@ fuzz_target!(|bytes: &[u8]| {
     snapshot.statistics.sessions = snapshot.partitions[0].sessions;
     snapshot.statistics.bytes_on_disk = bytes.len() as u64;
     std::fs::write(directory.join("snapshots/00000001.json"), serde_json::to_string(&snapshot).expect("JSON")).expect("a written snapshot");
+    let workers = Workers::new(1, 256 << 20).expect("a thread");
     for dedupe in [Dedupe::Window, Dedupe::Off] {
         let options = ReaderOptions {
             dedupe,
-            threads: 1,
             verify: false,
-            memory_limit: 256 << 20,
             ..ReaderOptions::new(7.min(samples as usize))
         };
-        let reader = Reader::open(directory, options).expect("a valid snapshot");
+        let reader = Reader::open(directory, options, &workers).expect("a valid snapshot");
         for batch in reader.batches().expect("threads") {
             match batch {
                 Ok(_) => {}

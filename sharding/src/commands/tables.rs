@@ -113,7 +113,7 @@ impl<'a> Training<'a> {
         let options = ReaderOptions {
             partitions: self.filter.clone(),
             shuffle: self.config.data.shuffle,
-            streams: Some(self.config.data.streams),
+            streams: self.config.data.streams,
             preprocess: self.steps.clone(),
             table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
             ..ReaderOptions::new(batch_size)

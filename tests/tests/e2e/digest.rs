@@ -22,6 +22,13 @@ inputs = ["*"]
 max = 1000
 "#;
 
+const SAMPLING: &str = r#"format_version = 1
+
+[[step]]
+op = "sampling"
+rate = 0.7
+"#;
+
 /// rm2 in both layouts.
 fn datasets() -> Dir {
     let dir = Dir::new();
@@ -75,7 +82,7 @@ fn every_way_to_read_the_same_samples_gives_the_same_digests() {
 }
 
 #[test]
-fn shuffling_and_shards_move_samples_between_steps_and_lose_none() {
+fn shuffling_moves_samples_between_steps_and_loses_none() {
     let dir = datasets();
     write_many_row_groups(&dir);
     // One row group, and many.
@@ -87,14 +94,56 @@ fn shuffling_and_shards_move_samples_between_steps_and_lose_none() {
         assert_ne!(shuffled["step_digests"], whole["step_digests"]);
     }
     let whole = digest(&dir, "folded --batch-size 256 --by-step");
-    let mut sum = Digest::default();
-    for rank in 0..3 {
-        sum.merge(parse(&digest(&dir, &format!("folded --batch-size 100 --shard {rank}/3"))["digest"]));
-    }
-    assert_eq!(sum, parse(&whole["digest"]));
     let fewer = digest(&dir, "folded --batch-size 256 --features user_00");
     assert_ne!(fewer["digest"], whole["digest"]);
     assert!(fewer["step_digests"].is_null());
     let told = dir.command("onefold-read digest folded --batch-size 1000 --by-step").works();
     assert!(told.contains("step 2 ") && told.contains("3,000 samples in 3 steps"), "{told}");
+}
+
+/// The global batches of eight streams are the same for 1, 2, 4 and 8 ranks, whatever else is different.
+#[test]
+fn steps_are_the_same_on_any_number_of_ranks() {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 4000 --seed 3 --out logs").works();
+    dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 16 --out data").works();
+    fs_err::write(dir.path("sampling.toml"), SAMPLING).unwrap();
+    let same = "--streams 8 --global-batch-size 256 --by-step";
+    for options in ["", "--tail drop", "--shuffle 5 --shuffle-row-groups 2", "--preprocess sampling.toml"] {
+        let alone = digest(&dir, &format!("data {same} {options}"));
+        let steps = alone["steps"].as_u64().unwrap();
+        assert!(steps >= 8, "{steps}");
+        if options.is_empty() {
+            assert_eq!(alone["samples"], 4000);
+        }
+        for ranks in [2, 4, 8] {
+            let (mut sums, mut samples) = (vec![Digest::default(); steps as usize], 0);
+            for rank in 0..ranks {
+                let read =
+                    digest(&dir, &format!("data {same} {options} --rank {rank}/{ranks} --dedupe window"));
+                assert_eq!(read["steps"], steps, "every rank takes as many steps");
+                samples += read["samples"].as_u64().unwrap();
+                for (sum, digest) in sums.iter_mut().zip(read["step_digests"].as_array().unwrap()) {
+                    sum.merge(parse(digest));
+                }
+            }
+            assert_eq!(samples, alone["samples"]);
+            assert_eq!(
+                serde_json::to_value(&sums).unwrap(),
+                alone["step_digests"],
+                "{options}, {ranks} ranks"
+            );
+        }
+    }
+    let refused = |arguments: &str, parts: &[&str]| {
+        dir.command(&format!("onefold-read digest data {arguments}")).fails(parts);
+    };
+    dir.command("onefold-read digest data --rank 3/3").is_misused(&["--rank", "`RANK/RANKS`"]);
+    refused("--rank 0/3", &["buckets, 16,", "3 streams", "hint: ", "--streams", "1, 2, 4, 8, 16"]);
+    refused("--streams 8 --rank 0/3", &["8 streams cannot be divided among 3 ranks"]);
+    refused(
+        "--streams 8 --batch-size 100",
+        &["100 samples cannot be divided among 8 streams", "--global-batch-size"],
+    );
+    refused("--streams 16 --batch-size 3200 --tail drop", &["a smaller", "--global-batch-size", "--tail"]);
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::crash::{file_names, kill_command_at};
 use crate::logs::{Request, feature_columns, write_table};
 use crate::samples::{
-    Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files,
+    Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files, workers,
 };
 
 /// Days that each writer appends: 50 appends of both.
@@ -260,9 +260,9 @@ fn train_pinned(place: &Place<'_>, done: &AtomicBool) -> usize {
 
 /// Reads one snapshot again and again until `done`, and each time as at first.
 fn read_pinned(dataset: &Path, done: &AtomicBool) -> usize {
-    let reader = Reader::open(dataset, ReaderOptions { threads: 1, ..ReaderOptions::new(64) }).unwrap();
+    let reader = Reader::open(dataset, ReaderOptions::new(64), &workers(1)).unwrap();
     let read = || -> Vec<Sample> {
-        reader.batches().unwrap().map(Result::unwrap).flat_map(|batch| samples_of(&batch)).collect()
+        reader.batches().unwrap().flat_map(|step| samples_of(&step.unwrap().batch)).collect()
     };
     let (first, mut epochs) = (read(), 1);
     while epochs < 10 || !done.load(Ordering::Relaxed) {

@@ -7,6 +7,8 @@ use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
 use onefold_tests::Dir;
 use serde_json::{Value, json};
 
+use crate::samples::workers;
+
 /// A dataset of rm3's proportions, whose batches are preprocessed: lists shortened, ids hashed, one feature generated.
 fn with_dataset() -> Dir {
     let dir = Dir::new();
@@ -104,8 +106,8 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
 fn naive_counts(dir: &Dir, name: &str, rows: i64) -> (u64, u64, Vec<u64>) {
     let options = ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(256) };
     let (mut all, mut distinct_ids, mut counts) = (0, 0, BTreeMap::<i64, u64>::new());
-    for batch in Reader::open(&dir.path("dataset"), options).unwrap().batches().unwrap() {
-        let batch = batch.unwrap();
+    for step in Reader::open(&dir.path("dataset"), options, &workers(2)).unwrap().batches().unwrap() {
+        let batch = step.unwrap().batch;
         let mut features = batch.groups().iter().flat_map(|group| group.features());
         let feature = features.find(|feature| feature.name() == name).unwrap();
         let group = batch.groups().iter().find(|group| group.features().iter().any(|f| f.name() == name));

@@ -6,7 +6,7 @@ use std::path::Path;
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use onefold_datasets::{DataFile, Partition, SESSION_COLUMN, Snapshot, TIME_COLUMN};
-use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions};
+use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 /// One sample.
@@ -88,17 +88,28 @@ pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
     snapshot
 }
 
+/// So many threads of a reader, and enough memory.
+pub(crate) fn workers(threads: usize) -> Workers {
+    Workers::new(threads, 1 << 30).unwrap()
+}
+
 /// Every batch of a dataset, of `batch_size` samples, or of all if they are fewer.
 pub(crate) fn read_batches(dataset: &Path, batch_size: usize, dedupe: Dedupe, threads: usize) -> Vec<Batch> {
-    read_snapshot(dataset, None, ReaderOptions { dedupe, threads, ..ReaderOptions::new(batch_size) })
+    read_snapshot(dataset, None, ReaderOptions { dedupe, ..ReaderOptions::new(batch_size) }, threads)
 }
 
 /// Every batch of a snapshot of a dataset, the newest one if there is no number.
-fn read_snapshot(dataset: &Path, snapshot: Option<u64>, options: ReaderOptions) -> Vec<Batch> {
+fn read_snapshot(
+    dataset: &Path,
+    snapshot: Option<u64>,
+    options: ReaderOptions,
+    threads: usize,
+) -> Vec<Batch> {
     let samples = Snapshot::load_at(dataset, snapshot).unwrap().statistics.samples as usize;
-    let batch_size = options.batch_size.min(samples.max(1));
-    let reader = Reader::open(dataset, ReaderOptions { snapshot, batch_size, ..options }).unwrap();
-    reader.batches().unwrap().map(Result::unwrap).collect()
+    let global_batch_size = options.global_batch_size.min(samples.max(1));
+    let options = ReaderOptions { snapshot, global_batch_size, ..options };
+    let reader = Reader::open(dataset, options, &workers(threads)).unwrap();
+    reader.batches().unwrap().map(|step| step.unwrap().batch).collect()
 }
 
 /// Every sample of a dataset, in its order.
@@ -108,8 +119,7 @@ pub(crate) fn read_samples(dataset: &Path) -> Vec<Sample> {
 
 /// Every sample of a snapshot of a dataset, in its order.
 pub(crate) fn read_samples_at(dataset: &Path, snapshot: u64) -> Vec<Sample> {
-    let options = ReaderOptions { threads: 2, ..ReaderOptions::new(100) };
-    read_snapshot(dataset, Some(snapshot), options).iter().flat_map(samples_of).collect()
+    read_snapshot(dataset, Some(snapshot), ReaderOptions::new(100), 2).iter().flat_map(samples_of).collect()
 }
 
 /// Samples as a multiset: equal if sorted they are equal.

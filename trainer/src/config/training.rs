@@ -24,13 +24,9 @@ pub struct DataConfig {
     /// Shuffling of the training samples by session blocks, anew in every epoch; file order if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shuffle: Option<Shuffle>,
-    /// Streams that a batch is put together from; they must divide the dataset's buckets and the batch.
-    #[serde(default = "one_stream")]
-    pub streams: usize,
-}
-
-fn one_stream() -> usize {
-    1
+    /// Streams that a batch is put together from, 1 if absent; they must divide the dataset's buckets and the batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub streams: Option<usize>,
 }
 
 /// `[train]`.

@@ -183,7 +183,7 @@ impl<'a> Prepared<'a> {
             ..ReaderOptions::new(config.train.batch_size)
         };
         let partitions = config.train_partitions()?;
-        let (shuffle, streams) = (config.data.shuffle, Some(config.data.streams));
+        let (shuffle, streams) = (config.data.shuffle, config.data.streams);
         let training = ReaderOptions { partitions, shuffle, streams, ..common.clone() };
         // Training's batches wait in memory while the model is evaluated.
         let memory_limit = if eval.is_some() { size.reader_bytes / 2 } else { size.reader_bytes };

@@ -250,7 +250,7 @@ impl<'a> Training<'a> {
             return Err(self.diverged(value, batch, logits));
         }
         let gradients = self.model.backward(batch, &forward, &loss)?;
-        if let Some((next, _)) = self.upcoming.as_ref() {
+        if let Some(Step { batch: next, .. }) = self.upcoming.as_ref() {
             // The device computes, so this costs nothing.
             self.model.stage_ahead(next)?;
         }

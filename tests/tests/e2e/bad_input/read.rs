@@ -5,7 +5,7 @@ use onefold_ikjt::{Reader, ReaderOptions};
 use onefold_tests::Dir;
 
 use super::{BUILD, READ, TRAIN, replaced, with_dataset};
-use crate::samples::{Sample, read_samples, samples_of};
+use crate::samples::{Sample, read_samples, samples_of, workers};
 
 #[test]
 fn datasets_that_cannot_be_read() {
@@ -139,10 +139,11 @@ fn flipped_bytes_change_no_sample() {
     let file = &data_files(&dir)[2];
     let whole = dir.read(file);
     let expected = read_samples(&dir.path("dataset"));
+    let workers = workers(1);
     let read = || -> Result<Vec<Sample>, onefold_ikjt::Error> {
-        let options = ReaderOptions { threads: 1, ..ReaderOptions::new(expected.len()) };
-        let batches = Reader::open(&dir.path("dataset"), options)?.batches()?;
-        Ok(batches.collect::<Result<Vec<_>, _>>()?.iter().flat_map(samples_of).collect())
+        let options = ReaderOptions::new(expected.len());
+        let steps = Reader::open(&dir.path("dataset"), options, &workers)?.batches()?;
+        Ok(steps.collect::<Result<Vec<_>, _>>()?.iter().flat_map(|step| samples_of(&step.batch)).collect())
     };
     let (mut errors, mut silent) = (0, Vec::new());
     for place in 0..whole.len() {
