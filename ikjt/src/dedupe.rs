@@ -16,7 +16,7 @@ pub fn deduplicate(group: &Group) -> Group {
     let features = group.features();
     let mut inverse: Vec<i32> = Vec::with_capacity(samples);
     let mut distinct: Vec<usize> = Vec::new();
-    let mut index = Index::with_capacity(samples);
+    let mut index = Index::with_capacity(group.rows().min(samples));
     for sample in 0..samples {
         let row = group.row_of(sample);
         let before = sample.checked_sub(1).map(|before| group.row_of(before));

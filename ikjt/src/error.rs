@@ -65,7 +65,7 @@ pub enum Error {
         message: String,
     },
 
-    /// A `preprocess.toml` that is none: no TOML, another version, a table that does not belong there.
+    /// An invalid `preprocess.toml`: not TOML, another version, an unknown table.
     #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     PreprocessFile {
         /// The file.

@@ -23,7 +23,7 @@ impl Group {
     /// # Errors
     ///
     /// [`Error::Invariant`] if there is no feature, the features differ in their number of rows, or an entry
-    /// of `inverse` is no row.
+    /// of `inverse` is not the number of a row.
     pub fn try_new(
         name: impl Into<Arc<str>>,
         inverse: Option<ScalarBuffer<i32>>,

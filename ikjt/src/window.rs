@@ -36,7 +36,7 @@ pub fn fold_windows(group: &Group) -> Group {
     Group::trusted(group.shared_name(), group.inverse().cloned(), group.rows(), features.collect())
 }
 
-/// The feature with less values; none if there is none.
+/// The feature with fewer values; `None` if folding does not save any.
 fn fold_feature(feature: &Feature) -> Option<Feature> {
     let (values, weights, offsets) = match feature.weights() {
         None => {
@@ -59,7 +59,7 @@ fn fold_feature(feature: &Feature) -> Option<Feature> {
     ))
 }
 
-/// Stores the rows of `feature`, whose values are `items`, anew; none if that needs as many items as now.
+/// Stores the rows of `feature`, whose values are `items`, anew; `None` if that takes no fewer items than now.
 fn fold<T: Copy + Eq>(feature: &Feature, items: &[T]) -> Option<(Vec<T>, Vec<i32>)> {
     let limit = items.len().min(i32::MAX as usize);
     let mut stored: Vec<T> = Vec::new();

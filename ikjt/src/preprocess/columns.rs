@@ -4,14 +4,14 @@ use arrow::buffer::ScalarBuffer;
 
 /// Dense features: the row-major matrix that came in, and the columns that steps took out of it or made.
 #[derive(Debug)]
-pub(super) struct Columns {
+pub(super) struct DenseColumns {
     matrix: ScalarBuffer<f32>,
     width: usize,
     /// By feature; `None` if the feature is still as it came.
     columns: Vec<Option<Vec<f32>>>,
 }
 
-impl Columns {
+impl DenseColumns {
     /// `matrix` is `[B, width]` row-major.
     pub(super) fn new(matrix: ScalarBuffer<f32>, width: usize) -> Self {
         Self { matrix, width, columns: vec![None; width] }

@@ -274,7 +274,8 @@ mod tests {
                 }
             }
         }
-        let rows = readme.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+        let (_, section) = readme.split_once("## `preprocess.toml`").unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
         for (name, _) in rows.filter(|(name, _)| !["op", "inputs", "output"].contains(name)) {
             assert!(OPERATORS.iter().any(|operator| operator.name == name), "there is no operator `{name}`");
         }
@@ -335,10 +336,10 @@ mod tests {
             ("op = 'compute_score'\ninputs = ['x', 'y']\noutput = 'z'\nscore = 'dice'", "unknown variant"),
             ("op = 'sampling'", "neither `label` and `keep` nor `rate`"),
             ("op = 'sampling'\nrate = 0.5\nlabel = 'y'", "neither `label` and `keep` nor `rate`"),
-            ("op = 'sampling'\nrate = 0", "`rate` is 0, which is no rate"),
-            ("op = 'sampling'\nrate = nan", "which is no rate"),
+            ("op = 'sampling'\nrate = 0", "`rate` is 0, which is not a rate"),
+            ("op = 'sampling'\nrate = nan", "which is not a rate"),
             ("op = 'sampling'\nlabel = 'y'\nkeep = {}", "`keep` is empty"),
-            ("op = 'sampling'\nlabel = 'y'\nkeep = { a = 1.0 }", "`a` is no value of a label"),
+            ("op = 'sampling'\nlabel = 'y'\nkeep = { a = 1.0 }", "`a` is not a number"),
             ("op = 'sampling'\nlabel = 'y'\nkeep = { '0' = 1.0, '0.0' = 1.0 }", "or is there twice"),
             ("op = 'sampling'\nlabel = 'y'\nkeep = { '0' = 1.5 }", "`keep.\"0\"` is 1.5"),
             ("op = 'sampling'\nrate = 0.5\noutput = 'y'", "unknown key `output`"),

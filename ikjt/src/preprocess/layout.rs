@@ -53,14 +53,14 @@ pub(super) struct GroupLayout {
 
 /// The features after the steps so far.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(super) struct FeatureLayout {
     labels: Vec<String>,
     weight: Option<String>,
     dense: Vec<String>,
     groups: Vec<GroupLayout>,
 }
 
-impl Layout {
+impl FeatureLayout {
     pub(super) fn new(schema: &Schema) -> Self {
         let group = |group: &FeatureGroup| GroupLayout {
             name: group.name.clone(),

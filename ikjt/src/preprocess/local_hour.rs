@@ -33,7 +33,9 @@ pub(super) fn local_hours(zone: Tz, timestamps: &[i64]) -> Checked<Vec<i64>> {
     let hour = |(sample, &micros): (usize, &i64)| {
         let time = DateTime::from_timestamp_micros(micros).ok_or_else(|| {
             Problem::new(
-                format!("sample {sample} of the batch has the time {micros} µs, which is no date"),
+                format!(
+                    "sample {sample} of the batch has the time {micros} µs, which is outside the calendar"
+                ),
                 "times are microseconds since 1970; correct the time column and build the dataset again",
             )
         })?;

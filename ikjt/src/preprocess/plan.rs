@@ -9,7 +9,7 @@ use onefold_datasets::{Schema, SparseKind};
 use super::arguments::Number;
 use super::config::{Op, PreprocessConfig, Step};
 use super::dense::{DenseOp, IdOp};
-use super::layout::{Column, Kinds, Layout, SparseAt};
+use super::layout::{Column, FeatureLayout, Kinds, SparseAt};
 use super::lists::{Cut, RowOp};
 use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
@@ -80,7 +80,7 @@ pub(super) enum ListOfPair {
 /// The actions for batches of a schema.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) layout: Layout,
+    pub(super) layout: FeatureLayout,
     pub(super) actions: Vec<(Place, Action)>,
     pub(super) sampler: Sampler,
 }
@@ -88,7 +88,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn try_new(config: &PreprocessConfig, schema: &Schema) -> Result<Self> {
         let mut planner = Planner {
-            layout: Layout::new(schema),
+            layout: FeatureLayout::new(schema),
             actions: Vec::new(),
             chains: BTreeMap::new(),
             sampler: Sampler::default(),
@@ -108,7 +108,7 @@ impl Plan {
 }
 
 struct Planner {
-    layout: Layout,
+    layout: FeatureLayout,
     actions: Vec<(Place, Action)>,
     /// Steps that wait until something else than their like looks at the feature, and then run in one pass.
     chains: BTreeMap<SparseAt, (Place, Chain)>,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
 
-use super::columns::Columns;
-use super::layout::{GroupLayout, Layout, Origin, SparseAt};
+use super::columns::DenseColumns;
+use super::layout::{FeatureLayout, GroupLayout, Origin, SparseAt};
 use super::local_hour::local_hours;
 use super::pairs::{RowPair, distinct_pairs, intersection, product, scores};
 use super::plan::{Action, ListOfPair};
@@ -16,7 +16,7 @@ use crate::{Batch, BatchParts, Feature, Group, Result};
 #[derive(Debug)]
 pub(super) struct Running {
     size: usize,
-    dense: Columns,
+    dense: DenseColumns,
     labels: ScalarBuffer<f32>,
     weights: Option<ScalarBuffer<f32>>,
     timestamps: Option<ScalarBuffer<i64>>,
@@ -42,7 +42,7 @@ impl RunningGroup {
 
 impl Running {
     /// `batch`, which has the features with which `layout` began.
-    pub(super) fn new(batch: Batch, layout: &Layout, dense_width: usize) -> Self {
+    pub(super) fn new(batch: Batch, layout: &FeatureLayout, dense_width: usize) -> Self {
         let BatchParts { size, dense, labels, weights, timestamps, groups } = batch.into_parts();
         let mut input = groups.into_iter().map(Group::into_parts);
         let group = |layout: &GroupLayout| {
@@ -54,7 +54,7 @@ impl Running {
             RunningGroup { name, origin: layout.origin, inverse, features, pairs: None }
         };
         let groups = layout.groups().iter().map(group).collect();
-        let dense = Columns::new(dense, dense_width);
+        let dense = DenseColumns::new(dense, dense_width);
         Self { size, dense, labels, weights, timestamps, groups }
     }
 

@@ -48,7 +48,7 @@ fn label_rates(keep: &BTreeMap<String, f64>) -> Checked<Vec<(f32, f64)>> {
     for (text, &rate) in keep {
         let value = text.parse::<f32>().ok().filter(|value| !value.is_nan());
         let value = value.filter(|value| rates.iter().all(|(other, _)| other != value)).ok_or_else(|| {
-            let message = format!("`keep`: `{text}` is no value of a label, or is there twice");
+            let message = format!("`keep`: `{text}` is not a number, or is there twice");
             Problem::new(message, "write numbers in quotation marks, as `keep = { \"0\" = 0.1 }`")
         })?;
         rates.push((value, checked_rate(&format!("keep.\"{text}\""), rate)?));
@@ -64,7 +64,7 @@ fn checked_rate(key: &str, rate: f64) -> Checked<f64> {
         return Ok(rate);
     }
     let hint = "a rate is above 0 and at most 1";
-    Err(Problem::new(format!("`{key}` is {rate}, which is no rate"), hint))
+    Err(Problem::new(format!("`{key}` is {rate}, which is not a rate"), hint))
 }
 
 impl Rates {

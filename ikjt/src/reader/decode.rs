@@ -404,13 +404,13 @@ fn count_ids(batch: &Batch) -> Vec<Ids> {
         // By row: its ids, and those that the row before it does not have.
         let mut of_rows = vec![(0_u64, 0_u64); group.rows()];
         for feature in group.features() {
-            let mut before = 0..0;
-            for (row, (all, fresh)) in of_rows.iter_mut().enumerate() {
-                let span = feature.span(row);
-                let slides = before.start <= span.start && span.start <= before.end;
-                *all += span.len() as u64;
-                *fresh += if slides { span.end.saturating_sub(before.end) } else { span.len() } as u64;
-                before = span;
+            let (mut start, mut end) = (0, 0);
+            let rows = feature.offsets().iter().zip(feature.sizes().iter());
+            for ((all, fresh), (&offset, &size)) in of_rows.iter_mut().zip(rows) {
+                let shared = if start <= offset && offset <= end { (end - offset).min(size) } else { 0 };
+                *all += size as u64;
+                *fresh += (size - shared) as u64;
+                (start, end) = (offset, offset + size);
             }
         }
         let mut before = usize::MAX;

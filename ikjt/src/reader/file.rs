@@ -29,7 +29,7 @@ pub(super) struct KnownFiles {
 
 /// The columns to read, and those that a file must have.
 #[derive(Debug)]
-pub(super) struct Columns {
+pub(super) struct WantedColumns {
     /// The columns that a data file has, in any order.
     pub(super) all: SchemaRef,
     /// The names of those that are read, if they are there.
@@ -55,7 +55,7 @@ pub(super) struct OpenFile {
     pub(super) kept: KeptFile,
 }
 
-impl Columns {
+impl WantedColumns {
     /// The columns of `schema`, a projection of the dataset's, and the `extra` ones.
     pub(super) fn new(all: SchemaRef, schema: &Schema, extra: &[&str]) -> Self {
         let mut wanted: HashSet<String> =
@@ -77,7 +77,7 @@ impl Footer {
     pub(super) fn open(
         storage: &Storage,
         file: &DataFile,
-        columns: &Columns,
+        columns: &WantedColumns,
         known: &KnownFiles,
         kept: &KeptFile,
     ) -> Result<Self> {

@@ -9,7 +9,7 @@ use onefold_datasets::storage::Storage;
 use onefold_datasets::{DataFile, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 
 use super::budget::Account;
-use super::file::{Columns, Footer, KnownFiles, OpenFile};
+use super::file::{Footer, KnownFiles, OpenFile, WantedColumns};
 use super::kept::KeptFile;
 use super::options::ReaderOptions;
 use super::pipeline::{Promise, Work, ended, promise, promise_beside};
@@ -31,7 +31,7 @@ pub(super) struct Chosen {
 pub(super) struct Files {
     pub(super) storage: Storage,
     pub(super) files: Vec<Chosen>,
-    pub(super) columns: Columns,
+    pub(super) columns: WantedColumns,
     pub(super) verify: bool,
     pub(super) known: KnownFiles,
     pub(super) footers: Footers,
@@ -112,7 +112,7 @@ impl Files {
         Ok(Self {
             storage,
             files,
-            columns: Columns::new(all, schema, &extra),
+            columns: WantedColumns::new(all, schema, &extra),
             verify: options.verify,
             known: KnownFiles::default(),
             footers,

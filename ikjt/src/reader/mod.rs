@@ -99,7 +99,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if there is none or the filter chooses nothing, [`Error::Options`] for options that cannot work
+    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that cannot work
     /// (a batch larger than what is to be read, a feature that the dataset does not have, streams that do not divide the
     /// buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
