@@ -1,6 +1,7 @@
 """Batches: views of one allocation, in numpy or torch."""
 
 import json
+from functools import cached_property
 
 import numpy
 
@@ -47,6 +48,20 @@ class _Torch:
         return torch.where(mask, a, b)
 
 
+class _Data:
+    """The bytes of a batch, and how parts of them become arrays.
+
+    Groups and features hold it and not their batch, so that a batch that is dropped goes at once, without a garbage collector.
+    """
+
+    def __init__(self, data, size):
+        self.data, self.size = data, size
+        self.kind = _Numpy if isinstance(data, numpy.ndarray) else _Torch
+
+    def view(self, start, count, dtype):
+        return self.kind.view(self.data, start, count, dtype)
+
+
 class Batch:
     """Samples: dense features, labels, and sparse features by group.
 
@@ -58,11 +73,8 @@ class Batch:
         self._block = block
         self._spec = json.loads(block.spec()) if spec is None else spec
         self.data = numpy.frombuffer(block, dtype=numpy.uint8) if data is None else data
-        self._kind = _Numpy if isinstance(self.data, numpy.ndarray) else _Torch
-        self._groups = None
-
-    def _view(self, start, count, dtype):
-        return self._kind.view(self.data, start, count, dtype)
+        self._views = _Data(self.data, self._spec["size"])
+        self._kind, self._view = self._views.kind, self._views.view
 
     def _matrix(self, name):
         width = self._spec[name.removesuffix("s") + "_width"]
@@ -72,59 +84,54 @@ class Batch:
         """The number of samples, B."""
         return self._spec["size"]
 
-    @property
+    @cached_property
     def dense(self):
         """Dense features, float32 [B, D]."""
         return self._matrix("dense")
 
-    @property
+    @cached_property
     def labels(self):
         """Labels, float32 [B, L]."""
         return self._matrix("labels")
 
-    @property
+    @cached_property
     def weights(self):
         """Sample weights, float32 [B], or None."""
         start = self._spec["weights"]
         return None if start is None else self._view(start, len(self), "float32")
 
-    @property
+    @cached_property
     def timestamps(self):
         """Sample times in microseconds since 1970 UTC, int64 [B], or None if the dataset was not asked for them."""
         start = self._spec["timestamps"]
         return None if start is None else self._view(start, len(self), "int64")
 
-    @property
+    @cached_property
     def groups(self):
         """The feature groups by name."""
-        if self._groups is None:
-            self._groups = self._make_groups()
-        return self._groups
+        spec, groups = self._spec, {}
+        place = _Place(spec["sizes"], spec["offsets"], spec["values"], spec["value_weights"])
+        for group in spec["groups"]:
+            groups[group["name"]] = Group(self._views, group, place)
+            place = place.after(group)
+        return groups
 
-    @property
+    @cached_property
     def features(self):
         """The features of all groups by name."""
         return {name: feature for group in self.groups.values() for name, feature in group.features.items()}
 
-    @property
+    @cached_property
     def lengths(self):
         """The sizes of all lists, int32, by group, feature and row."""
         lists = sum(group["rows"] * len(group["features"]) for group in self._spec["groups"])
         return self._view(self._spec["sizes"], lists, "int32")
 
-    @property
+    @cached_property
     def values(self):
         """The ids of all features, int64, by group, feature and row."""
         count = sum(feature["values"] for group in self._spec["groups"] for feature in group["features"])
         return self._view(self._spec["values"], count, "int64")
-
-    def _make_groups(self):
-        spec, groups = self._spec, {}
-        place = _Place(spec["sizes"], spec["offsets"], spec["values"], spec["value_weights"])
-        for group in spec["groups"]:
-            groups[group["name"]] = Group(self, group, place)
-            place = place.after(group)
-        return groups
 
     @property
     def nbytes(self):
@@ -242,43 +249,41 @@ class _Place:
 class Group:
     """Features that share one inverse index: sample `i` has row `inverse[i]` of each, or row `i` if there is no index."""
 
-    def __init__(self, batch, spec, place):
-        self._batch, self._spec, self._place = batch, spec, place
+    def __init__(self, views, spec, place):
+        self._views, self._spec, self._place = views, spec, place
         self.name = spec["name"]
         self.rows = spec["rows"]
-        self._features = None
 
-    @property
+    @cached_property
     def inverse(self):
         """The row of every sample, int32 [B]; None if row and sample are the same."""
         start = self._spec["inverse"]
-        return None if start is None else self._batch._view(start, len(self._batch), "int32")
+        return None if start is None else self._views.view(start, self._views.size, "int32")
 
-    @property
+    @cached_property
     def packed(self):
         """Whether no list shares ids with another: then `values` and `lengths` are a KeyedJaggedTensor's."""
         return all(feature["packed"] for feature in self._spec["features"])
 
-    @property
+    @cached_property
     def lengths(self):
         """The sizes of all lists, int32 [features × rows]."""
-        return self._batch._view(self._place.sizes, self.rows * len(self._spec["features"]), "int32")
+        return self._views.view(self._place.sizes, self.rows * len(self._spec["features"]), "int32")
 
-    @property
+    @cached_property
     def values(self):
         """The ids of all features, int64, feature by feature."""
         count = sum(feature["values"] for feature in self._spec["features"])
-        return self._batch._view(self._place.values, count, "int64")
+        return self._views.view(self._place.values, count, "int64")
 
-    @property
+    @cached_property
     def features(self):
         """The features by name."""
-        if self._features is None:
-            self._features, place = {}, self._place
-            for spec in self._spec["features"]:
-                self._features[spec["name"]] = Feature(self, spec, place)
-                place = place.after({"rows": self.rows, "features": [spec]})
-        return self._features
+        features, place = {}, self._place
+        for spec in self._spec["features"]:
+            features[spec["name"]] = Feature(self._views, self.rows, spec, place)
+            place = place.after({"rows": self.rows, "features": [spec]})
+        return features
 
     def __repr__(self):
         return f"onefold.Group({self.name!r}, {self.rows} rows, {len(self._spec['features'])} features)"
@@ -287,33 +292,34 @@ class Group:
 class Feature:
     """Lists of ids, one per row: row `u` is `values[offsets[u] : offsets[u] + sizes[u]]`. With windows rows may overlap."""
 
-    def __init__(self, group, spec, place):
-        self.group, self._spec, self._place = group, spec, place
+    def __init__(self, views, rows, spec, place):
+        self._views, self._spec, self._place = views, spec, place
+        self.rows = rows
         self.name = spec["name"]
 
-    @property
+    @cached_property
     def values(self):
         """The ids, int64."""
-        return self.group._batch._view(self._place.values, self._spec["values"], "int64")
+        return self._views.view(self._place.values, self._spec["values"], "int64")
 
-    @property
+    @cached_property
     def weights(self):
         """One float32 per id, or None."""
         if not self._spec["weighted"]:
             return None
-        return self.group._batch._view(self._place.weights, self._spec["values"], "float32")
+        return self._views.view(self._place.weights, self._spec["values"], "float32")
 
-    @property
+    @cached_property
     def sizes(self):
         """The ids of every row, int32 [rows]."""
-        return self.group._batch._view(self._place.sizes, self.group.rows, "int32")
+        return self._views.view(self._place.sizes, self.rows, "int32")
 
-    @property
+    @cached_property
     def offsets(self):
         """Where every row begins in `values`, int32 [rows]."""
-        return self.group._batch._view(self._place.offsets, self.group.rows, "int32")
+        return self._views.view(self._place.offsets, self.rows, "int32")
 
-    @property
+    @cached_property
     def packed(self):
         """Whether rows stand one after the other and share no ids."""
         return self._spec["packed"]
@@ -327,12 +333,12 @@ class Feature:
         """The rows as one array [rows, length] filled up with `value`, and a mask of what is not filled up.
 
         Of longer lists the last `length` ids are kept, which are a sequence's newest. By default `length` is the longest list's.
-        Index both with `group.inverse` to expand them to samples.
+        Index both with the group's `inverse` to expand them to samples.
         """
-        kind = self.group._batch._kind
+        kind = self._views.kind
         sizes, offsets, values = self.sizes, self.offsets, self.values
         if length is None:
-            length = int(sizes.max()) if self.group.rows else 0
+            length = int(sizes.max()) if self.rows else 0
         kept = sizes.clip(0, length)
         ramp = kind.ramp(length, values)
         mask = ramp[None, :] < kept[:, None]
@@ -343,4 +349,4 @@ class Feature:
         return kind.where(mask, values[places], value), mask
 
     def __repr__(self):
-        return f"onefold.Feature({self.name!r}, {self.group.rows} rows, {self._spec['values']} ids)"
+        return f"onefold.Feature({self.name!r}, {self.rows} rows, {self._spec['values']} ids)"

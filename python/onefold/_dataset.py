@@ -2,9 +2,10 @@
 
 import json
 import os
+import weakref
 
 from ._batch import Batch
-from ._errors import OptionsError
+from ._errors import OnefoldError, OptionsError
 from ._onefold import Reader
 
 STATE_VERSION = 1
@@ -84,8 +85,9 @@ class Dataset:
         # The epoch of the next iteration, and where it begins if not at its first step.
         self._epoch = 0
         self._resume = None
-        # The iterator whose batches were taken last.
+        # The progress of the iterator whose batches were taken last.
         self._current = None
+        self._iterators = []
         # A snapshot that is once read stays the one, whatever is committed meanwhile.
         self._options["snapshot"] = self._reader.snapshot()[0]
 
@@ -151,9 +153,10 @@ class Dataset:
     def __iter__(self):
         reader = self._reader
         position = self._resume or reader.position(self._epoch)
-        iterator = BatchIterator(self, reader.resume(position), position)
+        iterator = BatchIterator(self, reader.resume(position), json.loads(position)["epoch"])
         self._epoch, self._resume = iterator.epoch + 1, None
-        self._current = iterator
+        self._current = iterator._progress
+        self._iterators = [held for held in self._iterators if held() is not None] + [weakref.ref(iterator)]
         return iterator
 
     def state_dict(self):
@@ -178,9 +181,11 @@ class Dataset:
         self._epoch, self._resume, self._current = state["position"]["epoch"], position, None
 
     def close(self):
-        """Ends the current iteration and gives the dataset up."""
-        if self._current is not None and self._process == os.getpid():
-            self._current.close()
+        """Ends all iterations and gives the dataset up."""
+        for held in self._iterators if self._process == os.getpid() else []:
+            iterator = held()
+            if iterator is not None:
+                iterator.close()
         self._closed, self._reader_of, self._current = True, None, None
 
     def __enter__(self):
@@ -203,19 +208,29 @@ class Dataset:
         return f"onefold.Dataset({self._location!r}, {given})"
 
 
-class BatchIterator:
-    """The batches of an epoch. Dropping it, or `close()`, ends its threads."""
+class _Progress:
+    """What a dataset knows of an iterator, which it does not keep alive."""
 
-    def __init__(self, dataset, blocks, position):
-        self._dataset = dataset
-        self._blocks = blocks
-        self.epoch = json.loads(position)["epoch"]
+    def __init__(self, blocks):
+        self._progress = blocks.progress
+        # Whether every batch was taken: after an error they were not.
         self.exhausted = False
 
     @property
     def position(self):
         """The position after the batches taken so far, as JSON."""
-        return self._blocks.position()
+        return self._progress.position()
+
+
+class BatchIterator:
+    """The batches of an epoch. Dropping it, or `close()`, ends its threads."""
+
+    def __init__(self, dataset, blocks, epoch):
+        self._dataset = dataset
+        self._blocks = blocks
+        self._failed = False
+        self._progress = _Progress(blocks)
+        self.epoch = epoch
 
     def __iter__(self):
         return self
@@ -224,9 +239,12 @@ class BatchIterator:
         try:
             block = next(self._blocks)
         except StopIteration:
-            self.exhausted = True
+            self._progress.exhausted = not self._failed
             raise
-        self._dataset._current = self
+        except OnefoldError:
+            self._failed = True
+            raise
+        self._dataset._current = self._progress
         batch = Batch(block)
         return batch.to_torch(pin_memory=True) if self._dataset._pin_memory else batch
 
@@ -236,4 +254,5 @@ class BatchIterator:
 
     def close(self):
         """Ends the iteration and its threads."""
+        self._failed = True
         self._blocks.close()

@@ -20,7 +20,7 @@ mod _onefold {
     #[pymodule_export]
     use super::process::configure;
     #[pymodule_export]
-    use super::reader::{BatchIterator, Block, Reader};
+    use super::reader::{BatchIterator, Block, Progress, Reader};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

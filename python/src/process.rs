@@ -34,6 +34,13 @@ impl<T> OfProcess<T> {
     }
 }
 
+impl OfProcess<Workers> {
+    /// The threads and the memory limit, which a child takes over for workers of its own.
+    fn settings(&self) -> (usize, u64) {
+        (self.value.threads(), self.value.memory_limit())
+    }
+}
+
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
         if self.process == process::id() {
@@ -73,7 +80,9 @@ pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
     if let Some(workers) = shared.as_ref().and_then(OfProcess::get) {
         return Ok(workers.clone());
     }
-    let workers = Workers::of_machine().map_err(|error| of_reader(py, &error))?;
+    let settings = shared.as_ref().map(OfProcess::settings);
+    let (threads, memory_limit) = settings.unwrap_or_else(|| (available_threads(), DEFAULT_MEMORY_LIMIT));
+    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
     *shared = Some(OfProcess::new(workers.clone()));
     Ok(workers)
 }

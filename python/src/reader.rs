@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
@@ -25,6 +25,9 @@ use crate::process::{OfProcess, use_remote_storage, workers};
 
 /// How long the interpreter waits for a batch before it looks for signals.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// How long the end of an iteration waits for its threads.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Batches that are copied and ready beside the one that Python has.
 const READY: usize = 1;
@@ -179,7 +182,7 @@ impl Reader {
         let feed = Feed::start(batches, widths).map_err(|error| of_reader(py, &error.into()))?;
         Ok(BatchIterator {
             feed: OfProcess::new(Mutex::new(Some(feed))),
-            position: Mutex::new(position),
+            progress: Py::new(py, Progress(Mutex::new(position)))?,
             steps,
         })
     }
@@ -222,10 +225,30 @@ impl Feed {
         Ok(Self { queue, thread })
     }
 
-    /// Ends the thread, and with it those of the epoch.
+    /// Ends the thread, and with it those of the epoch. A thread that still waits for a file or an object store after
+    /// [`PATIENCE`] is left to end by itself: whoever interrupts a wait must not wait for it again.
     fn stop(self) {
         drop(self.queue);
+        let started = Instant::now();
+        while !self.thread.is_finished() {
+            if started.elapsed() > PATIENCE {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
         let _ = self.thread.join();
+    }
+}
+
+/// The position after the batches that were taken. Locked only while attached, and so by no other thread at a fork.
+#[pyclass(frozen, module = "onefold._onefold")]
+pub(crate) struct Progress(Mutex<Position>);
+
+#[pymethods]
+impl Progress {
+    /// The position as JSON.
+    fn position(&self) -> PyResult<String> {
+        to_json(&*self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -233,8 +256,7 @@ impl Feed {
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct BatchIterator {
     feed: OfProcess<Mutex<Option<Feed>>>,
-    /// After the batches that were taken. Locked only while attached, and so by no other thread at a fork.
-    position: Mutex<Position>,
+    progress: Py<Progress>,
     steps: u64,
 }
 
@@ -263,7 +285,7 @@ impl BatchIterator {
                 Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
                 Some(Ok(Fed::Block(block))) => {
                     let (memory, spec, position) = *block;
-                    self.position.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&position);
+                    self.progress.get().0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&position);
                     return Ok(Some(Block { memory: Arc::new(memory), spec, position: Some(position) }));
                 }
                 Some(Ok(Fed::End)) => {
@@ -283,9 +305,10 @@ impl BatchIterator {
         }
     }
 
-    /// The position after the batches taken so far, as JSON.
-    fn position(&self) -> PyResult<String> {
-        to_json(&*self.position.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The position after the batches taken so far; it outlives the iterator.
+    #[getter]
+    fn progress(&self, py: Python<'_>) -> Py<Progress> {
+        self.progress.clone_ref(py)
     }
 
     /// The steps of the epoch.
