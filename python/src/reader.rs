@@ -285,7 +285,12 @@ impl BatchIterator {
                 Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
                 Some(Ok(Fed::Block(block))) => {
                     let (memory, spec, position) = *block;
-                    self.progress.get().0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&position);
+                    self.progress
+                        .get()
+                        .0
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .clone_from(&position);
                     return Ok(Some(Block { memory: Arc::new(memory), spec, position: Some(position) }));
                 }
                 Some(Ok(Fed::End)) => {
