@@ -15,7 +15,7 @@ use onefold_ikjt::{Batches, Dedupe, Error, Position, Rank, Shuffle, Tail, Within
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyCapsule, PyTuple};
+use pyo3::types::{PyCapsule, PyTuple};
 use pyo3_arrow::ffi::{to_array_pycapsules, to_schema_pycapsule};
 
 use crate::block::{Spec, pack, unpack};
@@ -398,12 +398,6 @@ impl Block {
         });
         let (memory, spec) = expanded.map_err(|error: Error| of_reader(py, &error))?;
         Ok(Self { memory: Arc::new(memory), spec, position: self.position.clone() })
-    }
-
-    /// The bytes that a batch has, as `bytes`; for tests of copies.
-    fn to_bytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
-        let buffer = pyo3::buffer::PyBuffer::<u8>::get(slf.as_any())?;
-        Ok(PyBytes::new(slf.py(), &buffer.to_vec(slf.py())?))
     }
 
     /// The schema as an Arrow PyCapsule.
