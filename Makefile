@@ -27,11 +27,17 @@ demo: build ## MovieLens-100K from ratings to a trained model; figures in target
 .PHONY: test
 test: build ## Run all tests
 	@$(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC && $(CARGO) test --locked --release --workspace
+	@$(WITH_LIBTORCH) python/test.sh
 
 .PHONY: test-torchrec
-test-torchrec: build ## Load and train exported plans with PyPI's TorchRec (installs 2.3 GB the first time)
+test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, loaders, models (installs 2.3 GB the first time)
 	@$(WITH_LIBTORCH) ONEFOLD_TORCHREC="$$(sharding/torchrec.sh)" && export ONEFOLD_TORCHREC && \
 	    $(CARGO) test --locked --release --workspace --test e2e -- --ignored torchrec
+	@$(WITH_LIBTORCH) python/test.sh --torch
+
+.PHONY: wheel
+wheel: ## Build the wheel of the Python package into target/wheels, for this machine's glibc and newer ones
+	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels
 
 .PHONY: bench
 bench: ## Run the criterion benches

@@ -1,4 +1,14 @@
 //! The Python package of Onefold: what `onefold._onefold` holds.
+//!
+//! `reader` opens datasets and iterates over their batches, `block` lays a batch out in one allocation of `memory`, `process`
+//! keeps threads and objects to the process that made them, `errors` turns errors into exceptions. The package's modules in
+//! Python give them their face.
+
+mod block;
+mod errors;
+mod memory;
+mod process;
+mod reader;
 
 use pyo3::prelude::*;
 
@@ -6,6 +16,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _onefold {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::process::configure;
+    #[pymodule_export]
+    use super::reader::{BatchIterator, Block, Progress, Reader};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::io;
+use std::process;
 use std::sync::OnceLock;
 use std::sync::mpsc::sync_channel;
 
@@ -13,23 +14,41 @@ const THREADS: usize = 2;
 /// Local files are read on threads of their own, at most so many at a time.
 const BLOCKING_THREADS: usize = 16;
 
+/// The runtime of a process. A child that was forked has none of its parent's threads: it starts a runtime of its own, and
+/// leaves its parent's alone. Links are only ever added, so no fork finds a lock that nobody opens.
+struct OfProcess {
+    process: u32,
+    runtime: Runtime,
+    child: OnceLock<Box<Self>>,
+}
+
 /// A handle to the process's runtime for storage requests.
 ///
 /// # Errors
 ///
 /// The operating system's error if its threads cannot be started.
 pub(super) fn handle() -> io::Result<&'static Handle> {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    if let Some(runtime) = RUNTIME.get() {
-        return Ok(runtime.handle());
+    static FIRST: OnceLock<Box<OfProcess>> = OnceLock::new();
+    let (process, mut link) = (process::id(), &FIRST);
+    loop {
+        match link.get() {
+            Some(of) if of.process == process => return Ok(of.runtime.handle()),
+            Some(of) => link = &of.child,
+            None => {
+                let runtime = start()?;
+                link.get_or_init(|| Box::new(OfProcess { process, runtime, child: OnceLock::new() }));
+            }
+        }
     }
-    let runtime = Builder::new_multi_thread()
+}
+
+fn start() -> io::Result<Runtime> {
+    Builder::new_multi_thread()
         .worker_threads(THREADS)
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_name("onefold-storage")
         .enable_all()
-        .build()?;
-    Ok(RUNTIME.get_or_init(|| runtime).handle())
+        .build()
 }
 
 /// Runs `request` on the storage runtime and waits for its result. Unlike `Runtime::block_on` this also works on a thread

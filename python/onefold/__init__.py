@@ -1,0 +1,32 @@
+"""Onefold: training data for recommendation models, every distinct value once.
+
+    import onefold
+
+    dataset = onefold.Dataset("dataset", global_batch_size=4096, shuffle=1)
+    for batch in dataset:
+        batch.dense                                   # float32 [B, D], a numpy view of the batch's one allocation
+        batch.groups["user"].inverse                  # int32 [B]: the row of every sample
+        batch.groups["user"].features["history"].row(0)
+
+`onefold.torch` has the dataset for PyTorch's loaders, `onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
+"""
+
+from ._batch import Batch, Feature, Group
+from ._dataset import BatchIterator, Dataset
+from ._errors import DataError, OnefoldError, OptionsError, ProcessError, StorageError
+from ._onefold import __version__, configure
+
+__all__ = [
+    "Batch",
+    "BatchIterator",
+    "DataError",
+    "Dataset",
+    "Feature",
+    "Group",
+    "OnefoldError",
+    "OptionsError",
+    "ProcessError",
+    "StorageError",
+    "__version__",
+    "configure",
+]

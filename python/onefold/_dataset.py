@@ -1,0 +1,258 @@
+"""Datasets as iterables of batches."""
+
+import json
+import os
+import weakref
+
+from ._batch import Batch
+from ._errors import OnefoldError, OptionsError
+from ._onefold import Reader
+
+STATE_VERSION = 1
+
+
+class Dataset:
+    """A dataset as an iterable of batches: every `iter()` gives the batches of the next epoch.
+
+    `location` is a path or a URL (`s3://…`). All threads are inside: there is nothing to gain from worker processes.
+
+    - `global_batch_size`: samples of a step over all ranks.
+    - `rank`, `world_size`: which of the processes that read the dataset together this one is.
+    - `streams`: into how many parts the dataset's buckets are divided; the steps and the state depend on it and not on
+      `world_size`, which must divide it. By default `world_size`.
+    - `shuffle`: a seed, or None for the order of the files. `shuffle_within="partition"` lets partitions follow one another.
+      Sessions are spread over `shuffle_row_groups` row groups.
+    - `dedupe`: "exact" (each distinct row once), "window" (and lists that overlap share ids) or "off".
+    - `preprocess`: the path of a `preprocess.toml` that every batch goes through.
+    - `features`: the sparse features to read; all if None.
+    - `tail`: "short" delivers every sample, "drop" only whole global batches.
+    - `partitions`: a filter, as `"split=train,date>=2024-05-01"`. `snapshot`: the number of one; the newest if None.
+    - `verify`: whether files are compared with their checksums when they are first read.
+    - `table_rows`: rows of embedding tables by feature; an id outside them is a DataError that says where it stands.
+    - `timestamps`: whether batches have their samples' times.
+    - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU.
+
+    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` that divides `streams`.
+    A dataset can be pickled, and used after a fork; its iterators cannot.
+    """
+
+    def __init__(
+        self,
+        location,
+        *,
+        global_batch_size=2048,
+        rank=0,
+        world_size=1,
+        streams=None,
+        shuffle=None,
+        shuffle_row_groups=4,
+        shuffle_within="epoch",
+        dedupe="exact",
+        preprocess=None,
+        features=None,
+        tail="short",
+        partitions="",
+        snapshot=None,
+        verify=True,
+        table_rows=None,
+        timestamps=False,
+        pin_memory=False,
+    ):
+        self._location = os.fspath(location)
+        self._options = dict(
+            global_batch_size=global_batch_size,
+            rank=rank,
+            world_size=world_size,
+            streams=streams,
+            shuffle=shuffle,
+            shuffle_row_groups=shuffle_row_groups,
+            shuffle_within=shuffle_within,
+            dedupe=dedupe,
+            preprocess=None if preprocess is None else os.fspath(preprocess),
+            features=None if features is None else list(features),
+            tail=tail,
+            partitions=partitions,
+            snapshot=snapshot,
+            verify=verify,
+            table_rows=dict(table_rows or {}),
+            timestamps=timestamps,
+        )
+        self._pin_memory = pin_memory
+        self._reader_of = None
+        self._process = None
+        self._closed = False
+        self._steps = {}
+        # The epoch of the next iteration, and where it begins if not at its first step.
+        self._epoch = 0
+        self._resume = None
+        # The progress of the iterator whose batches were taken last.
+        self._current = None
+        self._iterators = []
+        # A snapshot that is once read stays the one, whatever is committed meanwhile.
+        self._options["snapshot"] = self._reader.snapshot()[0]
+
+    @property
+    def _reader(self):
+        """The reader of this process: a forked one opens its own."""
+        if self._closed:
+            raise OptionsError("the dataset is closed\n  hint: open it again")
+        if self._reader_of is None or self._process != os.getpid():
+            self._reader_of = Reader(self._location, **self._options)
+            self._process = os.getpid()
+        return self._reader_of
+
+    @property
+    def location(self):
+        """The path or URL."""
+        return self._location
+
+    @property
+    def snapshot(self):
+        """The number of the snapshot that is read."""
+        return self._options["snapshot"]
+
+    @property
+    def rank(self):
+        """This process, from 0."""
+        return self._options["rank"]
+
+    @property
+    def world_size(self):
+        """All processes."""
+        return self._options["world_size"]
+
+    @property
+    def schema(self):
+        """The schema of the batches as a dict: `labels`, `dense`, and `groups` with their `features`."""
+        return json.loads(self._reader.schema())
+
+    @property
+    def samples(self):
+        """The samples that this rank reads in an epoch, with those that sampling or the tail drops."""
+        return self._reader.samples()
+
+    @property
+    def epoch(self):
+        """The epoch of the next iteration."""
+        return self._epoch
+
+    def set_epoch(self, epoch):
+        """Lets the next iteration be of epoch `epoch`, from its first step."""
+        self._epoch, self._resume, self._current = int(epoch), None, None
+
+    def plan(self, epoch=None):
+        """What an epoch reads as a dict: `steps`, and by stream its `samples` and `splits`."""
+        return json.loads(self._reader.plan(self._epoch if epoch is None else epoch))
+
+    def __len__(self):
+        """The steps of the next epoch, the same on all ranks."""
+        if self._epoch not in self._steps:
+            self._steps = {self._epoch: self._reader.steps(self._epoch)}
+        return self._steps[self._epoch]
+
+    def __iter__(self):
+        reader = self._reader
+        position = self._resume or reader.position(self._epoch)
+        iterator = BatchIterator(self, reader.resume(position), json.loads(position)["epoch"])
+        self._epoch, self._resume = iterator.epoch + 1, None
+        self._current = iterator._progress
+        self._iterators = [held for held in self._iterators if held() is not None] + [weakref.ref(iterator)]
+        return iterator
+
+    def state_dict(self):
+        """Where to go on after the batches that were taken, as a dict that JSON can hold.
+
+        It is valid for every `world_size` that divides `streams`. Where several iterators are used at once, it is that of the
+        one that gave a batch last.
+        """
+        current = self._current
+        if current is not None and not current.exhausted:
+            position = current.position
+        else:
+            position = self._resume or self._reader.position(self._epoch)
+        return {"version": STATE_VERSION, "position": json.loads(position)}
+
+    def load_state_dict(self, state):
+        """Lets the next iteration go on where `state` was taken."""
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION or "position" not in state:
+            raise OptionsError("this is no state of a dataset\n  hint: give what `state_dict()` returned")
+        position = json.dumps(state["position"])
+        self._reader.check(position)
+        self._epoch, self._resume, self._current = state["position"]["epoch"], position, None
+
+    def close(self):
+        """Ends all iterations and gives the dataset up."""
+        for held in self._iterators if self._process == os.getpid() else []:
+            iterator = held()
+            if iterator is not None:
+                iterator.close()
+        self._closed, self._reader_of, self._current = True, None, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __getstate__(self):
+        options = {**self._options, "pin_memory": self._pin_memory}
+        return {"location": self._location, "options": options, "state": self.state_dict()}
+
+    def __setstate__(self, state):
+        self.__init__(state["location"], **state["options"])
+        self.load_state_dict(state["state"])
+
+    def __repr__(self):
+        options = {key: value for key, value in self._options.items() if value not in (None, {}, "")}
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        return f"onefold.Dataset({self._location!r}, {given})"
+
+
+class _Progress:
+    """What a dataset knows of an iterator, which it does not keep alive."""
+
+    def __init__(self, blocks):
+        self._progress = blocks.progress
+        # Whether every batch was taken: after an error they were not.
+        self.exhausted = False
+
+    @property
+    def position(self):
+        """The position after the batches taken so far, as JSON."""
+        return self._progress.position()
+
+
+class BatchIterator:
+    """The batches of an epoch. Dropping it, or `close()`, ends its threads."""
+
+    def __init__(self, dataset, blocks, epoch):
+        self._dataset = dataset
+        self._blocks = blocks
+        self._failed = False
+        self._progress = _Progress(blocks)
+        self.epoch = epoch
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        try:
+            block = next(self._blocks)
+        except StopIteration:
+            self._progress.exhausted = not self._failed
+            raise
+        except OnefoldError:
+            self._failed = True
+            raise
+        self._dataset._current = self._progress
+        batch = Batch(block)
+        return batch.to_torch(pin_memory=True) if self._dataset._pin_memory else batch
+
+    def __len__(self):
+        """The steps of the epoch, with those before this iterator's first."""
+        return self._blocks.steps
+
+    def close(self):
+        """Ends the iteration and its threads."""
+        self._failed = True
+        self._blocks.close()

@@ -1,0 +1,37 @@
+"""What the package raises. The message says what is wrong and where; its last lines, after `hint:`, say what to do."""
+
+
+class OnefoldError(Exception):
+    """Something that Onefold refuses or cannot do."""
+
+    @property
+    def hint(self):
+        """What to do, or None if the message has no hint."""
+        _, found, hint = str(self).partition("hint: ")
+        return hint if found else None
+
+
+class OptionsError(OnefoldError, ValueError):
+    """Options, or a `preprocess.toml`, that cannot work, or cannot work with this dataset."""
+
+
+class DataError(OnefoldError):
+    """A data file that is damaged, or is not what the snapshot says, or has an id that no table has a row for."""
+
+
+class StorageError(OnefoldError, OSError):
+    """The operating system or an object store refuses something."""
+
+    def __str__(self):
+        return str(self.args[0]) if self.args else ""
+
+
+class ProcessError(OnefoldError, RuntimeError):
+    """An object of the parent process, used after a fork."""
+
+
+class MissingPackageError(OnefoldError, ImportError):
+    """An optional package that a function needs is not installed."""
+
+    def __str__(self):
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,160 @@
+"""Batches as TorchRec's tensors, and plans as its sharding plans. For TorchRec 1.6.
+
+    from onefold.torchrec import to_kjt
+
+    for batch in dataset:
+        logits = dlrm(batch.to_torch().dense, to_kjt(batch))
+"""
+
+import json
+from dataclasses import dataclass
+
+from ._errors import OptionsError
+from ._optional import optional
+
+_torch = optional("torch", "torchrec")
+
+__all__ = ["Sequences", "sharding_plan", "to_kjt", "to_sequences"]
+
+
+def _chosen(batch, features):
+    """The features asked for, with their groups, in the batch's order."""
+    pairs = [(group, feature) for group in batch.groups.values() for feature in group.features.values()]
+    if features is None:
+        return pairs
+    wanted, known = set(features), {feature.name for _, feature in pairs}
+    if not wanted <= known:
+        missing = ", ".join(f"`{name}`" for name in sorted(wanted - known))
+        raise OptionsError(f"the batch has no feature {missing}\n  hint: it has {', '.join(sorted(known))}")
+    return [(group, feature) for group, feature in pairs if feature.name in wanted]
+
+
+def _is_run(batch, pairs):
+    """Whether these are all features of the batch: then values and lengths are one view."""
+    return len(pairs) == len(batch.features)
+
+
+def _packed(feature):
+    """Values and weights of a feature, list after list: windows are copied out."""
+    if feature.packed:
+        return feature.values, feature.weights
+    sizes = feature.sizes.long()
+    starts = _torch.repeat_interleave(feature.offsets.long() - (sizes.cumsum(0) - sizes), sizes)
+    places = starts + _torch.arange(len(starts), device=starts.device)
+    return feature.values[places], None if feature.weights is None else feature.weights[places]
+
+
+def _values(batch, pairs):
+    """The values, lengths and weights of features, feature by feature; views where the batch has them like this."""
+    weighted = [feature.weights is not None for _, feature in pairs]
+    if any(weighted) and not all(weighted):
+        raise OptionsError(
+            "some of the features have weights and some have none, which one KeyedJaggedTensor cannot hold\n"
+            "  hint: convert them one after the other, with `features=`"
+        )
+    if _is_run(batch, pairs) and all(group.packed for group in batch.groups.values()) and not any(weighted):
+        return batch.values, batch.lengths, None
+    parts = [_packed(feature) for _, feature in pairs]
+    values = _torch.cat([values for values, _ in parts])
+    lengths = _torch.cat([feature.sizes for _, feature in pairs])
+    return values, lengths, _torch.cat([weights for _, weights in parts]) if any(weighted) else None
+
+
+def to_kjt(batch, *, features=None, deduplicated=None):
+    """A batch's sparse features as TorchRec's KeyedJaggedTensor.
+
+    Deduplicated, every key has as many rows as its group has (`stride_per_key_per_rank`), and `inverse_indices` lead from
+    samples to rows; an EmbeddingBagCollection, sharded or not, pools every row once and expands the result. Plain, every sample
+    has its own lists. By default it is deduplicated if the batch is. The values and lengths of a batch without windows are
+    views when all features are converted.
+
+    An unsharded EmbeddingCollection ignores inverse indices: take `to_sequences` for sequence features.
+    """
+    torchrec = optional("torchrec", "torchrec")
+    batch = batch.to_torch()
+    has_index = any(group.inverse is not None for group in batch.groups.values())
+    deduplicated = has_index if deduplicated is None else deduplicated
+    if has_index and not deduplicated:
+        batch = batch.expand()
+    pairs = _chosen(batch, features)
+    keys = [feature.name for _, feature in pairs]
+    values, lengths, weights = _values(batch, pairs)
+    options = {}
+    if deduplicated:
+        options["stride_per_key_per_rank"] = [[group.rows] for group, _ in pairs]
+        options["inverse_indices"] = (keys, _inverse_indices(batch, pairs))
+    return torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, **options)
+
+
+def _inverse_indices(batch, pairs):
+    """The row of every sample by key, int64 [keys, B]."""
+    samples = _torch.arange(len(batch), dtype=_torch.int64, device=batch.values.device)
+    by_group = {}
+    for group, _ in pairs:
+        if group.name not in by_group:
+            by_group[group.name] = samples if group.inverse is None else group.inverse.long()
+    indices = [by_group[group.name] for group, _ in pairs]
+    return _torch.stack(indices) if indices else samples.new_empty((0, len(batch)))
+
+
+@dataclass
+class Sequences:
+    """Sequence features for an EmbeddingCollection, and how to come back to samples.
+
+    `kjt` has a key for every feature and the distinct rows of its group, all of them with the same number of rows: features
+    of one group. After the EmbeddingCollection and what follows it (attention, a recurrent network, a mean) there is a
+    vector per row; `expand` makes it one per sample.
+    """
+
+    kjt: object
+    """KeyedJaggedTensor of the rows."""
+    inverse: object
+    """int64 [B], the row of every sample."""
+
+    def expand(self, rows):
+        """Of a tensor with one entry per row, the entries of the samples."""
+        return rows.index_select(0, self.inverse)
+
+
+def to_sequences(batch, group):
+    """The features of a group as `Sequences`: for sequence features, whose inverse index TorchRec leaves to the model."""
+    torchrec = optional("torchrec", "torchrec")
+    batch = batch.to_torch()
+    if group not in batch.groups:
+        raise OptionsError(f"the batch has no group `{group}`\n  hint: it has {', '.join(batch.groups)}")
+    features = batch.groups[group].features
+    pairs = [(batch.groups[group], feature) for feature in features.values()]
+    values, lengths, weights = _values(batch, pairs)
+    kjt = torchrec.KeyedJaggedTensor(keys=list(features), values=values, lengths=lengths, weights=weights)
+    return Sequences(kjt, _inverse_indices(batch, pairs)[0])
+
+
+def sharding_plan(path):
+    """TorchRec's ShardingPlan from a plan.
+
+    `path` is what `onefold-shard export plan.json --torchrec --module MODULE --device DEVICE --out FILE` wrote. Give the result to
+    `DistributedModelParallel(model, plan=…)`.
+    """
+    optional("torchrec", "torchrec")
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+
+    with open(path, encoding="utf-8") as file:
+        exported = json.load(file)
+    if exported.get("format_version") != 1 or not isinstance(exported.get("plan"), dict):
+        raise OptionsError(
+            f"`{path}` is no plan for TorchRec\n  hint: make one: onefold-shard export plan.json --torchrec --module ebc"
+        )
+    plan = {}
+    for module, tables in exported["plan"].items():
+        plan[module] = EmbeddingModuleShardingPlan()
+        for name, table in tables.items():
+            spec = table["sharding_spec"]
+            plan[module][name] = ParameterSharding(
+                sharding_type=table["sharding_type"],
+                compute_kernel=table["compute_kernel"],
+                ranks=table["ranks"],
+                sharding_spec=None if spec is None else EnumerableShardingSpec([ShardMetadata(**shard) for shard in spec]),
+            )
+    return ShardingPlan(plan)

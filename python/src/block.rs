@@ -1,0 +1,272 @@
+//! A batch as one allocation, key-major.
+//!
+//! ```text
+//! dense │ labels │ weights │ timestamps │ inverse indices by group │ sizes │ offsets │ ids │ weights of ids
+//!                                                                    by group and feature, without gaps
+//! ```
+//!
+//! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do ids: the
+//! `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists that do not share ids
+//! are put in the order of their rows; windows keep the offsets that they have.
+
+use std::sync::Arc;
+
+use arrow::buffer::ScalarBuffer;
+use arrow::datatypes::ArrowNativeType;
+use bytemuck::{Pod, cast_slice_mut};
+use onefold_ikjt::{Batch, BatchParts, Error, Feature, Group};
+use serde::{Deserialize, Serialize};
+
+use crate::memory::{Memory, aligned};
+
+/// Where the parts of a batch stand in its memory; offsets in bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    /// Samples.
+    pub(crate) size: usize,
+    /// Dense features of a sample.
+    pub(crate) dense_width: usize,
+    /// Labels of a sample.
+    pub(crate) label_width: usize,
+    pub(crate) dense: usize,
+    pub(crate) labels: usize,
+    pub(crate) weights: Option<usize>,
+    pub(crate) timestamps: Option<usize>,
+    /// `i32`, over all features.
+    pub(crate) sizes: usize,
+    /// `i32`, over all features; where a list starts among its feature's ids.
+    pub(crate) offsets: usize,
+    /// `i64`, over all features.
+    pub(crate) values: usize,
+    /// `f32`, over the features that have weights.
+    pub(crate) value_weights: usize,
+    pub(crate) groups: Vec<GroupSpec>,
+}
+
+/// A group in a [`Spec`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct GroupSpec {
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    /// `i32`, of every sample.
+    pub(crate) inverse: Option<usize>,
+    pub(crate) features: Vec<FeatureSpec>,
+}
+
+/// A feature in a [`Spec`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FeatureSpec {
+    pub(crate) name: String,
+    /// Its ids.
+    pub(crate) values: usize,
+    pub(crate) weighted: bool,
+    /// Whether its lists stand one after the other: no list shares an id with another one.
+    pub(crate) packed: bool,
+}
+
+/// How the lists of a feature are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lists {
+    /// They stand one after the other already.
+    Packed,
+    /// They share no ids, but stand in another order.
+    Scattered,
+    /// They share ids.
+    Overlapping,
+}
+
+fn lists(feature: &Feature) -> Lists {
+    let mut next = 0;
+    let mut packed = true;
+    for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
+        packed &= *offset as usize == next || *size == 0;
+        next += *size as usize;
+    }
+    match packed && next == feature.values().len() {
+        true => Lists::Packed,
+        false if next <= feature.values().len() => Lists::Scattered,
+        false => Lists::Overlapping,
+    }
+}
+
+/// Copies a batch into memory of its own. `widths` are the dense features and labels of a sample, which a batch without
+/// samples does not know.
+pub(crate) fn pack(batch: &Batch, widths: (usize, usize)) -> (Memory, Spec) {
+    let size = batch.size();
+    let mut bytes = 0;
+    let mut section = |length: usize, width: usize| {
+        let start = bytes;
+        bytes = aligned(start + length * width);
+        start
+    };
+    let dense = section(batch.dense().len(), 4);
+    let labels = section(batch.labels().len(), 4);
+    let weights = batch.weights().map(|weights| section(weights.len(), 4));
+    let timestamps = batch.timestamps().map(|times| section(times.len(), 8));
+    let kinds: Vec<Vec<Lists>> =
+        batch.groups().iter().map(|group| group.features().iter().map(lists).collect()).collect();
+    let groups: Vec<GroupSpec> = batch
+        .groups()
+        .iter()
+        .zip(&kinds)
+        .map(|(group, kinds)| GroupSpec {
+            name: group.name().to_owned(),
+            rows: group.rows(),
+            inverse: group.inverse().map(|inverse| section(inverse.len(), 4)),
+            features: group
+                .features()
+                .iter()
+                .zip(kinds)
+                .map(|(feature, kind)| feature_spec(feature, *kind))
+                .collect(),
+        })
+        .collect();
+    let lists: usize = groups.iter().map(|group| group.rows * group.features.len()).sum();
+    let features = || groups.iter().flat_map(|group| &group.features);
+    let sizes = section(lists, 4);
+    let offsets = section(lists, 4);
+    let values = section(features().map(|feature| feature.values).sum(), 8);
+    let weighted = features().filter(|feature| feature.weighted).map(|feature| feature.values).sum();
+    let value_weights = section(weighted, 4);
+    let mut memory = Memory::zeroed(bytes);
+    let spec = Spec {
+        size,
+        dense_width: widths.0,
+        label_width: widths.1,
+        dense,
+        labels,
+        weights,
+        timestamps,
+        sizes,
+        offsets,
+        values,
+        value_weights,
+        groups,
+    };
+    fill(memory.bytes_mut(), batch, &spec, &kinds);
+    (memory, spec)
+}
+
+fn feature_spec(feature: &Feature, kind: Lists) -> FeatureSpec {
+    let packed: usize = feature.sizes().iter().map(|size| *size as usize).sum();
+    FeatureSpec {
+        name: feature.name().to_owned(),
+        values: if kind == Lists::Overlapping { feature.values().len() } else { packed },
+        weighted: feature.weights().is_some(),
+        packed: kind != Lists::Overlapping,
+    }
+}
+
+/// `length` values at `start`, and the place after them.
+fn at<T: Pod>(bytes: &mut [u8], start: usize, length: usize) -> (&mut [T], usize) {
+    let end = start + length * size_of::<T>();
+    (cast_slice_mut(&mut bytes[start..end]), end)
+}
+
+/// Copies `values` to `start`; the place after them.
+fn put<T: Pod>(bytes: &mut [u8], start: usize, values: &[T]) -> usize {
+    let (to, end) = at(bytes, start, values.len());
+    to.copy_from_slice(values);
+    end
+}
+
+fn fill(bytes: &mut [u8], batch: &Batch, spec: &Spec, kinds: &[Vec<Lists>]) {
+    put(bytes, spec.dense, batch.dense());
+    put(bytes, spec.labels, batch.labels());
+    if let (Some(start), Some(weights)) = (spec.weights, batch.weights()) {
+        put(bytes, start, weights);
+    }
+    if let (Some(start), Some(times)) = (spec.timestamps, batch.timestamps()) {
+        put(bytes, start, times);
+    }
+    let (mut sizes, mut offsets) = (spec.sizes, spec.offsets);
+    let (mut values, mut weights) = (spec.values, spec.value_weights);
+    for ((group, group_spec), kinds) in batch.groups().iter().zip(&spec.groups).zip(kinds) {
+        if let (Some(start), Some(inverse)) = (group_spec.inverse, group.inverse()) {
+            put(bytes, start, inverse);
+        }
+        for (feature, kind) in group.features().iter().zip(kinds) {
+            sizes = put(bytes, sizes, feature.sizes());
+            offsets = match kind {
+                Lists::Overlapping => put(bytes, offsets, feature.offsets()),
+                _ => put_starts(bytes, offsets, feature.sizes()),
+            };
+            values = put_items(bytes, values, feature, feature.values(), *kind);
+            if let Some(items) = feature.weights() {
+                weights = put_items(bytes, weights, feature, items, *kind);
+            }
+        }
+    }
+}
+
+/// The starts of lists of these sizes that stand one after the other.
+fn put_starts(bytes: &mut [u8], start: usize, sizes: &[i32]) -> usize {
+    let (to, end) = at::<i32>(bytes, start, sizes.len());
+    let mut next = 0;
+    for (to, size) in to.iter_mut().zip(sizes) {
+        *to = next;
+        next += size;
+    }
+    end
+}
+
+/// The ids of a feature, or their weights.
+fn put_items<T: Pod>(bytes: &mut [u8], start: usize, feature: &Feature, items: &[T], kind: Lists) -> usize {
+    match kind {
+        Lists::Packed | Lists::Overlapping => put(bytes, start, items),
+        Lists::Scattered => {
+            let lists = feature.offsets().iter().zip(feature.sizes().iter());
+            lists.fold(start, |start, (offset, size)| {
+                put(bytes, start, &items[*offset as usize..][..*size as usize])
+            })
+        }
+    }
+}
+
+/// The batch that stands in `memory`, without a copy.
+///
+/// # Errors
+///
+/// [`Error::Invariant`] if what stands there is no batch: Python may have written over it.
+pub(crate) fn unpack(memory: &Arc<Memory>, spec: &Spec) -> Result<Batch, Error> {
+    let view = View(memory);
+    let size = spec.size;
+    let (mut lists, mut values, mut weights) = (0, spec.values, spec.value_weights);
+    let mut groups = Vec::with_capacity(spec.groups.len());
+    for group in &spec.groups {
+        let mut features = Vec::with_capacity(group.features.len());
+        for feature in &group.features {
+            let items = view.at::<i64>(values, feature.values)?;
+            values += 8 * feature.values;
+            let of_items = feature.weighted.then(|| view.at::<f32>(weights, feature.values)).transpose()?;
+            weights += if feature.weighted { 4 * feature.values } else { 0 };
+            let offsets = view.at::<i32>(spec.offsets + 4 * lists, group.rows)?;
+            let sizes = view.at::<i32>(spec.sizes + 4 * lists, group.rows)?;
+            lists += group.rows;
+            features.push(Feature::try_new(feature.name.as_str(), items, of_items, offsets, sizes)?);
+        }
+        let inverse = group.inverse.map(|start| view.at::<i32>(start, size)).transpose()?;
+        groups.push(Group::try_new(group.name.as_str(), inverse, features)?);
+    }
+    Batch::try_new(BatchParts {
+        size,
+        dense: view.at(spec.dense, size * spec.dense_width)?,
+        labels: view.at(spec.labels, size * spec.label_width)?,
+        weights: spec.weights.map(|start| view.at(start, size)).transpose()?,
+        timestamps: spec.timestamps.map(|start| view.at(start, size)).transpose()?,
+        groups,
+    })
+}
+
+struct View<'a>(&'a Arc<Memory>);
+
+impl View<'_> {
+    fn at<T: ArrowNativeType>(&self, start: usize, length: usize) -> Result<ScalarBuffer<T>, Error> {
+        let end = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(start));
+        if end.is_none_or(|end| end > self.0.len()) || !start.is_multiple_of(size_of::<T>()) {
+            let message = format!("{length} values at byte {start} of {}", self.0.len());
+            return Err(Error::Invariant { place: "batch".to_owned(), message });
+        }
+        Ok(ScalarBuffer::new(self.0.arrow().slice(start), 0, length))
+    }
+}

@@ -1,0 +1,117 @@
+//! What belongs to one process: its workers, and objects that a fork must not touch.
+//!
+//! `fork` copies the memory of a process and none of its threads. So a child has pools without threads and, in the
+//! worst case, locks that nobody will ever open. What is made here knows its process: a child makes its own workers, and
+//! never uses or drops those of its parent.
+
+use std::mem::ManuallyDrop;
+use std::process;
+use std::sync::{Mutex, PoisonError};
+
+use onefold_datasets::process::available_threads;
+use onefold_datasets::units::parse_bytes;
+use onefold_ikjt::Workers;
+use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use pyo3::prelude::*;
+
+use crate::errors::{of_reader, wrong_option, wrong_process};
+
+/// A value that only the process that made it uses and drops.
+#[derive(Debug)]
+pub(crate) struct OfProcess<T> {
+    process: u32,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> OfProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { process: process::id(), value: ManuallyDrop::new(value) }
+    }
+
+    /// The value, if this is its process.
+    pub(crate) fn get(&self) -> Option<&T> {
+        (self.process == process::id()).then_some(&self.value)
+    }
+}
+
+impl OfProcess<Workers> {
+    /// The threads and the memory limit, which a child takes over for workers of its own.
+    fn settings(&self) -> (usize, u64) {
+        (self.value.threads(), self.value.memory_limit())
+    }
+}
+
+impl<T> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        if self.process == process::id() {
+            // SAFETY: the value is dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
+
+/// The workers of this process. The lock is only taken while the thread is attached to the interpreter and given back
+/// before it is detached, as `os.fork` is called: so no fork finds it locked.
+static WORKERS: Mutex<Option<OfProcess<Workers>>> = Mutex::new(None);
+
+/// The process that first asked an object store, whose requests run on threads that no child has.
+static REMOTE: Mutex<Option<u32>> = Mutex::new(None);
+
+/// Remembers that this process uses an object store.
+///
+/// # Errors
+///
+/// `ProcessError` if a parent did before the fork.
+pub(crate) fn use_remote_storage(py: Python<'_>) -> PyResult<()> {
+    let mut first = REMOTE.lock().unwrap_or_else(PoisonError::into_inner);
+    if *first.get_or_insert_with(process::id) == process::id() {
+        return Ok(());
+    }
+    Err(wrong_process(
+        py,
+        "this process was forked from one that had read from an object store, and has none of its threads\n  \
+         hint: start processes with the method `spawn`, or open remote datasets only after the fork",
+    ))
+}
+
+/// This process's workers, started at their first use.
+pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
+    let mut shared = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(workers) = shared.as_ref().and_then(OfProcess::get) {
+        return Ok(workers.clone());
+    }
+    let settings = shared.as_ref().map(OfProcess::settings);
+    let (threads, memory_limit) = settings.unwrap_or_else(|| (available_threads(), DEFAULT_MEMORY_LIMIT));
+    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
+    *shared = Some(OfProcess::new(workers.clone()));
+    Ok(workers)
+}
+
+/// Sets the threads and the memory of the readers that are opened from now on in this process.
+#[pyfunction]
+#[pyo3(signature = (threads=None, memory_limit=None))]
+pub(crate) fn configure(
+    py: Python<'_>,
+    threads: Option<usize>,
+    memory_limit: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let memory_limit = match memory_limit {
+        None => DEFAULT_MEMORY_LIMIT,
+        Some(limit) => bytes(&limit)?,
+    };
+    let threads = threads.unwrap_or_else(available_threads);
+    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
+    *WORKERS.lock().unwrap_or_else(PoisonError::into_inner) = Some(OfProcess::new(workers));
+    Ok(())
+}
+
+/// A number of bytes, given as one or as text like `512MiB`.
+fn bytes(limit: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let given = limit.extract::<u64>().ok().filter(|bytes| *bytes > 0).map(|bytes| bytes.to_string());
+    let text = match given {
+        Some(text) => text,
+        None => limit.str()?.to_string(),
+    };
+    let hint = "give a positive number of bytes, or a text as `512MiB`";
+    parse_bytes(&text).map_err(|_| wrong_option(limit.py(), &format!("`memory_limit` is {text}"), hint))
+}

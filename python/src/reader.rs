@@ -1,0 +1,431 @@
+//! Datasets, iterators over them, and batches, as Python has them.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, StructArray};
+use arrow::datatypes::{Field, Schema};
+use onefold_ikjt::preprocess::PreprocessConfig;
+use onefold_ikjt::{Batches, Dedupe, Error, Position, Rank, Shuffle, Tail, Within};
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+use pyo3_arrow::ffi::{to_array_pycapsules, to_schema_pycapsule};
+
+use crate::block::{Spec, pack, unpack};
+use crate::errors::{of_reader, wrong_option, wrong_process};
+use crate::memory::Memory;
+use crate::process::{OfProcess, use_remote_storage, workers};
+
+/// How long the interpreter waits for a batch before it looks for signals.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// How long the end of an iteration waits for its threads.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Batches that are copied and ready beside the one that Python has.
+const READY: usize = 1;
+
+const FORKED: &str = "it was made in another process, before a fork, and has no threads in this one\n  \
+                      hint: begin a new iteration in this process; a dataset may be used after a fork, its iterators may not";
+
+/// A dataset opened for reading.
+#[pyclass(frozen, module = "onefold._onefold")]
+pub(crate) struct Reader {
+    reader: OfProcess<onefold_ikjt::Reader>,
+}
+
+/// A word of a few.
+fn choice<T: Copy>(py: Python<'_>, option: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    choices.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<String> = choices.iter().map(|(name, _)| format!("`{name}`")).collect();
+        wrong_option(py, &format!("`{option}` is `{given}`"), &format!("give one of {}", names.join(", ")))
+    })
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+fn to_position(py: Python<'_>, json: &str) -> PyResult<Position> {
+    serde_json::from_str(json).map_err(|error| {
+        let hint = "give what `state_dict()` returned; states of other versions cannot be resumed";
+        wrong_option(py, &format!("this is no position of a dataset: {error}"), hint)
+    })
+}
+
+impl Reader {
+    fn get(&self, py: Python<'_>) -> PyResult<&onefold_ikjt::Reader> {
+        self.reader.get().ok_or_else(|| wrong_process(py, FORKED))
+    }
+}
+
+#[pymethods]
+impl Reader {
+    #[new]
+    #[pyo3(signature = (location, *, global_batch_size, rank, world_size, streams, shuffle, shuffle_row_groups, shuffle_within,
+                        dedupe, preprocess, features, tail, partitions, snapshot, verify, table_rows, timestamps))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, given by `Dataset` alone")]
+    fn new(
+        py: Python<'_>,
+        location: PathBuf,
+        global_batch_size: usize,
+        rank: usize,
+        world_size: usize,
+        streams: Option<usize>,
+        shuffle: Option<u64>,
+        shuffle_row_groups: usize,
+        shuffle_within: &str,
+        dedupe: &str,
+        preprocess: Option<PathBuf>,
+        features: Option<Vec<String>>,
+        tail: &str,
+        partitions: &str,
+        snapshot: Option<u64>,
+        verify: bool,
+        table_rows: BTreeMap<String, u64>,
+        timestamps: bool,
+    ) -> PyResult<Self> {
+        let within = choice(
+            py,
+            "shuffle_within",
+            shuffle_within,
+            &[("epoch", Within::Epoch), ("partition", Within::Partition)],
+        )?;
+        let options = onefold_ikjt::ReaderOptions {
+            rank: Rank { rank, world_size },
+            streams,
+            tail: choice(py, "tail", tail, &[("short", Tail::Short), ("drop", Tail::Drop)])?,
+            shuffle: shuffle.map(|seed| Shuffle { seed, row_groups: shuffle_row_groups, within }),
+            dedupe: choice(
+                py,
+                "dedupe",
+                dedupe,
+                &[("off", Dedupe::Off), ("exact", Dedupe::Exact), ("window", Dedupe::Window)],
+            )?,
+            snapshot,
+            partitions: partitions.parse().map_err(|error| {
+                let hint = "write conditions joined by commas, as `split=train,date>=2024-05-01`";
+                wrong_option(py, &format!("`partitions` is `{partitions}`: {error}"), hint)
+            })?,
+            features,
+            verify,
+            table_rows,
+            timestamps,
+            ..onefold_ikjt::ReaderOptions::new(global_batch_size)
+        };
+        if location.to_string_lossy().contains("://") {
+            use_remote_storage(py)?;
+        }
+        let workers = workers(py)?;
+        let opened = py.detach(|| {
+            let preprocess = preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
+            let options = onefold_ikjt::ReaderOptions { preprocess, ..options };
+            onefold_ikjt::Reader::open(Path::new(&location), options, &workers)
+        });
+        let reader = opened.map_err(|error| of_reader(py, &error))?;
+        Ok(Self { reader: OfProcess::new(reader) })
+    }
+
+    /// The samples that this rank reads in an epoch.
+    fn samples(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.get(py)?.samples())
+    }
+
+    /// The steps of an epoch.
+    fn steps(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
+        let reader = self.get(py)?;
+        Ok(py.detach(|| reader.plan(epoch)).map_err(|error| of_reader(py, &error))?.steps)
+    }
+
+    /// What an epoch reads, as JSON.
+    fn plan(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
+        let reader = self.get(py)?;
+        to_json(&py.detach(|| reader.plan(epoch)).map_err(|error| of_reader(py, &error))?)
+    }
+
+    /// The schema of the batches, as JSON.
+    fn schema(&self, py: Python<'_>) -> PyResult<String> {
+        to_json(self.get(py)?.schema())
+    }
+
+    /// The number of the snapshot that is read, and the identity of the dataset.
+    fn snapshot(&self, py: Python<'_>) -> PyResult<(u64, String)> {
+        let snapshot = self.get(py)?.snapshot();
+        Ok((snapshot.snapshot, snapshot.dataset.clone()))
+    }
+
+    /// The position before an epoch, as JSON.
+    fn position(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
+        to_json(&self.get(py)?.position(epoch))
+    }
+
+    /// Refuses a position that is not of this dataset and these options.
+    fn check(&self, py: Python<'_>, position: &str) -> PyResult<()> {
+        let position = to_position(py, position)?;
+        self.get(py)?.check(&position).map_err(|error| of_reader(py, &error))
+    }
+
+    /// The batches after a position.
+    fn resume(&self, py: Python<'_>, position: &str) -> PyResult<BatchIterator> {
+        let position = to_position(py, position)?;
+        let reader = self.get(py)?;
+        let widths = (reader.schema().dense.len(), reader.schema().labels.len());
+        let batches = py.detach(|| reader.resume(&position)).map_err(|error| of_reader(py, &error))?;
+        let steps = batches.steps();
+        let feed = Feed::start(batches, widths).map_err(|error| of_reader(py, &error.into()))?;
+        Ok(BatchIterator {
+            feed: OfProcess::new(Mutex::new(Some(feed))),
+            progress: Py::new(py, Progress(Mutex::new(position)))?,
+            steps,
+        })
+    }
+}
+
+/// What comes from the thread that copies batches.
+enum Fed {
+    Block(Box<(Memory, Spec, Position)>),
+    Failed(Error),
+    End,
+}
+
+/// A thread that takes batches from the reader and copies them, so that the interpreter need not.
+struct Feed {
+    queue: Receiver<Fed>,
+    thread: JoinHandle<()>,
+}
+
+impl Feed {
+    fn start(mut batches: Batches, widths: (usize, usize)) -> std::io::Result<Self> {
+        let (sender, queue) = sync_channel(READY);
+        let feed = move || {
+            loop {
+                let fed = match batches.next() {
+                    None => Fed::End,
+                    Some(Err(error)) => Fed::Failed(error),
+                    Some(Ok(step)) => {
+                        let (memory, spec) = pack(&step.batch, widths);
+                        Fed::Block(Box::new((memory, spec, step.position)))
+                    }
+                };
+                let last = !matches!(fed, Fed::Block(_));
+                // An error of `send` says that nobody waits any more.
+                if sender.send(fed).is_err() || last {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("onefold-feed".to_owned()).spawn(feed)?;
+        Ok(Self { queue, thread })
+    }
+
+    /// Ends the thread, and with it those of the epoch. A thread that still waits for a file or an object store after
+    /// [`PATIENCE`] is left to end by itself: whoever interrupts a wait must not wait for it again.
+    fn stop(self) {
+        drop(self.queue);
+        let started = Instant::now();
+        while !self.thread.is_finished() {
+            if started.elapsed() > PATIENCE {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let _ = self.thread.join();
+    }
+}
+
+/// The position after the batches that were taken. Locked only while attached, and so by no other thread at a fork.
+#[pyclass(frozen, module = "onefold._onefold")]
+pub(crate) struct Progress(Mutex<Position>);
+
+#[pymethods]
+impl Progress {
+    /// The position as JSON.
+    fn position(&self) -> PyResult<String> {
+        to_json(&*self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The batches of an epoch.
+#[pyclass(frozen, module = "onefold._onefold")]
+pub(crate) struct BatchIterator {
+    feed: OfProcess<Mutex<Option<Feed>>>,
+    progress: Py<Progress>,
+    steps: u64,
+}
+
+impl BatchIterator {
+    fn feed(&self, py: Python<'_>) -> PyResult<&Mutex<Option<Feed>>> {
+        self.feed.get().ok_or_else(|| wrong_process(py, FORKED))
+    }
+}
+
+#[pymethods]
+impl BatchIterator {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Block>> {
+        let feed = self.feed(py)?;
+        loop {
+            // Detached also for the lock: another thread may hold it while it waits.
+            let fed = py.detach(|| {
+                let feed = feed.lock().unwrap_or_else(PoisonError::into_inner);
+                feed.as_ref().map(|feed| feed.queue.recv_timeout(SLICE))
+            });
+            match fed {
+                None => return Ok(None),
+                Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
+                Some(Ok(Fed::Block(block))) => {
+                    let (memory, spec, position) = *block;
+                    self.progress
+                        .get()
+                        .0
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .clone_from(&position);
+                    return Ok(Some(Block { memory: Arc::new(memory), spec, position: Some(position) }));
+                }
+                Some(Ok(Fed::End)) => {
+                    self.close(py)?;
+                    return Ok(None);
+                }
+                Some(Ok(Fed::Failed(error))) => {
+                    self.close(py)?;
+                    return Err(of_reader(py, &error));
+                }
+                Some(Err(RecvTimeoutError::Disconnected)) => {
+                    self.close(py)?;
+                    let message = "a thread ended without a result".to_owned();
+                    return Err(of_reader(py, &Error::Invariant { place: "reader".to_owned(), message }));
+                }
+            }
+        }
+    }
+
+    /// The position after the batches taken so far; it outlives the iterator.
+    #[getter]
+    fn progress(&self, py: Python<'_>) -> Py<Progress> {
+        self.progress.clone_ref(py)
+    }
+
+    /// The steps of the epoch.
+    #[getter]
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Ends the iteration and its threads.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let feed = self.feed(py)?;
+        py.detach(|| {
+            let feed = feed.lock().unwrap_or_else(PoisonError::into_inner).take();
+            feed.map(Feed::stop)
+        });
+        Ok(())
+    }
+}
+
+impl Drop for BatchIterator {
+    fn drop(&mut self) {
+        let Some(feed) = self.feed.get() else { return };
+        let feed = feed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(feed) = feed else { return };
+        let mut feed = Some(feed);
+        // The threads end without the interpreter, which meanwhile does other things.
+        let _ = Python::try_attach(|py| py.detach(|| feed.take().map(Feed::stop)));
+    }
+}
+
+/// A batch as one allocation.
+#[pyclass(frozen, module = "onefold._onefold")]
+pub(crate) struct Block {
+    memory: Arc<Memory>,
+    spec: Spec,
+    position: Option<Position>,
+}
+
+#[pymethods]
+impl Block {
+    /// A block of such bytes, which are copied.
+    #[new]
+    fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: &str) -> PyResult<Self> {
+        let spec = serde_json::from_str(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let memory = Arc::new(Memory::copy_of(&bytes.to_vec(py)?));
+        Ok(Self { memory, spec, position: None })
+    }
+
+    /// # Safety
+    ///
+    /// CPython calls it with a valid `view`, which it releases before it drops the object that holds the memory.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let memory = &slf.get().memory;
+        let length = ffi::Py_ssize_t::try_from(memory.len())
+            .map_err(|error| PyBufferError::new_err(error.to_string()))?;
+        // SAFETY: `view` is CPython's, and the bytes live as long as `slf`, which the view holds.
+        let failed =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.address().cast(), length, 0, flags) };
+        if failed == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+
+    /// Where the parts stand, as JSON.
+    fn spec(&self) -> PyResult<String> {
+        to_json(&self.spec)
+    }
+
+    /// The position after the batch, as JSON.
+    fn position(&self) -> PyResult<Option<String>> {
+        self.position.as_ref().map(to_json).transpose()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.spec.size
+    }
+
+    /// Every sample with a copy of its lists.
+    fn expand(&self, py: Python<'_>) -> PyResult<Self> {
+        let expanded = py.detach(|| {
+            let batch = unpack(&self.memory, &self.spec)?;
+            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width)))
+        });
+        let (memory, spec) = expanded.map_err(|error: Error| of_reader(py, &error))?;
+        Ok(Self { memory: Arc::new(memory), spec, position: self.position.clone() })
+    }
+
+    /// The schema as an Arrow PyCapsule.
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        let rows = self.record_batch(py)?;
+        Ok(to_schema_pycapsule(py, rows.schema().as_ref())?)
+    }
+
+    /// A struct array as Arrow PyCapsules: a record batch, without a copy.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let rows = self.record_batch(py)?;
+        let schema: Arc<Schema> = rows.schema();
+        let field =
+            Field::new_struct("", schema.fields().clone(), false).with_metadata(schema.metadata().clone());
+        let array = StructArray::from(rows);
+        debug_assert_eq!(array.len(), self.spec.size);
+        Ok(to_array_pycapsules(py, field.into(), &array, requested_schema)?)
+    }
+}
+
+impl Block {
+    fn record_batch(&self, py: Python<'_>) -> PyResult<arrow::array::RecordBatch> {
+        let made = py.detach(|| unpack(&self.memory, &self.spec)?.to_record_batch());
+        made.map_err(|error| of_reader(py, &error))
+    }
+}

@@ -1,0 +1,149 @@
+"""Batches: views of one allocation, Arrow, copies."""
+
+import gc
+import pickle
+import weakref
+
+import numpy
+import pyarrow
+import pytest
+from samples import assert_valid, samples_of
+
+import onefold
+
+B = 512
+
+
+@pytest.fixture(params=["exact", "window", "off"])
+def batch(request, dataset):
+    reader = onefold.Dataset(dataset, global_batch_size=B, dedupe=request.param, timestamps=True)
+    with reader:
+        return next(iter(reader))
+
+
+def arrays_of(batch):
+    yield from (batch.dense, batch.labels, batch.timestamps, batch.lengths, batch.values)
+    for group in batch.groups.values():
+        yield from (group.lengths, group.values)
+        if group.inverse is not None:
+            yield group.inverse
+        for feature in group.features.values():
+            yield from (feature.values, feature.sizes, feature.offsets)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_every_array_is_a_view_of_one_allocation(batch):
+    start, end = address(batch.data), address(batch.data) + batch.nbytes
+    assert start % 64 == 0
+    for array in arrays_of(batch):
+        if array.size:
+            assert start <= address(array) and address(array) + array.nbytes <= end
+            assert numpy.shares_memory(array, batch.data)
+    batch.dense[0, 0] = 42
+    assert numpy.frombuffer(batch.data, numpy.float32)[batch._spec["dense"] // 4] == 42
+
+
+def test_a_group_is_a_kjt_without_a_copy(batch):
+    for group in batch.groups.values():
+        features = group.features.values()
+        assert numpy.array_equal(group.lengths, numpy.concatenate([feature.sizes for feature in features]))
+        assert numpy.array_equal(group.values, numpy.concatenate([feature.values for feature in features]))
+        if group.packed:
+            assert group.lengths.sum() == len(group.values)
+            for feature in features:
+                assert numpy.array_equal(feature.offsets, numpy.cumsum(feature.sizes) - feature.sizes)
+
+
+def test_an_array_outlives_its_batch_and_nothing_else_keeps_it(dataset):
+    batch = next(iter(onefold.Dataset(dataset, global_batch_size=B)))
+    block = weakref.ref(batch.data)
+    values, copy = batch.values, batch.values.copy()
+    batch.groups["user_a"].features  # noqa: B018: makes what could hold the batch
+    gc.disable()
+    try:
+        del batch
+        assert numpy.array_equal(values, copy)
+        del values
+        assert block() is None, "a cycle keeps the batch until a garbage collection"
+    finally:
+        gc.enable()
+
+
+def test_dlpack_shares_the_bytes(batch):
+    assert address(numpy.from_dlpack(batch.dense)) == address(batch.dense)
+    assert address(numpy.from_dlpack(batch.values)) == address(batch.values)
+
+
+def test_arrow_has_the_samples_and_keeps_dictionaries(batch):
+    for source in (batch.to_arrow(), batch):
+        rows = pyarrow.record_batch(source)
+        rows.validate(full=True)
+        assert rows.num_rows == B
+        for group in batch.groups.values():
+            for feature in group.features.values():
+                column = rows.column(feature.name)
+                if group.inverse is None:
+                    assert column.type == pyarrow.list_view(pyarrow.field("item", pyarrow.int64(), nullable=False))
+                    lists, keys = column, range(B)
+                else:
+                    assert pyarrow.types.is_dictionary(column.type) and len(column.dictionary) == group.rows
+                    assert numpy.array_equal(column.indices.to_numpy(), group.inverse)
+                    lists, keys = column.dictionary, group.inverse.tolist()
+                if feature.values.size:
+                    assert lists.values.buffers()[1].address == address(feature.values), "Arrow has a copy"
+                ids = lists.to_pylist()
+                assert [ids[key] for key in keys[:50]] == [feature.row(key).tolist() for key in keys[:50]]
+
+
+def test_expanding_changes_no_sample(batch):
+    expanded = batch.expand()
+    assert samples_of(expanded) == samples_of(batch)
+    assert all(group.inverse is None and group.rows == B and group.packed for group in expanded.groups.values())
+
+
+def test_a_batch_survives_pickling(batch):
+    copy = pickle.loads(pickle.dumps(batch))
+    assert samples_of(copy) == samples_of(batch)
+    assert numpy.array_equal(copy.timestamps, batch.timestamps)
+    assert pyarrow.record_batch(copy.to_arrow()).equals(pyarrow.record_batch(batch.to_arrow()))
+    assert samples_of(copy.expand()) == samples_of(batch)
+
+
+def test_what_python_writes_over_a_batch_is_checked(batch):
+    batch.lengths[0] = 1 << 30
+    with pytest.raises(onefold.DataError, match="row 0"):
+        batch.expand()
+    with pytest.raises(onefold.DataError, match="row 0"):
+        pyarrow.record_batch(batch.to_arrow())
+
+
+def test_padding_keeps_the_newest_ids(batch):
+    for group in batch.groups.values():
+        for feature in group.features.values():
+            for length in (None, 3, 0):
+                ids, mask = feature.padded(length, value=-1)
+                assert ids.dtype == numpy.int64 and ids.shape == mask.shape
+                for row in range(0, group.rows, 37):
+                    expected = feature.row(row).tolist()
+                    expected = expected if length is None else expected[max(0, len(expected) - length) :]
+                    assert ids[row][mask[row]].tolist() == expected
+                    assert (ids[row][~mask[row]] == -1).all()
+
+
+def test_without_torch_the_error_says_what_to_install(batch):
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match=r"pip install 'onefold\[torch\]'"):
+            batch.to_torch()
+    else:
+        tensor = batch.to_torch().values
+        assert tensor.data_ptr() == address(batch.values)
+
+
+def test_a_batch_is_valid_and_describes_itself(batch):
+    assert_valid(batch)
+    assert "512 samples" in repr(batch)

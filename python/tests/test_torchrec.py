@@ -1,0 +1,137 @@
+"""TorchRec: KeyedJaggedTensors, sequences, plans, and a DLRM that learns the same from both kinds."""
+
+import json
+
+import pytest
+
+import onefold
+
+pytestmark = pytest.mark.torch
+B = 256
+
+
+@pytest.fixture(scope="module")
+def torchrec():
+    import torchrec
+
+    return torchrec
+
+
+def lists(feature, samples):
+    """The lists of a JaggedTensor's rows, of `samples`."""
+    rows = [row.tolist() for row in feature.to_dense()]
+    return [rows[row] for row in samples]
+
+
+@pytest.mark.parametrize("dedupe", ["exact", "window", "off"])
+def test_a_kjt_has_the_samples(dataset, torchrec, dedupe):
+    from onefold.torchrec import to_kjt
+
+    batch = next(iter(onefold.Dataset(dataset, global_batch_size=B, dedupe=dedupe)))
+    kjt = to_kjt(batch)
+    plain = to_kjt(batch, deduplicated=False)
+    assert kjt.keys() == plain.keys() == list(batch.features)
+    assert plain.inverse_indices_or_none() is None and plain.stride() == B
+    index = kjt.inverse_indices_or_none()
+    assert (index is None) == (dedupe == "off")
+    for i, name in enumerate(kjt.keys()):
+        samples = range(B) if index is None else index[1][i].tolist()
+        assert lists(kjt[name], samples) == lists(plain[name], range(B))
+    if dedupe == "exact":
+        assert kjt.values().data_ptr() == batch.values.__array_interface__["data"][0], "the values were copied"
+        assert len(kjt.values()) < len(plain.values()) // 2
+    some = to_kjt(batch, features=["item_01", "user_02"])
+    assert sorted(some.keys()) == ["item_01", "user_02"]
+    with pytest.raises(onefold.OptionsError, match="no feature `none`"):
+        to_kjt(batch, features=["none"])
+
+
+@pytest.mark.parametrize("dedupe", ["exact", "window", "off"])
+def test_sequences_go_through_an_embedding_collection(dataset, torchrec, dedupe):
+    import torch
+
+    from onefold.torchrec import to_sequences
+
+    batch = next(iter(onefold.Dataset(dataset, global_batch_size=B, dedupe=dedupe)))
+    plain = batch.expand()
+    (group,) = [name for name in batch.groups if name == "timeline_a"]
+    names = list(batch.groups[group].features)
+    tables = [
+        torchrec.EmbeddingConfig(name=name, num_embeddings=200_000, embedding_dim=4, feature_names=[name])
+        for name in names
+    ]
+    collection = torchrec.EmbeddingCollection(tables=tables)
+
+    def means(sequences):
+        embedded = collection(sequences.kjt)[names[0]]
+        padded = embedded.to_padded_dense(100)
+        return sequences.expand(padded.sum(1) / embedded.lengths().clamp(min=1)[:, None])
+
+    found, expected = means(to_sequences(batch, group)), means(to_sequences(plain, group))
+    assert found.shape == (B, 4)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def dlrm(torchrec, batch, seed):
+    """A small DLRM over all features of a batch."""
+    import torch
+    from torchrec.models.dlrm import DLRM
+
+    torch.manual_seed(seed)
+    tables = [
+        torchrec.EmbeddingBagConfig(name=f"t_{name}", num_embeddings=200_000, embedding_dim=8, feature_names=[name])
+        for name in list(batch.features)[:12]
+    ]
+    bags = torchrec.EmbeddingBagCollection(tables=tables)
+    return DLRM(bags, dense_in_features=batch.dense.shape[1], dense_arch_layer_sizes=[32, 8], over_arch_layer_sizes=[32, 1])
+
+
+def losses_of(torchrec, location, deduplicated, steps=100):
+    """The losses of so many steps of training."""
+    import torch
+
+    from onefold.torchrec import to_kjt
+
+    dataset = onefold.Dataset(location, global_batch_size=64, shuffle=1)
+    model = optimizer = None
+    losses = []
+    while len(losses) < steps:
+        for batch in dataset:
+            names = list(batch.features)[:12]
+            if model is None:
+                model = dlrm(torchrec, batch, seed=1)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            kjt = to_kjt(batch, features=names, deduplicated=deduplicated)
+            tensors = batch.to_torch()
+            logits = model(tensors.dense, kjt)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, tensors.labels[:, :1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if len(losses) == steps:
+                break
+    return losses
+
+
+def test_a_dlrm_learns_the_same_deduplicated_and_plain(dataset, torchrec):
+    folded = losses_of(torchrec, dataset, deduplicated=True)
+    plain = losses_of(torchrec, dataset, deduplicated=False)
+    assert len(folded) == 100 and folded[0] != folded[-1]
+    assert max(abs(a - b) for a, b in zip(folded, plain, strict=True)) < 1e-5
+
+
+def test_a_plan_becomes_a_sharding_plan(torchrec, run, tmp_path):
+    from onefold.torchrec import sharding_plan
+
+    tables = [{"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0} for name in ("a", "b", "c")]
+    (tmp_path / "tables.json").write_text(json.dumps({"format_version": 1, "batch_size": 8, "tables": tables}))
+    run("onefold-shard", "topology", "--ranks", 2, "--memory", "1MiB", "--out", "topology.json", cwd=tmp_path)
+    plan = ["--tables", "tables.json", "--topology", "topology.json", "--out", "plan.json"]
+    run("onefold-shard", "plan", *plan, cwd=tmp_path)
+    export = ["plan.json", "--torchrec", "--module", "ebc", "--device", "cpu", "--out", "torchrec.json"]
+    run("onefold-shard", "export", *export, cwd=tmp_path)
+    found = sharding_plan(tmp_path / "torchrec.json")
+    assert set(found.get_plan_for_module("ebc")) == {"a", "b", "c"}
+    with pytest.raises(onefold.OptionsError, match="no plan for TorchRec"):
+        sharding_plan(tmp_path / "plan.json")
