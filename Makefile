@@ -27,6 +27,9 @@ demo: build ## MovieLens-100K from ratings to a trained model; figures in target
 .PHONY: test
 test: build ## Run all tests
 	@$(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC && $(CARGO) test --locked --release --workspace
+
+.PHONY: test-python
+test-python: build ## Build the wheel and run the tests of the Python package (installs 90 MB the first time)
 	@$(WITH_LIBTORCH) python/test.sh
 
 .PHONY: test-torchrec

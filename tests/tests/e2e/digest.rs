@@ -145,5 +145,5 @@ fn steps_are_the_same_on_any_number_of_ranks() {
         "--streams 8 --batch-size 100",
         &["100 samples cannot be divided among 8 streams", "--global-batch-size"],
     );
-    refused("--streams 16 --batch-size 3200 --tail drop", &["a smaller", "--global-batch-size", "--tail"]);
+    refused("--streams 16 --batch-size 3200 --tail drop", &["a stream has only", "`short` as `--tail`", "--global-batch-size"]);
 }

@@ -1,0 +1,69 @@
+"""A folded dataset in Polars and DuckDB: its files are plain Parquet, and a null list means "as in the row above".
+
+    pip install polars duckdb
+    python python/examples/dataframes.py dataset --feature user_00 --window history_00
+
+Both read the lists of a sparse feature of a deduplicated group, and restore every sample's list with a forward fill. A
+sequence stores the items that were appended, and its column `NAME.length` the length of the list: the list is the last `length`
+items that the row group has appended so far.
+"""
+
+import argparse
+from pathlib import Path
+
+import duckdb
+import polars
+import pyarrow.parquet as parquet
+
+
+def with_polars(files, feature):
+    """The lists of a feature, one for every sample, with Polars."""
+    # The first row of a row group is never null, so files can be filled one after the other.
+    lists = polars.scan_parquet(files).select(polars.col(feature).forward_fill())
+    return lists.collect()[feature]
+
+
+def with_duckdb(files, feature):
+    """The same with DuckDB."""
+    names = ", ".join(f"'{file}'" for file in files)
+    return duckdb.sql(
+        f"""
+        SELECT last_value("{feature}" IGNORE NULLS) OVER (ORDER BY filename, file_row_number) AS list
+        FROM read_parquet([{names}], filename = true, file_row_number = true)
+        ORDER BY filename, file_row_number
+        """
+    ).pl()["list"]
+
+
+def windows(files, feature):
+    """The lists of a sequence that slides, one for every sample: row group by row group."""
+    for file in files:
+        opened = parquet.ParquetFile(file)
+        for number in range(opened.num_row_groups):
+            table = opened.read_row_group(number, columns=[feature, f"{feature}.length"])
+            frame = polars.from_arrow(table)
+            appended = frame[feature].explode(empty_as_null=False, keep_nulls=False)
+            ends = frame[feature].list.len().fill_null(0).cum_sum()
+            lengths = frame[f"{feature}.length"].forward_fill()
+            for end, length in zip(ends, lengths):
+                yield appended[end - length : end].to_list()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("--feature", required=True, help="a sparse feature of a deduplicated group")
+    parser.add_argument("--window", help="a sequence feature")
+    arguments = parser.parse_args()
+    # Of the newest snapshot; `onefold-ingest vacuum` removes what older ones left.
+    files = sorted(map(str, Path(arguments.dataset).glob("data/**/*.parquet")))
+    polars_lists, duckdb_lists = with_polars(files, arguments.feature), with_duckdb(files, arguments.feature)
+    assert polars_lists.to_list() == duckdb_lists.to_list()
+    print(f"{arguments.feature}: {len(polars_lists)} lists, the first one {polars_lists[0].to_list()}")
+    if arguments.window:
+        lists = list(windows(files, arguments.window))
+        print(f"{arguments.window}: {len(lists)} lists, the last one {lists[-1]}")
+
+
+if __name__ == "__main__":
+    main()
