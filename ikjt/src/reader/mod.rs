@@ -322,9 +322,7 @@ impl Reader {
                     "the epoch has no step: a stream has only {least} samples, and gives {} to every step",
                     self.samples_of_step()
                 ),
-                hint:
-                    "take a smaller `global_batch_size` or fewer `streams`, or `short` as the option `tail`"
-                        .to_owned(),
+                hint: "give `short` as the option `tail`, or lower the option `global_batch_size`".to_owned(),
             });
         }
         let order = |stream: usize| {

@@ -138,12 +138,14 @@ fn steps_are_the_same_on_any_number_of_ranks() {
     let refused = |arguments: &str, parts: &[&str]| {
         dir.command(&format!("onefold-read digest data {arguments}")).fails(parts);
     };
-    dir.command("onefold-read digest data --rank 3/3").is_misused(&["--rank", "`RANK/RANKS`"]);
     refused("--rank 0/3", &["buckets, 16,", "3 streams", "hint: ", "--streams", "1, 2, 4, 8, 16"]);
     refused("--streams 8 --rank 0/3", &["8 streams cannot be divided among 3 ranks"]);
     refused(
         "--streams 8 --batch-size 100",
         &["100 samples cannot be divided among 8 streams", "--global-batch-size"],
     );
-    refused("--streams 16 --batch-size 3200 --tail drop", &["a stream has only", "`short` as `--tail`", "--global-batch-size"]);
+    refused(
+        "--streams 16 --batch-size 3200 --tail drop",
+        &["a stream has only", "`short` as `--tail`", "--global-batch-size"],
+    );
 }
