@@ -141,7 +141,7 @@ impl Reader {
     /// The steps of an epoch.
     fn steps(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         let reader = self.get(py)?;
-        Ok(py.detach(|| reader.plan(epoch)).map_err(|error| of_reader(py, &error))?.steps)
+        py.detach(|| reader.steps(epoch)).map_err(|error| of_reader(py, &error))
     }
 
     /// What an epoch reads, as JSON.

@@ -83,16 +83,19 @@ impl Preprocessor {
         self.needs_timestamps
     }
 
-    /// The `sampling` steps.
-    pub(crate) fn sampler(&self) -> &Sampler {
-        &self.plan.sampler
+    /// The `sampling` steps, if there are any.
+    pub(crate) fn sampler(&self) -> Option<&Sampler> {
+        Some(&self.plan.sampler).filter(|sampler| !sampler.is_empty())
     }
 
     /// The samples of `batch` that the `sampling` steps keep in an epoch, with the weights that correct for the others.
     /// `first` is the place of the batch's first sample in the dataset: the decision depends on the place of a sample, its
     /// label and the epoch alone. The reader calls this before it cuts batches.
     pub fn sample(&self, batch: Batch, epoch: u64, first: u64) -> Batch {
-        if self.plan.sampler.is_empty() { batch } else { self.plan.sampler.run(&batch, epoch, first).1 }
+        match self.sampler() {
+            Some(sampler) => sampler.run(&batch, epoch, first).1,
+            None => batch,
+        }
     }
 
     /// The batch after all steps but `sampling`, which comes [before](Self::sample) them. No value is left that no row uses.
@@ -123,8 +126,8 @@ impl Preprocessor {
             expect("dense features", schema.dense.len(), batch.dense_width())?;
             expect("labels", schema.labels.len(), batch.label_width())?;
         }
-        let weights = usize::from(schema.weight.is_some() || self.output.weight.is_some());
-        expect("sample weights", weights, batch.weights().iter().len())?;
+        // With those that sampling has made.
+        expect("sample weights", self.output.weight.iter().len(), batch.weights().iter().len())?;
         if self.needs_timestamps && batch.timestamps().is_none() {
             let message = "the batch has none, but a step of the preprocessing needs them";
             return Err(Error::invariant("timestamps", message));

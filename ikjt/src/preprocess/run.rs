@@ -61,10 +61,8 @@ impl Running {
     /// The batch as it is now.
     pub(super) fn finish(self) -> Result<Batch> {
         let groups = self.groups.into_iter().filter(|group| !group.features.is_empty());
-        let groups = groups.map(|group| {
-            let features = group.features.iter().map(Feature::trim).collect();
-            Group::try_new(group.name, group.inverse, features)
-        });
+        let groups = groups
+            .map(|group| Group::try_new(group.name, group.inverse, group.features).map(|group| group.trim()));
         Batch::try_new(BatchParts {
             size: self.size,
             dense: self.dense.into_matrix(self.size),

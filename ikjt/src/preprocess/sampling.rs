@@ -101,7 +101,7 @@ impl Sampler {
     }
 
     /// Whether there is no step.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 

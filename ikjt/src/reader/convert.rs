@@ -86,13 +86,13 @@ impl Conversion {
             let inverse = (self.layout == Layout::Folded && group.deduplicated).then(|| Vec::new().into());
             Group::try_new(group.name.as_str(), inverse, features.collect::<Result<_>>()?)
         };
-        let sampler = self.preprocessor.as_ref().map(|preprocessor| preprocessor.schema());
-        let weighted = self.schema.weight.is_some() || sampler.is_some_and(|schema| schema.weight.is_some());
+        // Preprocessing expects the weights that sampling makes.
+        let schema = self.preprocessor.as_ref().map_or(&self.schema, |preprocessor| preprocessor.schema());
         Batch::try_new(BatchParts {
             size: 0,
             dense: Vec::new().into(),
             labels: Vec::new().into(),
-            weights: weighted.then(|| Vec::new().into()),
+            weights: schema.weight.as_ref().map(|_| Vec::new().into()),
             timestamps: self.timestamps.then(|| Vec::new().into()),
             groups: self.schema.groups.iter().map(group).collect::<Result<_>>()?,
         })

@@ -140,8 +140,8 @@ impl RowGroup {
         let mut batch = self.to_batch(&columns, decoding)?;
         let mut sessions = decoding.sessions.then(|| session_ids(&columns));
         drop(columns);
-        let sampler = decoding.preprocessor.as_ref().map(|preprocessor| preprocessor.sampler());
-        let kept = sampler.filter(|sampler| !sampler.is_empty()).map(|sampler| {
+        let sampler = decoding.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler());
+        let kept = sampler.map(|sampler| {
             let (kept, left) = sampler.run(&batch, decoding.epoch, self.first);
             batch = left;
             sessions = sessions.take().map(|all| kept.iter().map(|row| all[*row as usize]).collect());

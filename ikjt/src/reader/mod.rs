@@ -43,7 +43,7 @@ mod stages;
 mod stream;
 mod workers;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -60,7 +60,7 @@ use self::plan::{Counts, kept_counts, row_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
-use crate::preprocess::Preprocessor;
+use crate::preprocess::{Preprocessor, Sampler};
 use crate::{Batch, Error, Result};
 
 pub use options::{Dedupe, ReaderOptions};
@@ -148,19 +148,45 @@ impl Reader {
         self.own_streams().map(|stream| self.stream_samples(stream)).fold(0, u64::saturating_add)
     }
 
+    /// The steps that every rank takes in an epoch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] if there are samples and no step; otherwise as [`plan`](Self::plan).
+    pub fn steps(&self, epoch: u64) -> Result<u64> {
+        let kept = self.kept_counts(epoch)?;
+        let samples = |file: usize| match &kept {
+            Some(kept) => kept[&file].iter().sum(),
+            None => self.files.files[file].file.samples,
+        };
+        let of_streams =
+            self.streams.iter().map(|files| files.iter().map(|file| samples(*file)).sum::<u64>());
+        let (samples, each) = (of_streams.collect::<Vec<_>>(), self.samples_of_step());
+        let steps = order::steps(samples.iter().copied(), each, self.options.tail);
+        if steps == 0 && samples.iter().any(|samples| *samples > 0) {
+            let least = samples.iter().min().copied().unwrap_or(0);
+            return Err(Error::Options {
+                message: format!(
+                    "the epoch has no step: a stream has only {least} samples, and gives {each} to every step"
+                ),
+                hint: "give `short` as the option `tail`, or lower the option `global_batch_size`".to_owned(),
+            });
+        }
+        Ok(steps)
+    }
+
     /// What an epoch reads, for all ranks.
     ///
     /// # Errors
     ///
     /// What is wrong with files, where the snapshot alone does not say what to read (see [`Plan`]).
     pub fn plan(&self, epoch: u64) -> Result<Plan> {
-        let all = 0..self.streams.len();
-        let (orders, steps) = self.orders(epoch, all.clone().collect())?;
-        let rows = self.row_counts(all)?;
+        let orders = self.orders(epoch, 0..self.streams.len())?;
+        let steps = self.steps(epoch)?;
         let split = |item: &Item| Split {
             path: self.files.files[item.file].file.path.clone(),
             row_group: item.row_group,
-            rows: 0..rows[&item.file][item.row_group],
+            rows: 0..item.rows,
         };
         let stream = |order: StreamOrder| PlannedStream {
             samples: order.samples(),
@@ -199,10 +225,11 @@ impl Reader {
     /// error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
         self.check(position)?;
-        let (orders, steps) = self.orders(position.epoch, self.own_streams().collect())?;
+        let steps = self.steps(position.epoch)?;
         if position.step > steps {
-            return Err(wrong_position("step", &position.step.to_string(), &steps));
+            return Err(wrong_position("step", &position.step, &steps));
         }
+        let orders = self.orders(position.epoch, self.own_streams())?;
         let each = self.samples_of_step();
         let start = position.step.saturating_mul(each);
         let streams: Vec<Stream> = orders.into_iter().map(|order| Stream::new(order, start)).collect();
@@ -269,7 +296,7 @@ impl Reader {
             dataset: self.snapshot.dataset.clone(),
             snapshot: self.snapshot.snapshot,
             partitions: options.partitions.to_string(),
-            sampling: self.preprocessor.as_ref().map(|p| p.sampler().to_string()).unwrap_or_default(),
+            sampling: self.sampler().map(Sampler::to_string).unwrap_or_default(),
             shuffle: options.shuffle,
             streams: options.streams(),
             global_batch_size: options.global_batch_size,
@@ -280,7 +307,7 @@ impl Reader {
     }
 
     /// The streams that this rank reads.
-    fn own_streams(&self) -> impl Iterator<Item = usize> + use<> {
+    fn own_streams(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         let Rank { rank, world_size } = self.options.rank;
         (rank..self.streams.len()).step_by(world_size)
     }
@@ -298,60 +325,41 @@ impl Reader {
         (self.options.global_batch_size / self.streams.len()) as u64
     }
 
-    /// The rows of all row groups of some streams, by file.
-    fn row_counts(&self, streams: impl IntoIterator<Item = usize>) -> Result<HashMap<usize, Vec<u64>>> {
-        let files = streams.into_iter().flat_map(|stream| self.streams[stream].iter().copied()).collect();
-        Ok(row_counts(&self.files, files, &self.workers.pool)?.into_iter().collect())
+    /// What drops samples, if something does.
+    fn sampler(&self) -> Option<&Sampler> {
+        self.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler())
     }
 
-    /// The orders of the streams `wanted` in an epoch, and the steps of all streams.
-    fn orders(&self, epoch: u64, wanted: Vec<usize>) -> Result<(Vec<StreamOrder>, u64)> {
-        let all = 0..self.streams.len();
+    /// The orders of some streams in an epoch.
+    fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize> + Clone) -> Result<Vec<StreamOrder>> {
         let kept = self.kept_counts(epoch)?;
-        let rows = self.row_counts(wanted.iter().copied())?;
-        let samples = |file: usize| match &kept {
-            Some(kept) => kept[file].1.iter().sum(),
-            None => self.files.files[file].file.samples,
-        };
-        let of_stream = |stream: usize| self.streams[stream].iter().map(|file| samples(*file)).sum::<u64>();
-        let steps = order::steps(all.clone().map(of_stream), self.samples_of_step(), self.options.tail);
-        if steps == 0 && all.clone().any(|stream| of_stream(stream) > 0) {
-            let least = all.map(of_stream).min().unwrap_or(0);
-            return Err(Error::Options {
-                message: format!(
-                    "the epoch has no step: a stream has only {least} samples, and gives {} to every step",
-                    self.samples_of_step()
-                ),
-                hint: "give `short` as the option `tail`, or lower the option `global_batch_size`".to_owned(),
-            });
-        }
+        let files = wanted.clone().flat_map(|stream| self.streams[stream].iter().copied());
+        let rows = row_counts(&self.files, files.collect(), &self.workers.pool)?;
         let order = |stream: usize| {
-            let items = self.streams[stream].iter().flat_map(|&file| {
-                let kept = kept.as_ref().map(|kept| kept[file].1.as_slice());
-                self.items(file, &rows[&file], kept)
+            let items = self.streams[stream].iter().flat_map(|file| {
+                let kept = kept.as_ref().map(|kept| kept[file].as_slice());
+                self.items(*file, &rows[file], kept)
             });
             StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
         };
-        Ok((wanted.into_iter().map(order).collect(), steps))
+        Ok(wanted.map(order).collect())
     }
 
     /// The row groups of a file, which have `rows` rows, of which sampling leaves `kept`.
     fn items(&self, file: usize, rows: &[u64], kept: Option<&[u64]>) -> Vec<Item> {
         let Chosen { partition, first, .. } = &self.files.files[file];
         let mut next = *first;
-        let items = rows.iter().enumerate().map(|(row_group, rows)| {
+        let items = rows.iter().enumerate().map(|(row_group, &rows)| {
             next += rows;
-            let samples = kept.map_or(*rows, |kept| kept[row_group]);
-            Item { file, row_group, partition: *partition, first: next - rows, samples }
+            let samples = kept.map_or(rows, |kept| kept[row_group]);
+            Item { file, row_group, partition: *partition, first: next - rows, rows, samples }
         });
         items.collect()
     }
 
     /// By file and row group, the samples that sampling keeps in an epoch; `None` if it is not asked for.
     fn kept_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
-        let Some(sampler) = self.preprocessor.as_ref().map(|p| p.sampler()).filter(|s| !s.is_empty()) else {
-            return Ok(None);
-        };
+        let Some(sampler) = self.sampler() else { return Ok(None) };
         let known = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, kept)) = known().as_ref().filter(|(of, _)| *of == epoch) {
             return Ok(Some(Arc::clone(kept)));

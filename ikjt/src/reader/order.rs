@@ -29,6 +29,8 @@ pub(super) struct Item {
     pub(super) partition: usize,
     /// Number of its first sample among the chosen samples of the dataset.
     pub(super) first: u64,
+    /// Its Parquet rows.
+    pub(super) rows: u64,
     /// Its samples, less those that sampling drops.
     pub(super) samples: u64,
 }
@@ -162,6 +164,7 @@ mod tests {
             row_group: i % 2,
             partition: *partition,
             first: 0,
+            rows: sessions.iter().sum(),
             samples: sessions.iter().sum(),
         };
         row_groups.iter().enumerate().map(item).collect()

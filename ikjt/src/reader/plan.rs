@@ -1,5 +1,6 @@
 //! An epoch as data: its steps, its streams, and the row groups that each of them reads, in order.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ pub struct Split {
 }
 
 /// Samples by row group, of some of the chosen files.
-pub(super) type Counts = Vec<(usize, Vec<u64>)>;
+pub(super) type Counts = HashMap<usize, Vec<u64>>;
 
 /// The rows of the row groups of the files `wanted`: from the snapshot, or from the footers of files whose row groups it does
 /// not describe.
@@ -82,7 +83,7 @@ pub(super) fn kept_counts(
         let column = |label: usize| sampler.labels().position(|i| i == label).unwrap_or(0);
         Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]).len() as u64)
     };
-    let of_file = |(file, rows): &(usize, Vec<u64>)| {
+    let of_file = |(file, rows): (&usize, &Vec<u64>)| {
         let starts = rows.iter().scan(files.files[*file].first, |first, rows| {
             *first += rows;
             Some(*first - rows)

@@ -94,10 +94,6 @@ pub(super) const POSITION_VERSION: u32 = 3;
 impl Position {
     /// Refuses a position of another dataset or order.
     pub(super) fn check(&self, expected: &Self) -> Result<()> {
-        let same = |what: &str, found: &dyn Debug, expected: &dyn Debug| match format!("{found:?}") {
-            text if text == format!("{expected:?}") => Ok(()),
-            text => Err(wrong_position(what, &text, expected)),
-        };
         same("format version", &self.format_version, &expected.format_version)?;
         same("dataset", &self.dataset, &expected.dataset)?;
         same("snapshot", &self.snapshot, &expected.snapshot)?;
@@ -110,10 +106,14 @@ impl Position {
     }
 }
 
+fn same<T: Debug + PartialEq>(what: &str, found: &T, expected: &T) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(wrong_position(what, found, expected)) }
+}
+
 /// The error for a position that has `found` where this reader has `expected`.
-pub(super) fn wrong_position(what: &str, found: &str, expected: &dyn Debug) -> Error {
+pub(super) fn wrong_position(what: &str, found: &dyn Debug, expected: &dyn Debug) -> Error {
     Error::Options {
-        message: format!("the position is of {what} {found}, this reader's is {expected:?}"),
+        message: format!("the position is of {what} {found:?}, this reader's is {expected:?}"),
         hint:
             "resume with the dataset and the options that the position was taken with, or start an epoch anew"
                 .to_owned(),

@@ -34,7 +34,7 @@ pub(crate) fn head(reading: &Reading, samples: usize, number: u64, printer: &Pri
         anyhow::bail!("`{}` holds no samples\n  hint: build it from logs that do", reading.dataset.display());
     }
     let first = reader.position(0);
-    let steps = reader.resume(&first)?.steps();
+    let steps = reader.steps(first.epoch)?;
     if number >= steps {
         let size = first.global_batch_size;
         let last = steps.saturating_sub(1);
