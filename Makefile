@@ -36,8 +36,9 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
 .PHONY: wheel
-wheel: ## Build the wheel of the Python package into target/wheels, for this machine's glibc and newer ones
+wheel: build ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
 	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels
+	@$(WITH_LIBTORCH) python/train/wheel.py --program $(TARGET)/release/onefold-train --out $(TARGET)/wheels
 
 .PHONY: bench
 bench: ## Run the criterion benches
