@@ -25,7 +25,10 @@ demo: build ## MovieLens-100K from ratings to a trained model; figures in target
 	@$(TARGET)/release/onefold-demo --out target/demo
 
 .PHONY: test
-test: build ## Run all tests
+test: test-rust test-python ## Run all tests
+
+.PHONY: test-rust
+test-rust: build ## Run the tests of the workspace
 	@$(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC && $(CARGO) test --locked --release --workspace
 
 .PHONY: test-python
@@ -39,8 +42,9 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
 .PHONY: wheel
-wheel: ## Build the wheel of the Python package into target/wheels, for this machine's glibc and newer ones
+wheel: build ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
 	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels
+	@$(WITH_LIBTORCH) python/train/wheel.py --program $(TARGET)/release/onefold-train --out $(TARGET)/wheels
 
 .PHONY: bench
 bench: ## Run the criterion benches

@@ -22,5 +22,7 @@ rm -rf "$installed"
 python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$installed" "$wheel" 1>&2
 cd "$here"
 export ONEFOLD_BINARIES=$target/release PYTHONPATH=$installed:$packages$torch PYTHONDONTWRITEBYTECODE=1
-# Not from this folder, whose `onefold` has no compiled half.
-exec python3 -P -m pytest -p no:cacheprovider -m "$marker" --import-mode=importlib "$@"
+# Neither the tests nor the processes that they start take modules from this folder, whose `onefold` has no compiled half.
+export PYTHONSAFEPATH=1
+# `append` gives tests names by which a spawned process imports them.
+exec python3 -m pytest -p no:cacheprovider -m "$marker" --import-mode=append "$@"

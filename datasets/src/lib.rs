@@ -11,7 +11,7 @@
 //! one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change ([`folded`]).
 //!
 //! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures a
-//! dataset, draws one HTML page) and `onefold-terminal` (what the binaries print, and their allocator). This crate
+//! dataset, draws one HTML page), `onefold-terminal` (what the binaries print) and `onefold-allocator` (theirs). This crate
 //! depends on none of them: its users inherit no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 

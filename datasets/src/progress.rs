@@ -1,5 +1,7 @@
 //! Progress of long work. Libraries report to a [`Reporter`] and never print.
 
+use std::io;
+
 /// Where long work tells how far it is.
 pub trait Reporter: Send + Sync {
     /// A stage begins; `total` is its size in `unit`s, if that is known.
@@ -10,6 +12,14 @@ pub trait Reporter: Send + Sync {
     fn note(&self, text: &str);
     /// The stage is over.
     fn end(&self);
+    /// Whether to go on: long work asks now and then, and ends with the error as with any other.
+    ///
+    /// # Errors
+    ///
+    /// Whoever is told wants the work to end.
+    fn go_on(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A reporter that tells nobody: for tests and for libraries' callers that do not care.

@@ -62,6 +62,7 @@ pub(crate) mod arbitrary;
 mod batch;
 mod batch_digest;
 mod builder;
+pub mod command;
 mod convert;
 mod dedupe;
 mod error;

@@ -14,6 +14,7 @@
 
 mod build;
 mod cluster;
+pub mod command;
 mod compare;
 pub mod config;
 mod decide;

@@ -215,6 +215,7 @@ fn split_batches(
         split.digest.merge(digester.digest(&batch)?);
         segments.append(&batch, &routes.rows_by_segment)?;
         reporter.advance(batch.num_rows() as u64);
+        reporter.go_on()?;
     }
     Ok(split)
 }
@@ -241,6 +242,7 @@ fn verify(
                     found.0 += batch.num_rows() as u64;
                     found.1.merge(digester.digest(&batch)?);
                     reporter.advance(batch.num_rows() as u64);
+                    reporter.go_on()?;
                     Ok(router.route(&batch)?.rows_by_segment[number].len() == batch.num_rows())
                 });
                 match checked {

@@ -8,10 +8,25 @@
         batch.groups["user"].inverse                  # int32 [B]: the row of every sample
         batch.groups["user"].features["history"].row(0)
 
-`onefold.torch` has the dataset for PyTorch's loaders, `onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
+`onefold.build` and the like are the commands as functions. `onefold.torch` has the dataset for PyTorch's loaders, `onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
 """
 
 from ._batch import Batch, Feature, Group
+from ._commands import (
+    append,
+    build,
+    digest,
+    fetch,
+    generate,
+    history,
+    import_logs,
+    plan,
+    report,
+    tables,
+    topology,
+    vacuum,
+    verify,
+)
 from ._dataset import BatchIterator, Dataset
 from ._errors import DataError, OnefoldError, OptionsError, ProcessError, StorageError
 from ._onefold import __version__, configure
@@ -28,5 +43,18 @@ __all__ = [
     "ProcessError",
     "StorageError",
     "__version__",
+    "append",
+    "build",
     "configure",
+    "digest",
+    "fetch",
+    "generate",
+    "history",
+    "import_logs",
+    "plan",
+    "report",
+    "tables",
+    "topology",
+    "vacuum",
+    "verify",
 ]

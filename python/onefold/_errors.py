@@ -1,14 +1,25 @@
 """What the package raises. The message says what is wrong and where; its last lines, after `hint:`, say what to do."""
 
 
+_HINT = "\n  hint: "
+
+
 class OnefoldError(Exception):
     """Something that Onefold refuses or cannot do."""
+
+    summary = None
+    """What a command had found before it failed, as a dict: `verify` lists the problems there. None for other errors."""
+
+    @property
+    def message(self):
+        """What is wrong and where, without the hint."""
+        return str(self).partition(_HINT)[0]
 
     @property
     def hint(self):
         """What to do, or None if the message has no hint."""
-        _, found, hint = str(self).partition("hint: ")
-        return hint if found else None
+        _, found, hint = str(self).partition(_HINT)
+        return hint.replace(_HINT, "\n") if found else None
 
 
 class OptionsError(OnefoldError, ValueError):

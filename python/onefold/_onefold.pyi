@@ -1,6 +1,6 @@
 """The compiled half of the package; use `onefold`'s own names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from typing_extensions import Buffer  # of the standard library from Python 3.12 on
@@ -14,6 +14,14 @@ def configure(threads: int | None = None, memory_limit: int | str | None = None)
     `"512MiB"`. What the caller holds (a batch, and one or two that are ready) does not count.
     """
 
+def describe_command(program_name: str, command: str) -> tuple[str, list[tuple[str, str, bool, bool, str | None, str]]]: ...
+def run_command(
+    program_name: str,
+    command: str,
+    given: Sequence[tuple[str, Sequence[str]]],
+    progress: Callable[[str, int, int | None, str], object] | None = None,
+) -> str: ...
+def run_program(name: str, arguments: Sequence[str]) -> int: ...
 @final
 class Reader:
     def __new__(

@@ -1,6 +1,7 @@
 //! Errors of the libraries as exceptions of `onefold._errors`.
 
 use onefold_ikjt::Error;
+use onefold_terminal::{Failure, FailureKind};
 use pyo3::prelude::*;
 
 /// The exception `class` of `onefold._errors` with this message.
@@ -24,6 +25,23 @@ pub(crate) fn of_reader(py: Python<'_>, error: &Error) -> PyErr {
         _ => "OnefoldError",
     };
     exception(py, class, &error.to_string())
+}
+
+/// The failure of a command: the same message and hints, a class by what went wrong, and in `summary` what the command had
+/// found before.
+pub(crate) fn of_command(py: Python<'_>, failure: &Failure) -> PyErr {
+    let class = match failure.kind {
+        FailureKind::Usage => "OptionsError",
+        FailureKind::System => "StorageError",
+        FailureKind::Failed | FailureKind::Stopped | FailureKind::Internal => "OnefoldError",
+    };
+    let error = exception(py, class, &failure.to_string());
+    let Some(summary) = &failure.summary else { return error };
+    let attach = || error.value(py).setattr("summary", py.import("json")?.call_method1("loads", (summary,))?);
+    match attach() {
+        Ok(()) => error,
+        Err(other) => other,
+    }
 }
 
 /// Options that cannot be: what is wrong, and what to do.

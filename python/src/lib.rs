@@ -1,10 +1,11 @@
 //! The Python package of Onefold: what `onefold._onefold` holds.
 //!
 //! `reader` opens datasets and iterates over their batches, `block` lays a batch out in one allocation of `memory`, `process`
-//! keeps threads and objects to the process that made them, `errors` turns errors into exceptions. The package's modules in
-//! Python give them their face.
+//! keeps threads and objects to the process that made them, `commands` runs the commands of the binaries, `errors` turns errors
+//! into exceptions. The package's modules in Python give them their face.
 
 mod block;
+mod commands;
 mod errors;
 mod memory;
 mod process;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _onefold {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use super::commands::{describe_command, run_command, run_program};
     #[pymodule_export]
     use super::process::configure;
     #[pymodule_export]

@@ -1,5 +1,6 @@
 """Reading: epochs, ranks, states, processes, threads, errors."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,10 +20,20 @@ import onefold
 B = 512
 
 
+def all_threads():
+    """The names of this process's threads, except those of the storage: they come and go with its requests."""
+    names = Counter()
+    for task in os.listdir("/proc/self/task"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/comm") as file:
+            names[file.read().strip()] += 1
+    return Counter({name: names[name] for name in names if not name.startswith("onefold-storage")})
+
+
 def threads():
-    """The names of this process's threads that belong to an epoch, not to the process."""
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    return Counter(name for name in names if name.startswith(("onefold-feed", "onefold-schedul", "onefold-open")))
+    """Those that belong to an epoch, not to the process."""
+    names = all_threads()
+    return Counter({name: names[name] for name in names if name.startswith(("onefold-feed", "onefold-schedul", "onefold-open"))})
 
 
 def test_an_epoch_has_every_sample_once_in_the_steps_that_len_says(dataset):
@@ -167,13 +178,13 @@ def test_an_iterator_dropped_half_way_leaves_no_thread(dataset):
 
 def test_twenty_datasets_at_once_share_threads(dataset):
     readers = [onefold.Dataset(dataset, global_batch_size=B, shuffle=seed) for seed in range(20)]
-    before = len(os.listdir("/proc/self/task"))
+    before = all_threads().total()
     iterators = [iter(reader) for reader in readers]
     total = Counter()
     for step in zip(*iterators, strict=True):
         for batch in step:
             total[len(batch)] += 1
-        assert len(os.listdir("/proc/self/task")) <= before + 2 * 20
+        assert all_threads().total() <= before + 2 * 20
     assert sum(size * count for size, count in total.items()) == 20 * 6000
 
 

@@ -105,6 +105,7 @@ pub fn compare(
             });
         }
         reporter.advance(1);
+        reporter.go_on()?;
     }
     reporter.end();
     Ok(Comparison { methods })

@@ -33,6 +33,7 @@
 
 mod access;
 mod check;
+pub mod command;
 mod compare;
 mod cost;
 mod costs;

@@ -66,6 +66,7 @@ pub fn measure_tables(
         }
         read += batch.size() as u64;
         reporter.advance(batch.size() as u64);
+        reporter.go_on()?;
         if read >= samples {
             break;
         }

@@ -14,7 +14,7 @@ use onefold_datasets::PartitionFilter;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
-use onefold_terminal::{OutputOptions, Printer};
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::{CheckpointChoice, Run};
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::metrics::Figures;
@@ -23,7 +23,7 @@ use onefold_trainer::{
     TrainOptions, TrainSummary, evaluate, export,
 };
 
-onefold_terminal::use_jemalloc!(onefold_terminal::allocator::KEEPING);
+onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
 /// Train DLRMs that compute every distinct row once
 #[derive(Debug, Parser)]
@@ -211,32 +211,41 @@ impl SharedArguments {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
     // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
     // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once costs
     // a wake-up at every operation: GNU's spin for as long as there is between two.
     onefold_terminal::restart_with(&[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")]);
-    let printer = Printer::new(cli.output);
-    onefold_terminal::run::<Cli>(|| match &cli.command {
-        Command::Run(arguments) => run(arguments, &printer),
-        Command::Eval(arguments) => eval(arguments, &printer),
-        Command::Export(arguments) => {
-            let summary = export(&arguments.run, arguments.checkpoint, &arguments.out, arguments.overwrite)?;
-            let text = format!(
-                "exported the model of step {}: {} tensors, {} parameters, {}, to {}",
-                format_count(summary.steps),
-                summary.tensors,
-                format_count(summary.parameters),
-                format_bytes(summary.bytes_on_disk),
-                arguments.out.display()
-            );
-            Ok(printer.summary(&text, &summary)?)
+    Program::of::<Cli>().main(std::env::args_os())
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> anyhow::Result<()> {
+        match &self.command {
+            Command::Run(arguments) => run(arguments, printer),
+            Command::Eval(arguments) => eval(arguments, printer),
+            Command::Export(arguments) => {
+                let summary =
+                    export(&arguments.run, arguments.checkpoint, &arguments.out, arguments.overwrite)?;
+                let text = format!(
+                    "exported the model of step {}: {} tensors, {} parameters, {}, to {}",
+                    format_count(summary.steps),
+                    summary.tensors,
+                    format_count(summary.parameters),
+                    format_bytes(summary.bytes_on_disk),
+                    arguments.out.display()
+                );
+                Ok(printer.summary(&text, &summary)?)
+            }
+            Command::Bench(arguments) => bench_command::run(arguments, printer),
+            Command::CheckDevice(arguments) => check_command::run(arguments, printer),
+            Command::Profile(arguments) => measure_command::profile_tables(arguments, printer),
+            Command::MeasurePlans(arguments) => measure_command::measure(arguments, printer),
         }
-        Command::Bench(arguments) => bench_command::run(arguments, &printer),
-        Command::CheckDevice(arguments) => check_command::run(arguments, &printer),
-        Command::Profile(arguments) => measure_command::profile_tables(arguments, &printer),
-        Command::MeasurePlans(arguments) => measure_command::measure(arguments, &printer),
-    })
+    }
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {

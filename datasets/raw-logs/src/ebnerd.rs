@@ -126,6 +126,7 @@ fn import_in_chunks(
             let rows = BATCH_IMPRESSIONS.min(impressions.num_rows() - offset);
             logs.write(&impressions.slice(offset, rows))?;
             reporter.advance(rows as u64);
+            reporter.go_on()?;
         }
     }
     reporter.end();

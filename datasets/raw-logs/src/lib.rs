@@ -7,6 +7,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod command;
 pub mod ebnerd;
 mod error;
 pub mod generate;

@@ -189,6 +189,7 @@ impl Logs {
             if rows.ratings.len() == BATCH_ROWS {
                 rows.flush(&mut features, &mut events)?;
                 reporter.advance(BATCH_ROWS as u64);
+                reporter.go_on()?;
             }
             Ok(())
         })?;

@@ -86,6 +86,7 @@ fn measure(
         own.pass.add(row_group.partition, &samples.sessions, &samples.lists);
         own.write(row_group.partition, &samples, encoded)?;
         reporter.advance(row_group.rows as u64);
+        reporter.go_on()?;
     }
     reporter.end();
     reorder(snapshot, gathered, &mut other, reporter)?;
@@ -142,6 +143,7 @@ fn reorder(
         course.pass.add(part, &sessions, &lists);
         course.write_batch(part, batch)?;
         reporter.advance(batch.num_rows() as u64);
+        reporter.go_on()?;
         Ok(())
     })?;
     reporter.end();

@@ -22,6 +22,7 @@ pub(super) fn check_bytes(
     expected_sha256: &str,
     reporter: &dyn Reporter,
 ) -> Result<Object> {
+    reporter.go_on()?;
     let wrong = |message: String| Problem::new(path, message);
     let found = storage.head(path)?;
     let found = found.ok_or_else(|| wrong(MISSING.to_owned()))?;

@@ -202,6 +202,7 @@ fn check_partitions(
         let Some(file) = file else { return Ok(None) };
         let checked = RowGroupCheck { snapshot, file, named, index, totals: &totals[partition] }.run()?;
         reporter.advance(file.rows(index).unwrap_or(0) as u64);
+        reporter.go_on()?;
         Ok(Some(checked))
     };
     let checked: Result<Vec<Option<CheckedRowGroup>>> = places.par_iter().map(check).collect();

@@ -234,6 +234,7 @@ impl<'a> Clustering<'a> {
             let slices = self.timelines.iter().map(Slices::bytes).sum::<usize>();
             self.reservation.resize(decoder.held_bytes() + slices);
             reporter.advance(records.num_rows() as u64);
+            reporter.go_on()?;
             next = self.sorted.next().await.transpose()?;
         }
         decoder.flush(give)?;

@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use onefold_datasets::commit::write_atomically;
 use onefold_datasets::units::{format_bytes, format_count};
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
 /// Training runs with deduplication off and on, in turn; the median of their rates is shown.
@@ -27,8 +28,17 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    onefold_terminal::run::<Cli>(|| demo(&cli.out))
+    Program::of::<Cli>().main(std::env::args_os())
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        OutputOptions::default()
+    }
+
+    fn run(&self, _: &Printer) -> anyhow::Result<()> {
+        demo(&self.out)
+    }
 }
 
 fn demo(out: &Path) -> anyhow::Result<()> {

@@ -136,6 +136,7 @@ fn write_cells(logs: &RawLogWriter, world: &World, samples: u64, reporter: &dyn 
             written?;
             drawn = next?;
             reporter.advance(batch.rows() as u64);
+            reporter.go_on()?;
         }
     }
     parts.finish()?;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::{EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
 use onefold_datasets::versioned::parse_toml;
 use onefold_ikjt::Shuffle;
-use onefold_sharding::{EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
 use serde::Deserialize;
 
 /// The version of `train.toml` that this program reads.

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Instant;
 
+use crate::{Figures, StageFigures, Statistics, Step};
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::{format_bytes, format_count};
-use onefold_ikjt::{Figures, StageFigures, Statistics, Step};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
-use crate::cli::Reading;
-use crate::head::describe_factors;
+use super::cli::Reading;
+use super::head::describe_factors;
 
 #[derive(Debug, Serialize)]
 struct Bench {
@@ -52,6 +52,7 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
         count += 1;
         groups.add(&batch, None)?;
         printer.advance(batch.size() as u64);
+        printer.go_on()?;
     }
     let wall_seconds = started.elapsed().as_secs_f64();
     printer.end();

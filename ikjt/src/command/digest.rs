@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
+use crate::digest;
 use onefold_datasets::digest::Digest;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_count;
-use onefold_ikjt::digest;
 use onefold_terminal::Printer;
 use serde::Serialize;
 
-use crate::cli::Reading;
+use super::cli::Reading;
 
 #[derive(Debug, Serialize)]
 struct Digests {
@@ -37,6 +37,7 @@ pub(crate) fn print_digests(reading: &Reading, by_step: bool, printer: &Printer)
         samples += batch.size() as u64;
         steps += 1;
         printer.advance(batch.size() as u64);
+        printer.go_on()?;
     }
     printer.end();
     let wall_seconds = started.elapsed().as_secs_f64();

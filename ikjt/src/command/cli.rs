@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::preprocess::PreprocessConfig;
+use crate::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
 use onefold_datasets::{PartitionFilter, Snapshot};
-use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
 use onefold_terminal::OutputOptions;
 
 /// Read datasets as deduplicated batches

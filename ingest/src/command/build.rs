@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
 use clap::ValueEnum;
 use onefold_datasets::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter};
-use onefold_ingest::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
 use onefold_terminal::Printer;
 
 use super::statistics::table;
@@ -133,7 +133,7 @@ fn run(arguments: &Common, commit: Commit, buckets: Option<u32>, printer: &Print
         partitions: arguments.partition.clone(),
     };
     let work = build(&config, &arguments.out, &options, printer);
-    let summary = run_async(options.engine.threads, work)?;
+    let summary = run_async(options.engine.threads, work, printer)?;
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
 }
 

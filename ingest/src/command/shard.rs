@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::shard::{ShardOptions, ShardSummary, shard};
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
-use onefold_ingest::shard::{ShardOptions, ShardSummary, shard};
 use onefold_terminal::Printer;
 
 /// The arguments of `shard`.

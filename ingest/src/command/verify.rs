@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use crate::{Comparison, Config, compare};
 use onefold_datasets::units::{count_of, format_bytes, format_count};
 use onefold_datasets::verify::{Verification, VerifyOptions, verify};
 use onefold_datasets::{PartitionFilter, Problem};
-use onefold_ingest::{Comparison, Config, compare};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Res
         Some(config) => {
             let work =
                 compare(config, &arguments.dataset, arguments.at, &arguments.partition, &engine, printer);
-            Some(run_async(engine.threads, work)?)
+            Some(run_async(engine.threads, work, printer)?)
         }
     };
     let dataset = arguments.dataset.display().to_string();

@@ -1,24 +1,57 @@
 //! The commands of `onefold-shard`, one function each.
 
-pub(crate) mod compare;
-pub(crate) mod pretrain;
-pub(crate) mod show;
-pub(crate) mod tables;
+mod cli;
+mod compare;
+mod pretrain;
+mod show;
+mod tables;
+mod train_config;
 
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
-use onefold_datasets::units::{format_bytes, format_count};
-use onefold_sharding::{
+use crate::{
     AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile, Topology,
     claim_output, searches,
 };
-use onefold_terminal::Printer;
+use anyhow::{Context, Result};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
-use crate::cli::{CheckArguments, ModelChoice, ModelOptions, PlanArguments, TopologyArguments};
+use cli::{CheckArguments, Cli, Command, ModelChoice, ModelOptions, PlanArguments, TopologyArguments};
+
+/// The program, to be called in another program's process.
+pub const PROGRAM: Program = Program::of::<Cli>();
+
+/// Runs the program with its arguments, whose first is its name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    PROGRAM.main(arguments)
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> Result<()> {
+        match &self.command {
+            Command::Plan(arguments) => plan(arguments, printer),
+            Command::Tables(arguments) => tables::tables(arguments, printer),
+            Command::Tasks(arguments) => tables::tasks_command(arguments, printer),
+            Command::Compare(arguments) => compare::compare_command(arguments, printer),
+            Command::Pretrain(arguments) => pretrain::pretrain_command(arguments, printer),
+            Command::Show(arguments) => show::show(arguments, printer),
+            Command::Diff(arguments) => show::diff_command(arguments, printer),
+            Command::Export(arguments) => show::export(arguments, printer),
+            Command::Topology(arguments) => topology(arguments, printer),
+            Command::Check(arguments) => check(arguments, printer),
+        }
+    }
+}
 
 /// The cost model that was asked for; if none was, one that comes with the program and is of the topology's hardware.
 pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {

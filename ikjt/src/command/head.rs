@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::{Batch, Feature, Figures, Position, Statistics, Step};
 use onefold_datasets::Schema;
-use onefold_ikjt::{Batch, Feature, Figures, Position, Statistics, Step};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
-use crate::cli::Reading;
+use super::cli::Reading;
 
 #[derive(Debug, Serialize)]
 struct Head {

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::{BuildOptions, Config, EngineOptions, Groups, build};
 use anyhow::Context;
 use onefold_datasets::commit::write_atomically;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
-use onefold_ingest::{BuildOptions, Config, EngineOptions, Groups, build};
 use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};
 use onefold_terminal::Printer;
 
@@ -99,7 +99,7 @@ fn from_logs(
         partitions: PartitionFilter::default(),
     };
     let work = build(&config, &dataset, &build_options, printer);
-    let built = run_async(options.threads, work)?;
+    let built = run_async(options.threads, work, printer)?;
     let sampled = Some(built.share).filter(|share| *share < 1.0);
     Ok(gather(&dataset, &ReportOptions { sampled, ..options.clone() }, printer)?)
 }

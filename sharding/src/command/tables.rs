@@ -3,21 +3,21 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use crate::{
+    ACCESS_BATCH, Error, IdPolicy, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output,
+    measure_tables, resolve_tables, tasks, torchrec,
+};
 use anyhow::{Context, Result, bail};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
-use onefold_sharding::{
-    ACCESS_BATCH, Error, IdPolicy, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output,
-    measure_tables, resolve_tables, tasks, torchrec,
-};
 use onefold_terminal::Printer;
 use serde_json::json;
 
-use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
-use crate::commands::{Staged, counted};
-use crate::train_config::TrainConfig;
+use super::cli::{GroupFactor, TablesArguments, TasksArguments};
+use super::train_config::TrainConfig;
+use super::{Staged, counted};
 
 /// Why a cost is lower than what training will take.
 const ATTENTION_NOTE: &str = "one vector per id is priced, the attention block itself is not";

@@ -1,24 +1,55 @@
-//! The commands: each calls the library with its arguments, and prints what was done.
+//! The commands of `onefold-ingest`: each calls the library with its arguments, and prints what was done.
 
+mod build;
+mod cli;
+mod history;
+mod report;
+mod shard;
+mod statistics;
+mod vacuum;
+mod verify;
+
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
 
 use onefold_datasets::process::available_threads;
+use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::parse_bytes;
-use onefold_ingest::EngineOptions;
+use onefold_terminal::Program;
 
-pub(crate) mod build;
-pub(crate) mod history;
-pub(crate) mod report;
-pub(crate) mod shard;
-mod statistics;
-pub(crate) mod vacuum;
-pub(crate) mod verify;
+use crate::EngineOptions;
+
+/// The program, to be called in another program's process.
+pub const PROGRAM: Program = Program::of::<cli::Cli>();
+
+/// Runs the program with its arguments, whose first is its name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    PROGRAM.main(arguments)
+}
+
+/// How often a running build is asked whether to go on.
+const ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Runs a build or a comparison on a runtime of so many threads.
-fn run_async<T>(threads: usize, work: impl Future<Output = onefold_ingest::Result<T>>) -> anyhow::Result<T> {
+fn run_async<T>(
+    threads: usize,
+    work: impl Future<Output = crate::Result<T>>,
+    reporter: &dyn Reporter,
+) -> anyhow::Result<T> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(threads.max(1)).enable_all().build()?;
-    Ok(runtime.block_on(work)?)
+    runtime.block_on(async {
+        let mut work = std::pin::pin!(work);
+        loop {
+            match tokio::time::timeout(ASKED_EVERY, work.as_mut()).await {
+                Ok(done) => return Ok(done?),
+                // To drop the work is to end it.
+                Err(_) => reporter.go_on()?,
+            }
+        }
+    })
 }
 
 /// The memory, disk space and threads that the engine may use.

@@ -1,0 +1,259 @@
+//! The commands of `onefold-data`: raw logs from public data or from a seed.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::ebnerd::{self, ImportOptions, ImportSummary};
+use crate::generate::{GenerateOptions, GenerateSummary, Workload, generate};
+use crate::movielens::{self, FetchOptions, FetchSummary};
+use crate::raw_log::DATASET_CONFIG_FILE;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
+use serde::Serialize;
+
+/// Make raw logs as a service writes them, in arrival order, with a `dataset.toml` that
+/// `onefold-ingest build` reads and a `train.toml` that `onefold-train run` reads
+#[derive(Debug, Parser)]
+#[command(name = "onefold-data", version)]
+struct Cli {
+    #[command(flatten)]
+    output: OutputOptions,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch a public data set from the network, once, and write it as raw logs
+    #[command(after_help = "Example:\n  onefold-data fetch movielens-100k --out movielens")]
+    Fetch(FetchArguments),
+    /// Convert public logs on this machine to raw logs
+    #[command(after_help = "Example:\n  onefold-data import ebnerd --from ebnerd_demo --out news")]
+    Import(ImportArguments),
+    /// Generate the raw logs of a benchmark workload from a seed
+    #[command(
+        after_help = "Example:\n  onefold-data generate --workload rm1 --samples 100000 --seed 1 --out rm1"
+    )]
+    Generate(GenerateArguments),
+}
+
+/// The data sets that can be fetched.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum FetchSource {
+    /// 100,000 ratings of films, 1997 to 1998
+    #[value(name = "movielens-100k")]
+    MovieLens100K,
+}
+
+/// The logs that can be imported.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ImportSource {
+    /// EB-NeRD: a newspaper's impressions and clicks, 2023 (RecSys Challenge 2024)
+    Ebnerd,
+}
+
+/// The output directory.
+#[derive(Debug, Args)]
+struct Output {
+    /// The directory to write; it appears whole or not at all
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Replace the raw logs that are there
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct FetchArguments {
+    /// The data set
+    #[arg(value_name = "DATA")]
+    source: FetchSource,
+    #[command(flatten)]
+    output: Output,
+    /// Where downloads are kept [default: ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ImportArguments {
+    /// The kind of the logs
+    #[arg(value_name = "DATA")]
+    source: ImportSource,
+    /// The directory of the logs: `train/behaviors.parquet` and so on, or `train_behaviors.parquet`
+    #[arg(long, value_name = "DIR")]
+    from: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+struct GenerateArguments {
+    /// The workload
+    #[arg(long)]
+    workload: Workload,
+    /// How many samples to generate
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    samples: u64,
+    /// The seed: equal seeds make equal logs
+    #[arg(long)]
+    seed: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> anyhow::Result<()> {
+        match &self.command {
+            Command::Fetch(arguments) => fetch(arguments, printer),
+            Command::Import(arguments) => import(arguments, printer),
+            Command::Generate(arguments) => generate_workload(arguments, printer),
+        }
+    }
+}
+
+/// The program, to be called in another program's process.
+pub const PROGRAM: Program = Program::of::<Cli>();
+
+/// Runs the program with its arguments, whose first is its name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    PROGRAM.main(arguments)
+}
+
+fn fetch(arguments: &FetchArguments, printer: &Printer) -> anyhow::Result<()> {
+    let FetchSource::MovieLens100K = arguments.source;
+    let out = &arguments.output.out;
+    let options = FetchOptions { cache: arguments.cache.clone(), overwrite: arguments.output.overwrite };
+    let start = Instant::now();
+    let summary = movielens::fetch(out, &options, printer)?;
+    let report = Report::new(&summary, out, start)?;
+    printer.summary(&report.text("MovieLens 100K", movielens_lines(&summary)), &report)?;
+    Ok(())
+}
+
+fn import(arguments: &ImportArguments, printer: &Printer) -> anyhow::Result<()> {
+    let ImportSource::Ebnerd = arguments.source;
+    let out = &arguments.output.out;
+    let options = ImportOptions { overwrite: arguments.output.overwrite };
+    let start = Instant::now();
+    let summary = ebnerd::import(&arguments.from, out, options, printer)?;
+    let report = Report::new(&summary, out, start)?;
+    printer.summary(&report.text("EB-NeRD", ebnerd_lines(&summary)), &report)?;
+    Ok(())
+}
+
+fn generate_workload(arguments: &GenerateArguments, printer: &Printer) -> anyhow::Result<()> {
+    let &GenerateArguments { workload, samples, seed, .. } = arguments;
+    let out = &arguments.output.out;
+    let options = GenerateOptions { workload, samples, seed, overwrite: arguments.output.overwrite };
+    let start = Instant::now();
+    let GenerateSummary { samples, sessions, .. } = generate(out, &options, printer)?;
+    let report = Report::new(Generated { samples, sessions }, out, start)?;
+    let name = workload.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
+    let lines = vec![("samples", format_count(samples)), ("sessions", format_count(sessions))];
+    printer.summary(&report.text(&format!("workload {name}"), lines), &report)?;
+    Ok(())
+}
+
+/// The figures of a generated log; [`Report`] adds the rest.
+#[derive(Debug, Serialize)]
+struct Generated {
+    samples: u64,
+    sessions: u64,
+}
+
+/// The summary of every command.
+#[derive(Debug, Serialize)]
+struct Report<'a, S> {
+    #[serde(flatten)]
+    summary: S,
+    out: &'a Path,
+    files: u64,
+    bytes_on_disk: u64,
+    wall_seconds: f64,
+}
+
+impl<'a, S: Serialize> Report<'a, S> {
+    fn new(summary: S, out: &'a Path, start: Instant) -> anyhow::Result<Self> {
+        let (files, bytes_on_disk) = measure(out)?;
+        Ok(Self { summary, out, files, bytes_on_disk, wall_seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// The summary for a person: `lines` of label and value, and the next command.
+    fn text(&self, what: &str, mut lines: Vec<(&str, String)>) -> String {
+        lines.push(("files", format_count(self.files)));
+        lines.push(("size", format_bytes(self.bytes_on_disk)));
+        lines.push(("time", format!("{:.1} s", self.wall_seconds)));
+        let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
+        let lines: String =
+            lines.iter().map(|(label, value)| format!("  {label:<width$}  {value}\n")).collect();
+        let config = self.out.join(DATASET_CONFIG_FILE);
+        let (out, config) = (self.out.display(), config.display());
+        format!("raw logs of {what} in `{out}`\n{lines}next: onefold-ingest build {config} --out DATASET")
+    }
+}
+
+fn movielens_lines(summary: &FetchSummary) -> Vec<(&'static str, String)> {
+    let held_out = summary.samples - summary.train_samples;
+    vec![
+        ("samples", format!("{} ({} held out)", format_count(summary.samples), format_count(held_out))),
+        ("sessions", format_count(summary.sessions)),
+        ("users", format_count(summary.users)),
+        ("items", format_count(summary.items)),
+        ("liked", format!("{:.1} %", 100.0 * summary.positive_share)),
+        ("history", format!("{:.1} items on average", summary.mean_history_length)),
+        ("download", if summary.downloaded { "fetched" } else { "cached" }.to_owned()),
+    ]
+}
+
+fn ebnerd_lines(summary: &ImportSummary) -> Vec<(&'static str, String)> {
+    let mut lines = vec![
+        ("samples", format_count(summary.samples)),
+        ("impressions", format_count(summary.impressions)),
+        ("sessions", format_count(summary.sessions)),
+        ("users", format_count(summary.users)),
+        ("articles", format_count(summary.articles)),
+        ("clicked", format!("{:.1} %", 100.0 * summary.positive_share)),
+        ("history", format!("{:.1} articles on average", summary.mean_history_length)),
+    ];
+    if summary.empty_impressions > 0 {
+        lines.push(("without samples", format!("{} impressions", format_count(summary.empty_impressions))));
+    }
+    if summary.clicks_not_shown > 0 {
+        lines.push(("not shown", format!("{} clicks", format_count(summary.clicks_not_shown))));
+    }
+    lines
+}
+
+/// The number of files in a directory tree, and their bytes.
+fn measure(directory: &Path) -> std::io::Result<(u64, u64)> {
+    let mut sum = (0, 0);
+    for entry in fs_err::read_dir(directory)? {
+        let entry = entry?;
+        let (files, bytes) = match entry.file_type()?.is_dir() {
+            true => measure(&entry.path())?,
+            false => (1, entry.metadata()?.len()),
+        };
+        sum = (sum.0 + files, sum.1 + bytes);
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

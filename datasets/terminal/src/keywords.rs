@@ -1,0 +1,248 @@
+//! A command's arguments as keywords of a function: `--memory-limit 1GiB` is `memory_limit="1GiB"`.
+//!
+//! They are derived from the command's definition, and become its arguments again: the same parser reads them.
+
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, ArgAction, Command};
+use onefold_datasets::suggest;
+
+use crate::{Failure, FailureKind};
+
+/// Arguments that no function takes: it prints nothing.
+const OF_TERMINALS: [&str; 4] = ["help", "json", "quiet", "version"];
+
+/// A keyword of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keyword {
+    /// Its name: that of the long flag with underscores, or of the argument without a flag.
+    pub name: String,
+    /// What it takes.
+    pub kind: KeywordKind,
+    /// Whether the argument has no flag, so that a function takes it by its place.
+    pub positional: bool,
+    /// Whether it must be given, whatever else is given.
+    pub required: bool,
+    /// The value that it has if it is not given, as text.
+    pub default: Option<String>,
+    /// What it means, in a sentence.
+    pub help: String,
+}
+
+/// What a keyword takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeywordKind {
+    /// Yes or no.
+    Switch,
+    /// A value.
+    One,
+    /// Any number of values.
+    Many,
+}
+
+/// The keyword of an argument. Words that Python reserves end with an underscore.
+pub(crate) fn name(argument: &Arg) -> String {
+    match argument.get_long() {
+        Some("from") => "from_".to_owned(),
+        Some(long) => long.replace('-', "_"),
+        None => argument.get_id().to_string(),
+    }
+}
+
+/// Whether an argument takes no value.
+pub(crate) fn is_switch(argument: &Arg) -> bool {
+    matches!(argument.get_action(), ArgAction::SetTrue)
+}
+
+fn of(command: &Command) -> impl Iterator<Item = &Arg> {
+    command.get_arguments().filter(|argument| !OF_TERMINALS.contains(&argument.get_id().as_str()))
+}
+
+/// The keywords of a command that was built.
+pub(crate) fn keywords(command: &Command) -> Vec<Keyword> {
+    let keyword = |argument: &Arg| Keyword {
+        name: name(argument),
+        kind: match argument.get_action() {
+            ArgAction::SetTrue => KeywordKind::Switch,
+            ArgAction::Append => KeywordKind::Many,
+            _ => KeywordKind::One,
+        },
+        positional: argument.is_positional(),
+        required: argument.is_required_set(),
+        default: match argument.get_default_values() {
+            [value] if !is_switch(argument) && !argument.is_hide_default_value_set() => {
+                Some(value.to_string_lossy().into_owned())
+            }
+            _ => None,
+        },
+        help: argument.get_help().map(ToString::to_string).unwrap_or_default(),
+    };
+    of(command).map(keyword).collect()
+}
+
+/// The arguments, from the program's name on, that say what the keywords say. A switch is given by any value.
+///
+/// # Errors
+///
+/// The program has no such command, or the command no such keyword.
+pub(crate) fn arguments(
+    program: &Command,
+    command: &str,
+    given: &[(String, Vec<OsString>)],
+) -> Result<Vec<OsString>, Failure> {
+    let wrong = |message: String, hint: String| Failure {
+        kind: FailureKind::Usage,
+        message,
+        hints: vec![hint],
+        summary: None,
+    };
+    let Some(definition) = program.find_subcommand(command) else {
+        let hint = suggest(command, program.get_subcommands().map(Command::get_name));
+        return Err(wrong(format!("`{}` has no command `{command}`", program.get_name()), hint));
+    };
+    let mut flags = Vec::new();
+    let mut by_place = Vec::new();
+    for (keyword, values) in given {
+        let Some(argument) = of(definition).find(|argument| name(argument) == *keyword) else {
+            let names: Vec<String> = of(definition).map(name).collect();
+            let hint = suggest(keyword, names.iter().map(String::as_str));
+            return Err(wrong(format!("`{command}` has no argument `{keyword}`"), hint));
+        };
+        match argument.get_long() {
+            None => by_place.push((argument.get_index(), values)),
+            Some(long) if is_switch(argument) => flags.push(OsString::from(format!("--{long}"))),
+            Some(long) => {
+                for value in values {
+                    let mut flag = OsString::from(format!("--{long}="));
+                    flag.push(value);
+                    flags.push(flag);
+                }
+            }
+        }
+    }
+    by_place.sort_by_key(|(index, _)| *index);
+    let start = [program.get_name(), command].map(OsString::from);
+    // Behind `--` nothing is a flag.
+    let end = by_place.into_iter().flat_map(|(_, values)| values.iter().cloned());
+    Ok(start.into_iter().chain(flags).chain([OsString::from("--")]).chain(end).collect())
+}
+
+/// What is wrong with arguments, said of keywords.
+pub(crate) fn usage_failure(error: &clap::Error, program: &Command, command: &str) -> Failure {
+    let text = error.render().to_string();
+    // clap's parts are paragraphs: what is wrong, tips, how the command is used, and where there is help.
+    let mut paragraphs = text.trim_end().split("\n\n");
+    let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+    let tips = paragraphs.flat_map(str::lines).filter_map(|line| line.trim().strip_prefix("tip: "));
+    let to_keywords = |text: &str| {
+        let mut text = text.to_owned();
+        for argument in program.find_subcommand(command).into_iter().flat_map(of) {
+            let shown = argument.to_string();
+            text = text.replace(&format!("'{shown}'"), &format!("`{}`", name(argument)));
+            text = text.replace(&shown, &name(argument));
+        }
+        text
+    };
+    let mut hints: Vec<String> = tips.map(to_keywords).collect();
+    if hints.is_empty() {
+        hints.push(match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(_)) => "correct the argument".to_owned(),
+            _ => format!("see what `{command}` takes"),
+        });
+    }
+    Failure { kind: FailureKind::Usage, message: to_keywords(message), hints, summary: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::value_parser;
+
+    use super::*;
+
+    fn program() -> Command {
+        let build = Command::new("build")
+            .arg(Arg::new("logs").required(true).action(ArgAction::Append))
+            .arg(
+                Arg::new("memory_limit")
+                    .long("memory-limit")
+                    .value_parser(value_parser!(u16))
+                    .default_value("4"),
+            )
+            .arg(Arg::new("commit = overwrite").long("overwrite").action(ArgAction::SetTrue))
+            .arg(Arg::new("layout").long("layout").value_parser(["rows", "folded"]))
+            .arg(Arg::new("json").long("json").action(ArgAction::SetTrue));
+        let mut program = Command::new("program").subcommand(build);
+        program.build();
+        program
+    }
+
+    fn given(keywords: &[(&str, &[&str])]) -> Vec<(String, Vec<OsString>)> {
+        let values = |values: &[&str]| values.iter().map(OsString::from).collect();
+        keywords.iter().map(|(name, given)| ((*name).to_owned(), values(given))).collect()
+    }
+
+    fn refused(keywords: &[(&str, &[&str])]) -> String {
+        let program = program();
+        let failure = match arguments(&program, "build", &given(keywords)) {
+            Err(failure) => failure,
+            Ok(arguments) => {
+                let error = program.clone().try_get_matches_from(arguments).unwrap_err();
+                usage_failure(&error, &program, "build")
+            }
+        };
+        assert_eq!(failure.kind, FailureKind::Usage);
+        failure.to_string()
+    }
+
+    #[test]
+    fn keywords_are_those_of_the_definition() {
+        let program = program();
+        let keywords = keywords(program.find_subcommand("build").unwrap());
+        let shown: Vec<_> = keywords.iter().map(|keyword| (keyword.name.as_str(), keyword.kind)).collect();
+        let expected = [
+            ("logs", KeywordKind::Many),
+            ("memory_limit", KeywordKind::One),
+            ("overwrite", KeywordKind::Switch),
+            ("layout", KeywordKind::One),
+        ];
+        assert_eq!(shown, expected);
+        assert!(keywords[0].required && keywords[0].positional && !keywords[1].required);
+        assert_eq!(keywords[1].default.as_deref(), Some("4"));
+    }
+
+    #[test]
+    fn keywords_become_arguments_that_the_parser_reads() {
+        let keywords: &[(&str, &[&str])] =
+            &[("logs", &["-a", "--json"]), ("memory_limit", &["7"]), ("overwrite", &[""])];
+        let arguments = arguments(&program(), "build", &given(keywords)).unwrap();
+        let line = ["program", "build", "--memory-limit=7", "--overwrite", "--", "-a", "--json"];
+        assert_eq!(arguments, line);
+        let matches = program().try_get_matches_from(arguments).unwrap();
+        let (_, matches) = matches.subcommand().unwrap();
+        assert_eq!(matches.get_one::<u16>("memory_limit"), Some(&7));
+        assert!(matches.get_flag("commit = overwrite") && !matches.get_flag("json"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_of_keywords() {
+        let logs: (&str, &[&str]) = ("logs", &["a"]);
+        let text = refused(&[logs, ("memory_limti", &["1"])]);
+        assert_eq!(
+            text,
+            "`build` has no argument `memory_limti`\n  hint: did you mean `memory_limit`? Known names: `logs`, \
+                          `memory_limit`, `overwrite`, `layout`"
+        );
+        let text = refused(&[logs, ("memory_limit", &["much"])]);
+        assert!(text.starts_with("invalid value 'much' for `memory_limit`: "), "{text}");
+        let text = refused(&[logs, ("layout", &["row"])]);
+        assert!(
+            text.starts_with("invalid value 'row' for `layout`\n  [possible values: rows, folded]"),
+            "{text}"
+        );
+        assert!(text.contains("\n  hint: a similar value exists: 'rows'"), "{text}");
+        let text = refused(&[]);
+        assert!(text.starts_with("the following required arguments were not provided:\n  logs"), "{text}");
+        assert!(refused(&[("json", &[""])]).starts_with("`build` has no argument `json`"));
+    }
+}

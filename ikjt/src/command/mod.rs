@@ -1,0 +1,35 @@
+//! The commands of `onefold-read`: samples of a dataset's batches, how fast they come, and their digests.
+
+mod bench;
+mod cli;
+mod digest;
+mod head;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
+
+use cli::{Cli, Command};
+
+/// The program, to be called in another program's process.
+pub const PROGRAM: Program = Program::of::<Cli>();
+
+/// Runs the program with its arguments, whose first is its name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    PROGRAM.main(arguments)
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> anyhow::Result<()> {
+        match &self.command {
+            Command::Head { reading, samples, batch } => head::head(reading, *samples, *batch, printer),
+            Command::Bench { reading } => bench::bench(reading, printer),
+            Command::Digest { reading, by_step } => digest::print_digests(reading, *by_step, printer),
+        }
+    }
+}

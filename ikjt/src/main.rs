@@ -1,0 +1,9 @@
+//! `onefold-read`: shows a dataset's batches, measures how fast they come, and digests them.
+
+use std::process::ExitCode;
+
+onefold_allocator::use_jemalloc!();
+
+fn main() -> ExitCode {
+    onefold_ikjt::command::main(std::env::args_os())
+}

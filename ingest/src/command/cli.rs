@@ -1,0 +1,87 @@
+//! The command line of `onefold-ingest`.
+
+use clap::{Parser, Subcommand};
+use onefold_terminal::{CommandLine, OutputOptions, Printer};
+
+use super::{build, history, report, shard, vacuum, verify};
+
+/// Build session-clustered training datasets from raw logs
+#[derive(Debug, Parser)]
+#[command(name = "onefold-ingest", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Build a dataset from the raw logs that a `dataset.toml` names
+    ///
+    /// Example: onefold-ingest build logs/dataset.toml --out dataset --memory-limit 8GiB
+    Build(build::BuildArguments),
+    /// Add partitions to a dataset, or build some of its partitions again
+    ///
+    /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others stay.
+    /// Running it again changes nothing.
+    /// Layout, order and buckets are those of the dataset; features and sessions must be, too. A dataset that does not exist is created.
+    /// Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
+    ///
+    /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and those
+    /// after midnight of sessions that began before it. Only the buckets that get samples are written anew.
+    /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
+    Append(build::AppendArguments),
+    /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone
+    ///
+    /// Logs that are split by the same key into as many segments match, segment by segment.
+    /// Example: onefold-ingest shard logs/features/*.parquet --by session_id --segments 16 --out segments
+    Shard(shard::ShardArguments),
+    /// Read a whole dataset and list everything that is wrong with it
+    ///
+    /// Example: onefold-ingest verify dataset
+    Verify(verify::VerifyArguments),
+    /// List the snapshots of a dataset: when each was committed, and what it changed
+    ///
+    /// Example: onefold-ingest history s3://bucket/dataset
+    History(history::HistoryArguments),
+    /// Remove old snapshots, and files that no other snapshot names
+    ///
+    /// Files that writers left when they were killed are removed too. The newest snapshot is always kept.
+    /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
+    Vacuum(vacuum::VacuumArguments),
+    /// Measure how much repeats in a dataset, its size on disk in each layout, and how much training can gain
+    ///
+    /// Example: onefold-ingest report dataset --html report.html
+    Report(report::ReportArguments),
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> anyhow::Result<()> {
+        match &self.command {
+            Command::Build(arguments) => build::run_build(arguments, printer),
+            Command::Append(arguments) => build::run_append(arguments, printer),
+            Command::Shard(arguments) => shard::run(arguments, printer),
+            Command::Verify(arguments) => verify::run(arguments, printer),
+            Command::History(arguments) => history::run(arguments, printer),
+            Command::Vacuum(arguments) => vacuum::run(arguments, printer),
+            Command::Report(arguments) => report::run(arguments, printer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,49 @@
+"""The program `onefold-train`, with the libtorch of an installed torch."""
+
+import os
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+TORCH = "2.11.0"
+"""The version of torch whose libtorch the program was built with; other versions have another binary interface."""
+
+
+def main():
+    """Starts the program, which takes the place of this process."""
+    try:
+        libraries = libtorch()
+    except RuntimeError as error:
+        sys.exit(f"error: {error}\n  hint: install it with `pip install torch=={TORCH}`")
+    program = Path(__file__).with_name("onefold-train")
+    places = [str(libraries), os.environ.get("LD_LIBRARY_PATH")]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(place for place in places if place)
+    os.execv(program, ["onefold-train", *sys.argv[1:]])
+
+
+def libtorch():
+    """The folder of libtorch's libraries. torch is not imported, which takes seconds."""
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError(f"onefold-train needs torch {TORCH}, and torch is not installed for {sys.executable}")
+    torch = Path(spec.submodule_search_locations[0])
+    version = _version(torch)
+    # The part behind the plus is the build: for the CPU, or for a version of CUDA.
+    if version.split("+")[0] != TORCH:
+        raise RuntimeError(f"onefold-train needs torch {TORCH}, and `{torch}` is torch {version}")
+    libraries = torch / "lib"
+    if not (libraries / "libtorch_cpu.so").is_file():
+        raise RuntimeError(f"onefold-train needs torch {TORCH}, and `{libraries}` has no `libtorch_cpu.so`")
+    return libraries
+
+
+def _version(torch):
+    path = torch / "version.py"
+    try:
+        found = re.search(r"""^__version__ = ['"]([^'"]+)""", path.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None:
+        raise RuntimeError(f"onefold-train needs torch {TORCH}, and `{path}` does not say its version")
+    return found[1]

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Writes the wheel `onefold-train`: the program as package data, and a console script that starts it.
+
+    python/train/wheel.py --program target/release/onefold-train --out target/wheels
+
+The wheel is written beside its place and appears by one rename. Equal files give equal wheels.
+"""
+
+import argparse
+import base64
+import hashlib
+import os
+import platform
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PACKAGE = "onefold_train"
+PROGRAM = "onefold-train"
+TORCH = "2.11.0"
+SUMMARY = "Train DLRMs that compute every distinct row once"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", type=Path, required=True, help="the compiled program")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write the wheel to")
+    arguments = parser.parse_args()
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    program = without_build_folder(arguments.program.read_bytes())
+    tag = f"py3-none-{platform_tag()}"
+    info = f"{PACKAGE}-{version}.dist-info"
+    files = {
+        f"{PACKAGE}/__init__.py": ((HERE / PACKAGE / "__init__.py").read_bytes(), 0o644),
+        f"{PACKAGE}/{PROGRAM}": (program, 0o755),
+        f"{info}/METADATA": (metadata(version), 0o644),
+        f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: onefold\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), 0o644),
+        f"{info}/entry_points.txt": (f"[console_scripts]\n{PROGRAM} = {PACKAGE}:main\n".encode(), 0o644),
+        f"{info}/licenses/LICENSE": ((ROOT / "LICENSE").read_bytes(), 0o644),
+    }
+    record = "".join(f"{name},sha256={digest(data)},{len(data)}\n" for name, (data, _) in files.items())
+    files[f"{info}/RECORD"] = (f"{record}{info}/RECORD,,\n".encode(), 0o644)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    wheel = arguments.out / f"{PACKAGE}-{version}-{tag}.whl"
+    write(wheel, files)
+    print(wheel)
+
+
+def platform_tag():
+    """The tag of this machine's glibc: the program may need what older ones lack."""
+    libc, version = platform.libc_ver()
+    if libc != "glibc":
+        sys.exit("error: wheels are built on Linux with glibc\n  hint: build them on such a machine, or in a container")
+    return f"manylinux_{version.replace('.', '_')}_{platform.machine()}"
+
+
+def without_build_folder(program):
+    """The program without the folder of the libtorch that it was linked with, which means nothing on other machines.
+
+    The run path is a text that ends with a zero; one of the same length takes its place.
+    """
+    libtorch = os.environ.get("LIBTORCH", "")
+    folder = os.fsencode(libtorch) + b"/lib"
+    run_path = b"\0" + folder + b"\0"
+    if run_path not in program:
+        sys.exit(
+            f"error: the program was not linked with the libtorch of LIBTORCH={libtorch}\n"
+            "  hint: build it with this LIBTORCH (`make wheel` does)"
+        )
+    return program.replace(run_path, b"\0" + b"$ORIGIN".ljust(len(folder), b"\0") + b"\0")
+
+
+def metadata(version):
+    return (
+        f"Metadata-Version: 2.4\nName: {PROGRAM}\nVersion: {version}\nSummary: {SUMMARY}\n"
+        f"License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.11\nRequires-Dist: torch=={TORCH}\n"
+    ).encode()
+
+
+def digest(data):
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def write(wheel, files):
+    partial = wheel.with_suffix(".partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (data, mode) in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            # pip makes a file executable if it is so here.
+            entry.external_attr = (0o100000 | mode) << 16
+            archive.writestr(entry, data)
+    partial.replace(wheel)
+
+
+if __name__ == "__main__":
+    main()
