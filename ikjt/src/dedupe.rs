@@ -4,57 +4,86 @@
 //! mostly from one sample to the next, so a row is first compared with the one before it, which costs one
 //! comparison and no hash; only where a list changes is the row looked up among the distinct ones of the batch.
 
-use crate::{Feature, Group};
+use crate::{Feature, Group, Result};
 
 /// The same samples with every distinct row once, in the order in which the rows first occur.
 ///
 /// Two samples share a row exactly if all features of the group have equal ids (and weights, bit by bit) in
 /// both. The new features hold their rows one after the other, without gaps. `deduplicate(g).expand()` equals
 /// `g.expand()`.
+///
+/// # Panics
+///
+/// If the distinct rows of a feature, whose lists may share ids in `group`, have more ids than `i32` counts.
 pub fn deduplicate(group: &Group) -> Group {
-    let samples = group.samples();
+    try_deduplicate(group).expect("the distinct rows have no more ids than `i32` counts")
+}
+
+/// [`deduplicate`], with an error instead of the panic.
+pub(crate) fn try_deduplicate(group: &Group) -> Result<Group> {
     let features = group.features();
+    // Most rows that differ do so in a few places of every list. Where they do not, the whole rows are hashed.
+    let few = group.samples() / 8 + 8;
+    let (inverse, distinct) = distinct_rows(group, few, |row| hash_row(features, row, sampled))
+        .or_else(|| distinct_rows(group, usize::MAX, |row| hash_row(features, row, <[i64]>::iter)))
+        .expect("the second time has no limit");
+    let is_unchanged = distinct.iter().copied().eq(0..group.rows());
+    let rows = features.iter().map(|feature| match is_unchanged {
+        true => feature.compact(),
+        false => feature.checked_gather(distinct.iter().copied()),
+    });
+    let (name, rows) = (group.shared_name(), rows.collect::<Result<_>>()?);
+    Ok(Group::trusted(name, Some(inverse.into()), distinct.len(), rows))
+}
+
+/// The number of each sample's distinct row, and the distinct rows; None if more than `limit` times a row has the
+/// hash of another one.
+fn distinct_rows(group: &Group, limit: usize, hash: impl Fn(usize) -> u64) -> Option<(Vec<i32>, Vec<usize>)> {
+    let (samples, features) = (group.samples(), group.features());
     let mut inverse: Vec<i32> = Vec::with_capacity(samples);
     let mut distinct: Vec<usize> = Vec::new();
     let mut index = Index::with_capacity(group.rows().min(samples));
+    let mut collisions = 0;
     for sample in 0..samples {
         let row = group.row_of(sample);
         let before = sample.checked_sub(1).map(|before| group.row_of(before));
         let slot = match before {
             Some(before) if before == row || equal_rows(features, before, row) => inverse[sample - 1],
-            _ => index.find_or_insert(hash_row(features, row), &mut distinct, row, |other| {
-                equal_rows(features, other, row)
+            _ => index.find_or_insert(hash(row), &mut distinct, row, |other| {
+                let is_equal = equal_rows(features, other, row);
+                collisions += usize::from(!is_equal);
+                is_equal
             }),
         };
+        if collisions > limit {
+            return None;
+        }
         inverse.push(slot);
     }
-    group.with_rows(inverse, &distinct)
+    Some((inverse, distinct))
 }
 
 fn equal_rows(features: &[Feature], a: usize, b: usize) -> bool {
     features.iter().all(|feature| feature.has_equal_rows(a, b))
 }
 
-/// A hash of a row's lengths and ids (weights are left to the comparison): multiply and rotate, as in FxHash,
-/// with four independent lanes so that the multiplications overlap.
-fn hash_row(features: &[Feature], row: usize) -> u64 {
+/// At most three ids of a list: the first, the middle and the last.
+fn sampled(ids: &[i64]) -> impl Iterator<Item = &i64> {
+    ids.first().into_iter().chain(ids.get(ids.len() / 2)).chain(ids.last())
+}
+
+/// A hash of a row's lengths and of some ids of each list (weights are left to the comparison): multiply and
+/// rotate, as in FxHash.
+fn hash_row<'a, I>(features: &'a [Feature], row: usize, some: impl Fn(&'a [i64]) -> I) -> u64
+where
+    I: Iterator<Item = &'a i64>,
+{
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |state: u64, id: i64| (state.rotate_left(5) ^ id as u64).wrapping_mul(K);
     let mut state = 0;
     for feature in features {
         let ids = feature.row(row);
-        state = mix(state, ids.len() as i64);
-        let mut lanes = [state, 1, 2, 3];
-        let mut chunks = ids.chunks_exact(4);
-        for chunk in &mut chunks {
-            for (lane, &id) in lanes.iter_mut().zip(chunk) {
-                *lane = mix(*lane, id);
-            }
-        }
-        for (lane, &id) in lanes.iter_mut().zip(chunks.remainder()) {
-            *lane = mix(*lane, id);
-        }
-        state = lanes.iter().fold(0, |state, &lane| mix(state, lane as i64));
+        state = some(ids).fold(mix(state, ids.len() as i64), |state, id| mix(state, *id));
     }
     state ^ (state >> 32)
 }
@@ -76,7 +105,7 @@ impl Index {
         hash: u64,
         distinct: &mut Vec<usize>,
         row: usize,
-        equal: impl Fn(usize) -> bool,
+        mut equal: impl FnMut(usize) -> bool,
     ) -> i32 {
         let mask = self.entries.len() - 1;
         let mut place = hash as usize & mask;
@@ -153,6 +182,17 @@ mod tests {
             prop_assert_eq!(folded.expand(), group);
             prop_assert_eq!(deduplicate(&folded), folded);
         }
+    }
+
+    #[test]
+    fn rows_that_differ_in_few_places_stay_apart() {
+        // Sampled ids are equal in all of them; so many collisions lead to hashes of whole rows.
+        let rows: Vec<Vec<i64>> = (0..200).map(|i| [vec![7], vec![i % 100], vec![7; 30]].concat()).collect();
+        let group = Group::try_new("g", None, vec![Feature::from_rows("x", &rows).unwrap()]).unwrap();
+        assert!(distinct_rows(&group, 33, |row| hash_row(group.features(), row, sampled)).is_none());
+        let folded = deduplicate(&group);
+        assert_eq!(folded.rows(), 100);
+        assert_eq!(folded.expand(), group);
     }
 
     #[test]

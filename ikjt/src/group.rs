@@ -142,12 +142,6 @@ impl Group {
         let features = self.features.iter().map(|feature| feature.gather(samples.clone())).collect();
         Self { name: Arc::clone(&self.name), inverse: None, rows: self.samples(), features }
     }
-
-    /// The group with other rows; the caller keeps the invariants.
-    pub(crate) fn with_rows(&self, inverse: Vec<i32>, rows: &[usize]) -> Self {
-        let features = self.features.iter().map(|feature| feature.gather(rows.iter().copied())).collect();
-        Self { name: Arc::clone(&self.name), inverse: Some(inverse.into()), rows: rows.len(), features }
-    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,9 @@ use onefold_datasets::{FeatureGroup, Layout, Schema};
 use super::Dedupe;
 use super::decode::{Decoded, Ids};
 use super::stages::Stages;
+use crate::dedupe::try_deduplicate;
 use crate::preprocess::Preprocessor;
-use crate::{Batch, BatchParts, Error, Feature, Group, Result, deduplicate, fold_windows};
+use crate::{Batch, BatchParts, Error, Feature, Group, Result, fold_windows};
 
 /// Samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
@@ -102,8 +103,8 @@ impl Conversion {
         let is_folded = deduplicated && self.layout == Layout::Folded;
         Ok(match self.dedupe {
             Dedupe::Off if is_folded => expand(group)?,
-            Dedupe::Exact if deduplicated => deduplicate(group),
-            Dedupe::Window if deduplicated && !is_folded => fold_windows(&deduplicate(group)),
+            Dedupe::Exact if deduplicated => try_deduplicate(group)?,
+            Dedupe::Window if deduplicated && !is_folded => fold_windows(&try_deduplicate(group)?),
             _ => group.clone(),
         })
     }
