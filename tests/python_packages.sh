@@ -25,7 +25,9 @@ python3 -m pip --version >/dev/null 2>&1 ||
     die "python3 has no pip, which installs $name" "install it (Debian: apt-get install python3-pip)"
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 cache=${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/onefold}
-home=$cache/$package-$release-python$version
+# Other requirements are another folder.
+digest=$(sha256sum "$requirements" | cut -c 1-8)
+home=$cache/$package-$release-$digest-python$version
 if [ -d "$home" ]; then
     printf '%s\n' "$home"
     exit 0
@@ -42,7 +44,7 @@ fi
 rm -rf "$cache/$package".partial.*
 work=$(mktemp -d "$cache/$package.partial.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-say "installing $name $release into $home (once; about $size)"
+say "installing $name into $home (once; about $size)"
 # pip unpacks into TMPDIR first: into the same file system, so that its last step is a rename.
 TMPDIR=$work python3 -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
     --no-warn-conflicts --target "$work/packages" --requirement "$requirements" 1>&2 ||
