@@ -21,7 +21,7 @@ installed=$target/python-package
 rm -rf "$installed"
 python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$installed" "$wheel" 1>&2
 cd "$here"
-export ONEFOLD_BINARIES=$target/release PYTHONPATH=$installed:$packages$torch PYTHONDONTWRITEBYTECODE=1
+export ONEFOLD_BINARIES=$target/release ONEFOLD_WHEELS=$target/wheels PYTHONPATH=$installed:$packages$torch PYTHONDONTWRITEBYTECODE=1
 # Neither the tests nor the processes that they start take modules from this folder, whose `onefold` has no compiled half.
 export PYTHONSAFEPATH=1
 # `append` gives tests names by which a spawned process imports them.

@@ -3,12 +3,13 @@
     pip install polars duckdb
     python python/examples/dataframes.py dataset --feature user_00 --window history_00
 
-Both read the lists of a sparse feature of a deduplicated group, and restore every sample's list with a forward fill. A
-sequence stores the items that were appended, and its column `NAME.length` the length of the list: the list is the last `length`
-items that the row group has appended so far.
+Both read the lists of a sparse feature of a deduplicated group, and restore every sample's list with a forward
+fill. A sequence stores the items that were appended, and its column `NAME.length` the length of the list: the list
+is the last `length` items that the row group has appended so far.
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -16,17 +17,17 @@ import polars
 import pyarrow.parquet as parquet
 
 
-def with_polars(files, feature):
+def with_polars(files: list[str], feature: str) -> polars.Series:
     """The lists of a feature, one for every sample, with Polars."""
     # The first row of a row group is never null, so files can be filled one after the other.
     lists = polars.scan_parquet(files).select(polars.col(feature).forward_fill())
     return lists.collect()[feature]
 
 
-def with_duckdb(files, feature):
+def with_duckdb(files: list[str], feature: str) -> polars.Series:
     """The same with DuckDB."""
     names = ", ".join(f"'{file}'" for file in files)
-    return duckdb.sql(
+    return duckdb.connect().sql(
         f"""
         SELECT last_value("{feature}" IGNORE NULLS) OVER (ORDER BY filename, file_row_number) AS list
         FROM read_parquet([{names}], filename = true, file_row_number = true)
@@ -35,13 +36,13 @@ def with_duckdb(files, feature):
     ).pl()["list"]
 
 
-def windows(files, feature):
+def windows(files: list[str], feature: str) -> Iterator[list[int]]:
     """The lists of a sequence that slides, one for every sample: row group by row group."""
     for file in files:
         opened = parquet.ParquetFile(file)
         for number in range(opened.num_row_groups):
             table = opened.read_row_group(number, columns=[feature, f"{feature}.length"])
-            frame = polars.from_arrow(table)
+            frame = polars.DataFrame(table)
             appended = frame[feature].explode(empty_as_null=False, keep_nulls=False)
             ends = frame[feature].list.len().fill_null(0).cum_sum()
             lengths = frame[f"{feature}.length"].forward_fill()
@@ -49,7 +50,7 @@ def windows(files, feature):
                 yield appended[end - length : end].to_list()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset")
     parser.add_argument("--feature", required=True, help="a sparse feature of a deduplicated group")

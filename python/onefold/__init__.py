@@ -8,7 +8,8 @@
         batch.groups["user"].inverse                  # int32 [B]: the row of every sample
         batch.groups["user"].features["history"].row(0)
 
-`onefold.build` and the like are the commands as functions. `onefold.torch` has the dataset for PyTorch's loaders, `onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
+`onefold.build` and the like are the commands as functions. `onefold.torch` has the dataset for PyTorch's loaders, and
+`onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
 """
 
 from ._batch import Batch, Feature, Group
@@ -28,7 +29,7 @@ from ._commands import (
     verify,
 )
 from ._dataset import BatchIterator, Dataset
-from ._errors import DataError, OnefoldError, OptionsError, ProcessError, StorageError
+from ._errors import DataError, MissingPackageError, OnefoldError, OptionsError, ProcessError, StorageError
 from ._onefold import __version__, configure
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Dataset",
     "Feature",
     "Group",
+    "MissingPackageError",
     "OnefoldError",
     "OptionsError",
     "ProcessError",

@@ -1,157 +1,198 @@
 """Batches: views of one allocation, in numpy or torch."""
 
+from __future__ import annotations
+
 import json
-from functools import cached_property
+import sys
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy
 
 from ._onefold import Block
 from ._optional import optional
 
+if TYPE_CHECKING:
+    import torch
+    from torchrec import KeyedJaggedTensor
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property:  # noqa: N801
+        """As of functools from Python 3.12 on: without its lock, which costs more than a view."""
+
+        def __init__(self, function):
+            self.function, self.__doc__ = function, function.__doc__
+
+        def __set_name__(self, owner, name):
+            self.name = name
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            value = instance.__dict__[self.name] = self.function(instance)
+            return value
+
+Array = TypeVar("Array")
+"""What the arrays of a batch are: numpy.ndarray or torch.Tensor."""
+
 
 class _Numpy:
-    """How parts of a batch become numpy arrays."""
+    """How the bytes of a batch become numpy arrays."""
 
     @staticmethod
-    def view(data, start, count, dtype):
-        return data[start : start + count * numpy.dtype(dtype).itemsize].view(dtype)
+    def all_as(data: Any, dtype: str) -> Any:
+        return data.view(dtype)
 
     @staticmethod
-    def ramp(length, like):
+    def ramp(length: int, like: Any) -> Any:
         return numpy.arange(length, dtype=numpy.int32)
 
     @staticmethod
-    def where(mask, a, b):
+    def where(mask: Any, a: Any, b: Any) -> Any:
         return numpy.where(mask, a, b)
 
 
 class _Torch:
-    """How parts of a batch become torch tensors."""
+    """How the bytes of a batch become torch tensors."""
 
     @staticmethod
-    def view(data, start, count, dtype):
+    def all_as(data: Any, dtype: str) -> Any:
         import torch
 
-        dtype = getattr(torch, dtype)
-        return data[start : start + count * dtype.itemsize].view(dtype)
+        return data.view(getattr(torch, dtype))
 
     @staticmethod
-    def ramp(length, like):
+    def ramp(length: int, like: Any) -> Any:
         import torch
 
         return torch.arange(length, dtype=torch.int32, device=like.device)
 
     @staticmethod
-    def where(mask, a, b):
+    def where(mask: Any, a: Any, b: Any) -> Any:
         import torch
 
         return torch.where(mask, a, b)
 
 
-class _Data:
+class _Data(Generic[Array]):
     """The bytes of a batch, and how parts of them become arrays.
 
-    Groups and features hold it and not their batch, so that a batch that is dropped goes at once, without a garbage collector.
+    Groups and features hold it and not their batch, so that a batch that is dropped goes at once, without a garbage
+    collector.
     """
 
-    def __init__(self, data, size):
+    def __init__(self, data: Array, size: int) -> None:
         self.data, self.size = data, size
-        self.kind = _Numpy if isinstance(data, numpy.ndarray) else _Torch
+        # All bytes as one array, by type: there is a multiple of 64 of them.
+        self._all: dict[str, Any] = {}
+        self.kind: type[_Numpy] | type[_Torch] = _Numpy if isinstance(data, numpy.ndarray) else _Torch
 
-    def view(self, start, count, dtype):
-        return self.kind.view(self.data, start, count, dtype)
+    def view(self, start: int, count: int, dtype: str) -> Array:
+        everything = self._all.get(dtype)
+        if everything is None:
+            everything = self._all[dtype] = self.kind.all_as(self.data, dtype)
+        first = start // everything.itemsize
+        return everything[first : first + count]
 
 
-class Batch:
+class Batch(Generic[Array]):
     """Samples: dense features, labels, and sparse features by group.
 
-    A batch is one allocation, `data`, and all its arrays are views of it, made when they are asked for. They are numpy arrays,
-    or torch tensors after `to_torch()`. Each of them keeps the allocation alive. DLPack: `torch.from_dlpack(batch.dense)`.
+    A batch is one allocation, `data`, and all its arrays are views of it, made when they are asked for. They are
+    numpy arrays, or torch tensors after `to_torch()`. Each of them keeps the allocation alive. DLPack:
+    `torch.from_dlpack(batch.dense)`.
     """
 
-    def __init__(self, block, data=None, spec=None):
-        self._block = block
-        self._spec = json.loads(block.spec()) if spec is None else spec
-        self.data = numpy.frombuffer(block, dtype=numpy.uint8) if data is None else data
-        self._views = _Data(self.data, self._spec["size"])
+    def __init__(self, block: Block | None, data: Array, spec: dict[str, Any]) -> None:
+        self._block, self._spec, self.data = block, spec, data
+        self._views = _Data(data, spec["size"])
         self._kind, self._view = self._views.kind, self._views.view
 
-    def _matrix(self, name):
-        width = self._spec[name.removesuffix("s") + "_width"]
-        return self._view(self._spec[name], len(self) * width, "float32").reshape(len(self), width)
+    @staticmethod
+    def of(block: Block) -> Batch[numpy.ndarray]:
+        """The batch that a block has, as numpy arrays."""
+        return Batch(block, numpy.frombuffer(memoryview(block), dtype=numpy.uint8), json.loads(block.spec()))
 
-    def __len__(self):
+    def _matrix(self, name: str) -> Array:
+        width = self._spec[name.removesuffix("s") + "_width"]
+        matrix: Any = self._view(self._spec[name], len(self) * width, "float32")
+        return matrix.reshape(len(self), width)
+
+    def __len__(self) -> int:
         """The number of samples, B."""
         return self._spec["size"]
 
     @cached_property
-    def dense(self):
+    def dense(self) -> Array:
         """Dense features, float32 [B, D]."""
         return self._matrix("dense")
 
     @cached_property
-    def labels(self):
+    def labels(self) -> Array:
         """Labels, float32 [B, L]."""
         return self._matrix("labels")
 
     @cached_property
-    def weights(self):
+    def weights(self) -> Array | None:
         """Sample weights, float32 [B], or None."""
         start = self._spec["weights"]
         return None if start is None else self._view(start, len(self), "float32")
 
     @cached_property
-    def timestamps(self):
+    def timestamps(self) -> Array | None:
         """Sample times in microseconds since 1970 UTC, int64 [B], or None if the dataset was not asked for them."""
         start = self._spec["timestamps"]
         return None if start is None else self._view(start, len(self), "int64")
 
     @cached_property
-    def groups(self):
+    def groups(self) -> dict[str, Group[Array]]:
         """The feature groups by name."""
         spec, groups = self._spec, {}
-        place = _Place(spec["sizes"], spec["offsets"], spec["values"], spec["value_weights"])
+        # Where the next feature's sizes, offsets, values and weights begin, in bytes.
+        places = spec["sizes"], spec["offsets"], spec["values"], spec["value_weights"]
         for group in spec["groups"]:
-            groups[group["name"]] = Group(self._views, group, place)
-            place = place.after(group)
+            groups[group["name"]] = made = Group(self._views, group, places)
+            places = made.end
         return groups
 
     @cached_property
-    def features(self):
+    def features(self) -> dict[str, Feature[Array]]:
         """The features of all groups by name."""
         return {name: feature for group in self.groups.values() for name, feature in group.features.items()}
 
     @cached_property
-    def lengths(self):
+    def lengths(self) -> Array:
         """The sizes of all lists, int32, by group, feature and row."""
         lists = sum(group["rows"] * len(group["features"]) for group in self._spec["groups"])
         return self._view(self._spec["sizes"], lists, "int32")
 
     @cached_property
-    def values(self):
+    def values(self) -> Array:
         """The ids of all features, int64, by group, feature and row."""
         count = sum(feature["values"] for group in self._spec["groups"] for feature in group["features"])
         return self._view(self._spec["values"], count, "int64")
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """The bytes of the allocation."""
-        return self.data.nbytes
+        data: Any = self.data
+        return data.nbytes
 
-    def _block_of_data(self):
+    def _block_of_data(self) -> Block:
         """The block that holds the data on the CPU; a new one for a batch that was unpickled or copied."""
         if self._block is None:
-            data = self.data if self._kind is _Numpy else self.data.cpu().numpy()
-            self._block = Block(numpy.ascontiguousarray(data), json.dumps(self._spec))
+            self._block = Block(numpy.ascontiguousarray(self.numpy().data), json.dumps(self._spec))
         return self._block
 
-    def expand(self):
+    def expand(self) -> Batch[Array]:
         """The batch with every sample's own lists: what the batch means."""
         block = self._block_of_data().expand()
-        batch = Batch(block)
+        batch: Batch[Any] = Batch.of(block)
         return batch if self._kind is _Numpy else batch.to_torch()
 
-    def to_arrow(self):
+    def to_arrow(self) -> ArrowBatch:
         """An object of the Arrow PyCapsule interface, one row per sample, without a copy: `pyarrow.record_batch(it)`.
 
         A feature is a column of `list_view<int64>`, or `dictionary<int32, list_view<int64>>` where its group has an
@@ -159,184 +200,176 @@ class Batch:
         """
         return ArrowBatch(self._block_of_data())
 
-    def __arrow_c_schema__(self):
+    def __arrow_c_schema__(self) -> Any:
         return self._block_of_data().__arrow_c_schema__()
 
-    def __arrow_c_array__(self, requested_schema=None):
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
         return self._block_of_data().__arrow_c_array__(requested_schema)
 
-    def to_torch(self, *, pin_memory=False):
+    def to_torch(self, *, pin_memory: bool = False) -> Batch[torch.Tensor]:
         """The batch with torch tensors in the place of numpy arrays: views of the same bytes, or a copy in pinned memory."""
         torch = optional("torch", "torch")
         data = torch.from_numpy(self.data) if self._kind is _Numpy else self.data
         batch = Batch(self._block, data, self._spec)
         return batch.pin_memory() if pin_memory else batch
 
-    def pin_memory(self, device=None):
+    def pin_memory(self, device: Any = None) -> Batch[torch.Tensor]:
         """The batch with torch tensors in pinned memory, one copy; what `DataLoader(pin_memory=True)` calls."""
         from ._errors import OptionsError
 
         torch = optional("torch", "torch")
         if not torch.cuda.is_available():
             raise OptionsError("`pin_memory` needs a GPU, and torch finds none\n  hint: leave it out on this machine")
-        data = torch.from_numpy(self.data) if self._kind is _Numpy else self.data
-        return Batch(None, data.pin_memory(), self._spec)
+        return Batch(None, self.to_torch().data.pin_memory(), self._spec)
 
-    def to(self, device, *, non_blocking=False):
+    def to(self, device: Any, *, non_blocking: bool = False) -> Batch[torch.Tensor]:
         """The batch with torch tensors on `device`: one copy of one allocation."""
-        torch = optional("torch", "torch")
-        data = torch.from_numpy(self.data) if self._kind is _Numpy else self.data
+        data = self.to_torch().data
         moved = data.to(device, non_blocking=non_blocking)
         return Batch(self._block if moved is data else None, moved, self._spec)
 
-    def numpy(self):
+    def numpy(self) -> Batch[numpy.ndarray]:
         """The batch with numpy arrays."""
-        if self._kind is _Numpy:
-            return self
-        return Batch(self._block, self.data.cpu().numpy(), self._spec)
+        data: Any = self.data
+        return Batch(self._block, data if self._kind is _Numpy else data.cpu().numpy(), self._spec)
 
-    def to_kjt(self, **options):
+    def to_kjt(self, **options: Any) -> KeyedJaggedTensor:
         """TorchRec's KeyedJaggedTensor of the batch: see `onefold.torchrec.to_kjt`."""
         from .torchrec import to_kjt
 
         return to_kjt(self, **options)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any] | None:
         """Where a dataset goes on after this batch, as `Dataset.load_state_dict` takes it; None for an unpickled batch."""
         from ._dataset import STATE_VERSION
 
         position = None if self._block is None else self._block.position()
         return None if position is None else {"version": STATE_VERSION, "position": json.loads(position)}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.data, self._spec)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         groups = ", ".join(f"{name}: {group.rows} rows" for name, group in self.groups.items())
         return f"onefold.Batch({len(self)} samples, {groups})"
 
 
-def _unpickled(data, spec):
+def _unpickled(data: Any, spec: dict[str, Any]) -> Batch[Any]:
     return Batch(None, data, spec)
 
 
 class ArrowBatch:
     """A batch as Arrow has it: give it to `pyarrow.record_batch`, `polars.from_arrow` or any other library."""
 
-    def __init__(self, block):
+    def __init__(self, block: Block) -> None:
         self._block = block
 
-    def __arrow_c_schema__(self):
+    def __arrow_c_schema__(self) -> Any:
         return self._block.__arrow_c_schema__()
 
-    def __arrow_c_array__(self, requested_schema=None):
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
         return self._block.__arrow_c_array__(requested_schema)
 
 
-class _Place:
-    """Where a group's parts begin, in bytes."""
-
-    def __init__(self, sizes, offsets, values, weights):
-        self.sizes, self.offsets, self.values, self.weights = sizes, offsets, values, weights
-
-    def after(self, group):
-        lists = 4 * group["rows"] * len(group["features"])
-        values = sum(feature["values"] for feature in group["features"])
-        weights = sum(feature["values"] for feature in group["features"] if feature["weighted"])
-        return _Place(self.sizes + lists, self.offsets + lists, self.values + 8 * values, self.weights + 4 * weights)
-
-
-class Group:
+class Group(Generic[Array]):
     """Features that share one inverse index: sample `i` has row `inverse[i]` of each, or row `i` if there is no index."""
 
-    def __init__(self, views, spec, place):
-        self._views, self._spec, self._place = views, spec, place
-        self.name = spec["name"]
-        self.rows = spec["rows"]
+    def __init__(self, views: _Data[Array], spec: dict[str, Any], places: tuple[int, int, int, int]) -> None:
+        self._views, self._spec, self._places = views, spec, places
+        self.name: str = spec["name"]
+        self.rows: int = spec["rows"]
+        self.features: dict[str, Feature[Array]] = {}
+        """The features by name."""
+        sizes, offsets, values, weights = places
+        rows = self.rows
+        for feature in spec["features"]:
+            self.features[feature["name"]] = Feature(views, rows, feature, (sizes, offsets, values, weights))
+            sizes += 4 * rows
+            offsets += 4 * rows
+            values += 8 * feature["values"]
+            if feature["weighted"]:
+                weights += 4 * feature["values"]
+        self.end = sizes, offsets, values, weights
 
     @cached_property
-    def inverse(self):
+    def inverse(self) -> Array | None:
         """The row of every sample, int32 [B]; None if row and sample are the same."""
         start = self._spec["inverse"]
         return None if start is None else self._views.view(start, self._views.size, "int32")
 
     @cached_property
-    def packed(self):
+    def packed(self) -> bool:
         """Whether no list shares ids with another: then `values` and `lengths` are a KeyedJaggedTensor's."""
         return all(feature["packed"] for feature in self._spec["features"])
 
     @cached_property
-    def lengths(self):
+    def lengths(self) -> Array:
         """The sizes of all lists, int32 [features × rows]."""
-        return self._views.view(self._place.sizes, self.rows * len(self._spec["features"]), "int32")
+        return self._views.view(self._places[0], self.rows * len(self._spec["features"]), "int32")
 
     @cached_property
-    def values(self):
+    def values(self) -> Array:
         """The ids of all features, int64, feature by feature."""
         count = sum(feature["values"] for feature in self._spec["features"])
-        return self._views.view(self._place.values, count, "int64")
+        return self._views.view(self._places[2], count, "int64")
 
-    @cached_property
-    def features(self):
-        """The features by name."""
-        features, place = {}, self._place
-        for spec in self._spec["features"]:
-            features[spec["name"]] = Feature(self._views, self.rows, spec, place)
-            place = place.after({"rows": self.rows, "features": [spec]})
-        return features
-
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"onefold.Group({self.name!r}, {self.rows} rows, {len(self._spec['features'])} features)"
 
 
-class Feature:
+class Feature(Generic[Array]):
     """Lists of ids, one per row: row `u` is `values[offsets[u] : offsets[u] + sizes[u]]`. With windows rows may overlap."""
 
-    def __init__(self, views, rows, spec, place):
-        self._views, self._spec, self._place = views, spec, place
+    def __init__(self, views: _Data[Array], rows: int, spec: dict[str, Any], places: tuple[int, int, int, int]) -> None:
+        self._views, self._spec, self._places = views, spec, places
         self.rows = rows
         self.name = spec["name"]
 
     @cached_property
-    def values(self):
+    def values(self) -> Array:
         """The ids, int64."""
-        return self._views.view(self._place.values, self._spec["values"], "int64")
+        return self._views.view(self._places[2], self._spec["values"], "int64")
 
     @cached_property
-    def weights(self):
+    def weights(self) -> Array | None:
         """One float32 per id, or None."""
         if not self._spec["weighted"]:
             return None
-        return self._views.view(self._place.weights, self._spec["values"], "float32")
+        return self._views.view(self._places[3], self._spec["values"], "float32")
 
     @cached_property
-    def sizes(self):
+    def sizes(self) -> Array:
         """The ids of every row, int32 [rows]."""
-        return self._views.view(self._place.sizes, self.rows, "int32")
+        return self._views.view(self._places[0], self.rows, "int32")
 
     @cached_property
-    def offsets(self):
+    def offsets(self) -> Array:
         """Where every row begins in `values`, int32 [rows]."""
-        return self._views.view(self._place.offsets, self.rows, "int32")
+        return self._views.view(self._places[1], self.rows, "int32")
 
     @cached_property
-    def packed(self):
+    def packed(self) -> bool:
         """Whether rows stand one after the other and share no ids."""
         return self._spec["packed"]
 
-    def row(self, row):
+    def row(self, row: int) -> Array:
         """The ids of a row."""
-        start = int(self.offsets[row])
-        return self.values[start : start + int(self.sizes[row])]
+        sizes, offsets, values = self._rows()
+        start = int(offsets[row])
+        return values[start : start + int(sizes[row])]
 
-    def padded(self, length=None, *, value=0):
+    def _rows(self) -> tuple[Any, Any, Any]:
+        """Sizes, offsets and values, of whichever kind."""
+        return self.sizes, self.offsets, self.values
+
+    def padded(self, length: int | None = None, *, value: int = 0) -> tuple[Array, Array]:
         """The rows as one array [rows, length] filled up with `value`, and a mask of what is not filled up.
 
-        Of longer lists the last `length` ids are kept, which are a sequence's newest. By default `length` is the longest list's.
-        Index both with the group's `inverse` to expand them to samples.
+        Of longer lists the last `length` ids are kept, which are a sequence's newest. By default `length` is the
+        longest list's. Index both with the group's `inverse` to expand them to samples.
         """
         kind = self._views.kind
-        sizes, offsets, values = self.sizes, self.offsets, self.values
+        sizes, offsets, values = self._rows()
         if length is None:
             length = int(sizes.max()) if self.rows else 0
         kept = sizes.clip(0, length)
@@ -348,5 +381,5 @@ class Feature:
         places = kind.where(mask, (offsets + sizes - kept)[:, None] + ramp[None, :], ramp[:1] * 0)
         return kind.where(mask, values[places], value), mask
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"onefold.Feature({self.name!r}, {self.rows} rows, {self._spec['values']} ids)"

@@ -1,8 +1,9 @@
 """The commands of the binaries as functions.
 
 Each function has the arguments of its command, as the command's own definition says: `--memory-limit 4GiB` is
-`memory_limit="4GiB"`. It returns what the command prints with `--json`, as a dict, and raises an `OnefoldError` with the
-message and the hint that the command prints. `_commands.pyi` says the same to type checkers; a test holds it to this.
+`memory_limit="4GiB"`. It returns what the command prints with `--json`, as a dict, and raises an `OnefoldError`
+with the message and the hint that the command prints. `_commands.pyi` says the same to type checkers; a test holds
+it to this.
 """
 
 import difflib

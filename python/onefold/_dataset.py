@@ -1,9 +1,14 @@
 """Datasets as iterables of batches."""
 
+from __future__ import annotations
+
 import json
 import os
 import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
+from . import _onefold
 from ._batch import Batch
 from ._errors import OnefoldError, OptionsError
 from ._onefold import Reader
@@ -32,34 +37,34 @@ class Dataset:
     - `timestamps`: whether batches have their samples' times.
     - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU.
 
-    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` that divides `streams`.
-    A dataset can be pickled, and used after a fork; its iterators cannot.
+    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` that divides
+    `streams`. A dataset can be pickled, and used after a fork; its iterators cannot.
     """
 
     def __init__(
         self,
-        location,
+        location: str | os.PathLike[str],
         *,
-        global_batch_size=2048,
-        rank=0,
-        world_size=1,
-        streams=None,
-        shuffle=None,
-        shuffle_row_groups=4,
-        shuffle_within="epoch",
-        dedupe="exact",
-        preprocess=None,
-        features=None,
-        tail="short",
-        partitions="",
-        snapshot=None,
-        verify=True,
-        table_rows=None,
-        timestamps=False,
-        pin_memory=False,
-    ):
+        global_batch_size: int = 2048,
+        rank: int = 0,
+        world_size: int = 1,
+        streams: int | None = None,
+        shuffle: int | None = None,
+        shuffle_row_groups: int = 4,
+        shuffle_within: Literal["epoch", "partition"] = "epoch",
+        dedupe: Literal["off", "exact", "window"] = "exact",
+        preprocess: str | os.PathLike[str] | None = None,
+        features: Iterable[str] | None = None,
+        tail: Literal["drop", "short"] = "short",
+        partitions: str = "",
+        snapshot: int | None = None,
+        verify: bool = True,
+        table_rows: Mapping[str, int] | None = None,
+        timestamps: bool = False,
+        pin_memory: bool = False,
+    ) -> None:
         self._location = os.fspath(location)
-        self._options = dict(
+        self._options: dict[str, Any] = dict(
             global_batch_size=global_batch_size,
             rank=rank,
             world_size=world_size,
@@ -78,21 +83,21 @@ class Dataset:
             timestamps=timestamps,
         )
         self._pin_memory = pin_memory
-        self._reader_of = None
-        self._process = None
+        self._reader_of: Reader | None = None
+        self._process: int | None = None
         self._closed = False
-        self._steps = {}
+        self._steps: dict[int, int] = {}
         # The epoch of the next iteration, and where it begins if not at its first step.
         self._epoch = 0
-        self._resume = None
+        self._resume: str | None = None
         # The progress of the iterator whose batches were taken last.
-        self._current = None
-        self._iterators = []
+        self._current: _Progress | None = None
+        self._iterators: list[weakref.ref[BatchIterator]] = []
         # A snapshot that is once read stays the one, whatever is committed meanwhile.
         self._options["snapshot"] = self._reader.snapshot()[0]
 
     @property
-    def _reader(self):
+    def _reader(self) -> Reader:
         """The reader of this process: a forked one opens its own."""
         if self._closed:
             raise OptionsError("the dataset is closed\n  hint: open it again")
@@ -102,55 +107,55 @@ class Dataset:
         return self._reader_of
 
     @property
-    def location(self):
+    def location(self) -> str:
         """The path or URL."""
         return self._location
 
     @property
-    def snapshot(self):
+    def snapshot(self) -> int:
         """The number of the snapshot that is read."""
         return self._options["snapshot"]
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         """This process, from 0."""
         return self._options["rank"]
 
     @property
-    def world_size(self):
+    def world_size(self) -> int:
         """All processes."""
         return self._options["world_size"]
 
     @property
-    def schema(self):
+    def schema(self) -> dict[str, Any]:
         """The schema of the batches as a dict: `labels`, `dense`, and `groups` with their `features`."""
         return json.loads(self._reader.schema())
 
     @property
-    def samples(self):
+    def samples(self) -> int:
         """The samples that this rank reads in an epoch, with those that sampling or the tail drops."""
         return self._reader.samples()
 
     @property
-    def epoch(self):
+    def epoch(self) -> int:
         """The epoch of the next iteration."""
         return self._epoch
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Lets the next iteration be of epoch `epoch`, from its first step."""
         self._epoch, self._resume, self._current = int(epoch), None, None
 
-    def plan(self, epoch=None):
+    def plan(self, epoch: int | None = None) -> dict[str, Any]:
         """What an epoch reads as a dict: `steps`, and by stream its `samples` and `splits`."""
         return json.loads(self._reader.plan(self._epoch if epoch is None else epoch))
 
-    def __len__(self):
+    def __len__(self) -> int:
         """The steps of the next epoch, the same on all ranks."""
         if self._epoch not in self._steps:
             self._steps = {self._epoch: self._reader.steps(self._epoch)}
         return self._steps[self._epoch]
 
-    def __iter__(self):
+    def __iter__(self) -> BatchIterator:
         reader = self._reader
         position = self._resume or reader.position(self._epoch)
         iterator = BatchIterator(self, reader.resume(position), json.loads(position)["epoch"])
@@ -159,11 +164,11 @@ class Dataset:
         self._iterators = [held for held in self._iterators if held() is not None] + [weakref.ref(iterator)]
         return iterator
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """Where to go on after the batches that were taken, as a dict that JSON can hold.
 
-        It is valid for every `world_size` that divides `streams`. Where several iterators are used at once, it is that of the
-        one that gave a batch last.
+        It is valid for every `world_size` that divides `streams`. Where several iterators are used at once, it is
+        that of the one that gave a batch last.
         """
         current = self._current
         if current is not None and not current.exhausted:
@@ -172,7 +177,7 @@ class Dataset:
             position = self._resume or self._reader.position(self._epoch)
         return {"version": STATE_VERSION, "position": json.loads(position)}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next iteration go on where `state` was taken."""
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION or "position" not in state:
             raise OptionsError("this is no state of a dataset\n  hint: give what `state_dict()` returned")
@@ -180,7 +185,7 @@ class Dataset:
         self._reader.check(position)
         self._epoch, self._resume, self._current = state["position"]["epoch"], position, None
 
-    def close(self):
+    def close(self) -> None:
         """Ends all iterations and gives the dataset up."""
         for held in self._iterators if self._process == os.getpid() else []:
             iterator = held()
@@ -188,21 +193,21 @@ class Dataset:
                 iterator.close()
         self._closed, self._reader_of, self._current = True, None, None
 
-    def __enter__(self):
+    def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         options = {**self._options, "pin_memory": self._pin_memory}
         return {"location": self._location, "options": options, "state": self.state_dict()}
 
-    def __setstate__(self, state):
-        self.__init__(state["location"], **state["options"])
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Dataset.__init__(self, state["location"], **state["options"])
         self.load_state_dict(state["state"])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = {key: value for key, value in self._options.items() if value not in (None, {}, "")}
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         return f"onefold.Dataset({self._location!r}, {given})"
@@ -211,13 +216,13 @@ class Dataset:
 class _Progress:
     """What a dataset knows of an iterator, which it does not keep alive."""
 
-    def __init__(self, blocks):
+    def __init__(self, blocks: _onefold.BatchIterator) -> None:
         self._progress = blocks.progress
         # Whether every batch was taken: after an error they were not.
         self.exhausted = False
 
     @property
-    def position(self):
+    def position(self) -> str:
         """The position after the batches taken so far, as JSON."""
         return self._progress.position()
 
@@ -225,17 +230,17 @@ class _Progress:
 class BatchIterator:
     """The batches of an epoch. Dropping it, or `close()`, ends its threads."""
 
-    def __init__(self, dataset, blocks, epoch):
+    def __init__(self, dataset: Dataset, blocks: _onefold.BatchIterator, epoch: int) -> None:
         self._dataset = dataset
         self._blocks = blocks
         self._failed = False
         self._progress = _Progress(blocks)
         self.epoch = epoch
 
-    def __iter__(self):
+    def __iter__(self) -> BatchIterator:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Batch[Any]:
         try:
             block = next(self._blocks)
         except StopIteration:
@@ -245,14 +250,14 @@ class BatchIterator:
             self._failed = True
             raise
         self._dataset._current = self._progress
-        batch = Batch(block)
+        batch = Batch.of(block)
         return batch.to_torch(pin_memory=True) if self._dataset._pin_memory else batch
 
-    def __len__(self):
+    def __len__(self) -> int:
         """The steps of the epoch, with those before this iterator's first."""
         return self._blocks.steps
 
-    def close(self):
+    def close(self) -> None:
         """Ends the iteration and its threads."""
         self._failed = True
         self._blocks.close()

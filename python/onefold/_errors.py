@@ -1,5 +1,6 @@
 """What the package raises. The message says what is wrong and where; its last lines, after `hint:`, say what to do."""
 
+from typing import Any
 
 _HINT = "\n  hint: "
 
@@ -7,16 +8,16 @@ _HINT = "\n  hint: "
 class OnefoldError(Exception):
     """Something that Onefold refuses or cannot do."""
 
-    summary = None
+    summary: dict[str, Any] | None = None
     """What a command had found before it failed, as a dict: `verify` lists the problems there. None for other errors."""
 
     @property
-    def message(self):
+    def message(self) -> str:
         """What is wrong and where, without the hint."""
         return str(self).partition(_HINT)[0]
 
     @property
-    def hint(self):
+    def hint(self) -> str | None:
         """What to do, or None if the message has no hint."""
         _, found, hint = str(self).partition(_HINT)
         return hint.replace(_HINT, "\n") if found else None
@@ -33,7 +34,7 @@ class DataError(OnefoldError):
 class StorageError(OnefoldError, OSError):
     """The operating system or an object store refuses something."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
@@ -44,5 +45,5 @@ class ProcessError(OnefoldError, RuntimeError):
 class MissingPackageError(OnefoldError, ImportError):
     """An optional package that a function needs is not installed."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

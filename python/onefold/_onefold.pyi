@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from typing_extensions import Buffer  # of the standard library from Python 3.12 on
+import numpy
 
 __version__: str
 
@@ -70,7 +70,7 @@ class BatchIterator:
 
 @final
 class Block:
-    def __new__(cls, bytes: Buffer, spec: str) -> Block: ...
+    def __new__(cls, bytes: numpy.ndarray, spec: str) -> Block: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def size(self) -> int: ...

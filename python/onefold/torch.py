@@ -8,23 +8,30 @@
     for batch in loader:
         batch.dense                                        # a torch tensor
 
-The threads are inside, so `num_workers=0` is the fastest. With `num_workers=N` every worker process reads a part of the rank's
-streams, and the loader takes batches from workers in turn; see `Dataset`.
+The threads are inside, so `num_workers=0` is the fastest. With `num_workers=N` every worker process reads a part of
+the rank's streams, and the loader takes batches from workers in turn; see `Dataset`.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._batch import Batch
 from ._dataset import Dataset as _Dataset
 from ._errors import OptionsError
 from ._optional import optional
 
-_torch = optional("torch", "torch")
+if TYPE_CHECKING:
+    import torch as _torch
+else:
+    _torch = optional("torch", "torch")
 
 __all__ = ["Dataset", "collate_parts"]
 
 
-def _distributed():
+def _distributed() -> tuple[int, int]:
     """The rank and the world size of torch.distributed if it is initialised, otherwise (0, 1)."""
     import torch.distributed as distributed
 
@@ -33,24 +40,33 @@ def _distributed():
     return 0, 1
 
 
-class Dataset(_torch.utils.data.IterableDataset):
+class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
     """Batches of torch tensors, with the options of `onefold.Dataset`.
 
     `rank` and `world_size` are those of torch.distributed if it is initialised. Give `DataLoader` this dataset with
     `batch_size=None`.
 
-    Workers of a loader. With `num_workers=N` worker n of rank r reads as rank r + W n of W N, so W N must divide `streams`:
-    together the workers read exactly the streams of their rank, and step k of the epoch is what the N workers give as their
-    batch k. The loader hands these N parts out one after the other: N items of the loader are one step, and hold the samples
-    of the rank's part of one global batch, whatever N is. `len()` counts steps. To train on whole steps put N items together
-    with `collate_parts`, or use `num_workers=0`. Every worker has as many threads, and as much memory, as `onefold.configure`
-    says. Workers that are started anew know of no epoch: call `set_epoch` before each.
+    Workers of a loader. With `num_workers=N` worker n of rank r reads as rank r + W n of W N, so W N must divide
+    `streams`: together the workers read exactly the streams of their rank, and step k of the epoch is what the N
+    workers give as their batch k. The loader hands these N parts out one after the other: N items of the loader are
+    one step, and hold the samples of the rank's part of one global batch, whatever N is. `len()` counts steps. To
+    train on whole steps put N items together with `collate_parts`, or use `num_workers=0`. Every worker has as many
+    threads, and as much memory, as `onefold.configure` says. Workers that are started anew know of no epoch: call
+    `set_epoch` before each.
 
-    The state is that of the batches that were taken, and with workers that of a worker; `StatefulDataLoader` keeps both. A state
-    of a loader with workers cannot be loaded with another number of workers (torchdata refuses it), that of this dataset can.
+    The state is that of the batches that were taken, and with workers that of a worker; `StatefulDataLoader` keeps
+    both. A state of a loader with workers cannot be loaded with another number of workers (torchdata refuses it),
+    that of this dataset can.
     """
 
-    def __init__(self, location, *, rank=None, world_size=None, **options):
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         of_group = _distributed()
         self._location = os.fspath(location)
@@ -61,10 +77,10 @@ class Dataset(_torch.utils.data.IterableDataset):
         # All workers read the snapshot that this process found.
         self._options["snapshot"] = self._dataset.snapshot
         self._options["streams"] = self._options.get("streams") or self._world_size
-        self._worker = None
+        self._worker: _Dataset | None = None
 
     @property
-    def dataset(self):
+    def dataset(self) -> _Dataset:
         """The `onefold.Dataset` of this process: of the rank, or of its part in a loader's worker."""
         worker = _torch.utils.data.get_worker_info()
         if worker is None or worker.num_workers == 1:
@@ -73,7 +89,7 @@ class Dataset(_torch.utils.data.IterableDataset):
             self._worker = self._open_part(worker.id, worker.num_workers)
         return self._worker
 
-    def _open_part(self, worker, workers):
+    def _open_part(self, worker: int, workers: int) -> _Dataset:
         streams, parts = self._options["streams"], self._world_size * workers
         if streams % parts:
             raise OptionsError(
@@ -88,35 +104,35 @@ class Dataset(_torch.utils.data.IterableDataset):
         return part
 
     @property
-    def schema(self):
+    def schema(self) -> dict[str, Any]:
         """The schema of the batches, as `onefold.Dataset.schema`."""
         return self._dataset.schema
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Batch[_torch.Tensor]]:
         for batch in self.dataset:
             yield batch.to_torch()
 
-    def __len__(self):
+    def __len__(self) -> int:
         """The steps of an epoch."""
         return len(self._dataset)
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Lets the next iteration be of epoch `epoch`; with workers, before the loader starts them."""
         self.dataset.set_epoch(epoch)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """As `onefold.Dataset.state_dict`."""
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `onefold.Dataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_worker": None}
 
 
-def collate_parts(parts):
+def collate_parts(parts: Sequence[Batch[Any]]) -> dict[str, Any]:
     """The parts of a step that a loader's workers gave, as one plain batch of torch tensors in a dict.
 
     `dense` and `labels` are concatenated; `features` has `(values, lengths)` by name, with every sample's own lists.
@@ -124,18 +140,18 @@ def collate_parts(parts):
     parts = [part.expand() for part in parts]
     if not parts or not all(isinstance(part, Batch) for part in parts):
         raise OptionsError("there are no batches to put together\n  hint: give the batches of one step")
-    parts = [part.to_torch() for part in parts]
+    tensors = [part.to_torch() for part in parts]
     cat = _torch.cat
-    names = list(parts[0].features)
+    names = list(tensors[0].features)
     features = {
         name: (
-            cat([part.features[name].values for part in parts]),
-            cat([part.features[name].sizes for part in parts]),
+            cat([part.features[name].values for part in tensors]),
+            cat([part.features[name].sizes for part in tensors]),
         )
         for name in names
     }
     return {
-        "dense": cat([part.dense for part in parts]),
-        "labels": cat([part.labels for part in parts]),
+        "dense": cat([part.dense for part in tensors]),
+        "labels": cat([part.labels for part in tensors]),
         "features": features,
     }

@@ -6,18 +6,34 @@
         logits = dlrm(batch.to_torch().dense, to_kjt(batch))
 """
 
-import json
-from dataclasses import dataclass
+from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ._batch import Batch, Feature, Group
 from ._errors import OptionsError
 from ._optional import optional
 
-_torch = optional("torch", "torchrec")
+if TYPE_CHECKING:
+    import torch as _torch
+    import torchrec as _torchrec
+    from torchrec import KeyedJaggedTensor, KeyedTensor
+    from torchrec.distributed.types import ShardingPlan
 
-__all__ = ["Sequences", "sharding_plan", "to_kjt", "to_sequences"]
+    _Tensor: TypeAlias = _torch.Tensor
+    _Pairs: TypeAlias = list[tuple[Group[_Tensor], Feature[_Tensor]]]
+else:
+    _torch = optional("torch", "torchrec")
+    _torchrec = optional("torchrec", "torchrec")
+
+__all__ = ["EmbeddingBagCollection", "Sequences", "sharding_plan", "to_kjt", "to_sequences"]
 
 
-def _chosen(batch, features):
+def _chosen(batch: Batch[_Tensor], features: Iterable[str] | None) -> _Pairs:
     """The features asked for, with their groups, in the batch's order."""
     pairs = [(group, feature) for group in batch.groups.values() for feature in group.features.values()]
     if features is None:
@@ -29,12 +45,12 @@ def _chosen(batch, features):
     return [(group, feature) for group, feature in pairs if feature.name in wanted]
 
 
-def _is_run(batch, pairs):
+def _is_run(batch: Batch[_Tensor], pairs: _Pairs) -> bool:
     """Whether these are all features of the batch: then values and lengths are one view."""
     return len(pairs) == len(batch.features)
 
 
-def _packed(feature):
+def _packed(feature: Feature[_Tensor]) -> tuple[_Tensor, _Tensor | None]:
     """Values and weights of a feature, list after list: windows are copied out."""
     if feature.packed:
         return feature.values, feature.weights
@@ -44,7 +60,7 @@ def _packed(feature):
     return feature.values[places], None if feature.weights is None else feature.weights[places]
 
 
-def _values(batch, pairs):
+def _values(batch: Batch[_Tensor], pairs: _Pairs) -> tuple[_Tensor, _Tensor, _Tensor | None]:
     """The values, lengths and weights of features, feature by feature; views where the batch has them like this."""
     weighted = [feature.weights is not None for _, feature in pairs]
     if any(weighted) and not all(weighted):
@@ -60,17 +76,18 @@ def _values(batch, pairs):
     return values, lengths, _torch.cat([weights for _, weights in parts]) if any(weighted) else None
 
 
-def to_kjt(batch, *, features=None, deduplicated=None):
+def to_kjt(
+    batch: Batch[Any], *, features: Iterable[str] | None = None, deduplicated: bool | None = None
+) -> KeyedJaggedTensor:
     """A batch's sparse features as TorchRec's KeyedJaggedTensor.
 
-    Deduplicated, every key has as many rows as its group has (`stride_per_key_per_rank`), and `inverse_indices` lead from
-    samples to rows; an EmbeddingBagCollection, sharded or not, pools every row once and expands the result. Plain, every sample
-    has its own lists. By default it is deduplicated if the batch is. The values and lengths of a batch without windows are
-    views when all features are converted.
+    Deduplicated, every key has as many rows as its group has (`stride_per_key_per_rank`), and `inverse_indices`
+    lead from samples to rows; an EmbeddingBagCollection, sharded or not, pools every row once and expands the
+    result. Plain, every sample has its own lists. By default it is deduplicated if the batch is. The values and
+    lengths of a batch without windows are views when all features are converted.
 
     An unsharded EmbeddingCollection ignores inverse indices: take `to_sequences` for sequence features.
     """
-    torchrec = optional("torchrec", "torchrec")
     batch = batch.to_torch()
     has_index = any(group.inverse is not None for group in batch.groups.values())
     deduplicated = has_index if deduplicated is None else deduplicated
@@ -79,17 +96,17 @@ def to_kjt(batch, *, features=None, deduplicated=None):
     pairs = _chosen(batch, features)
     keys = [feature.name for _, feature in pairs]
     values, lengths, weights = _values(batch, pairs)
-    options = {}
+    options: dict[str, Any] = {}
     if deduplicated:
         options["stride_per_key_per_rank"] = [[group.rows] for group, _ in pairs]
         options["inverse_indices"] = (keys, _inverse_indices(batch, pairs))
-    return torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, **options)
+    return _torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, **options)
 
 
-def _inverse_indices(batch, pairs):
+def _inverse_indices(batch: Batch[_Tensor], pairs: _Pairs) -> _Tensor:
     """The row of every sample by key, int64 [keys, B]."""
     samples = _torch.arange(len(batch), dtype=_torch.int64, device=batch.values.device)
-    by_group = {}
+    by_group: dict[str, _Tensor] = {}
     for group, _ in pairs:
         if group.name not in by_group:
             by_group[group.name] = samples if group.inverse is None else group.inverse.long()
@@ -97,45 +114,66 @@ def _inverse_indices(batch, pairs):
     return _torch.stack(indices) if indices else samples.new_empty((0, len(batch)))
 
 
+class EmbeddingBagCollection(_torchrec.EmbeddingBagCollection):
+    """TorchRec's EmbeddingBagCollection, for models that train on the CPU: equal results, and a fast gradient.
+
+    TorchRec expands pooled rows with an operator of FBGEMM, whose gradient on the CPU adds one row at a time. Here
+    torch's `index_select` expands them. On a GPU, and for a model that is sharded, take TorchRec's own.
+    """
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        index = features.inverse_indices_or_none()
+        if index is None:
+            return super().forward(features)
+        inverse = dict(zip(index[0], index[1].unbind(), strict=True))
+        rows = features.to_dict()
+        pooled, lengths = [], []
+        for config in self.embedding_bag_configs():
+            for name in config.feature_names:
+                weights = rows[name].weights() if self.is_weighted() else None
+                vectors = self.embedding_bags[config.name](rows[name].values(), rows[name].offsets(), weights)
+                pooled.append(vectors.float().index_select(0, inverse[name]))
+                lengths.append(config.embedding_dim)
+        return _torchrec.KeyedTensor(self._embedding_names, lengths, _torch.cat(pooled, dim=1))
+
+
 @dataclass
 class Sequences:
     """Sequence features for an EmbeddingCollection, and how to come back to samples.
 
-    `kjt` has a key for every feature and the distinct rows of its group, all of them with the same number of rows: features
-    of one group. After the EmbeddingCollection and what follows it (attention, a recurrent network, a mean) there is a
-    vector per row; `expand` makes it one per sample.
+    `kjt` has a key for every feature and the distinct rows of its group, all of them with the same number of rows:
+    features of one group. After the EmbeddingCollection and what follows it (attention, a recurrent network, a
+    mean) there is a vector per row; `expand` makes it one per sample.
     """
 
-    kjt: object
+    kjt: KeyedJaggedTensor
     """KeyedJaggedTensor of the rows."""
-    inverse: object
+    inverse: _Tensor
     """int64 [B], the row of every sample."""
 
-    def expand(self, rows):
+    def expand(self, rows: _Tensor) -> _Tensor:
         """Of a tensor with one entry per row, the entries of the samples."""
         return rows.index_select(0, self.inverse)
 
 
-def to_sequences(batch, group):
+def to_sequences(batch: Batch[Any], group: str) -> Sequences:
     """The features of a group as `Sequences`: for sequence features, whose inverse index TorchRec leaves to the model."""
-    torchrec = optional("torchrec", "torchrec")
     batch = batch.to_torch()
     if group not in batch.groups:
         raise OptionsError(f"the batch has no group `{group}`\n  hint: it has {', '.join(batch.groups)}")
     features = batch.groups[group].features
     pairs = [(batch.groups[group], feature) for feature in features.values()]
     values, lengths, weights = _values(batch, pairs)
-    kjt = torchrec.KeyedJaggedTensor(keys=list(features), values=values, lengths=lengths, weights=weights)
+    kjt = _torchrec.KeyedJaggedTensor(keys=list(features), values=values, lengths=lengths, weights=weights)
     return Sequences(kjt, _inverse_indices(batch, pairs)[0])
 
 
-def sharding_plan(path):
+def sharding_plan(path: str | os.PathLike[str]) -> ShardingPlan:
     """TorchRec's ShardingPlan from a plan.
 
-    `path` is what `onefold-shard export plan.json --torchrec --module MODULE --device DEVICE --out FILE` wrote. Give the result to
-    `DistributedModelParallel(model, plan=…)`.
+    `path` is what `onefold-shard export plan.json --torchrec --module MODULE --device DEVICE --out FILE` wrote.
+    Give the result to `DistributedModelParallel(model, plan=…)`.
     """
-    optional("torchrec", "torchrec")
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
@@ -146,7 +184,7 @@ def sharding_plan(path):
         raise OptionsError(
             f"`{path}` is no plan for TorchRec\n  hint: make one: onefold-shard export plan.json --torchrec --module ebc"
         )
-    plan = {}
+    plan: dict[str, Any] = {}
     for module, tables in exported["plan"].items():
         plan[module] = EmbeddingModuleShardingPlan()
         for name, table in tables.items():

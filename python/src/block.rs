@@ -5,19 +5,20 @@
 //!                                                                    by group and feature, without gaps
 //! ```
 //!
-//! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do ids: the
-//! `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists that do not share ids
-//! are put in the order of their rows; windows keep the offsets that they have.
+//! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do
+//! ids: the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists that do
+//! not share ids are put in the order of their rows; windows keep the offsets that they have.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::ArrowNativeType;
-use bytemuck::{Pod, cast_slice_mut};
+use bytemuck::{NoUninit, cast_slice};
 use onefold_ikjt::{Batch, BatchParts, Error, Feature, Group};
 use serde::{Deserialize, Serialize};
 
-use crate::memory::{Memory, aligned};
+use crate::memory::{Memory, Spares, aligned};
 
 /// Where the parts of a batch stand in its memory; offsets in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -89,14 +90,17 @@ fn lists(feature: &Feature) -> Lists {
     }
 }
 
-/// Copies a batch into memory of its own. `widths` are the dense features and labels of a sample, which a batch without
-/// samples does not know.
-pub(crate) fn pack(batch: &Batch, widths: (usize, usize)) -> (Memory, Spec) {
+/// Copies a batch into memory of its own, one of the spare allocations if there is one. `widths` are the dense
+/// features and labels of a sample, which a batch without samples does not know.
+pub(crate) fn pack(batch: &Batch, widths: (usize, usize), spares: &Arc<Spares>) -> (Memory, Spec) {
     let size = batch.size();
     let mut bytes = 0;
+    let mut gaps = Vec::new();
     let mut section = |length: usize, width: usize| {
         let start = bytes;
-        bytes = aligned(start + length * width);
+        let end = start + length * width;
+        bytes = aligned(end);
+        gaps.push(end..bytes);
         start
     };
     let dense = section(batch.dense().len(), 4);
@@ -128,7 +132,6 @@ pub(crate) fn pack(batch: &Batch, widths: (usize, usize)) -> (Memory, Spec) {
     let values = section(features().map(|feature| feature.values).sum(), 8);
     let weighted = features().filter(|feature| feature.weighted).map(|feature| feature.values).sum();
     let value_weights = section(weighted, 4);
-    let mut memory = Memory::zeroed(bytes);
     let spec = Spec {
         size,
         dense_width: widths.0,
@@ -143,7 +146,15 @@ pub(crate) fn pack(batch: &Batch, widths: (usize, usize)) -> (Memory, Spec) {
         value_weights,
         groups,
     };
-    fill(memory.bytes_mut(), batch, &spec, &kinds);
+    let write = |to: &mut [MaybeUninit<u8>]| {
+        fill(to, batch, &spec, &kinds);
+        gaps.push(bytes..to.len());
+        for gap in gaps {
+            to[gap].fill(MaybeUninit::new(0));
+        }
+    };
+    // SAFETY: `fill` writes all sections, and what lies between them and behind them is in `gaps`.
+    let memory = unsafe { Memory::filled_by(bytes, spares, write) };
     (memory, spec)
 }
 
@@ -157,20 +168,15 @@ fn feature_spec(feature: &Feature, kind: Lists) -> FeatureSpec {
     }
 }
 
-/// `length` values at `start`, and the place after them.
-fn at<T: Pod>(bytes: &mut [u8], start: usize, length: usize) -> (&mut [T], usize) {
-    let end = start + length * size_of::<T>();
-    (cast_slice_mut(&mut bytes[start..end]), end)
-}
-
 /// Copies `values` to `start`; the place after them.
-fn put<T: Pod>(bytes: &mut [u8], start: usize, values: &[T]) -> usize {
-    let (to, end) = at(bytes, start, values.len());
-    to.copy_from_slice(values);
+fn put<T: NoUninit>(bytes: &mut [MaybeUninit<u8>], start: usize, values: &[T]) -> usize {
+    let values: &[u8] = cast_slice(values);
+    let end = start + values.len();
+    bytes[start..end].write_copy_of_slice(values);
     end
 }
 
-fn fill(bytes: &mut [u8], batch: &Batch, spec: &Spec, kinds: &[Vec<Lists>]) {
+fn fill(bytes: &mut [MaybeUninit<u8>], batch: &Batch, spec: &Spec, kinds: &[Vec<Lists>]) {
     put(bytes, spec.dense, batch.dense());
     put(bytes, spec.labels, batch.labels());
     if let (Some(start), Some(weights)) = (spec.weights, batch.weights()) {
@@ -200,18 +206,23 @@ fn fill(bytes: &mut [u8], batch: &Batch, spec: &Spec, kinds: &[Vec<Lists>]) {
 }
 
 /// The starts of lists of these sizes that stand one after the other.
-fn put_starts(bytes: &mut [u8], start: usize, sizes: &[i32]) -> usize {
-    let (to, end) = at::<i32>(bytes, start, sizes.len());
+fn put_starts(bytes: &mut [MaybeUninit<u8>], start: usize, sizes: &[i32]) -> usize {
     let mut next = 0;
-    for (to, size) in to.iter_mut().zip(sizes) {
-        *to = next;
+    sizes.iter().fold(start, |start, size| {
+        let end = put(bytes, start, &[next]);
         next += size;
-    }
-    end
+        end
+    })
 }
 
 /// The ids of a feature, or their weights.
-fn put_items<T: Pod>(bytes: &mut [u8], start: usize, feature: &Feature, items: &[T], kind: Lists) -> usize {
+fn put_items<T: NoUninit>(
+    bytes: &mut [MaybeUninit<u8>],
+    start: usize,
+    feature: &Feature,
+    items: &[T],
+    kind: Lists,
+) -> usize {
     match kind {
         Lists::Packed | Lists::Overlapping => put(bytes, start, items),
         Lists::Scattered => {

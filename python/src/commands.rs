@@ -1,8 +1,8 @@
 //! The commands of the binaries, called as functions and as console scripts.
 //!
-//! A function's command runs on a thread of its own, without the interpreter's lock. The calling thread waits, hands the
-//! progress to the caller, and looks for signals. An exception there (Ctrl-C, or one of the caller's) ends the command: it
-//! stops where it next asks whether to go on, and leaves nothing half-written.
+//! A function's command runs on a thread of its own, without the interpreter's lock. The calling thread waits,
+//! hands the progress to the caller, and looks for signals. An exception there (Ctrl-C, or one of the caller's)
+//! ends the command: it stops where it next asks whether to go on, and leaves nothing half-written.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,8 +21,8 @@ use crate::errors::{of_command, wrong_process};
 /// How often the caller hears of the progress, and signals are looked for.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A keyword of a command: its name, kind (`switch`, `one` or `many`), whether it is given by place, whether it is required,
-/// its default, and what it means.
+/// A keyword of a command: its name, kind (`switch`, `one` or `many`), whether it is given by place, whether it is
+/// required, its default, and what it means.
 type KeywordTuple = (String, &'static str, bool, bool, Option<String>, String);
 
 fn program(name: &str) -> PyResult<Program> {
@@ -67,7 +67,8 @@ pub(crate) fn run_program(py: Python<'_>, name: &str, arguments: Vec<OsString>) 
     Ok(py.detach(|| program.status(arguments)))
 }
 
-/// Runs a command with keywords, and gives the JSON of its summary. `progress` is called with stage, done, total and unit.
+/// Runs a command with keywords, and gives the JSON of its summary. `progress` is called with stage, done, total
+/// and unit.
 #[pyfunction]
 #[pyo3(signature = (program_name, command, given, progress=None))]
 pub(crate) fn run_command(

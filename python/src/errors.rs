@@ -27,8 +27,8 @@ pub(crate) fn of_reader(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, class, &error.to_string())
 }
 
-/// The failure of a command: the same message and hints, a class by what went wrong, and in `summary` what the command had
-/// found before.
+/// The failure of a command: the same message and hints, a class by what went wrong, and in `summary` what the
+/// command had found before.
 pub(crate) fn of_command(py: Python<'_>, failure: &Failure) -> PyErr {
     let class = match failure.kind {
         FailureKind::Usage => "OptionsError",

@@ -1,8 +1,8 @@
 //! What belongs to one process: its workers, and objects that a fork must not touch.
 //!
 //! `fork` copies the memory of a process and none of its threads. So a child has pools without threads and, in the
-//! worst case, locks that nobody will ever open. What is made here knows its process: a child makes its own workers, and
-//! never uses or drops those of its parent.
+//! worst case, locks that nobody will ever open. What is made here knows its process: a child makes its own
+//! workers, and never uses or drops those of its parent.
 
 use std::mem::ManuallyDrop;
 use std::process;

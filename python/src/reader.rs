@@ -204,13 +204,14 @@ struct Feed {
 impl Feed {
     fn start(mut batches: Batches, widths: (usize, usize)) -> std::io::Result<Self> {
         let (sender, queue) = sync_channel(READY);
+        let spares = Arc::default();
         let feed = move || {
             loop {
                 let fed = match batches.next() {
                     None => Fed::End,
                     Some(Err(error)) => Fed::Failed(error),
                     Some(Ok(step)) => {
-                        let (memory, spec) = pack(&step.batch, widths);
+                        let (memory, spec) = pack(&step.batch, widths, &spares);
                         Fed::Block(Box::new((memory, spec, step.position)))
                     }
                 };
@@ -394,7 +395,7 @@ impl Block {
     fn expand(&self, py: Python<'_>) -> PyResult<Self> {
         let expanded = py.detach(|| {
             let batch = unpack(&self.memory, &self.spec)?;
-            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width)))
+            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width), &Arc::default()))
         });
         let (memory, spec) = expanded.map_err(|error: Error| of_reader(py, &error))?;
         Ok(Self { memory: Arc::new(memory), spec, position: self.position.clone() })

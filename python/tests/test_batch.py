@@ -147,3 +147,13 @@ def test_without_torch_the_error_says_what_to_install(batch):
 def test_a_batch_is_valid_and_describes_itself(batch):
     assert_valid(batch)
     assert "512 samples" in repr(batch)
+
+
+def test_what_is_kept_of_a_batch_stays_when_its_successors_come(dataset):
+    batches = onefold.Dataset(dataset, global_batch_size=B)
+    kept = [(batch.dense, batch.features["user_00"].values) for batch in batches]
+    copies = [(batch.dense.copy(), batch.features["user_00"].values.copy()) for batch in batches]
+    # The second epoch is the first again: nothing is shuffled.
+    assert len(kept) > 3
+    for (dense, values), (of_dense, of_values) in zip(kept, copies, strict=True):
+        assert numpy.array_equal(dense, of_dense) and numpy.array_equal(values, of_values)

@@ -72,6 +72,31 @@ def test_sequences_go_through_an_embedding_collection(dataset, torchrec, dedupe)
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("dedupe", ["exact", "window", "off"])
+def test_the_collection_for_the_cpu_is_torchrecs(dataset, torchrec, dedupe):
+    import torch
+
+    from onefold.torchrec import EmbeddingBagCollection, to_kjt
+
+    kjt = to_kjt(next(iter(onefold.Dataset(dataset, global_batch_size=B, dedupe=dedupe))))
+    # A table of two features, and an order that is not the batch's.
+    tables = [
+        torchrec.EmbeddingBagConfig(name=name, num_embeddings=200_000, embedding_dim=dim, feature_names=features)
+        for name, dim, features in [("b", 8, ["item_03", "sequence_00"]), ("a", 4, ["user_00"])]
+    ]
+    ours, theirs = EmbeddingBagCollection(tables=tables), torchrec.EmbeddingBagCollection(tables=tables)
+    theirs.load_state_dict(ours.state_dict())
+    found, expected = ours(kjt), theirs(kjt)
+    assert found.keys() == expected.keys() and found.length_per_key() == expected.length_per_key()
+    assert torch.equal(found.values(), expected.values())
+    weights = torch.randn(found.values().shape, generator=torch.Generator().manual_seed(1))
+    for collection in (found, expected):
+        (collection.values() * weights).sum().backward()
+    for name in ("a", "b"):
+        gradients = [bags.embedding_bags[name].weight.grad for bags in (ours, theirs)]
+        assert torch.allclose(*gradients, atol=1e-5)
+
+
 def dlrm(torchrec, batch, seed):
     """A small DLRM over all features of a batch."""
     import torch

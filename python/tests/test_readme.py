@@ -1,0 +1,104 @@
+"""The tutorial: every block of README.md is run in order, and prints what the page says that it prints."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+import onefold
+
+PROJECT = Path(__file__).parents[2]
+PINS = PROJECT / "sharding" / "scripts" / "torchrec.txt"
+
+
+def blocks_of(page):
+    """The blocks of a page: their language and text, and for those that a block of text follows, what they print."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = []
+    for language, text in found:
+        if language == "text":
+            blocks[-1] = (*blocks[-1][:2], text)
+        else:
+            blocks.append((language, text, None))
+    return blocks
+
+
+BLOCKS = blocks_of(PROJECT / "python" / "README.md")
+FIRST_WITH_TORCH = next(i for i, (language, text, _) in enumerate(BLOCKS) if language == "python" and "torch" in text)
+
+
+class Reader:
+    """Somebody who follows the page from its beginning."""
+
+    def __init__(self, folder):
+        self.folder, self.names, self.done = folder, {}, 0
+
+    def follow(self, last):
+        """Runs the blocks that were not run yet, up to number `last`."""
+        while self.done <= last:
+            language, text, output = BLOCKS[self.done]
+            self.done += 1
+            printed = self.run_python(text) if language == "python" else self.run_shell(text)
+            if output is not None:
+                assert printed == output
+
+    def run_python(self, text):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(text, "README.md", "exec"), self.names)
+        return printed.getvalue()
+
+    def run_shell(self, text):
+        for line in text.splitlines():
+            program, *arguments = line.split()
+            if program != "pip":
+                subprocess.run([sys.executable, "-c", SCRIPT.format(program), *arguments], check=True)
+            elif "==" in line:
+                # The packages of `make test-torchrec`, which are too large for an installation in a test.
+                assert set(arguments[1:]) <= set(PINS.read_text().split())
+            else:
+                self.install(line)
+        return ""
+
+    def install(self, line):
+        """Installs as the page says into an empty environment, in which the package then works."""
+        wheels = Path(os.environ["ONEFOLD_WHEELS"])
+        (self.folder / "target").mkdir()
+        (self.folder / "target" / "wheels").symlink_to(wheels)
+        venv.create(self.folder / "venv", with_pip=True)
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment["PATH"] = f"{self.folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        command = line + " --quiet --disable-pip-version-check && python -c 'import onefold' && onefold-read --version"
+        done = subprocess.run(command, shell=True, cwd=self.folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"onefold-read {onefold.__version__}\n"
+
+
+SCRIPT = "import sys; sys.argv[0] = '{0}'; from importlib.metadata import entry_points; entry_points(name='{0}')['{0}'].load()()"
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tutorial")
+    before = Path.cwd()
+    os.chdir(folder)
+    yield Reader(folder)
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("block", range(FIRST_WITH_TORCH))
+def test_a_block(reader, block):
+    reader.follow(block)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("block", range(FIRST_WITH_TORCH, len(BLOCKS)))
+def test_a_block_with_torch(reader, block):
+    reader.follow(block)
+    if "normalized_entropy" in BLOCKS[block][1]:
+        assert 0.7 < reader.names["normalized_entropy"] < 0.92
