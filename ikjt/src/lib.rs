@@ -45,7 +45,7 @@
 //! | to | call |
 //! |---|---|
 //! | deduplicate rows exactly | [`deduplicate`] |
-//! | let windows overlap, and undo it | [`fold_windows`], [`Group::compact`] |
+//! | let windows overlap, and undo it | [`fold_windows`], [`deduplicate`] |
 //! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
 //! | see what deduplication saves | [`Statistics`] |
 //! | prove that two ways of reading give the same | [`digest`] |

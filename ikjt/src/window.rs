@@ -19,7 +19,7 @@ use crate::{Feature, Group};
 /// the row before it stores nothing; weights must agree bit by bit. Every other row is stored whole. The rows
 /// and the inverse index are the same, and `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves
 /// nothing keeps its buffers, so no feature has more values than before. Time is linear in the rows' ids. The
-/// way back is [`Group::compact`].
+/// way back is [`deduplicate`](crate::deduplicate).
 ///
 /// ```
 /// use onefold_ikjt::{Feature, Group, fold_windows};
