@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchReader};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader};
 use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+use arrow::datatypes::{Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
 use onefold_datasets::storage::{RANGE_GAP, Ranges};
 use onefold_datasets::{FeatureGroup, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
@@ -17,6 +17,7 @@ use parquet::file::metadata::RowGroupMetaData;
 
 use super::budget::Reservation;
 use super::file::{Footer, OpenFile, guarded};
+use super::lists::read_lists;
 use super::stages::Stages;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, Result};
@@ -201,28 +202,51 @@ impl RowGroup {
     }
 
     fn decode_columns(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch> {
-        let rows = self.metadata().num_rows();
         guarded(&self.footer().path, Some(self.index), || {
-            let rows = usize::try_from(rows).map_err(|_| format!("{rows} rows"))?;
-            let reader =
-                ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.footer().metadata.clone())
-                    .with_projection(columns)
-                    .with_row_groups(vec![self.index])
-                    .with_batch_size(rows.max(1))
-                    .build()
-                    .map_err(|error| error.to_string())?;
-            let schema = reader.schema();
-            let mut batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-            let whole = match batches.len() {
-                1 => batches.remove(0),
-                _ => concat_batches(&schema, &batches).map_err(|error| error.to_string())?,
-            };
-            if whole.num_rows() == rows {
-                Ok(whole)
-            } else {
-                Err(format!("{} rows decoded of {rows}", whole.num_rows()))
+            let metadata = &self.footer().metadata;
+            let parquet = metadata.parquet_schema();
+            let wanted = (0..parquet.num_columns()).filter(|leaf| columns.leaf_included(*leaf));
+            let (lists, flat): (Vec<_>, Vec<_>) =
+                wanted.partition(|leaf| parquet.column(*leaf).max_rep_level() > 0);
+            let flat = self.decode_flat(ranges.clone(), ProjectionMask::leaves(parquet, flat))?;
+            let (mut fields, mut arrays) = (flat.schema().fields().to_vec(), flat.columns().to_vec());
+            let ranges = Arc::new(ranges);
+            for leaf in lists {
+                let field = &metadata.schema().fields()[parquet.get_column_root_idx(leaf)];
+                let lists = read_lists(&ranges, self.metadata(), leaf, field);
+                arrays.push(Arc::new(
+                    lists.map_err(|message| format!("column `{}`: {message}", field.name()))?,
+                ));
+                fields.push(Arc::clone(field));
             }
+            let options = RecordBatchOptions::new().with_row_count(Some(flat.num_rows()));
+            let schema = Arc::new(ArrowSchema::new(fields));
+            RecordBatch::try_new_with_options(schema, arrays, &options).map_err(|error| error.to_string())
         })
+    }
+
+    /// Columns without lists.
+    fn decode_flat(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch, String> {
+        let rows = self.metadata().num_rows();
+        let rows = usize::try_from(rows).map_err(|_| format!("{rows} rows"))?;
+        let reader =
+            ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.footer().metadata.clone())
+                .with_projection(columns)
+                .with_row_groups(vec![self.index])
+                .with_batch_size(rows.max(1))
+                .build()
+                .map_err(|error| error.to_string())?;
+        let schema = reader.schema();
+        let mut batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+        let whole = match batches.len() {
+            1 => batches.remove(0),
+            _ => concat_batches(&schema, &batches).map_err(|error| error.to_string())?,
+        };
+        if whole.num_rows() == rows {
+            Ok(whole)
+        } else {
+            Err(format!("{} rows decoded of {rows}", whole.num_rows()))
+        }
     }
 
     /// Decodes column by column to say which one is damaged.

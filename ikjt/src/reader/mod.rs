@@ -34,6 +34,7 @@ mod decode;
 mod file;
 mod files;
 mod kept;
+mod lists;
 mod options;
 mod order;
 mod pipeline;
