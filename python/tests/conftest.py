@@ -1,6 +1,7 @@
 """Datasets that the tests read, made by the project's own commands."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def rows_dataset(logs):
     out = logs.parent / "rows"
     command("onefold-ingest", "build", logs / "dataset.toml", "--out", out, "--buckets", 8, "--layout", "rows")
     return out
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts():
+    """Ctrl-C interrupts, also where the tests run in the background of a shell, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
