@@ -7,7 +7,7 @@
 //! them for the thread that freed them, which no memory limit knows of. Building rm1 (1 million samples, 512 MiB) with
 //! jemalloc took 0.62 times as long (40.6 s to 65.2 s) and 0.84 times as much memory (874 MiB to 1,042 MiB).
 
-/// jemalloc, for [`use_jemalloc`](crate::use_jemalloc).
+/// jemalloc, for [`use_jemalloc`].
 pub use tikv_jemallocator::Jemalloc;
 
 /// How jemalloc is set up. A few arenas are enough for threads that allocate whole batches, and what one thread frees the

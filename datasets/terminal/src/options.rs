@@ -5,7 +5,7 @@
 //! binary's own clap command is that name, as `` `--memory-limit` ``. The id of an argument is the name of its field; where the
 //! API has another name, the argument says so: `#[arg(id = "memory_bytes", long = "memory")]`.
 //!
-//! A command that is called as a function has [keywords](crate::keywords) instead, which replace the names of options, and the
+//! A command that is called as a function has [keywords] instead, which replace the names of options, and the
 //! flags that a command's own errors name: `` `memory_limit` ``, `` `threads=2` ``, `` `overwrite=True` ``.
 //!
 //! An option that the command does not have keeps its name. Names in backticks without the words before them are
