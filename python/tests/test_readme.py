@@ -9,6 +9,7 @@ import sys
 import venv
 from pathlib import Path
 
+import numpy
 import pytest
 
 import onefold
@@ -66,12 +67,16 @@ class Reader:
         return ""
 
     def install(self, line):
-        """Installs as the page says into an empty environment, in which the package then works."""
+        """Installs as the page says into an environment that has numpy and nothing else, in which the package then works."""
         wheels = Path(os.environ["ONEFOLD_WHEELS"])
         (self.folder / "target").mkdir()
         (self.folder / "target" / "wheels").symlink_to(wheels)
         venv.create(self.folder / "venv", with_pip=True)
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        packages = self.folder / "packages"
+        packages.mkdir()
+        for found in Path(numpy.__file__).parents[1].glob("numpy*"):
+            (packages / found.name).symlink_to(found)
+        environment = {**os.environ, "PYTHONPATH": str(packages)}
         environment["PATH"] = f"{self.folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
         command = line + " --quiet --disable-pip-version-check && python -c 'import onefold' && onefold-read --version"
         done = subprocess.run(command, shell=True, cwd=self.folder, env=environment, capture_output=True, text=True)
