@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from scripts import script
 
 import onefold
 from onefold import _commands, _onefold
 
-PACKAGE = Path(onefold.__file__).parent
 # Figures of a run rather than of what was done.
 OF_THE_RUN = {"wall_seconds", "samples_per_second", "plan_seconds", "peak_rss_bytes", "committed", "id"}
 
@@ -32,14 +32,6 @@ def small(tmp_path):
     """Raw logs of few samples."""
     onefold.generate(workload="rm3", samples=500, seed=5, out=tmp_path / "logs")
     return tmp_path / "logs"
-
-
-def script(name):
-    """The console script of the installed package: beside the packages, or where the environment has them."""
-    places = [PACKAGE.parent / "bin", Path(sys.executable).parent]
-    found = [place / name for place in places if (place / name).is_file()]
-    assert found, f"there is no {name} in {places}"
-    return found[0]
 
 
 def call_script(name, *arguments, **options):

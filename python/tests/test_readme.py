@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from scripts import script
 
 import onefold
 
@@ -58,7 +59,7 @@ class Reader:
         for line in text.splitlines():
             program, *arguments = line.split()
             if program != "pip":
-                subprocess.run([sys.executable, "-c", SCRIPT.format(program), *arguments], check=True)
+                subprocess.run([sys.executable, script(program), *arguments], check=True)
             elif "==" in line:
                 # The packages of `make test-torchrec`, which are too large for an installation in a test.
                 assert set(arguments[1:]) <= set(PINS.read_text().split())
@@ -82,9 +83,6 @@ class Reader:
         done = subprocess.run(command, shell=True, cwd=self.folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"onefold-read {onefold.__version__}\n"
-
-
-SCRIPT = "import sys; sys.argv[0] = '{0}'; from importlib.metadata import entry_points; entry_points(name='{0}')['{0}'].load()()"
 
 
 @pytest.fixture(scope="module")

@@ -213,10 +213,7 @@ impl RowGroup {
             let ranges = Arc::new(ranges);
             for leaf in lists {
                 let field = &metadata.schema().fields()[parquet.get_column_root_idx(leaf)];
-                let lists = read_lists(&ranges, self.metadata(), leaf, field);
-                arrays.push(Arc::new(
-                    lists.map_err(|message| format!("column `{}`: {message}", field.name()))?,
-                ));
+                arrays.push(Arc::new(read_lists(&ranges, self.metadata(), leaf, field)?));
                 fields.push(Arc::clone(field));
             }
             let options = RecordBatchOptions::new().with_row_count(Some(flat.num_rows()));
