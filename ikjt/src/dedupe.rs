@@ -16,22 +16,20 @@ use crate::{Feature, Group, Result};
 ///
 /// If the distinct rows of a feature, whose lists may share ids in `group`, have more ids than `i32` counts.
 pub fn deduplicate(group: &Group) -> Group {
-    try_deduplicate(group).expect("the distinct rows have no more ids than `i32` counts")
+    deduplicate_shared(group)
+        .and_then(Group::compact)
+        .expect("the distinct rows have no more ids than `i32` counts")
 }
 
-/// [`deduplicate`], with an error instead of the panic.
-pub(crate) fn try_deduplicate(group: &Group) -> Result<Group> {
+/// [`deduplicate`], to be compacted later (see [`Feature::select`]), with an error instead of the panic.
+pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
     let features = group.features();
     // Most rows that differ do so in a few places of every list. Where they do not, the whole rows are hashed.
     let few = group.samples() / 8 + 8;
     let (inverse, distinct) = distinct_rows(group, few, |row| hash_row(features, row, sampled))
         .or_else(|| distinct_rows(group, usize::MAX, |row| hash_row(features, row, <[i64]>::iter)))
         .expect("the second time has no limit");
-    let is_unchanged = distinct.iter().copied().eq(0..group.rows());
-    let rows = features.iter().map(|feature| match is_unchanged {
-        true => feature.compact(),
-        false => feature.checked_gather(distinct.iter().copied()),
-    });
+    let rows = features.iter().map(|feature| feature.select(distinct.iter().copied()));
     let (name, rows) = (group.shared_name(), rows.collect::<Result<_>>()?);
     Ok(Group::trusted(name, Some(inverse.into()), distinct.len(), rows))
 }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do
-//! ids: the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists that do
-//! not share ids are put in the order of their rows; windows keep the offsets that they have.
+//! ids: the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists stand in
+//! the order of their rows; only windows that share ids keep the offsets that they have.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -16,12 +16,13 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::ArrowNativeType;
 use bytemuck::{NoUninit, cast_slice};
 use onefold_ikjt::{Batch, BatchParts, Error, Feature, Group};
-use serde::{Deserialize, Serialize};
+use pyo3::{FromPyObject, IntoPyObjectRef};
 
 use crate::memory::{Memory, Spares, aligned};
 
-/// Where the parts of a batch stand in its memory; offsets in bytes.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// Where the parts of a batch stand in its memory; offsets in bytes. Python has it as a dict.
+#[derive(Debug, Clone, IntoPyObjectRef, FromPyObject)]
+#[pyo3(from_item_all)]
 pub(crate) struct Spec {
     /// Samples.
     pub(crate) size: usize,
@@ -45,7 +46,8 @@ pub(crate) struct Spec {
 }
 
 /// A group in a [`Spec`].
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, IntoPyObjectRef, FromPyObject)]
+#[pyo3(from_item_all)]
 pub(crate) struct GroupSpec {
     pub(crate) name: String,
     pub(crate) rows: usize,
@@ -55,7 +57,8 @@ pub(crate) struct GroupSpec {
 }
 
 /// A feature in a [`Spec`].
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, IntoPyObjectRef, FromPyObject)]
+#[pyo3(from_item_all)]
 pub(crate) struct FeatureSpec {
     pub(crate) name: String,
     /// Its ids.
@@ -70,13 +73,14 @@ pub(crate) struct FeatureSpec {
 enum Lists {
     /// They stand one after the other already.
     Packed,
-    /// They share no ids, but stand in another order.
+    /// Each is copied to its place.
     Scattered,
-    /// They share ids.
+    /// They go on sharing ids.
     Overlapping,
 }
 
-fn lists(feature: &Feature) -> Lists {
+/// How the lists of `feature` are copied, which share ids in the copy only if they may.
+fn lists(feature: &Feature, overlaps: bool) -> Lists {
     let mut next = 0;
     let mut packed = true;
     for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
@@ -85,14 +89,20 @@ fn lists(feature: &Feature) -> Lists {
     }
     match packed && next == feature.values().len() {
         true => Lists::Packed,
-        false if next <= feature.values().len() => Lists::Scattered,
-        false => Lists::Overlapping,
+        false if overlaps && next > feature.values().len() => Lists::Overlapping,
+        false => Lists::Scattered,
     }
 }
 
 /// Copies a batch into memory of its own, one of the spare allocations if there is one. `widths` are the dense
-/// features and labels of a sample, which a batch without samples does not know.
-pub(crate) fn pack(batch: &Batch, widths: (usize, usize), spares: &Arc<Spares>) -> (Memory, Spec) {
+/// features and labels of a sample, which a batch without samples does not know; `overlaps` says whether lists that
+/// share ids go on to.
+pub(crate) fn pack(
+    batch: &Batch,
+    widths: (usize, usize),
+    overlaps: bool,
+    spares: &Arc<Spares>,
+) -> (Memory, Spec) {
     let size = batch.size();
     let mut bytes = 0;
     let mut gaps = Vec::new();
@@ -107,8 +117,8 @@ pub(crate) fn pack(batch: &Batch, widths: (usize, usize), spares: &Arc<Spares>) 
     let labels = section(batch.labels().len(), 4);
     let weights = batch.weights().map(|weights| section(weights.len(), 4));
     let timestamps = batch.timestamps().map(|times| section(times.len(), 8));
-    let kinds: Vec<Vec<Lists>> =
-        batch.groups().iter().map(|group| group.features().iter().map(lists).collect()).collect();
+    let of_group = |group: &Group| group.features().iter().map(|feature| lists(feature, overlaps)).collect();
+    let kinds: Vec<Vec<Lists>> = batch.groups().iter().map(of_group).collect();
     let groups: Vec<GroupSpec> = batch
         .groups()
         .iter()

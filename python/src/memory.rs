@@ -60,7 +60,7 @@ impl Spares {
         let capacity = bytes.next_multiple_of(aligned(bytes.next_power_of_two() / 16));
         let spare = self.0.try_lock().ok().and_then(|mut spares| {
             let fits = |spare: &Allocation| (bytes..=2 * capacity).contains(&spare.layout.size());
-            let found = spares.iter().position(fits)?;
+            let found = spares.iter().rposition(fits)?;
             Some(spares.swap_remove(found))
         });
         spare.unwrap_or_else(|| Allocation::new(capacity))

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Batches, Dedupe, Error, Position, Rank, Shuffle, Tail, Within};
+use onefold_ikjt::{Batch, Batches, Dedupe, Error, Position, Rank, Shuffle, Step, Tail, Within};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use pyo3_arrow::ffi::{to_array_pycapsules, to_schema_pycapsule};
 
 use crate::block::{Spec, pack, unpack};
@@ -29,7 +29,7 @@ const SLICE: Duration = Duration::from_millis(50);
 /// How long the end of an iteration waits for its threads.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Batches that are copied and ready beside the one that Python has.
+/// Batches that wait beside the one that Python has.
 const READY: usize = 1;
 
 const FORKED: &str = "it was made in another process, before a fork, and has no threads in this one\n  \
@@ -177,9 +177,16 @@ impl Reader {
         let position = to_position(py, position)?;
         let reader = self.get(py)?;
         let widths = (reader.schema().dense.len(), reader.schema().labels.len());
-        let batches = py.detach(|| reader.resume(&position)).map_err(|error| of_reader(py, &error))?;
+        let (overlaps, spares) = (reader.options().dedupe == Dedupe::Window, Arc::default());
+        let copy = move |batch: &Batch| {
+            let packed = pack(batch, widths, overlaps, &spares);
+            let bytes = packed.0.len() as u64;
+            (packed, bytes)
+        };
+        let batches =
+            py.detach(|| reader.resume_copied(&position, copy)).map_err(|error| of_reader(py, &error))?;
         let steps = batches.steps();
-        let feed = Feed::start(batches, widths).map_err(|error| of_reader(py, &error.into()))?;
+        let feed = Feed::start(batches).map_err(|error| of_reader(py, &error.into()))?;
         Ok(BatchIterator {
             feed: OfProcess::new(Mutex::new(Some(feed))),
             progress: Py::new(py, Progress(Mutex::new(position)))?,
@@ -188,36 +195,24 @@ impl Reader {
     }
 }
 
-/// What comes from the thread that copies batches.
-enum Fed {
-    Block(Box<(Memory, Spec, Position)>),
-    Failed(Error),
-    End,
-}
+/// A batch as one allocation.
+type Packed = (Memory, Spec);
 
-/// A thread that takes batches from the reader and copies them, so that the interpreter need not.
+/// A thread that waits for the reader's batches, so that the interpreter can stop waiting for it.
 struct Feed {
-    queue: Receiver<Fed>,
+    queue: Receiver<Option<Result<Box<Step<Packed>>, Error>>>,
     thread: JoinHandle<()>,
 }
 
 impl Feed {
-    fn start(mut batches: Batches, widths: (usize, usize)) -> std::io::Result<Self> {
+    fn start(mut batches: Batches<Packed>) -> std::io::Result<Self> {
         let (sender, queue) = sync_channel(READY);
-        let spares = Arc::default();
         let feed = move || {
             loop {
-                let fed = match batches.next() {
-                    None => Fed::End,
-                    Some(Err(error)) => Fed::Failed(error),
-                    Some(Ok(step)) => {
-                        let (memory, spec) = pack(&step.batch, widths, &spares);
-                        Fed::Block(Box::new((memory, spec, step.position)))
-                    }
-                };
-                let last = !matches!(fed, Fed::Block(_));
+                let step = batches.next().map(|step| step.map(Box::new));
+                let is_last = !matches!(step, Some(Ok(_)));
                 // An error of `send` says that nobody waits any more.
-                if sender.send(fed).is_err() || last {
+                if sender.send(step).is_err() || is_last {
                     return;
                 }
             }
@@ -284,8 +279,8 @@ impl BatchIterator {
             match fed {
                 None => return Ok(None),
                 Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
-                Some(Ok(Fed::Block(block))) => {
-                    let (memory, spec, position) = *block;
+                Some(Ok(Some(Ok(step)))) => {
+                    let Step { batch: (memory, spec), position } = *step;
                     self.progress
                         .get()
                         .0
@@ -294,11 +289,11 @@ impl BatchIterator {
                         .clone_from(&position);
                     return Ok(Some(Block { memory: Arc::new(memory), spec, position: Some(position) }));
                 }
-                Some(Ok(Fed::End)) => {
+                Some(Ok(None)) => {
                     self.close(py)?;
                     return Ok(None);
                 }
-                Some(Ok(Fed::Failed(error))) => {
+                Some(Ok(Some(Err(error)))) => {
                     self.close(py)?;
                     return Err(of_reader(py, &error));
                 }
@@ -357,8 +352,7 @@ pub(crate) struct Block {
 impl Block {
     /// A block of such bytes, which are copied.
     #[new]
-    fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: &str) -> PyResult<Self> {
-        let spec = serde_json::from_str(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: Spec) -> PyResult<Self> {
         let memory = Arc::new(Memory::copy_of(&bytes.to_vec(py)?));
         Ok(Self { memory, spec, position: None })
     }
@@ -376,9 +370,9 @@ impl Block {
         if failed == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 
-    /// Where the parts stand, as JSON.
-    fn spec(&self) -> PyResult<String> {
-        to_json(&self.spec)
+    /// Where the parts stand, as a dict.
+    fn spec<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        (&self.spec).into_pyobject(py)
     }
 
     /// The position after the batch, as JSON.
@@ -395,7 +389,7 @@ impl Block {
     fn expand(&self, py: Python<'_>) -> PyResult<Self> {
         let expanded = py.detach(|| {
             let batch = unpack(&self.memory, &self.spec)?;
-            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width), &Arc::default()))
+            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width), false, &Arc::default()))
         });
         let (memory, spec) = expanded.map_err(|error: Error| of_reader(py, &error))?;
         Ok(Self { memory: Arc::new(memory), spec, position: self.position.clone() })

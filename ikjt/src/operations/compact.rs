@@ -1,7 +1,7 @@
 //! Rows one after the other.
 
 use crate::builder::check_values;
-use crate::{Feature, Result};
+use crate::{Feature, Group, Result};
 
 impl Feature {
     /// The rows one after the other in the values, without overlaps or gaps. Costs nothing where they stand so.
@@ -26,13 +26,51 @@ impl Feature {
     }
 
     /// [`gather`](Self::gather) of rows in range, if their ids can be addressed.
-    pub(crate) fn checked_gather(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
-        let sizes = self.sizes();
-        check_values(
-            format_args!("feature `{}`", self.name()),
-            rows.clone().into_iter().map(|row| sizes[row] as u64).sum(),
-        )?;
+    fn checked_gather(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
+        self.check_gather(rows.clone())?;
         Ok(self.gather(rows))
+    }
+
+    /// Checks that the ids of these rows can be addressed, and counts them.
+    fn check_gather(&self, rows: impl IntoIterator<Item = usize>) -> Result<usize> {
+        let ids = rows.into_iter().map(|row| self.sizes()[row] as u64).sum();
+        check_values(format_args!("feature `{}`", self.name()), ids)
+    }
+
+    /// These rows, to be [compacted](Self::compact) later: they are copied only if that makes the ids fewer, and otherwise
+    /// share ids where rows of this feature do, so that what is done to every id is done to fewer of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`](crate::Error::Invariant) if the compacted rows would have more ids than `i32` counts.
+    pub(crate) fn select(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
+        if self.check_gather(rows.clone())? < self.values().len() {
+            return Ok(self.gather(rows));
+        }
+        let of_rows = |column: &[i32]| rows.clone().into_iter().map(|row| column[row]).collect();
+        let (offsets, sizes) = (of_rows(self.offsets()), of_rows(self.sizes()));
+        let (values, weights) = (self.values().clone(), self.weights().cloned());
+        Ok(Self::trusted(self.shared_name(), values, weights, offsets, sizes))
+    }
+}
+
+impl Group {
+    /// The same rows, [compact](Feature::compact) in every feature.
+    ///
+    /// # Errors
+    ///
+    /// As [`Feature::compact`].
+    pub(crate) fn compact(self) -> Result<Self> {
+        let (name, inverse, rows, features) = self.into_parts();
+        let features = features.iter().map(Feature::compact).collect::<Result<_>>()?;
+        Ok(Self::trusted(name, inverse, rows, features))
+    }
+
+    /// [`expand`](Self::expand), to be compacted later: see [`Feature::select`].
+    pub(crate) fn expand_shared(&self) -> Result<Self> {
+        let rows = (0..self.samples()).map(|sample| self.row_of(sample));
+        let features = self.features().iter().map(|feature| feature.select(rows.clone()));
+        Ok(Self::trusted(self.shared_name(), None, self.samples(), features.collect::<Result<_>>()?))
     }
 }
 
@@ -55,6 +93,18 @@ mod tests {
                     prop_assert_eq!(compact.row_weights(row), feature.row_weights(row));
                 }
                 prop_assert_eq!(compact.compact().unwrap().values().as_ptr(), compact.values().as_ptr());
+            }
+        }
+
+        #[test]
+        fn an_expansion_that_shares_ids_is_the_expansion(group in groups()) {
+            let shared = group.expand_shared().unwrap();
+            prop_assert_eq!(&shared, &group.expand());
+            for (feature, given) in shared.features().iter().zip(group.features()) {
+                prop_assert!(feature.values().len() <= given.values().len());
+            }
+            for feature in shared.compact().unwrap().features() {
+                prop_assert!(feature.is_compact());
             }
         }
     }

@@ -10,7 +10,7 @@ use onefold_datasets::{FeatureGroup, Layout, Schema};
 use super::Dedupe;
 use super::decode::{Decoded, Ids};
 use super::stages::Stages;
-use crate::dedupe::try_deduplicate;
+use crate::dedupe::deduplicate_shared;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, Result, fold_windows};
 
@@ -33,8 +33,8 @@ pub(super) struct Conversion {
 }
 
 impl Conversion {
-    /// The bytes of a batch of `pieces`, at most, before preprocessing.
-    pub(super) fn batch_bytes(&self, pieces: &Pieces) -> u64 {
+    /// The bytes of a batch of `pieces` and of `copies` of it, at most, before preprocessing.
+    pub(super) fn batch_bytes(&self, pieces: &Pieces, copies: u64) -> u64 {
         let (mut samples, mut all) = (0, Ids::default());
         for (decoded, rows) in pieces {
             let ids = decoded.ids_in(rows);
@@ -48,7 +48,7 @@ impl Conversion {
             (Layout::Rows, Dedupe::Off) | (Layout::Folded, Dedupe::Off | Dedupe::Window) => 0,
         };
         // As cut, as deduplicated, and as preprocessed.
-        let copies = 1 + deduplicates + u64::from(self.preprocessor.is_some());
+        let copies = copies + 1 + deduplicates + u64::from(self.preprocessor.is_some());
         let ids = match (self.layout, self.dedupe) {
             (_, Dedupe::Off) => all.expanded,
             (Layout::Folded, Dedupe::Window) => all.stored,
@@ -59,6 +59,20 @@ impl Conversion {
 
     /// The batch of `pieces`; without any, a batch of no samples.
     pub(super) fn run(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
+        let batch = self.run_shared(pieces, stages)?;
+        if self.dedupe == Dedupe::Window {
+            return Ok(batch);
+        }
+        let started = Instant::now();
+        let mut parts = batch.into_parts();
+        parts.groups = parts.groups.into_iter().map(Group::compact).collect::<Result<_>>()?;
+        stages.deduplicated(started);
+        Ok(Batch::trusted(parts))
+    }
+
+    /// [`run`](Self::run), where lists may share ids however they are deduplicated: what is left to do is to compact them, unless
+    /// windows are asked for.
+    pub(super) fn run_shared(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
         let started = Instant::now();
         let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();
         let cut = if pieces.is_empty() { self.empty()? } else { Batch::concat(&borrowed)? };
@@ -102,9 +116,9 @@ impl Conversion {
     fn group(&self, group: &Group, deduplicated: bool) -> Result<Group> {
         let is_folded = deduplicated && self.layout == Layout::Folded;
         Ok(match self.dedupe {
-            Dedupe::Off if is_folded => expand(group)?,
-            Dedupe::Exact if deduplicated => try_deduplicate(group)?,
-            Dedupe::Window if deduplicated && !is_folded => fold_windows(&try_deduplicate(group)?),
+            Dedupe::Off if is_folded => group.expand_shared()?,
+            Dedupe::Exact if deduplicated => deduplicate_shared(group)?,
+            Dedupe::Window if deduplicated && !is_folded => fold_windows(&deduplicate_shared(group)?),
             _ => group.clone(),
         })
     }
@@ -131,19 +145,6 @@ impl Conversion {
         }
         Ok(())
     }
-}
-
-/// [`Group::expand`], or an error where that would have more ids than offsets can address.
-fn expand(group: &Group) -> Result<Group> {
-    for feature in group.features() {
-        let ids = group.sample_values_of(feature);
-        if i32::try_from(ids).is_err() {
-            let message =
-                format!("{ids} ids in a batch are more than 32-bit offsets address; take smaller batches");
-            return Err(Error::invariant(format!("feature `{}`", feature.name()), message));
-        }
-    }
-    Ok(group.expand())
 }
 
 /// The error for an id, at the place in the dataset that sample `sample` of the batch comes from.

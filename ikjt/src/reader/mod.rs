@@ -56,7 +56,7 @@ use self::convert::Conversion;
 use self::decode::{Decoding, RowGroup};
 use self::files::{Chosen, Files, Footers, Opener};
 use self::order::{Item, StreamOrder};
-use self::pipeline::{Steps, Work};
+use self::pipeline::{Finish, Steps, Work};
 use self::plan::{Counts, kept_counts, row_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::stages::Stages;
@@ -225,6 +225,33 @@ impl Reader {
     /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after an
     /// error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
+        self.start(position, Finish::Shared(|batch| batch))
+    }
+
+    /// As [`resume`](Self::resume), with a copy of every batch, in a form of the caller's, in its place. `copy` gives it and its
+    /// bytes, on the thread that made the batch, whose cache has it.
+    ///
+    /// Lists of the batch that `copy` is given may share ids also with [`Dedupe::Off`] and [`Dedupe::Exact`]: a copy of
+    /// every list is the first one that is made. The copy must not hold on to the batch's buffers, which the reader takes
+    /// for free afterwards.
+    ///
+    /// # Errors
+    ///
+    /// As [`resume`](Self::resume).
+    pub fn resume_copied<T: Send + 'static>(
+        &self,
+        position: &Position,
+        copy: impl Fn(&Batch) -> (T, u64) + Send + Sync + 'static,
+    ) -> Result<Batches<T>> {
+        self.start(position, Finish::Copied(Box::new(copy)))
+    }
+
+    /// What the reader was opened with.
+    pub fn options(&self) -> &ReaderOptions {
+        &self.options
+    }
+
+    fn start<T: Send + 'static>(&self, position: &Position, finish: Finish<T>) -> Result<Batches<T>> {
         self.check(position)?;
         let steps = self.steps(position.epoch)?;
         if position.step > steps {
@@ -236,7 +263,7 @@ impl Reader {
         let streams: Vec<Stream> = orders.into_iter().map(|order| Stream::new(order, start)).collect();
         let opener = Opener::new(Arc::clone(&self.files), files_by_first_use(&streams), streams.len() + 1);
         let work = self.work(position.epoch);
-        Batches::start(work, Steps { streams, each, steps }, opener, position.clone())
+        Batches::start(work, Steps { streams, each, steps }, opener, position.clone(), finish)
     }
 
     /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its file.

@@ -26,9 +26,43 @@ use crate::{Batch, Error, Result};
 /// A result that another thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;
 
-/// A batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the caller has it.
-/// Dropped in this order, so that the row groups' memory is free when the scheduler hears of the batch's.
-type Delivery = (Batch, Pieces, Reservation);
+/// A finished batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the caller
+/// has it. Dropped in this order, so that the row groups' memory is free when the scheduler hears of the batch's.
+type Delivery<T> = (T, Pieces, Reservation);
+
+/// How a batch becomes what the caller gets.
+pub(super) enum Finish<T> {
+    /// A batch, which may share buffers with a row group.
+    Shared(fn(Batch) -> T),
+    Copied(CopyBatch<T>),
+}
+
+/// Makes a copy of a batch, and says its bytes.
+pub(super) type CopyBatch<T> = Box<dyn Fn(&Batch) -> (T, u64) + Send + Sync>;
+
+impl<T> Finish<T> {
+    /// Copies of a batch that this makes.
+    fn copies(&self) -> u64 {
+        u64::from(matches!(self, Self::Copied(_)))
+    }
+
+    /// What the caller gets, its bytes, and the row groups whose buffers it shares.
+    fn run(&self, conversion: &Conversion, pieces: Pieces, stages: &Stages) -> Result<(T, u64, Pieces)> {
+        match self {
+            Self::Shared(finish) => {
+                let batch = conversion.run(&pieces, stages)?;
+                let bytes = batch.bytes();
+                // Of several pieces a batch has a copy.
+                let shared = if pieces.len() == 1 { pieces } else { Pieces::new() };
+                Ok((finish(batch), bytes, shared))
+            }
+            Self::Copied(finish) => {
+                let (finished, bytes) = finish(&conversion.run_shared(&pieces, stages)?);
+                Ok((finished, bytes, Pieces::new()))
+            }
+        }
+    }
+}
 
 /// Does `work` on a thread of the pool.
 pub(super) fn promise<T: Send + 'static>(
@@ -78,17 +112,17 @@ pub(super) fn ended() -> Error {
 
 /// A step of an epoch: this rank's part of a global batch, and where to go on after it.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct Step<T = Batch> {
     /// The samples of this rank. There may be none at the end of an epoch, with [`Tail::Short`](super::Tail::Short).
-    pub batch: Batch,
+    pub batch: T,
     /// The position after this step: whoever resumes there gets the next one, whatever was read ahead.
     pub position: Position,
 }
 
 /// The steps of one epoch. Dropping it stops the reader.
 #[derive(Debug)]
-pub struct Batches {
-    queue: Option<Receiver<Promise<Delivery>>>,
+pub struct Batches<T = Batch> {
+    queue: Option<Receiver<Promise<Delivery<T>>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
     stages: Arc<Stages>,
@@ -121,21 +155,37 @@ pub(super) struct Steps {
     pub(super) steps: u64,
 }
 
-impl Batches {
+impl<T: Send + 'static> Batches<T> {
     /// Starts reading at `position`.
-    pub(super) fn start(work: Work, steps: Steps, opener: Opener, position: Position) -> Result<Self> {
+    pub(super) fn start(
+        work: Work,
+        steps: Steps,
+        opener: Opener,
+        position: Position,
+        finish: Finish<T>,
+    ) -> Result<Self> {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let (sender, queue) = sync_channel(2 * work.workers.threads());
         let all = steps.steps;
         let Steps { streams, each, .. } = steps;
-        let scheduler = Scheduler { work, opener, streams, each, step: position.step, steps: all };
+        let scheduler = Scheduler {
+            work,
+            opener,
+            streams,
+            each,
+            step: position.step,
+            steps: all,
+            finish: Arc::new(finish),
+        };
         let scheduler = std::thread::Builder::new()
             .name("onefold-schedule".to_owned())
             .spawn(move || scheduler.run(&sender))?;
         let (queue, scheduler) = (Some(queue), Some(scheduler));
         Ok(Self { queue, scheduler, account, stages, position, steps: all, waited: Duration::ZERO })
     }
+}
 
+impl<T> Batches<T> {
     /// How long [`next`](Iterator::next) has waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited
@@ -160,8 +210,8 @@ impl Batches {
     }
 }
 
-impl Iterator for Batches {
-    type Item = Result<Step>;
+impl<T> Iterator for Batches<T> {
+    type Item = Result<Step<T>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let started = Instant::now();
@@ -181,7 +231,7 @@ impl Iterator for Batches {
     }
 }
 
-impl Drop for Batches {
+impl<T> Drop for Batches<T> {
     fn drop(&mut self) {
         // Closing the queue and the account ends the scheduler at its next send or wait.
         self.queue = None;
@@ -192,7 +242,7 @@ impl Drop for Batches {
     }
 }
 
-struct Scheduler {
+struct Scheduler<T> {
     work: Work,
     opener: Opener,
     streams: Vec<Stream>,
@@ -201,6 +251,7 @@ struct Scheduler {
     /// The next step.
     step: u64,
     steps: u64,
+    finish: Arc<Finish<T>>,
 }
 
 /// Why the scheduler stops early.
@@ -226,17 +277,17 @@ enum Begun {
     NoRoom,
 }
 
-type Queue = SyncSender<Promise<Delivery>>;
+type Queue<T> = SyncSender<Promise<Delivery<T>>>;
 
-impl Scheduler {
+impl<T: Send + 'static> Scheduler<T> {
     /// Sends promises until the epoch or the caller's interest ends.
-    fn run(mut self, queue: &Queue) {
+    fn run(mut self, queue: &Queue<T>) {
         if let Err(Stop::Failed(error)) = self.deliver(queue) {
             let _ = queue.send(promise(&self.work.workers.pool, move || Err(error)));
         }
     }
 
-    fn deliver(&mut self, queue: &Queue) -> Result<(), Stop> {
+    fn deliver(&mut self, queue: &Queue<T>) -> Result<(), Stop> {
         while self.step < self.steps {
             let mut pieces = Pieces::new();
             for stream in 0..self.streams.len() {
@@ -375,8 +426,8 @@ impl Scheduler {
         Ok(promise)
     }
 
-    fn send(&mut self, pieces: Pieces, queue: &Queue) -> Result<(), Stop> {
-        let bytes = self.work.conversion.batch_bytes(&pieces);
+    fn send(&mut self, pieces: Pieces, queue: &Queue<T>) -> Result<(), Stop> {
+        let bytes = self.work.conversion.batch_bytes(&pieces, self.finish.copies());
         let budget = self.work.account.budget();
         if bytes > budget.total() {
             let samples = pieces.iter().map(|(_, rows)| rows.len()).sum();
@@ -387,17 +438,12 @@ impl Scheduler {
         }
         let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
         let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
-        let account = Arc::clone(&self.work.account);
-        let mut pieces = pieces;
+        let (account, finish) = (Arc::clone(&self.work.account), Arc::clone(&self.finish));
         let promise = promise(&self.work.workers.pool, move || {
             account.check_open()?;
-            let batch = conversion.run(&pieces, &stages)?;
-            // Of several pieces a batch has a copy.
-            if pieces.len() > 1 {
-                pieces.clear();
-            }
-            reservation.resize(batch.bytes());
-            Ok((batch, pieces, reservation))
+            let (finished, bytes, shared) = finish.run(&conversion, pieces, &stages)?;
+            reservation.resize(bytes);
+            Ok((finished, shared, reservation))
         });
         queue.send(promise).map_err(|_| Stop::Gone)
     }
