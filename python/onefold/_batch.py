@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy
@@ -14,25 +14,6 @@ from ._optional import optional
 if TYPE_CHECKING:
     import torch
     from torchrec import KeyedJaggedTensor
-
-if TYPE_CHECKING or sys.version_info >= (3, 12):
-    from functools import cached_property
-else:
-
-    class cached_property:  # noqa: N801
-        """As of functools from Python 3.12 on: without its lock, which costs more than a view."""
-
-        def __init__(self, function):
-            self.function, self.__doc__ = function, function.__doc__
-
-        def __set_name__(self, owner, name):
-            self.name = name
-
-        def __get__(self, instance, owner=None):
-            if instance is None:
-                return self
-            value = instance.__dict__[self.name] = self.function(instance)
-            return value
 
 Array = TypeVar("Array")
 """What the arrays of a batch are: numpy.ndarray or torch.Tensor."""
@@ -85,16 +66,11 @@ class _Data(Generic[Array]):
 
     def __init__(self, data: Array, size: int) -> None:
         self.data, self.size = data, size
-        # All bytes as one array, by type: there is a multiple of 64 of them.
-        self._all: dict[str, Any] = {}
         self.kind: type[_Numpy] | type[_Torch] = _Numpy if isinstance(data, numpy.ndarray) else _Torch
-
-    def view(self, start: int, count: int, dtype: str) -> Array:
-        everything = self._all.get(dtype)
-        if everything is None:
-            everything = self._all[dtype] = self.kind.all_as(self.data, dtype)
-        first = start // everything.itemsize
-        return everything[first : first + count]
+        # All bytes as one array, by type: there is a multiple of 64 of them.
+        self.float32 = self.kind.all_as(data, "float32")
+        self.int32 = self.kind.all_as(data, "int32")
+        self.int64 = self.kind.all_as(data, "int64")
 
 
 class Batch(Generic[Array]):
@@ -108,50 +84,49 @@ class Batch(Generic[Array]):
     def __init__(self, block: Block | None, data: Array, spec: dict[str, Any]) -> None:
         self._block, self._spec, self.data = block, spec, data
         self._views = _Data(data, spec["size"])
-        self._kind, self._view = self._views.kind, self._views.view
+        self._kind = self._views.kind
 
     @staticmethod
     def of(block: Block) -> Batch[numpy.ndarray]:
         """The batch that a block has, as numpy arrays."""
-        return Batch(block, numpy.frombuffer(memoryview(block), dtype=numpy.uint8), json.loads(block.spec()))
+        return Batch(block, numpy.frombuffer(memoryview(block), dtype=numpy.uint8), block.spec())
 
     def _matrix(self, name: str) -> Array:
-        width = self._spec[name.removesuffix("s") + "_width"]
-        matrix: Any = self._view(self._spec[name], len(self) * width, "float32")
-        return matrix.reshape(len(self), width)
+        width, start = self._spec[name.removesuffix("s") + "_width"], self._spec[name] // 4
+        return self._views.float32[start : start + len(self) * width].reshape(len(self), width)
 
     def __len__(self) -> int:
         """The number of samples, B."""
         return self._spec["size"]
 
-    @cached_property
+    @property
     def dense(self) -> Array:
         """Dense features, float32 [B, D]."""
         return self._matrix("dense")
 
-    @cached_property
+    @property
     def labels(self) -> Array:
         """Labels, float32 [B, L]."""
         return self._matrix("labels")
 
-    @cached_property
+    @property
     def weights(self) -> Array | None:
         """Sample weights, float32 [B], or None."""
         start = self._spec["weights"]
-        return None if start is None else self._view(start, len(self), "float32")
+        return None if start is None else self._views.float32[start // 4 :][: len(self)]
 
-    @cached_property
+    @property
     def timestamps(self) -> Array | None:
         """Sample times in microseconds since 1970 UTC, int64 [B], or None if the dataset was not asked for them."""
         start = self._spec["timestamps"]
-        return None if start is None else self._view(start, len(self), "int64")
+        return None if start is None else self._views.int64[start // 8 :][: len(self)]
 
     @cached_property
     def groups(self) -> dict[str, Group[Array]]:
         """The feature groups by name."""
         spec, groups = self._spec, {}
-        # Where the next feature's sizes, offsets, values and weights begin, in bytes.
-        places = spec["sizes"], spec["offsets"], spec["values"], spec["value_weights"]
+        # Where the next feature's sizes, offsets, values and weights begin in the array of their type.
+        places = spec["sizes"] // 4, spec["offsets"] // 4, spec["values"] // 8, spec["value_weights"] // 4
         for group in spec["groups"]:
             groups[group["name"]] = made = Group(self._views, group, places)
             places = made.end
@@ -162,17 +137,17 @@ class Batch(Generic[Array]):
         """The features of all groups by name."""
         return {name: feature for group in self.groups.values() for name, feature in group.features.items()}
 
-    @cached_property
+    @property
     def lengths(self) -> Array:
         """The sizes of all lists, int32, by group, feature and row."""
         lists = sum(group["rows"] * len(group["features"]) for group in self._spec["groups"])
-        return self._view(self._spec["sizes"], lists, "int32")
+        return self._views.int32[self._spec["sizes"] // 4 :][:lists]
 
-    @cached_property
+    @property
     def values(self) -> Array:
         """The ids of all features, int64, by group, feature and row."""
         count = sum(feature["values"] for group in self._spec["groups"] for feature in group["features"])
-        return self._view(self._spec["values"], count, "int64")
+        return self._views.int64[self._spec["values"] // 8 :][:count]
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +158,7 @@ class Batch(Generic[Array]):
     def _block_of_data(self) -> Block:
         """The block that holds the data on the CPU; a new one for a batch that was unpickled or copied."""
         if self._block is None:
-            self._block = Block(numpy.ascontiguousarray(self.numpy().data), json.dumps(self._spec))
+            self._block = Block(numpy.ascontiguousarray(self.numpy().data), self._spec)
         return self._block
 
     def expand(self) -> Batch[Array]:
@@ -284,34 +259,34 @@ class Group(Generic[Array]):
         rows = self.rows
         for feature in spec["features"]:
             self.features[feature["name"]] = Feature(views, rows, feature, (sizes, offsets, values, weights))
-            sizes += 4 * rows
-            offsets += 4 * rows
-            values += 8 * feature["values"]
+            sizes += rows
+            offsets += rows
+            values += feature["values"]
             if feature["weighted"]:
-                weights += 4 * feature["values"]
+                weights += feature["values"]
         self.end = sizes, offsets, values, weights
 
-    @cached_property
+    @property
     def inverse(self) -> Array | None:
         """The row of every sample, int32 [B]; None if row and sample are the same."""
         start = self._spec["inverse"]
-        return None if start is None else self._views.view(start, self._views.size, "int32")
+        return None if start is None else self._views.int32[start // 4 :][: self._views.size]
 
-    @cached_property
+    @property
     def packed(self) -> bool:
         """Whether no list shares ids with another: then `values` and `lengths` are a KeyedJaggedTensor's."""
         return all(feature["packed"] for feature in self._spec["features"])
 
-    @cached_property
+    @property
     def lengths(self) -> Array:
         """The sizes of all lists, int32 [features × rows]."""
-        return self._views.view(self._places[0], self.rows * len(self._spec["features"]), "int32")
+        return self._views.int32[self._places[0] :][: self.rows * len(self._spec["features"])]
 
-    @cached_property
+    @property
     def values(self) -> Array:
         """The ids of all features, int64, feature by feature."""
         count = sum(feature["values"] for feature in self._spec["features"])
-        return self._views.view(self._places[2], count, "int64")
+        return self._views.int64[self._places[2] :][:count]
 
     def __repr__(self) -> str:
         return f"onefold.Group({self.name!r}, {self.rows} rows, {len(self._spec['features'])} features)"
@@ -321,33 +296,34 @@ class Feature(Generic[Array]):
     """Lists of ids, one per row: row `u` is `values[offsets[u] : offsets[u] + sizes[u]]`. With windows rows may overlap."""
 
     def __init__(self, views: _Data[Array], rows: int, spec: dict[str, Any], places: tuple[int, int, int, int]) -> None:
-        self._views, self._spec, self._places = views, spec, places
+        self._views, self._spec = views, spec
+        self._sizes, self._offsets, self._values, self._weights = places
         self.rows = rows
         self.name = spec["name"]
 
-    @cached_property
+    @property
     def values(self) -> Array:
         """The ids, int64."""
-        return self._views.view(self._places[2], self._spec["values"], "int64")
+        return self._views.int64[self._values : self._values + self._spec["values"]]
 
-    @cached_property
+    @property
     def weights(self) -> Array | None:
         """One float32 per id, or None."""
         if not self._spec["weighted"]:
             return None
-        return self._views.view(self._places[3], self._spec["values"], "float32")
+        return self._views.float32[self._weights : self._weights + self._spec["values"]]
 
-    @cached_property
+    @property
     def sizes(self) -> Array:
         """The ids of every row, int32 [rows]."""
-        return self._views.view(self._places[0], self.rows, "int32")
+        return self._views.int32[self._sizes : self._sizes + self.rows]
 
-    @cached_property
+    @property
     def offsets(self) -> Array:
         """Where every row begins in `values`, int32 [rows]."""
-        return self._views.view(self._places[1], self.rows, "int32")
+        return self._views.int32[self._offsets : self._offsets + self.rows]
 
-    @cached_property
+    @property
     def packed(self) -> bool:
         """Whether rows stand one after the other and share no ids."""
         return self._spec["packed"]
