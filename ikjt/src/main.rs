@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-onefold_allocator::use_jemalloc!();
+onefold_allocator::use_jemalloc!(onefold_allocator::ONE_ARENA);
 
 fn main() -> ExitCode {
     onefold_ikjt::command::main(std::env::args_os())

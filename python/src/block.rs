@@ -18,7 +18,7 @@ use bytemuck::{NoUninit, cast_slice};
 use onefold_ikjt::{Batch, BatchParts, Error, Feature, Group};
 use pyo3::{FromPyObject, IntoPyObjectRef};
 
-use crate::memory::{Memory, Spares, aligned};
+use crate::memory::{Memory, aligned};
 
 /// Where the parts of a batch stand in its memory; offsets in bytes. Python has it as a dict.
 #[derive(Debug, Clone, IntoPyObjectRef, FromPyObject)]
@@ -94,15 +94,9 @@ fn lists(feature: &Feature, overlaps: bool) -> Lists {
     }
 }
 
-/// Copies a batch into memory of its own, one of the spare allocations if there is one. `widths` are the dense
-/// features and labels of a sample, which a batch without samples does not know; `overlaps` says whether lists that
-/// share ids go on to.
-pub(crate) fn pack(
-    batch: &Batch,
-    widths: (usize, usize),
-    overlaps: bool,
-    spares: &Arc<Spares>,
-) -> (Memory, Spec) {
+/// Copies a batch into memory of its own. `widths` are the dense features and labels of a sample, which a batch without
+/// samples does not know; `overlaps` says whether lists that share ids go on to.
+pub(crate) fn pack(batch: &Batch, widths: (usize, usize), overlaps: bool) -> (Memory, Spec) {
     let size = batch.size();
     let mut bytes = 0;
     let mut gaps = Vec::new();
@@ -164,7 +158,7 @@ pub(crate) fn pack(
         }
     };
     // SAFETY: `fill` writes all sections, and what lies between them and behind them is in `gaps`.
-    let memory = unsafe { Memory::filled_by(bytes, spares, write) };
+    let memory = unsafe { Memory::filled_by(bytes, write) };
     (memory, spec)
 }
 

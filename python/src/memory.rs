@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
@@ -45,48 +45,13 @@ impl Drop for Allocation {
     }
 }
 
-/// Allocations of batches that are gone, for the next batches of the same epoch: pages that are new to the process
-/// cost as much as the copy of a batch.
-#[derive(Debug, Default)]
-pub(crate) struct Spares(Mutex<Vec<Allocation>>);
-
-/// Spare allocations of an epoch: of the batch that Python drops as it takes the next one, and of one more.
-const SPARES: usize = 2;
-
-impl Spares {
-    /// An allocation of at least so many bytes.
-    fn take(&self, bytes: usize) -> Allocation {
-        // Batches of an epoch differ a little in size.
-        let capacity = bytes.next_multiple_of(aligned(bytes.next_power_of_two() / 16));
-        let spare = self.0.try_lock().ok().and_then(|mut spares| {
-            let fits = |spare: &Allocation| (bytes..=2 * capacity).contains(&spare.layout.size());
-            let found = spares.iter().rposition(fits)?;
-            Some(spares.swap_remove(found))
-        });
-        spare.unwrap_or_else(|| Allocation::new(capacity))
-    }
-
-    /// Never waits: in a forked process a thread that is not there may have the lock.
-    fn give(&self, allocation: Allocation) {
-        if let Ok(mut spares) = self.0.try_lock() {
-            if spares.len() == SPARES {
-                spares.remove(0);
-            }
-            spares.push(allocation);
-        }
-    }
-}
-
 /// Bytes at a fixed address, as many as were asked for, never moved and never grown.
 ///
 /// Rust fills them before anybody else sees them. Afterwards Python may write into them, as into any numpy array,
 /// so Rust reads them again only through [`Memory::arrow`], and checks what it finds.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// Only `drop` takes it.
-    allocation: Option<Allocation>,
-    bytes: usize,
-    spares: Weak<Spares>,
+    allocation: Allocation,
 }
 
 impl Memory {
@@ -96,16 +61,12 @@ impl Memory {
     /// # Safety
     ///
     /// `fill` must write every byte that it is given: the next multiple of [`ALIGNMENT`] of `bytes`.
-    pub(crate) unsafe fn filled_by(
-        bytes: usize,
-        spares: &Arc<Spares>,
-        fill: impl FnOnce(&mut [MaybeUninit<u8>]),
-    ) -> Self {
+    pub(crate) unsafe fn filled_by(bytes: usize, fill: impl FnOnce(&mut [MaybeUninit<u8>])) -> Self {
         let bytes = aligned(bytes.max(1));
-        let allocation = spares.take(bytes);
+        let allocation = Allocation::new(bytes);
         // SAFETY: the allocation has so many bytes, and nobody else knows of it.
         fill(unsafe { std::slice::from_raw_parts_mut(allocation.start.as_ptr().cast(), bytes) });
-        Self { allocation: Some(allocation), bytes, spares: Arc::downgrade(spares) }
+        Self { allocation }
     }
 
     /// A copy of `bytes`, and zeros up to the next multiple of [`ALIGNMENT`].
@@ -116,34 +77,22 @@ impl Memory {
             rest.fill(MaybeUninit::new(0));
         };
         // SAFETY: both parts are written.
-        unsafe { Self::filled_by(bytes.len(), &Arc::default(), fill) }
-    }
-
-    fn start(&self) -> NonNull<u8> {
-        self.allocation.as_ref().expect("it is there until it is dropped").start
+        unsafe { Self::filled_by(bytes.len(), fill) }
     }
 
     /// The address of the first byte.
     pub(crate) fn address(&self) -> *mut u8 {
-        self.start().as_ptr()
+        self.allocation.start.as_ptr()
     }
 
     /// The number of bytes.
     pub(crate) fn len(&self) -> usize {
-        self.bytes
+        self.allocation.layout.size()
     }
 
     /// The bytes as a buffer of Arrow, which keeps them alive.
     pub(crate) fn arrow(self: &Arc<Self>) -> Buffer {
         // SAFETY: the allocation is valid for its length as long as the `Arc` lives, which the buffer holds.
-        unsafe { Buffer::from_custom_allocation(self.start(), self.len(), Arc::clone(self) as _) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let (Some(allocation), Some(spares)) = (self.allocation.take(), self.spares.upgrade()) {
-            spares.give(allocation);
-        }
+        unsafe { Buffer::from_custom_allocation(self.allocation.start, self.len(), Arc::clone(self) as _) }
     }
 }

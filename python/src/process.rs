@@ -14,7 +14,12 @@ use onefold_ikjt::Workers;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use pyo3::prelude::*;
 
+use crate::allocator::keep_at_most;
 use crate::errors::{of_reader, wrong_option, wrong_process};
+
+/// Memory that nobody uses is kept up to the memory limit divided by this. The reader leaves a quarter of the limit to what it
+/// does not count.
+const KEPT_SHARE: u64 = 8;
 
 /// A value that only the process that made it uses and drops.
 #[derive(Debug)]
@@ -82,8 +87,14 @@ pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
     }
     let settings = shared.as_ref().map(OfProcess::settings);
     let (threads, memory_limit) = settings.unwrap_or_else(|| (available_threads(), DEFAULT_MEMORY_LIMIT));
-    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
+    let workers = start(py, threads, memory_limit)?;
     *shared = Some(OfProcess::new(workers.clone()));
+    Ok(workers)
+}
+
+fn start(py: Python<'_>, threads: usize, memory_limit: u64) -> PyResult<Workers> {
+    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
+    keep_at_most(usize::try_from(memory_limit / KEPT_SHARE).unwrap_or(usize::MAX));
     Ok(workers)
 }
 
@@ -100,7 +111,7 @@ pub(crate) fn configure(
         Some(limit) => bytes(&limit)?,
     };
     let threads = threads.unwrap_or_else(available_threads);
-    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
+    let workers = start(py, threads, memory_limit)?;
     *WORKERS.lock().unwrap_or_else(PoisonError::into_inner) = Some(OfProcess::new(workers));
     Ok(())
 }

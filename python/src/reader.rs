@@ -177,9 +177,9 @@ impl Reader {
         let position = to_position(py, position)?;
         let reader = self.get(py)?;
         let widths = (reader.schema().dense.len(), reader.schema().labels.len());
-        let (overlaps, spares) = (reader.options().dedupe == Dedupe::Window, Arc::default());
+        let overlaps = reader.options().dedupe == Dedupe::Window;
         let copy = move |batch: &Batch| {
-            let packed = pack(batch, widths, overlaps, &spares);
+            let packed = pack(batch, widths, overlaps);
             let bytes = packed.0.len() as u64;
             (packed, bytes)
         };
@@ -389,7 +389,7 @@ impl Block {
     fn expand(&self, py: Python<'_>) -> PyResult<Self> {
         let expanded = py.detach(|| {
             let batch = unpack(&self.memory, &self.spec)?;
-            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width), false, &Arc::default()))
+            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width), false))
         });
         let (memory, spec) = expanded.map_err(|error: Error| of_reader(py, &error))?;
         Ok(Self { memory: Arc::new(memory), spec, position: self.position.clone() })

@@ -21,6 +21,11 @@ pub const MALLOC_CONF: &[u8; 39] = b"narenas:4,thp:always,metadata_thp:auto\0";
 pub const KEEPING: &[u8; 75] =
     b"narenas:4,thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1\0";
 
+/// The same with one arena, for a program that promises to stay within a memory limit, which does not know of what arenas
+/// keep. Reading rm1's folded dataset (500,000 samples) with a limit of 128 MiB took 94 MiB, and 162 MiB with four arenas;
+/// two threads read at 1.04 times the rate.
+pub const ONE_ARENA: &[u8; 39] = b"narenas:1,thp:always,metadata_thp:auto\0";
+
 /// Makes jemalloc the allocator of a binary, set up by `MALLOC_CONF` or a given text. To be called once, in `main.rs`.
 #[macro_export]
 macro_rules! use_jemalloc {
