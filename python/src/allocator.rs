@@ -6,7 +6,7 @@
 //! the process cost as much as the copy of a batch.
 //!
 //! With a limit of 320 MiB, reading rm1 in the layout `rows` made a process grow by 265 MiB to 285 MiB, and by 526 MiB to
-//! 592 MiB before. jemalloc and mimalloc were tried for the module alone: they took more memory or more time.
+//! 592 MiB before. mimalloc in the place of glibc's made it 455 MiB; jemalloc would need features that change the binaries'.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::{NonNull, null_mut};
