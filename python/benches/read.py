@@ -186,11 +186,16 @@ def main():
 
 def measure(arguments, schema, preprocess):
     """The rates of all three, and their ratios."""
-    rates = {"onefold": [], "onefold_read": [], "pyarrow": []}
-    for _ in range(arguments.repeat):
-        rates["onefold"].append(alone(with_onefold, arguments.folded, preprocess))
-        rates["onefold_read"].append(with_binary(arguments.binary, arguments.folded, preprocess))
-        rates["pyarrow"].append(alone(with_pyarrow, arguments.rows, schema, preprocess))
+    loaders = {
+        "onefold": lambda: alone(with_onefold, arguments.folded, preprocess),
+        "onefold_read": lambda: with_binary(arguments.binary, arguments.folded, preprocess),
+        "pyarrow": lambda: alone(with_pyarrow, arguments.rows, schema, preprocess),
+    }
+    rates = {name: [] for name in loaders}
+    for i in range(arguments.repeat):
+        # The other way round every second time: what ran before matters on a machine that is shared.
+        for name in list(loaders)[:: -1 if i % 2 else 1]:
+            rates[name].append(loaders[name]())
     median = {name: statistics.median(found) for name, found in rates.items()}
     found = {"preprocess": preprocess is not None}
     found |= {f"{name}_samples_per_second": round(value) for name, value in median.items()}
