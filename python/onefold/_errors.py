@@ -1,12 +1,20 @@
 """What the package raises. The message says what is wrong and where; its last lines, after `hint:`, say what to do."""
 
-from typing import Any
+from typing import Any, Self
 
 _HINT = "\n  hint: "
 
 
 class OnefoldError(Exception):
     """Something that Onefold refuses or cannot do."""
+
+    # torch raises a worker's error anew in the process of the loader, by this keyword if the class has a `message`.
+
+    def __new__(cls, *arguments: Any, message: str | None = None) -> Self:
+        return super().__new__(cls, *(arguments if message is None else (message,)))
+
+    def __init__(self, *arguments: Any, message: str | None = None) -> None:
+        super().__init__(*(arguments if message is None else (message,)))
 
     summary: dict[str, Any] | None = None
     """What a command had found before it failed, as a dict: `verify` lists the problems there. None for other errors."""

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -119,6 +120,15 @@ def test_an_error_has_the_message_and_the_hint_of_the_command(small, tmp_path):
     assert printed.stderr == f"error: {error}\n".replace("`overwrite=True`", "`--overwrite`")
     assert "overwrite=True" in error.hint and "--" not in error.hint
     assert str(error) == f"{error.message}\n  hint: {error.hint}"
+
+
+def test_errors_can_be_made_anew_as_other_processes_do():
+    kinds = onefold.OptionsError, onefold.DataError, onefold.StorageError, onefold.ProcessError, onefold.OnefoldError
+    for kind in kinds:
+        error = kind("no\n  hint: yes")
+        for other in (kind(message="no\n  hint: yes"), pickle.loads(pickle.dumps(error))):
+            assert (type(other), str(other)) == (kind, str(error))
+            assert (other.message, other.hint) == ("no", "yes")
 
 
 def test_a_damaged_dataset_raises_with_what_was_found(small, tmp_path):
