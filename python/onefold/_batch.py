@@ -65,7 +65,7 @@ class _Data(Generic[Array]):
     """
 
     def __init__(self, data: Array, size: int) -> None:
-        self.data, self.size = data, size
+        self.size = size
         self.kind: type[_Numpy] | type[_Torch] = _Numpy if isinstance(data, numpy.ndarray) else _Torch
         # All bytes as one array, by type: there is a multiple of 64 of them.
         self.float32 = self.kind.all_as(data, "float32")
