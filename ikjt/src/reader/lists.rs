@@ -78,29 +78,32 @@ impl Lists {
     /// definition level 1; otherwise every definition level is of a list.
     fn new(definition: &[i16], repetition: &[i16], full: i16, rows: usize) -> Result<Self, String> {
         i32::try_from(definition.len()).map_err(|_| format!("{} levels", definition.len()))?;
-        let mut lists = Self { offsets: Vec::with_capacity(rows + 1), present: Vec::with_capacity(rows) };
-        let mut ids = 0;
-        let mut are_ids = true;
-        for (&defined, &repeated) in definition.iter().zip(repetition) {
-            if repeated == 0 {
-                lists.offsets.push(ids);
-                lists.present.push(defined > 0);
-            } else {
-                are_ids &= defined == full;
-            }
-            ids += i32::from(defined == full);
-        }
+        let levels = || definition.iter().zip(repetition);
+        // Without a branch, as the loop below: where lists end is as good as random.
+        let are_ids =
+            levels().fold(true, |are, (defined, repeated)| are & ((*repeated == 0) | (*defined == full)));
         if definition.len() != repetition.len()
             || repetition.first().is_some_and(|level| *level != 0)
             || !are_ids
         {
             return Err("its levels are not those of lists of ids".to_owned());
         }
-        if lists.present.len() != rows {
-            return Err(format!("{} lists decoded of {rows}", lists.present.len()));
+        let begun = repetition.iter().filter(|level| **level == 0).count();
+        if begun != rows {
+            return Err(format!("{begun} lists decoded of {rows}"));
         }
-        lists.offsets.push(ids);
-        Ok(lists)
+        // A level that begins no list writes to the next list's place, which that list overwrites.
+        let (mut offsets, mut present) = (vec![0; rows + 1], vec![false; rows + 1]);
+        let (mut list, mut ids) = (0, 0);
+        for (&defined, &repeated) in levels() {
+            offsets[list] = ids;
+            present[list] = defined > 0;
+            list += usize::from(repeated == 0);
+            ids += i32::from(defined == full);
+        }
+        offsets[rows] = ids;
+        present.truncate(rows);
+        Ok(Self { offsets, present })
     }
 }
 
