@@ -135,19 +135,19 @@ def compare(dataset, schema, preprocess):
             sys.exit(f"error: the loaders give other lists of `{name}`")
 
 
-def with_onefold(dataset, preprocess):
+def with_onefold(dataset, dedupe, preprocess):
     """Samples of all batches of this package."""
     samples = 0
-    for batch in onefold.Dataset(dataset, global_batch_size=BATCH, preprocess=preprocess):
+    for batch in onefold.Dataset(dataset, global_batch_size=BATCH, dedupe=dedupe, preprocess=preprocess):
         samples += len(batch.dense)
         for feature in batch.features.values():
             feature.values, feature.sizes  # noqa: B018: makes the views
     return samples
 
 
-def with_binary(binary, dataset, preprocess):
+def with_binary(binary, dataset, dedupe, preprocess):
     """Samples per second of `onefold-read bench`."""
-    command = [binary, "bench", dataset, "--global-batch-size", str(BATCH), "--json"]
+    command = [binary, "bench", dataset, "--global-batch-size", str(BATCH), "--dedupe", dedupe, "--json"]
     command += ["--preprocess", preprocess] if preprocess else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])["samples_per_second"]
@@ -173,6 +173,7 @@ def main():
     parser.add_argument("folded", help="a dataset in the layout `folded`")
     parser.add_argument("rows", help="the same dataset in the layout `rows`")
     parser.add_argument("--binary", required=True, help="the path of `onefold-read`")
+    parser.add_argument("--dedupe", choices=["off", "exact", "window"], default="exact", help="of the first two")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     schema = onefold.Dataset(arguments.rows).schema
@@ -187,8 +188,8 @@ def main():
 def measure(arguments, schema, preprocess):
     """The rates of all three, and their ratios."""
     loaders = {
-        "onefold": lambda: alone(with_onefold, arguments.folded, preprocess),
-        "onefold_read": lambda: with_binary(arguments.binary, arguments.folded, preprocess),
+        "onefold": lambda: alone(with_onefold, arguments.folded, arguments.dedupe, preprocess),
+        "onefold_read": lambda: with_binary(arguments.binary, arguments.folded, arguments.dedupe, preprocess),
         "pyarrow": lambda: alone(with_pyarrow, arguments.rows, schema, preprocess),
     }
     rates = {name: [] for name in loaders}
@@ -197,7 +198,7 @@ def measure(arguments, schema, preprocess):
         for name in list(loaders)[:: -1 if i % 2 else 1]:
             rates[name].append(loaders[name]())
     median = {name: statistics.median(found) for name, found in rates.items()}
-    found = {"preprocess": preprocess is not None}
+    found = {"preprocess": preprocess is not None, "dedupe": arguments.dedupe}
     found |= {f"{name}_samples_per_second": round(value) for name, value in median.items()}
     return found | {
         "of_binary": round(median["onefold"] / median["onefold_read"], 3),
