@@ -103,6 +103,62 @@ pub enum Error {
         hint: String,
     },
 
+    /// The ranks of a job cannot be brought together.
+    #[error("{message}\n  hint: {hint}")]
+    Ranks {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+
+    /// An operation of all ranks that was called wrongly, or differently on different ranks.
+    #[error(
+        "`{operation}`: {message}\n  hint: this is a bug in Onefold; please report it with the command line"
+    )]
+    Collective {
+        /// The operation.
+        operation: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+
+    /// Other ranks of the job died or hang. The lowest rank that is left reports it.
+    #[error(
+        "{} lost at step {step}: {cause}\n  hint: look on their hosts for what ended them (a signal, too little memory, the network), and resume the run",
+        ranks(*rank, others)
+    )]
+    RankLost {
+        /// The lowest rank that was lost.
+        rank: u32,
+        /// The other ranks that were lost.
+        others: Vec<u32>,
+        /// The step that the reporting rank was in, counted from 1.
+        step: u64,
+        /// What was seen of it.
+        cause: String,
+    },
+
+    /// Another rank of the job ended with an error of its own. The lowest rank that is left reports it.
+    #[error("rank {rank} ended at step {step}: {message}")]
+    RankEnded {
+        /// The rank.
+        rank: u32,
+        /// The step that it was in, counted from 1.
+        step: u64,
+        /// Its error.
+        message: String,
+    },
+
+    /// This rank ends because of another, and a third one reports it.
+    #[error("ended because of rank {rank}, as rank {reporter} reports")]
+    ReportedElsewhere {
+        /// The rank that was lost or ended.
+        rank: u32,
+        /// The rank that reports it.
+        reporter: u32,
+    },
+
     /// libtorch refused an operation.
     #[error("libtorch: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Torch(#[from] tch::TchError),
@@ -110,3 +166,14 @@ pub enum Error {
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// "rank 2 was", "ranks 2 and 3 were".
+fn ranks(rank: u32, others: &[u32]) -> String {
+    match others {
+        [] => format!("rank {rank} was"),
+        [between @ .., last] => {
+            let between: String = between.iter().map(|rank| format!(", {rank}")).collect();
+            format!("ranks {rank}{between} and {last} were")
+        }
+    }
+}

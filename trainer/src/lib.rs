@@ -22,6 +22,7 @@ pub mod bench;
 pub mod checkpoint;
 mod config;
 pub mod device;
+pub mod distributed;
 pub mod embedding;
 mod error;
 mod evaluate;

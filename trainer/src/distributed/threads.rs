@@ -1,0 +1,290 @@
+//! Ranks that are threads of one process.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tch::Tensor;
+
+use super::{
+    Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
+    misused,
+};
+use crate::{Error, Result};
+
+/// Makes the `size` ranks of a job whose ranks are threads of this process; each thread takes one. For tests.
+///
+/// An operation that lasts longer than `timeout` fails. A rank that is dropped, or whose thread panics, is lost.
+pub fn threads(size: u32, timeout: Duration) -> Vec<ThreadCollectives> {
+    let ranks = (0..size).map(|_| Rank::default()).collect();
+    let state = Mutex::new(State { ranks, open: HashMap::new() });
+    let meeting = Arc::new(Meeting { size, timeout, state, changed: Condvar::new() });
+    let of_rank =
+        |rank| ThreadCollectives { rank, meeting: Arc::clone(&meeting), started: AtomicU64::new(0) };
+    (0..size).map(of_rank).collect()
+}
+
+/// A rank that is a thread. What it sends is copied at the start, and received in [`Pending::wait`].
+#[derive(Debug)]
+pub struct ThreadCollectives {
+    rank: u32,
+    meeting: Arc<Meeting>,
+    /// Operations that this rank has started; the number of the next.
+    started: AtomicU64,
+}
+
+/// Where the ranks meet.
+#[derive(Debug)]
+struct Meeting {
+    size: u32,
+    timeout: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    ranks: Vec<Rank>,
+    /// The operations, by their number, that some rank has started and some has not ended.
+    open: HashMap<u64, Open>,
+}
+
+#[derive(Debug, Default)]
+struct Rank {
+    step: u64,
+    ended: Option<Ended>,
+}
+
+/// How a rank ended.
+#[derive(Debug)]
+enum Ended {
+    Dropped,
+    Panicked,
+    Aborted(String),
+}
+
+#[derive(Debug)]
+struct Open {
+    /// What every rank has brought.
+    deposits: Vec<Option<Deposit>>,
+    /// How many ranks have taken the others' deposits.
+    taken: u32,
+}
+
+/// What a rank brings to an operation.
+#[derive(Debug)]
+struct Deposit {
+    /// The operation's name and what of its arguments must be the same on all ranks.
+    call: String,
+    /// A copy of what is sent, in one dimension; nobody writes to it.
+    sent: Tensor,
+    /// Elements for each rank, in [`Collectives::all_to_all`].
+    splits: Vec<i64>,
+}
+
+impl Meeting {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all deposits of an operation.
+    fn take(&self, number: u64, operation: &'static str) -> Result<Vec<Deposit>> {
+        let deadline = Instant::now() + self.timeout;
+        let mut state = self.lock();
+        loop {
+            let open = state.open.get_mut(&number).expect("an operation is open until every rank took it");
+            let Some(missing) = open.deposits.iter().position(Option::is_none) else {
+                open.taken += 1;
+                let deposits: Vec<Deposit> =
+                    open.deposits.iter().flatten().map(Deposit::shallow_clone).collect();
+                if open.taken == self.size {
+                    state.open.remove(&number);
+                }
+                return same_call(operation, deposits);
+            };
+            // An aborted rank is the cause of the loss of others.
+            let ended = state.ranks.iter().position(|rank| matches!(rank.ended, Some(Ended::Aborted(_))));
+            let rank = ended.unwrap_or(missing);
+            if let Some(ended) = &state.ranks[rank].ended {
+                return Err(ended_error(rank as u32, state.ranks[rank].step, ended));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let cause = format!("it did not come to `{operation}` within {:?}", self.timeout);
+                let step = state.ranks[missing].step;
+                return Err(Error::RankLost { rank: missing as u32, others: Vec::new(), step, cause });
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn end(&self, rank: u32, ended: Ended) {
+        self.lock().ranks[rank as usize].ended.get_or_insert(ended);
+        self.changed.notify_all();
+    }
+}
+
+fn ended_error(rank: u32, step: u64, ended: &Ended) -> Error {
+    let cause = match ended {
+        Ended::Aborted(message) => return Error::RankEnded { rank, step, message: message.clone() },
+        Ended::Dropped => "its thread has ended",
+        Ended::Panicked => "its thread panicked",
+    };
+    Error::RankLost { rank, others: Vec::new(), step, cause: cause.to_owned() }
+}
+
+/// Checks that all ranks called the same operation.
+fn same_call(operation: &'static str, deposits: Vec<Deposit>) -> Result<Vec<Deposit>> {
+    let first = &deposits[0].call;
+    match deposits.iter().position(|deposit| deposit.call != *first) {
+        None => Ok(deposits),
+        Some(rank) => {
+            let message = format!("rank {rank} called {}, and rank 0 called {first}", deposits[rank].call);
+            Err(misused(operation, message))
+        }
+    }
+}
+
+fn copied(tensor: &Tensor) -> Result<Tensor> {
+    let mut copy = tensor.f_empty_like()?;
+    copy.f_copy_(tensor)?;
+    Ok(copy)
+}
+
+impl Deposit {
+    fn shallow_clone(&self) -> Self {
+        Self { call: self.call.clone(), sent: self.sent.shallow_clone(), splits: self.splits.clone() }
+    }
+}
+
+impl ThreadCollectives {
+    /// Brings this rank's deposit; `finish` gets those of all ranks, in the order of ranks.
+    fn start(
+        &self,
+        operation: &'static str,
+        arguments: String,
+        (sent, splits): (&Tensor, Vec<i64>),
+        finish: impl FnOnce(Vec<Deposit>) -> Result<()> + 'static,
+    ) -> Result<Pending> {
+        let sent = tch::no_grad(|| copied(&flat(sent)?))?;
+        let deposit = Deposit { call: format!("`{operation}` {arguments}"), sent, splits };
+        let mut state = self.meeting.lock();
+        // Under the lock, so that a number belongs to the deposit that is made first.
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let size = self.meeting.size as usize;
+        let open = state
+            .open
+            .entry(number)
+            .or_insert_with(|| Open { deposits: (0..size).map(|_| None).collect(), taken: 0 });
+        open.deposits[self.rank as usize] = Some(deposit);
+        drop(state);
+        self.meeting.changed.notify_all();
+        let meeting = Arc::clone(&self.meeting);
+        Ok(Pending::new(move || {
+            let deposits = meeting.take(number, operation)?;
+            tch::no_grad(|| finish(deposits))
+        }))
+    }
+}
+
+impl Collectives for ThreadCollectives {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.meeting.size
+    }
+
+    fn all_to_all(
+        &self,
+        received: &Tensor,
+        received_splits: &[i64],
+        sent: &Tensor,
+        sent_splits: &[i64],
+    ) -> Result<Pending> {
+        let (received_splits, sent_splits) =
+            check_all_to_all((self.size(), self.device()), (received, received_splits), (sent, sent_splits))?;
+        let (received, own) = (flat(received)?, self.rank as usize);
+        self.start("all_to_all", format!("of {:?}", sent.kind()), (sent, sent_splits), move |deposits| {
+            let mut start = 0;
+            for (rank, (deposit, length)) in deposits.iter().zip(received_splits).enumerate() {
+                let theirs = deposit.splits[own];
+                if theirs != length {
+                    let message =
+                        format!("rank {rank} sends {theirs} elements to rank {own}, which expects {length}");
+                    return Err(misused("all_to_all", message));
+                }
+                let offset = deposit.splits[..own].iter().sum();
+                let part = deposit.sent.f_narrow(0, offset, length)?;
+                received.f_narrow(0, start, length)?.f_copy_(&part)?;
+                start += length;
+            }
+            Ok(())
+        })
+    }
+
+    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
+        check_tensor("all_reduce", "tensor", tensor, self.device())?;
+        let call = format!("({operation:?}) of {:?} {:?}", tensor.kind(), tensor.size());
+        let result = flat(tensor)?;
+        self.start("all_reduce", call, (tensor, Vec::new()), move |deposits| {
+            // In the order of ranks, so that all ranks get the same bits.
+            let mut reduced = copied(&deposits[0].sent)?;
+            for deposit in &deposits[1..] {
+                let next = match operation {
+                    Reduce::Sum => reduced.f_add(&deposit.sent)?,
+                    Reduce::Max => reduced.f_maximum(&deposit.sent)?,
+                };
+                reduced.f_copy_(&next)?;
+            }
+            result.shallow_clone().f_copy_(&reduced)?;
+            Ok(())
+        })
+    }
+
+    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
+        check_all_gather((self.size(), self.device()), gathered, tensor)?;
+        let call = format!("of {:?} {:?}", tensor.kind(), tensor.size());
+        let gathered = flat(gathered)?;
+        self.start("all_gather", call, (tensor, Vec::new()), move |deposits| {
+            let length = deposits[0].sent.numel() as i64;
+            for (rank, deposit) in (0..).zip(&deposits) {
+                gathered.f_narrow(0, rank * length, length)?.f_copy_(&deposit.sent)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
+        check_broadcast((self.size(), self.device()), tensor, root)?;
+        let call = format!("from rank {root} of {:?} {:?}", tensor.kind(), tensor.size());
+        let result = flat(tensor)?;
+        self.start("broadcast", call, (tensor, Vec::new()), move |deposits| {
+            result.shallow_clone().f_copy_(&deposits[root as usize].sent)?;
+            Ok(())
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let nothing = Tensor::from_slice::<u8>(&[]);
+        self.start("barrier", String::new(), (&nothing, Vec::new()), |_| Ok(()))?.wait()
+    }
+
+    fn set_step(&self, step: u64) {
+        self.meeting.lock().ranks[self.rank as usize].step = step;
+    }
+
+    fn abort(&self, message: &str) {
+        self.meeting.end(self.rank, Ended::Aborted(message.to_owned()));
+    }
+}
+
+impl Drop for ThreadCollectives {
+    fn drop(&mut self) {
+        let ended = if std::thread::panicking() { Ended::Panicked } else { Ended::Dropped };
+        self.meeting.end(self.rank, ended);
+    }
+}
