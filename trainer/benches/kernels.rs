@@ -124,8 +124,7 @@ fn interaction(criterion: &mut Criterion) {
         Source { values: &item, vectors: 16, inverse: None },
         Source { values: &user, vectors: 45, inverse: Some(&inverse) },
     ];
-    let interaction =
-        Interaction { sources: &sources, dim: DIM, form: Form::Dot { keeps: Some(0), taken: 0 } };
+    let interaction = Interaction { sources: &sources, dim: DIM, form: Form::Dot { keep_first: true } };
     let mut group = criterion.benchmark_group("interaction");
     group.throughput(Throughput::Elements(SAMPLES as u64));
     group.bench_function("forward", |bencher| bencher.iter(|| interaction.forward(black_box(SAMPLES))));

@@ -22,9 +22,6 @@ pub(crate) struct BenchArguments {
     /// What is deduplicated; several are measured in turns of two steps, the second of which counts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["off", "exact", "window"])]
     dedupe: Vec<DedupeArgument>,
-    /// Also switch the steps of the last `--dedupe` on one after the other
-    #[arg(long)]
-    ablation: bool,
     #[command(flatten)]
     device: DeviceOption,
     /// Threads [default: all that the machine has]
@@ -42,7 +39,6 @@ pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Resu
     let options = BenchOptions {
         workload: arguments.workload,
         dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
-        ablation: arguments.ablation,
         threads: arguments.threads.map_or_else(available_threads, usize::from),
         device: arguments.device.open()?,
         batches: usize::from(arguments.batches),

@@ -18,7 +18,8 @@ use crate::{Error, Result};
 pub use self::optimizer::{DenseOptimizerConfig, DenseOptimizerKind, Schedule, ScheduleConfig, ScheduleKind};
 pub use self::tasks::TaskConfig;
 pub use self::training::{
-    CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, LoopConfig, WatchedMetric,
+    CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, LoopConfig,
+    WatchedMetric,
 };
 
 /// The version of `train.toml` that this program reads.
@@ -58,6 +59,9 @@ pub struct TrainConfig {
     /// When checkpoints are written.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+    /// How ranks exchange vectors.
+    #[serde(default, skip_serializing_if = "ExchangeConfig::is_default")]
+    pub exchange: ExchangeConfig,
     /// Where this was read from, for messages.
     #[serde(skip)]
     path: PathBuf,
@@ -353,20 +357,14 @@ impl TrainConfig {
         let width = self.model.interaction.width(vectors, dim, dense_vectors > 0);
         let top = mlp_parameters(width, &self.model.top_mlp);
         let blocks = self.model.block_parameters(tables, dim);
-        let embedding = tables.iter().map(|table| table.rows * table.dim).sum();
-        let state = |table: &TableConfig| match self.optimizer.tables.kind {
-            TableOptimizerKind::RowWiseAdagrad => table.rows,
-            TableOptimizerKind::Adagrad => table.rows * table.dim,
-            TableOptimizerKind::Sgd => 0,
-            TableOptimizerKind::Adam => 2 * table.rows * table.dim,
-        };
-        ParameterCount {
+        let count = ParameterCount {
             dense: (bottom + top + blocks + crosses) as u64,
-            embedding,
-            table_bytes: tables.iter().map(|table| table.rows * table.dim * table.dtype.bytes()).sum(),
-            table_state: tables.iter().map(state).sum(),
+            embedding: 0,
+            table_bytes: 0,
+            table_state: 0,
             dense_state: self.optimizer.dense.state_values(),
-        }
+        };
+        count.with_tables(self, tables)
     }
 }
 
@@ -395,6 +393,22 @@ pub struct ParameterCount {
 }
 
 impl ParameterCount {
+    /// The same dense part with other tables, or with shards of them.
+    pub(crate) fn with_tables(self, config: &TrainConfig, tables: &[TableConfig]) -> Self {
+        let state = |table: &TableConfig| match config.optimizer.tables.kind {
+            TableOptimizerKind::RowWiseAdagrad => table.rows,
+            TableOptimizerKind::Adagrad => table.rows * table.dim,
+            TableOptimizerKind::Sgd => 0,
+            TableOptimizerKind::Adam => 2 * table.rows * table.dim,
+        };
+        Self {
+            embedding: tables.iter().map(|table| table.rows * table.dim).sum(),
+            table_bytes: tables.iter().map(|table| table.rows * table.dim * table.dtype.bytes()).sum(),
+            table_state: tables.iter().map(state).sum(),
+            ..self
+        }
+    }
+
     /// Bytes of the parameters and their optimizer state.
     pub fn bytes(&self) -> u64 {
         4 * ((1 + self.dense_state) * self.dense + self.table_state) + self.table_bytes

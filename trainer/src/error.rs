@@ -164,6 +164,19 @@ pub enum Error {
     Torch(#[from] tch::TchError),
 }
 
+impl Error {
+    /// Whether it is this rank's, and the other ranks do not know of it yet.
+    pub(crate) fn is_own(&self) -> bool {
+        !matches!(
+            self,
+            Self::Collective { .. }
+                | Self::RankLost { .. }
+                | Self::RankEnded { .. }
+                | Self::ReportedElsewhere { .. }
+        )
+    }
+}
+
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

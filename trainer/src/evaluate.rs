@@ -2,23 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Snapshot};
-use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{IdPolicy, TableConfig};
 use serde::Serialize;
 
-use crate::checkpoint::{CheckpointChoice, Run};
+use crate::checkpoint::CheckpointChoice;
 use crate::config::EvaluationConfig;
 use crate::device::Accelerator;
+use crate::distributed::Collectives;
+use crate::embedding::Placement;
+use crate::lockstep::{self, STOP};
 use crate::metrics::{Figures, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
-use crate::train::Stop;
-use crate::{Result, TrainConfig, tensors};
+use crate::run::Run;
+use crate::stop::Stop;
+use crate::{Error, Result, TrainConfig, tensors};
 
 /// Figures by segment and task.
 type BySegment = BTreeMap<Segment, BTreeMap<String, Figures>>;
@@ -69,6 +74,8 @@ pub struct EvaluateOptions {
     pub checkpoint: Option<CheckpointChoice>,
     /// The GPU that computes, if it is not the processor.
     pub device: Option<Accelerator>,
+    /// The ranks that evaluate together.
+    pub collectives: Arc<dyn Collectives>,
     /// The number of the dataset's snapshot; the newest one if `None`.
     pub snapshot: Option<u64>,
     /// Partitions; those that the run's configuration names for evaluation if `None`, and all if it names none.
@@ -99,6 +106,7 @@ pub fn evaluate(
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     let reader = ReaderOptions {
         dedupe: options.dedupe,
+        rank: rank_of(&*options.collectives),
         snapshot: Some(snapshot.snapshot),
         partitions,
         preprocess: preprocessing.map(|steps| steps.config),
@@ -109,7 +117,9 @@ pub fn evaluate(
     let reader = open_for_evaluation(dataset, &snapshot, reader, &workers)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let device = options.device.as_ref();
-    let (model, steps) = description.load_model(run, options.checkpoint, options.threads, device)?;
+    let placement = Placement::even(&description.tables, Arc::clone(&options.collectives));
+    let (model, steps) =
+        description.load_model(run, options.checkpoint, &placement, options.threads, device)?;
     let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
     // Nobody stops it.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
@@ -133,8 +143,14 @@ pub(crate) fn open_for_evaluation(
 ) -> Result<Reader> {
     let samples = snapshot.chosen_samples(&options.partitions).map_err(onefold_ikjt::Error::from)?;
     let samples = usize::try_from(samples.max(1)).unwrap_or(usize::MAX);
-    let global_batch_size = options.global_batch_size.min(samples);
+    // Every stream has an equal part.
+    let global_batch_size = options.global_batch_size.min(samples.next_multiple_of(options.streams()));
     Ok(Reader::open(dataset, ReaderOptions { global_batch_size, ..options }, workers)?)
+}
+
+/// This process among those that read together.
+pub(crate) fn rank_of(collectives: &dyn Collectives) -> Rank {
+    Rank { rank: collectives.rank() as usize, world_size: collectives.size() as usize }
 }
 
 /// The rows of the tables whose ids are checked, by feature: the reader says where in the dataset an id is too large.
@@ -143,7 +159,7 @@ pub(crate) fn checked_rows(tables: &[TableConfig]) -> BTreeMap<String, u64> {
     checked.map(|table| (table.feature.clone(), table.rows)).collect()
 }
 
-/// What an evaluation tells apart.
+/// Evaluation settings and tasks.
 #[derive(Debug)]
 pub(crate) struct Evaluation<'a> {
     pub(crate) config: &'a EvaluationConfig,
@@ -166,20 +182,30 @@ impl Evaluation<'_> {
         let mut segments: Vec<_> = segments
             .map(|feature| SegmentMetrics::new(feature, &self.tasks, self.config.max_segments))
             .collect();
-        for batch in reader.batches()? {
-            if stop.is_raised() {
+        for step in reader.batches()? {
+            let batch = step.map(|step| step.batch).map_err(Error::from);
+            let flags = if stop.is_raised() { STOP } else { 0 };
+            let (batch, mut input) = model.request_or_fail(batch, flags)?;
+            if !lockstep::go_on(model.statuses(&mut input)?)? {
                 reporter.end();
                 return Ok(None);
             }
-            let batch = batch?.batch;
-            let logits =
-                tch::no_grad(|| model.forward(&batch))?.logits.to_device(tch::Device::Cpu).contiguous();
+            let logits = tch::no_grad(|| model.forward(&batch, input))?
+                .logits
+                .to_device(tch::Device::Cpu)
+                .contiguous();
             let logits = tensors::as_slice(&logits);
             all.add(&batch, logits);
             segments.iter_mut().for_each(|segment| segment.add(&batch, logits));
-            reporter.advance(batch.size() as u64);
+            reporter.advance(batch.size() as u64 * u64::from(model.embeddings.collectives().size()));
         }
         reporter.end();
+        let all = merged(&all, &self.tasks, &**model.embeddings.collectives())?;
+        for segment in &mut segments {
+            let all = model.embeddings.collectives().gather_bytes(&segment.to_bytes())?;
+            *segment = SegmentMetrics::new(segment.feature(), &self.tasks, self.config.max_segments);
+            all.iter().try_for_each(|bytes| segment.merge_bytes(bytes)).ok_or_else(malformed)?;
+        }
         let wall_seconds = started.elapsed().as_secs_f64();
         let figures = all.first();
         Ok(Some(EvaluationSummary {
@@ -191,6 +217,26 @@ impl Evaluation<'_> {
             segments: segments.iter().map(|s| (s.feature().to_owned(), s.figures())).collect(),
         }))
     }
+}
+
+/// The metrics of all ranks together, the same on every rank.
+pub(crate) fn merged(
+    own: &TaskMetrics,
+    tasks: &[Task],
+    collectives: &dyn Collectives,
+) -> Result<TaskMetrics> {
+    if collectives.size() == 1 {
+        return Ok(own.clone());
+    }
+    let mut merged = TaskMetrics::new(tasks);
+    for bytes in collectives.gather_bytes(&own.to_bytes())? {
+        merged.merge_bytes(&mut bytes.as_slice()).ok_or_else(malformed)?;
+    }
+    Ok(merged)
+}
+
+fn malformed() -> Error {
+    Error::Collective { operation: "gather_bytes", message: "the metrics of a rank are malformed".to_owned() }
 }
 
 /// The figures of every task, if there are several.

@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Result;
-use crate::checkpoint::tensor_file::{self, Entry, Source};
-use crate::checkpoint::{CheckpointChoice, Run};
+use crate::checkpoint::CheckpointChoice;
+use crate::checkpoint::tables::StoredTables;
+use crate::checkpoint::tensor_file::{self, Entry};
 use crate::config::Interaction;
-use crate::embedding::stored_dtype;
-use crate::model::Model;
+use crate::embedding::{Buffer, stored_dtype};
 use crate::preprocess::Preprocessing;
+use crate::run::Run;
 
 /// The file that says how the tensors belong together.
 const EXPORT_FILE: &str = "export.json";
@@ -99,12 +100,14 @@ pub fn export(
     overwrite: bool,
 ) -> Result<ExportSummary> {
     let description = Run::load(run)?;
-    let (model, steps) = description.load_model(run, checkpoint, 1, None)?;
+    let mut stored = description.stored(run, checkpoint)?;
+    let steps = stored.steps;
     let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
     if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
         steps.store(staged.path())?;
     }
-    let entries = entries(&description, &model);
+    let dense = stored.dense.parameters()?;
+    let entries = entries(&description, &stored.tables, &dense);
     let parameters = |entry: &Entry<'_>| entry.shape.iter().product::<usize>() as u64;
     let (tensors, parameters) = (entries.len() as u64, entries.iter().map(parameters).sum());
     let figures = tensor_file::write(&staged.path().join(MODEL_FILE), entries)?;
@@ -164,23 +167,22 @@ fn tensor_of(table: &TableConfig) -> String {
     format!("sparse_arch.{kind}.t_{}.weight", table.feature)
 }
 
-fn entries<'a>(run: &Run, model: &'a Model) -> Vec<Entry<'a>> {
+fn entries<'a>(run: &'a Run, tables: &'a StoredTables, dense: &[(String, Tensor)]) -> Vec<Entry<'a>> {
     let layers = run.config.model.top_mlp.len();
-    let dense = model.named_dense_parameters().into_iter().map(|(name, parameter)| {
-        let parameter = parameter.detach();
+    let dense = dense.iter().map(|(name, parameter)| {
+        let parameter = parameter.shallow_clone();
         let parameter = if name == "top.0.weight" && run.config.model.interaction == Interaction::Dot {
             upper_triangle(run, &parameter)
         } else {
             parameter
         };
-        Entry::tensor(torchrec_name(&name, layers), &parameter)
+        Entry::tensor(torchrec_name(name, layers), &parameter)
     });
-    let embeddings = &*model.embeddings;
-    let tables = embeddings.configs().iter().enumerate().map(|(table, config)| Entry {
-        name: tensor_of(config),
-        dtype: stored_dtype(config),
-        shape: vec![config.rows as usize, config.dim as usize],
-        source: Source::Table { embeddings, table, buffer: 0 },
+    let tables = run.tables.iter().map(|config| {
+        let (rows, dim) = (config.rows, config.dim);
+        let weight =
+            Buffer { name: "weight", dtype: stored_dtype(config), columns: dim as usize, by_column: true };
+        tables.whole(tensor_of(config), &config.feature, rows, dim, weight)
     });
     tables.chain(dense).collect()
 }

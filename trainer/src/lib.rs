@@ -28,23 +28,27 @@ mod error;
 mod evaluate;
 mod export;
 pub mod kernels;
+mod lockstep;
 mod memory;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;
 mod preprocess;
 pub mod profile;
+pub mod run;
+mod stop;
 pub mod tensorboard;
 mod tensors;
 mod train;
 
 pub use config::{
     CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
-    EvaluationConfig, LoopConfig, ModelConfig, ParameterCount, Schedule, ScheduleConfig, ScheduleKind,
-    TaskConfig, TrainConfig, WatchedMetric,
+    EvaluationConfig, ExchangeConfig, LoopConfig, ModelConfig, ParameterCount, Schedule, ScheduleConfig,
+    ScheduleKind, TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};
 pub use memory::ModelSize;
-pub use train::{Ending, Existing, Prepared, Stop, TrainOptions, TrainSummary};
+pub use stop::Stop;
+pub use train::{Ending, Existing, Prepared, TrainOptions, TrainSummary};

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
@@ -15,9 +16,11 @@ use onefold_datasets::process::available_threads;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
-use onefold_trainer::checkpoint::{CheckpointChoice, Run};
+use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::device::{Accelerator, DeviceName};
+use onefold_trainer::distributed::{Alone, Collectives};
 use onefold_trainer::metrics::Figures;
+use onefold_trainer::run::Run;
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
     TrainOptions, TrainSummary, evaluate, export,
@@ -100,12 +103,10 @@ struct RunArguments {
     /// End after this many steps, those before a resumption included
     #[arg(long, value_name = "N")]
     max_steps: Option<u64>,
-    /// A plan of `onefold-shard plan`, for one rank unless `--simulate-ranks` is given [default: all tables here]
+    /// A plan of `onefold-shard plan` for as many ranks as there are [default: every table whole, the largest first, each on the
+    /// rank that has the fewest bytes]
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Run a plan for several ranks in this process: each rank with its shards, and copies in place of the network
-    #[arg(long, requires = "plan")]
-    simulate_ranks: bool,
     /// Replace the run that is at `--out`, once the new one is complete
     #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
     overwrite: bool,
@@ -249,35 +250,32 @@ impl CommandLine for Cli {
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
-    let config = TrainConfig::load(&arguments.config)?;
+    let collectives: Arc<dyn Collectives> = Arc::new(Alone);
+    let config = collectives.agree(TrainConfig::load(&arguments.config))?;
     let existing = match (arguments.overwrite, arguments.resume) {
         (true, _) => Existing::Overwrite,
         (false, true) => Existing::Resume,
         (false, false) => Existing::Refuse,
     };
+    // A run that cannot be read is an error when it is resumed.
+    let resumed = arguments.resume.then(|| Run::load(&arguments.out).ok()).flatten();
     let options = TrainOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
-        snapshot: arguments.at.or_else(|| snapshot_of_run(arguments)),
+        snapshot: arguments.at.or_else(|| resumed.as_ref()?.snapshot),
+        streams: resumed.as_ref().and_then(|run| run.streams),
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
-        simulate_ranks: arguments.simulate_ranks,
+        collectives: Arc::clone(&collectives),
         existing,
         memory_limit: arguments.memory_limit,
         device: arguments.shared.device.open()?,
         stop: Stop::on_signals()?,
     };
-    let prepared = Prepared::new(&config, &arguments.data, &options)?;
+    let prepared = collectives.agree(Prepared::new(&config, &arguments.data, &options))?;
     printer.remark(&describe_size(prepared.size()));
     let summary = prepared.train(&arguments.out, printer)?;
     Ok(printer.summary(&describe_run(&summary, &arguments.out), &summary)?)
-}
-
-/// The snapshot that the run to go on with was begun on; `None` for a run that begins.
-fn snapshot_of_run(arguments: &RunArguments) -> Option<u64> {
-    // A run that cannot be read is an error when it is resumed.
-    let run = arguments.resume.then(|| Run::load(&arguments.out).ok()).flatten();
-    run.and_then(|run| run.snapshot)
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
@@ -285,6 +283,7 @@ fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
         checkpoint: arguments.checkpoint,
+        collectives: Arc::new(Alone),
         snapshot: arguments.at,
         device: arguments.shared.device.open()?,
         partitions: arguments.partitions.clone(),

@@ -1,30 +1,48 @@
 //! What a model takes, known before anything is allocated.
 
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_sharding::TableConfig;
 use serde::Serialize;
 
 use crate::config::ParameterCount;
-use crate::{Error, Result};
+use crate::embedding::Placement;
+use crate::{Error, Result, TrainConfig};
 
 /// Parameters of a model and the memory of training it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ModelSize {
     /// Parameters.
     pub parameters: ParameterCount,
-    /// Bytes of the parameters, their optimizer state, the dense part's gradient, and a bit per table row.
+    /// Bytes of the parameters that this rank has, their optimizer state, the dense part's gradient, and a bit per table row.
     pub model_bytes: u64,
     /// The bytes that the reader may take: row groups and batches.
     pub reader_bytes: u64,
 }
 
 impl ModelSize {
-    /// The size of a model with tables of `rows` rows in all; the reader gets what `limit` leaves, 1 GiB at most.
+    /// The size of one rank's part of a model; the reader gets what `limit` leaves, 1 GiB at most.
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`] if the model does not fit into `limit`.
-    pub(crate) fn within(parameters: ParameterCount, rows: u64, limit: Option<u64>) -> Result<Self> {
-        let model_bytes = parameters.bytes() + 4 * parameters.dense + rows.div_ceil(8);
+    /// [`Error::Memory`] if the part does not fit into `limit`.
+    pub(crate) fn within(
+        config: &TrainConfig,
+        parameters: ParameterCount,
+        tables: &[TableConfig],
+        placement: &Placement,
+        limit: Option<u64>,
+    ) -> Result<Self> {
+        let own = placement.shards.iter().filter(|shard| shard.rank == placement.collectives.rank());
+        let shards: Vec<TableConfig> = own
+            .map(|shard| TableConfig {
+                rows: shard.rows.end - shard.rows.start,
+                dim: shard.columns.end - shard.columns.start,
+                ..tables[shard.table].clone()
+            })
+            .collect();
+        let rows: u64 = shards.iter().map(|shard| shard.rows).sum();
+        let model_bytes =
+            parameters.with_tables(config, &shards).bytes() + 4 * parameters.dense + rows.div_ceil(8);
         let left = limit.map_or(Ok(DEFAULT_MEMORY_LIMIT), |limit| {
             let left = limit.checked_sub(model_bytes).filter(|left| *left > 0);
             left.ok_or(Error::Memory { needed: model_bytes, limit })

@@ -74,6 +74,35 @@ pub(crate) fn as_bytes(tensor: &Tensor) -> &[u8] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), length) }
 }
 
+/// The elements of a contiguous tensor of 16-bit integers on the CPU, as bits.
+///
+/// # Panics
+///
+/// If the tensor is of another kind.
+pub(crate) fn as_bits(tensor: &Tensor) -> &[u16] {
+    assert_eq!(tensor.kind(), Kind::Int16, "a tensor of 16-bit integers is needed");
+    let bytes = as_bytes(tensor);
+    // No bytes stand nowhere in particular.
+    if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) }
+}
+
+/// Whether all values are finite numbers.
+pub(crate) fn are_finite(values: &[f32]) -> bool {
+    // Without its sign, the number of infinity is smaller than those of NaN and larger than all others.
+    let largest = |values: &[f32]| values.iter().fold(0, |max, value| max.max(value.to_bits() & 0x7fff_ffff));
+    values.chunks(1 << 14).all(|values| largest(values) < f32::INFINITY.to_bits())
+}
+
+/// Makes `gradient` that of a parameter.
+pub(crate) fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
+    let mut own = parameter.grad();
+    if own.defined() {
+        tch::no_grad(|| own.copy_(gradient));
+    } else {
+        (parameter * gradient).sum(Kind::Float).backward();
+    }
+}
+
 /// Changes the elements of a contiguous `f32` tensor on the CPU in place. `change` must not look at the tensor, nor at
 /// one that shares its storage, by another handle.
 ///

@@ -13,14 +13,11 @@ pub(super) struct Work {
     pooled: u64,
     /// Ids that go through attention.
     attended: u64,
-    /// Products of pairs of vectors.
-    products: u64,
 }
 
 impl Work {
-    /// Adds the values of a batch, each counted once however many rows share it, and the products that it took.
-    pub(super) fn add(&mut self, batch: &Batch, tables: &BTreeMap<String, TableOverride>, products: u64) {
-        self.products += products;
+    /// Adds the values of a batch, each counted once however many rows share it.
+    pub(super) fn add(&mut self, batch: &Batch, tables: &BTreeMap<String, TableOverride>) {
         for feature in batch.groups().iter().flat_map(|group| group.features()) {
             let pooling = tables.get(feature.name()).and_then(|table| table.pooling);
             let values = feature.values().len() as u64;
@@ -32,7 +29,7 @@ impl Work {
     }
 
     /// Amdahl's law (1967): the time of `stages`, which did this work, over what it would be if stages that work on ids
-    /// or products took time in proportion to `less`, and all others stayed.
+    /// took time in proportion to `less`, and all others stayed.
     pub(super) fn bound(&self, less: &Self, stages: &[(String, Duration)]) -> f64 {
         let share = |part: u64, whole: u64| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
         let (mut before, mut after) = (0.0, 0.0);
@@ -44,9 +41,6 @@ impl Work {
                     "lookup" => share(less.pooled, self.pooled),
                     "attention" | "attention_backward" => share(less.attended, self.attended),
                     "table_update" => share(less.pooled + less.attended, self.pooled + self.attended),
-                    "interaction" | "interaction_backward" | "first_layer" | "first_layer_backward" => {
-                        share(less.products, self.products)
-                    }
                     _ => 1.0,
                 };
         }
@@ -59,14 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_work_on_ids_and_products_shrinks() {
-        let stages = [("lookup", 30), ("attention", 40), ("first_layer", 50), ("mlps", 20)]
+    fn only_work_on_ids_shrinks() {
+        let stages = [("lookup", 30), ("attention", 40), ("mlps", 20)]
             .map(|(name, time)| (name.to_owned(), Duration::from_millis(time)));
-        let (off, window) = (
-            Work { pooled: 100, attended: 80, products: 10 },
-            Work { pooled: 50, attended: 20, products: 5 },
-        );
-        // 30 / 2 + 40 / 4 + 50 / 2 + 20
+        let (off, window) = (Work { pooled: 100, attended: 80 }, Work { pooled: 50, attended: 20 });
+        // 30 / 2 + 40 / 4 + 20
         assert!((off.bound(&window, &stages) - 2.0).abs() < 1e-9);
         assert!((off.bound(&off, &stages) - 1.0).abs() < 1e-9);
     }

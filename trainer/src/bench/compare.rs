@@ -8,7 +8,7 @@ use onefold_ikjt::Dedupe;
 use onefold_raw_logs::generate::Workload;
 use serde::Serialize;
 
-use super::{BenchOptions, deduplicated, name, read, reference_model};
+use super::{BenchOptions, deduplicated, embeddings, name, read, reference_model};
 use crate::Result;
 use crate::device::Accelerator;
 use crate::model::Model;
@@ -55,7 +55,6 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
         &BenchOptions {
             workload: options.workload,
             dedupe: Vec::new(),
-            ablation: false,
             threads: options.threads,
             device: None,
             batches: options.steps,
@@ -66,22 +65,20 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
     let forms = [Dedupe::Off, Dedupe::Exact, Dedupe::Window];
     reporter.begin("comparing", Some((2 * forms.len() * options.steps) as u64), "steps");
     let losses = |dedupe: Dedupe, device: Option<&Accelerator>| -> Result<Vec<f64>> {
-        let mut model = Model::at(&config, &snapshot.schema, &tables, options.threads, device)?;
+        let embeddings = embeddings(&config, &tables, options.threads, device)?;
+        let mut model = Model::new(&config, &snapshot.schema, embeddings)?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
-        let mut next = deduplicated(&batches[0], &snapshot.schema, dedupe)?;
         let mut losses = Vec::with_capacity(batches.len());
-        for following in batches.iter().skip(1).map(Some).chain([None]) {
-            let forward = model.forward(&next)?;
-            let loss = model.loss(&forward.logits, &next);
-            let gradients = model.backward(&next, &forward, &loss)?;
-            if let Some(following) = following {
-                next = deduplicated(following, &snapshot.schema, dedupe)?;
-                model.stage_ahead(&next)?;
-            }
+        for batch in &batches {
+            let batch = deduplicated(batch, &snapshot.schema, dedupe)?;
+            let forward = model.predict(&batch)?;
+            let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+            let gradients = model.backward(&batch, &forward, &loss, || Ok(()))?;
             let norm = optimizer.gradient_norm();
             optimizer.step(config.optimizer.dense.learning_rate, norm);
-            model.update(&forward, &gradients, &config.optimizer.tables)?;
+            let sent = model.send_gradients(&forward, &gradients)?;
+            model.update(&forward, &gradients, sent, &config.optimizer.tables)?;
             losses.push(loss.double_value(&[]));
             reporter.advance(1);
         }

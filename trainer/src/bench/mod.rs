@@ -18,6 +18,7 @@ use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};
 use onefold_raw_logs::generate::Workload;
+use onefold_sharding::TableConfig;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ use self::bound::Work;
 pub use self::compare::{CompareOptions, Comparison, compare};
 use self::reference::reference_model;
 use crate::device::Accelerator;
-use crate::embedding::Steps;
+use crate::embedding::{Embeddings, Placement};
 use crate::model::{Model, Stage};
 use crate::optimizer::DenseOptimizer;
 use crate::{Error, Result, TrainConfig};
@@ -37,8 +38,6 @@ pub struct BenchOptions {
     pub workload: Workload,
     /// What is deduplicated; each is measured, in turns of two steps, the second of which counts.
     pub dedupe: Vec<Dedupe>,
-    /// Whether the steps of deduplication are also switched on one after the other.
-    pub ablation: bool,
     /// Threads of libtorch and of the tables.
     pub threads: usize,
     /// The GPU that is measured, if it is not the processor.
@@ -72,7 +71,7 @@ pub struct BenchReport {
 /// One variant's figures.
 #[derive(Debug, Clone, Serialize)]
 pub struct VariantReport {
-    /// `off`, `exact`, `window`, or what is switched on of an ablation.
+    /// `off`, `exact` or `window`.
     pub name: String,
     /// Median time of a step. On the CPU the search for duplicates is part of it; beside a GPU the reader's threads have done it
     /// before.
@@ -89,14 +88,6 @@ pub struct VariantReport {
     pub stages_ms: Vec<(String, f64)>,
     /// Mean loss over the measured steps.
     pub loss: f64,
-}
-
-/// A way to take a step.
-#[derive(Debug, Clone)]
-struct Variant {
-    name: String,
-    dedupe: Dedupe,
-    steps: Steps,
 }
 
 /// What was measured of a variant.
@@ -119,23 +110,22 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
     let tables = config.tables(&snapshot, &snapshot.schema)?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
-    let device = options.device.as_ref();
-    let mut model = Model::at(&config, &snapshot.schema, &tables, options.threads, device)?;
+    let embeddings = embeddings(&config, &tables, options.threads, options.device.as_ref())?;
+    let mut model = Model::new(&config, &snapshot.schema, embeddings)?;
     let mut optimizer =
         DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), options.threads)?;
-    let variants = variants(options)?;
-    let mut measured: Vec<Measured> = variants.iter().map(|_| Measured::default()).collect();
+    let mut measured: Vec<Measured> = options.dedupe.iter().map(|_| Measured::default()).collect();
     let warm_up = 2;
     let rounds = options.rounds + warm_up;
-    reporter.begin("measuring", Some((rounds * variants.len()) as u64), "steps");
+    reporter.begin("measuring", Some((rounds * options.dedupe.len()) as u64), "steps");
     for round in 0..rounds {
-        for (number, (variant, measured)) in variants.iter().zip(&mut measured).enumerate() {
+        for (number, (dedupe, measured)) in options.dedupe.iter().zip(&mut measured).enumerate() {
             if round == warm_up {
                 *measured = Measured::default();
             }
             let mut take = |batch: usize, measured: &mut Measured| {
                 let batch = &batches[(round + 3 * number + batch) % batches.len()];
-                step(&config, &snapshot.schema, &mut model, &mut optimizer, variant, batch, measured)
+                step(&config, &snapshot.schema, &mut model, &mut optimizer, *dedupe, batch, measured)
             };
             // Training takes steps of one form; in the first of a turn, caches and free memory are another's.
             take(0, &mut Measured::default())?;
@@ -144,7 +134,7 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
         }
     }
     reporter.end();
-    Ok(report(options, &config, &variants, &measured))
+    Ok(report(options, &config, &measured))
 }
 
 /// Reads the batches, every sample with its own lists.
@@ -177,44 +167,18 @@ fn name(dedupe: Dedupe) -> &'static str {
     }
 }
 
-fn variants(options: &BenchOptions) -> Result<Vec<Variant>> {
-    if options.ablation
-        && let Some(device) = &options.device
-    {
-        return Err(Error::Device {
-            device: device.describe(),
-            message:
-                "on a device all steps run once per distinct row, so they cannot be switched on one by one"
-                    .to_owned(),
-            hint: "leave out the option `ablation`, or measure it with the option `device = cpu`".to_owned(),
-        });
+/// The model's tables, on the processor or on a device.
+fn embeddings(
+    config: &TrainConfig,
+    tables: &[TableConfig],
+    threads: usize,
+    device: Option<&Accelerator>,
+) -> Result<Embeddings> {
+    let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+    match device {
+        None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, threads),
+        Some(device) => Embeddings::on_accelerator(device, tables, optimizer, seed, threads),
     }
-    let whole = |&dedupe: &Dedupe| Variant { name: name(dedupe).to_owned(), dedupe, steps: Steps::default() };
-    let mut variants: Vec<Variant> = options.dedupe.iter().map(whole).collect();
-    if let Some(&dedupe) = options.dedupe.last().filter(|_| options.ablation) {
-        let mut steps = Steps {
-            lookups: false,
-            pooling: false,
-            sequences: false,
-            late_expansion: false,
-            interactions: false,
-        };
-        let mut add = |what: &str, steps: Steps| {
-            variants.push(Variant { name: format!("{}: {what}", name(dedupe)), dedupe, steps });
-        };
-        add("deduplicated, nothing used", steps);
-        steps.lookups = true;
-        add("+ lookups", steps);
-        steps.pooling = true;
-        add("+ pooling", steps);
-        steps.sequences = true;
-        add("+ sequence compute", steps);
-        steps.late_expansion = true;
-        add("+ late expansion", steps);
-        steps.interactions = true;
-        add("+ shared interactions", steps);
-    }
-    Ok(variants)
 }
 
 /// The batch as the reader would give it; groups are looked through by the threads that this is called in.
@@ -233,29 +197,29 @@ fn step(
     schema: &Schema,
     model: &mut Model,
     optimizer: &mut DenseOptimizer,
-    variant: &Variant,
+    dedupe: Dedupe,
     batch: &Batch,
     measured: &mut Measured,
 ) -> Result<()> {
-    model.steps = variant.steps;
     let mut started = Instant::now();
-    let batch = model.embeddings.install(|| deduplicated(batch, schema, variant.dedupe))?;
+    let batch = model.embeddings.install(|| deduplicated(batch, schema, dedupe))?;
     let searched = started.elapsed();
     let accelerator = model.embeddings.on_device().map(|device| device.tables().accelerator().clone());
     if accelerator.is_some() {
         started = Instant::now();
     }
-    let forward = model.forward(&batch)?;
-    let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch));
-    let gradients = model.backward(&batch, &forward, &loss)?;
+    let forward = model.predict(&batch)?;
+    let weight = Model::weight(&batch);
+    let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch, weight));
+    let gradients = model.backward(&batch, &forward, &loss, || Ok(()))?;
     model.profile.measure(Stage::DenseUpdate, || {
         let norm = optimizer.gradient_norm();
         optimizer.step(config.optimizer.dense.learning_rate, norm);
     });
     let updating = Instant::now();
-    model.update(&forward, &gradients, &config.optimizer.tables)?;
+    let sent = model.send_gradients(&forward, &gradients)?;
+    model.update(&forward, &gradients, sent, &config.optimizer.tables)?;
     let mut updated = Some(updating.elapsed());
-    let products = forward.products();
     drop((forward, gradients));
     let mut stages = model.profile.take();
     if let Some(accelerator) = accelerator {
@@ -271,7 +235,7 @@ fn step(
             std::io::Error::other(format!("the loss is {loss} at step {step} of the measurement")).into()
         );
     }
-    measured.work.add(&batch, &config.tables, products);
+    measured.work.add(&batch, &config.tables);
     let named = stages.into_iter().map(|(stage, time)| (stage_name(stage), time));
     let whole = [("deduplicate".to_owned(), searched)].into_iter().chain(named);
     let update = updated.map(|updated| (stage_name(Stage::TableUpdate), updated));
@@ -288,24 +252,19 @@ fn stage_name(stage: Stage) -> String {
     serde_json::to_value(stage).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn report(
-    options: &BenchOptions,
-    config: &TrainConfig,
-    variants: &[Variant],
-    measured: &[Measured],
-) -> BenchReport {
+fn report(options: &BenchOptions, config: &TrainConfig, measured: &[Measured]) -> BenchReport {
     let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
     let quantile = |measured: &Measured, q: f64| {
         let mut times = measured.times.clone();
         times.sort_unstable();
         milliseconds(times[((times.len() - 1) as f64 * q).round() as usize])
     };
-    let off = variants.iter().position(|v| v.dedupe == Dedupe::Off).map(|i| &measured[i]);
-    let report = |(variant, measured): (&Variant, &Measured)| {
+    let off = options.dedupe.iter().position(|dedupe| *dedupe == Dedupe::Off).map(|i| &measured[i]);
+    let report = |(dedupe, measured): (&Dedupe, &Measured)| {
         let step_ms = quantile(measured, 0.5);
         let steps = measured.times.len() as u32;
         VariantReport {
-            name: variant.name.clone(),
+            name: name(*dedupe).to_owned(),
             step_ms,
             step_ms_p10_p90: [quantile(measured, 0.1), quantile(measured, 0.9)],
             samples_per_second: 1e3 * config.train.batch_size as f64 / step_ms,
@@ -328,7 +287,7 @@ fn report(
         threads: options.threads,
         device: options.device.as_ref().map(Accelerator::describe),
         rounds: options.rounds,
-        variants: variants.iter().zip(measured).map(report).collect(),
+        variants: options.dedupe.iter().zip(measured).map(report).collect(),
         peak_rss_bytes: peak_rss_bytes(),
     }
 }

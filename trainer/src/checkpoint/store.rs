@@ -5,20 +5,19 @@
 //! checkpoint that has them all (Check-N-Run's differential checkpoints, Eisenman et al. 2022). `checkpoint.json` names
 //! the files with their checksums, and is the last one written.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use onefold_datasets::commit::{self, StagedDirectory};
-use safetensors::Dtype;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::tables::{self, StoredTables};
 use super::tensor_file::{self, Entry, FileFigures, TensorFile};
-use super::{Touched, damaged, parameters};
-use crate::model::Model;
-use crate::optimizer::DenseOptimizer;
-use crate::train::Progress;
+use crate::embedding::Embeddings;
+use crate::run::DenseFile;
 use crate::{Error, Result};
 
 /// The directory of a run's checkpoints.
@@ -26,20 +25,25 @@ const DIRECTORY: &str = "checkpoints";
 /// The file that makes a directory a checkpoint.
 const CHECKPOINT_FILE: &str = "checkpoint.json";
 const DENSE_FILE: &str = "dense.safetensors";
-const TABLES_FILE: &str = "tables.safetensors";
 const STATE_FILE: &str = "state.safetensors";
-const FORMAT_VERSION: u32 = 1;
+/// What names of files with tables begin with; `tables.safetensors` in version 1, now one for every rank.
+const TABLES: &str = "tables";
+/// The version this code writes; it reads 1 too, whose tables are in one file.
+const FORMAT_VERSION: u32 = 2;
 
 /// `checkpoint.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CheckpointFile {
+struct CheckpointFile<P> {
     format_version: u32,
     /// Whose checkpoint it is.
     run: String,
     /// The checkpoint with all of the tables, whose rows this one replaces; `None` if this one has all.
     base: Option<String>,
-    progress: Progress,
+    /// A digest of how the tables are divided into shards.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    layout: String,
+    progress: P,
     files: BTreeMap<String, FileFigures>,
 }
 
@@ -72,81 +76,109 @@ fn step_of(name: &str) -> Option<u64> {
 }
 
 /// All that a checkpoint is made of.
-pub(crate) struct CheckpointParts<'a> {
-    pub(crate) model: &'a Model,
-    pub(crate) optimizer: &'a DenseOptimizer,
-    /// Rows that changed since the last checkpoint with all tables.
-    pub(crate) touched: &'a Touched,
-    pub(crate) progress: &'a Progress,
+pub(crate) struct CheckpointParts<'a, P> {
+    /// The step that it is of.
+    pub(crate) step: u64,
+    pub(crate) embeddings: &'a Embeddings,
+    /// The dense part and its optimizer's state.
+    pub(crate) dense: Vec<Entry<'a>>,
     /// Sums of the metrics.
     pub(crate) state: Vec<Entry<'a>>,
+    /// The rest of what training goes on from.
+    pub(crate) progress: P,
 }
 
 /// A checkpoint that was found and whose files are as they were written.
 #[derive(Debug)]
-pub(crate) struct Checkpoint {
+pub(crate) struct Checkpoint<P> {
     directory: PathBuf,
-    file: CheckpointFile,
-    base: Option<PathBuf>,
+    file: CheckpointFile<P>,
+    base: Option<(PathBuf, CheckpointFile<serde::de::IgnoredAny>)>,
 }
 
-/// The checkpoints of a run.
+/// The checkpoints of a run, whose progress is a `P`.
 #[derive(Debug)]
-pub(crate) struct Checkpoints {
+pub(crate) struct Checkpoints<P> {
     directory: PathBuf,
     run: String,
     keep: usize,
     full_every: u64,
-    /// The last checkpoint with all tables, and how many followed it.
-    base: Option<(String, u64)>,
+    /// The last checkpoint with all tables, how many followed it, and its layout.
+    base: Option<(String, u64, String)>,
+    progress: PhantomData<P>,
 }
 
-impl Checkpoints {
+impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
     /// The checkpoints of the run in `run_directory`, whose identity is `run`.
     pub(crate) fn new(run_directory: &Path, run: String, keep: usize, full_every: u64) -> Self {
-        Self { directory: run_directory.join(DIRECTORY), run, keep, full_every, base: None }
+        Self {
+            directory: run_directory.join(DIRECTORY),
+            run,
+            keep,
+            full_every,
+            base: None,
+            progress: PhantomData,
+        }
     }
 
-    /// Writes a checkpoint, then removes those that need not be kept. Whether it has all of the tables: `touched` begins
-    /// anew then.
-    pub(crate) fn write(&mut self, parts: CheckpointParts<'_>) -> Result<bool> {
-        fs_err::create_dir_all(&self.directory)?;
-        let name = format!("step-{:012}", parts.progress.steps);
-        let delta = self.base.clone().filter(|(base, followed)| {
-            *followed + 1 < self.full_every && *base != name && self.directory.join(base).is_dir()
+    /// Writes a checkpoint, then removes those that need not be kept. Every rank calls it and writes its shards; the lowest one writes
+    /// the rest, and commits. Whether it has all rows of the tables: what is touched begins anew then.
+    pub(crate) fn write(&mut self, parts: CheckpointParts<'_, P>) -> Result<bool> {
+        let collectives = parts.embeddings.collectives();
+        let (rank, ranks) = (collectives.rank(), collectives.size());
+        let (name, layout) = (format!("step-{:012}", parts.step), layout(parts.embeddings));
+        let delta = self.base.clone().filter(|(base, followed, of_base)| {
+            *followed + 1 < self.full_every && *base != name && *of_base == layout
         });
-        let staged = StagedDirectory::create(&self.directory.join(&name), CHECKPOINT_FILE, true)?;
-        let rows = delta.as_ref().map(|_| parameters::touched_rows(parts.model, parts.touched));
-        let tables = match &rows {
-            None => parameters::shards(parts.model),
-            Some(rows) => parameters::table_rows(parts.model, rows),
+        let staged = collectives.agree(if rank == 0 { self.stage(&name).map(Some) } else { Ok(None) })?;
+        let path = staged.as_ref().map(|staged| staged.path().as_os_str().as_encoded_bytes());
+        let path = collectives.broadcast_bytes(path.unwrap_or_default(), 0)?;
+        let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
+        let entries = match &delta {
+            None => tables::entries(parts.embeddings),
+            Some(_) => tables::delta_entries(parts.embeddings),
         };
-        let mut dense = parameters::dense(parts.model);
-        dense.extend(parts.optimizer.state().map(|(parameter, state, values)| {
-            let (name, shape) = (state_name(parameter, state), vec![values.len()]);
-            match values {
-                Cow::Borrowed(values) => Entry::floats(name, shape, values),
-                Cow::Owned(values) => Entry::owned(name, Dtype::F32, shape, &values),
-            }
-        }));
-        let mut files = BTreeMap::new();
-        for (file, entries) in [(DENSE_FILE, dense), (TABLES_FILE, tables), (STATE_FILE, parts.state)] {
-            files.insert(file.to_owned(), tensor_file::write(&staged.path().join(file), entries)?);
-        }
-        let file = CheckpointFile {
-            format_version: FORMAT_VERSION,
-            run: self.run.clone(),
-            base: delta.as_ref().map(|(base, _)| base.clone()),
-            progress: parts.progress.clone(),
-            files,
+        let file = if ranks == 1 {
+            format!("{TABLES}.safetensors")
+        } else {
+            format!("{TABLES}-{rank:05}-of-{ranks:05}.safetensors")
         };
-        let text = serde_json::to_string_pretty(&file).map_err(std::io::Error::other)? + "\n";
-        commit::write_atomically(&staged.path().join(CHECKPOINT_FILE), text.as_bytes())?;
-        staged.commit()?;
+        let written = tensor_file::write(&path.join(&file), entries).map_err(Error::from);
+        let figures = collectives.agree(written)?;
+        let figures = serde_json::to_vec(&(file, figures)).map_err(std::io::Error::other)?;
+        let files = collectives.gather_bytes(&figures)?;
         let full = delta.is_none();
-        self.base = Some(delta.map_or((name, 0), |(base, followed)| (base, followed + 1)));
-        self.prune()?;
+        let committed = staged.map_or(Ok(()), |staged| {
+            let files = files.iter().map(|figures| serde_json::from_slice(figures));
+            let mut files: BTreeMap<String, FileFigures> =
+                files.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?;
+            for (file, entries) in [(DENSE_FILE, parts.dense), (STATE_FILE, parts.state)] {
+                files.insert(file.to_owned(), tensor_file::write(&path.join(file), entries)?);
+            }
+            let file = CheckpointFile {
+                format_version: FORMAT_VERSION,
+                run: self.run.clone(),
+                base: delta.as_ref().map(|(base, ..)| base.clone()),
+                layout: layout.clone(),
+                progress: parts.progress.clone(),
+                files,
+            };
+            let text = serde_json::to_string_pretty(&file).map_err(std::io::Error::other)? + "\n";
+            commit::write_atomically(&path.join(CHECKPOINT_FILE), text.as_bytes())?;
+            staged.commit()?;
+            self.prune()
+        });
+        collectives.agree(committed)?;
+        self.base = Some(match delta {
+            None => (name, 0, layout),
+            Some((base, followed, _)) => (base, followed + 1, layout),
+        });
         Ok(full)
+    }
+
+    fn stage(&self, name: &str) -> Result<StagedDirectory> {
+        fs_err::create_dir_all(&self.directory)?;
+        Ok(StagedDirectory::create(&self.directory.join(name), CHECKPOINT_FILE, true)?)
     }
 
     /// The names of all checkpoints, oldest first.
@@ -172,7 +204,7 @@ impl Checkpoints {
         let (old, kept) = names.split_at(names.len().saturating_sub(self.keep));
         let mut needed: Vec<String> = kept.to_vec();
         for name in kept {
-            needed.extend(read_description(&self.directory.join(name))?.base);
+            needed.extend(read_description::<serde::de::IgnoredAny>(&self.directory.join(name))?.base);
         }
         for name in old.iter().filter(|name| !needed.contains(name)) {
             // Renamed first, so that what is removed in part is no checkpoint.
@@ -194,14 +226,15 @@ impl Checkpoints {
     ///
     /// [`Error::Run`] if it is damaged, of another version, or of another run: the one before it is not taken in its
     /// place without a word.
-    pub(crate) fn newest(&mut self) -> Result<Option<Checkpoint>> {
+    pub(crate) fn newest(&mut self) -> Result<Option<Checkpoint<P>>> {
         let names = self.names()?;
         let Some(name) = names.last() else { return Ok(None) };
         let checkpoint = self.load(name, &names)?;
         let followed = |base: &String| names.iter().filter(|name| *name > base).count() as u64;
+        let layout = checkpoint.file.layout.clone();
         self.base = Some(match &checkpoint.file.base {
-            None => (name.clone(), 0),
-            Some(base) => (base.clone(), followed(base)),
+            None => (name.clone(), 0, layout),
+            Some(base) => (base.clone(), followed(base), layout),
         });
         Ok(Some(checkpoint))
     }
@@ -211,7 +244,7 @@ impl Checkpoints {
     /// # Errors
     ///
     /// [`Error::Run`] if there is none of that step, naming those that there are; or as [`newest`](Self::newest).
-    pub(crate) fn choose(&self, choice: CheckpointChoice) -> Result<Checkpoint> {
+    pub(crate) fn choose(&self, choice: CheckpointChoice) -> Result<Checkpoint<P>> {
         let names = self.names()?;
         let missing =
             |message: String, hint: String| Err(Error::Run { path: self.directory.clone(), message, hint });
@@ -233,7 +266,7 @@ impl Checkpoints {
     }
 
     /// The checkpoint `name`, one of `names`, if it is whole.
-    fn load(&self, name: &str, names: &[String]) -> Result<Checkpoint> {
+    fn load(&self, name: &str, names: &[String]) -> Result<Checkpoint<P>> {
         let directory = self.directory.join(name);
         let file = read_description(&directory)?;
         self.check(&directory, &file)?;
@@ -245,14 +278,15 @@ impl Checkpoints {
                     let message = format!("it lacks the checkpoint `{base}`, which `{name}` builds on");
                     return Err(damaged_checkpoint(&self.directory, &message));
                 }
-                self.check(&directory, &read_description(&directory)?)?;
-                Some(directory)
+                let file = read_description(&directory)?;
+                self.check(&directory, &file)?;
+                Some((directory, file))
             }
         };
         Ok(Checkpoint { directory, file, base })
     }
 
-    fn check(&self, directory: &Path, file: &CheckpointFile) -> Result<()> {
+    fn check<Q>(&self, directory: &Path, file: &CheckpointFile<Q>) -> Result<()> {
         if file.run != self.run {
             return Err(Error::Run {
                 path: directory.to_owned(),
@@ -279,9 +313,9 @@ impl Checkpoints {
     }
 }
 
-impl Checkpoint {
+impl<P> Checkpoint<P> {
     /// Where training was.
-    pub(crate) fn progress(&self) -> &Progress {
+    pub(crate) fn progress(&self) -> &P {
         &self.file.progress
     }
 
@@ -290,61 +324,59 @@ impl Checkpoint {
         &self.directory
     }
 
-    /// Puts the model back, the tables' optimizer state with it, and the touched rows.
+    /// The dense part and its optimizer's state.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if the files hold another model's parameters.
-    pub(crate) fn restore_model(&self, model: &mut Model, touched: &mut Touched) -> Result<()> {
-        touched.clear();
-        let tables = self.directory.join(TABLES_FILE);
+    /// [`Error::Run`] if the file is damaged.
+    pub(crate) fn dense(&self) -> Result<DenseFile> {
+        DenseFile::open(&self.directory.join(DENSE_FILE))
+    }
+
+    /// The tables.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if a file is damaged.
+    pub(crate) fn tables(&self) -> Result<StoredTables> {
+        let own = paths_of_tables(&self.directory, &self.file);
         match &self.base {
-            None => parameters::load_shards(model, &tables)?,
-            Some(base) => {
-                parameters::load_shards(model, &base.join(TABLES_FILE))?;
-                parameters::load_table_rows(model, &tables, touched)?;
-            }
+            None => StoredTables::open(&own, &[]),
+            Some((directory, file)) => StoredTables::open(&paths_of_tables(directory, file), &own),
         }
-        // Both optimizers have taken every step.
-        model.embeddings.set_steps(self.file.progress.optimizer_steps);
-        parameters::load_dense(model, &self.directory.join(DENSE_FILE))
     }
 
-    /// Puts everything back: parameters, optimizer state, touched rows. Gives the file of the metrics.
+    /// The sums of the metrics.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if the files hold another model's parameters.
-    pub(crate) fn restore(
-        &self,
-        model: &mut Model,
-        optimizer: &mut DenseOptimizer,
-        touched: &mut Touched,
-    ) -> Result<TensorFile> {
-        self.restore_model(model, touched)?;
-        let dense = self.directory.join(DENSE_FILE);
-        let mut file = parameters::open(&dense)?;
-        optimizer.restore(self.file.progress.optimizer_steps, |parameter, state, values| {
-            let values = bytemuck::cast_slice_mut(values);
-            let read = file.read_into(&state_name(parameter, state), Dtype::F32, values);
-            read.map_err(|message| damaged(&dense, &message))
-        })?;
-        parameters::open(&self.directory.join(STATE_FILE))
+    /// [`Error::Run`] if the file is damaged.
+    pub(crate) fn state(&self) -> Result<TensorFile> {
+        tables::open(&self.directory.join(STATE_FILE))
     }
 }
 
-fn state_name(parameter: &str, state: &str) -> String {
-    format!("optimizer.{parameter}.{state}")
+fn paths_of_tables<P>(directory: &Path, file: &CheckpointFile<P>) -> Vec<PathBuf> {
+    let names = file.files.keys().filter(|name| name.starts_with(TABLES));
+    names.map(|name| directory.join(name)).collect()
 }
 
-fn read_description(directory: &Path) -> Result<CheckpointFile> {
+/// A digest of how the tables are divided.
+fn layout(embeddings: &Embeddings) -> String {
+    use sha2::Digest as _;
+    let shards: Vec<_> = embeddings.shards().iter().map(|s| (s.table, s.rank, &s.rows, &s.columns)).collect();
+    let text = serde_json::to_vec(&shards).unwrap_or_default();
+    sha2::Sha256::digest(&text).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read_description<P: DeserializeOwned>(directory: &Path) -> Result<CheckpointFile<P>> {
     let path = directory.join(CHECKPOINT_FILE);
     let text = fs_err::read_to_string(&path)?;
     // The version is looked at first: a newer one has other fields.
     let version = serde_json::from_str::<serde_json::Value>(&text)
         .map_err(|error| damaged_checkpoint(&path, &error.to_string()))?;
     let version = version.get("format_version").and_then(serde_json::Value::as_u64);
-    if version != Some(u64::from(FORMAT_VERSION)) {
+    if !version.is_some_and(|version| (1..=u64::from(FORMAT_VERSION)).contains(&version)) {
         return Err(Error::Run {
             path,
             message: format!("format version {version:?}, this program reads {FORMAT_VERSION}"),

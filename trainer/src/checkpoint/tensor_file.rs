@@ -11,7 +11,6 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use crate::embedding::{Embeddings, RowSet};
 use crate::tensors;
 
 /// More bytes than a header of any model has.
@@ -29,24 +28,15 @@ pub(crate) struct Entry<'a> {
 
 /// Where the values of an [`Entry`] are, little-endian as all machines are that libtorch's wheels run on.
 pub(crate) enum Source<'a> {
-    Bytes(&'a [u8]),
     Owned(Vec<u8>),
     /// A contiguous `f32` tensor.
     Tensor(Tensor),
-    /// The weights (buffer 0) or other values of a whole table, put together from its shards.
-    Table {
-        embeddings: &'a dyn Embeddings,
-        table: usize,
-        buffer: usize,
-    },
-    /// Rows of a buffer of a shard, both by number.
-    Shard {
-        embeddings: &'a dyn Embeddings,
-        shard: usize,
-        buffer: usize,
-        rows: RowSet<'a>,
-    },
+    /// What gives all bytes in order, as many at a time as it likes.
+    Stream(Box<Stream<'a>>),
 }
+
+/// Gives bytes to a sink, whose first error it returns.
+pub(crate) type Stream<'a> = dyn Fn(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> + 'a;
 
 impl<'a> Entry<'a> {
     /// Numbers that are made for the file.
@@ -67,30 +57,18 @@ impl<'a> Entry<'a> {
         Self { name: name.into(), dtype: Dtype::F32, shape, source: Source::Tensor(tensor) }
     }
 
-    /// Floats that live as long as the writing takes.
-    pub(crate) fn floats(name: impl Into<String>, shape: Vec<usize>, values: &'a [f32]) -> Self {
-        let source = Source::Bytes(bytemuck::cast_slice(values));
-        Self { name: name.into(), dtype: Dtype::F32, shape, source }
-    }
-
     fn len(&self) -> u64 {
         (self.shape.iter().product::<usize>() * self.dtype.size()) as u64
     }
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         match &self.source {
-            Source::Bytes(bytes) => out.write_all(bytes),
             Source::Owned(bytes) => out.write_all(bytes),
             Source::Tensor(tensor) => {
                 let tensor = tensor.to_device(tch::Device::Cpu);
                 out.write_all(bytemuck::cast_slice(tensors::as_slice(&tensor)))
             }
-            Source::Table { embeddings, table, buffer } => {
-                embeddings.read_table(*table, *buffer, &mut |bytes| out.write_all(bytes))
-            }
-            Source::Shard { embeddings, shard, buffer, rows } => {
-                embeddings.read(*shard, *buffer, *rows, &mut |bytes| out.write_all(bytes))
-            }
+            Source::Stream(stream) => stream(&mut |bytes| out.write_all(bytes)),
         }
     }
 }
@@ -218,25 +196,33 @@ impl TensorFile {
         self.header.get(name).ok_or_else(|| format!("it has no `{name}`"))
     }
 
-    /// Begins to read a tensor of this type and so many bytes.
-    pub(crate) fn begin(&mut self, name: &str, dtype: Dtype, bytes: usize) -> Result<impl Read, String> {
+    /// The tensors' names and what the header says of each.
+    pub(crate) fn infos(&self) -> impl Iterator<Item = (&str, &Info)> {
+        self.header.iter().map(|(name, info)| (name.as_str(), info))
+    }
+
+    /// Reads a tensor of this type and so many bytes into `values`.
+    pub(crate) fn read_into(&mut self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), String> {
         let info = self.info(name)?;
-        let (start, end) = info.data_offsets;
+        let ((start, end), bytes) = (info.data_offsets, values.len());
         if info.dtype != dtype || end - start != bytes as u64 {
             let (found, length) = (info.dtype, end - start);
             return Err(format!(
                 "`{name}` is {length} bytes of {found:?}, and should be {bytes} of {dtype:?}"
             ));
         }
-        let place = SeekFrom::Start(self.data + start);
-        self.file.seek(place).map_err(|error| format!("`{name}`: {error}"))?;
-        Ok((&mut self.file).take(end - start))
+        self.read_at(name, 0, values)
     }
 
-    /// Reads a tensor of this type and so many bytes into `values`.
-    pub(crate) fn read_into(&mut self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), String> {
-        let mut reading = self.begin(name, dtype, values.len())?;
-        reading.read_exact(values).map_err(|error| format!("`{name}`: {error}"))
+    /// Reads the bytes of a tensor from number `first` on.
+    pub(crate) fn read_at(&mut self, name: &str, first: u64, values: &mut [u8]) -> Result<(), String> {
+        let (start, end) = self.info(name)?.data_offsets;
+        if first.checked_add(values.len() as u64).is_none_or(|last| last > end - start) {
+            return Err(format!("`{name}` has {} bytes", end - start));
+        }
+        let place = SeekFrom::Start(self.data + start + first);
+        let read = self.file.seek(place).and_then(|_| self.file.read_exact(values));
+        read.map_err(|error| format!("`{name}`: {error}"))
     }
 
     /// Reads a tensor of this type, however long it is.
@@ -251,32 +237,17 @@ impl TensorFile {
 
 #[cfg(test)]
 mod tests {
-    use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
     use safetensors::SafeTensors;
 
     use super::*;
-    use crate::embedding::{LocalEmbeddings, Table};
-
-    fn table(weights: &[f32]) -> LocalEmbeddings {
-        let config = TableConfig {
-            feature: "x".into(),
-            rows: 3,
-            dim: 2,
-            pooling: Pooling::Sum,
-            target: None,
-            ids: IdPolicy::Checked,
-            dtype: DataType::Fp32,
-        };
-        let table = Table::from_parts(&config, weights.to_vec(), Vec::new()).unwrap();
-        LocalEmbeddings::from_tables(vec![table], 1).unwrap()
-    }
 
     fn written(path: &Path) -> FileFigures {
         let weights = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
-        let tables = table(&weights);
-        let rows = Source::Shard { embeddings: &tables, shard: 0, buffer: 0, rows: RowSet::Chosen(&[2, 0]) };
+        let rows = Source::Stream(Box::new(|sink| {
+            [2, 0].iter().try_for_each(|row| sink(bytemuck::cast_slice(&weights[2 * row..][..2])))
+        }));
         let entries = vec![
-            Entry::floats("all", vec![3, 2], &weights),
+            Entry::owned("all", Dtype::F32, vec![3, 2], &weights),
             Entry { name: "some".into(), dtype: Dtype::F32, shape: vec![2, 2], source: rows },
             Entry::owned("doubles", Dtype::F64, vec![1], &[0.1_f64]),
             Entry::tensor("tensor", &Tensor::from_slice(&[1.5_f32, 2.5]).reshape([1, 2])),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use onefold_ikjt::Shuffle;
+use onefold_sharding::DataType;
 use serde::{Deserialize, Serialize};
 
 /// `[data]`.
@@ -181,5 +182,22 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
             "say after how many steps the model is evaluated",
         )),
         _ => Ok(()),
+    }
+}
+
+/// `[exchange]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExchangeConfig {
+    /// The type in which ranks send each other vectors and their gradients, rounded to the nearest numbers. Sums stay in single
+    /// precision.
+    #[serde(default)]
+    pub dtype: DataType,
+}
+
+impl ExchangeConfig {
+    /// Whether it is that of a configuration without `[exchange]`.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::Jagged;
 use super::parcel::{Parcel, Section, view};
-use crate::embedding::SamplesOfRows;
+use super::samples_of_rows::SamplesOfRows;
 
 /// How one feature is laid out.
 pub(super) struct Layout {

@@ -22,6 +22,7 @@ mod jagged;
 mod kernels;
 mod libtorch;
 mod parcel;
+mod samples_of_rows;
 mod stage;
 mod tables;
 #[cfg(test)]

@@ -13,8 +13,8 @@ use tch::{Kind, Tensor};
 
 use super::jagged::{JaggedParts, JaggedSections, Layout};
 use super::parcel::{Parcel, Part, Section, view};
+use super::samples_of_rows::SamplesOfRows;
 use super::{Accelerator, Bags, Jagged, Slot, Sums};
-use crate::embedding::SamplesOfRows;
 use crate::{Error, Result};
 
 /// The blocks that pool sequences, in the order in which their elements are staged.

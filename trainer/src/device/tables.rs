@@ -98,14 +98,15 @@ impl DeviceTables {
     }
 
     /// The rows of each table that were updated since the last call, ascending.
-    pub(crate) fn take_touched(&mut self) -> Vec<Vec<u32>> {
+    pub(crate) fn take_touched(&self) -> Vec<Vec<u32>> {
         let touched = |(table, config): (usize, &TableConfig)| {
             let marks = self.marks.narrow(0, self.first_rows[table], config.rows as i64);
             let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).unwrap_or_default();
             rows.into_iter().map(|row| row as u32).collect()
         };
         let touched = self.configs.iter().enumerate().map(touched).collect();
-        let _ = self.marks.zero_();
+        // Another handle of the same memory.
+        let _ = self.marks.shallow_clone().zero_();
         touched
     }
 

@@ -1,74 +1,75 @@
 //! All tables whole, in a device's memory.
 
+use std::cell::RefCell;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use onefold_ikjt::{Batch, BatchParts, Group};
+use onefold_ikjt::Batch;
 use onefold_sharding::TableConfig;
-use safetensors::Dtype;
 use tch::{Device, Kind, Tensor};
 
-use super::lookup::{FeatureLookup, Lookup, Steps};
 use super::shard::{Buffer, RowSet, Shard};
-use super::table::{Table, stored_dtype};
+use super::table::{Table, shard_buffers};
+use super::touched::Touched;
 use super::update::rule;
-use super::{Embeddings, LookupGradients, Vectors, thread_pool};
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, DeviceTables, LookedUp, Staged, Update, guarded};
-use crate::kernels::attention::Sequence;
 use crate::kernels::element::step_key;
 use crate::{Result, tensors};
 
 /// Bytes of a table that pass through this machine's memory at a time.
 const PIECE: usize = 64 << 20;
 
-/// The only rank, which holds every table whole in a device's memory.
-///
-/// A lookup is one [`Lookup`] with the vectors of all groups, which stay on the device. Every step runs once per distinct row.
+/// Every table, whole, in a device's memory. A shard's number is its table's.
 #[derive(Debug)]
-pub struct DeviceEmbeddings {
+pub(crate) struct DeviceStore {
     tables: DeviceTables,
-    shards: Vec<Shard>,
     state_width: usize,
-    threads: Arc<rayon::ThreadPool>,
     /// Of the noise that weights of 16 bits are rounded with.
     seed: u64,
-    steps: u64,
+    /// The rows that changed, as far as the device was asked.
+    touched: RefCell<Vec<Touched>>,
 }
 
-/// What a lookup keeps for its update.
+/// A batch on the device, and what was looked up for it.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct DeviceLookup {
     pub(crate) staged: Staged,
     pub(crate) looked_up: LookedUp,
 }
 
-impl DeviceEmbeddings {
-    /// Tables with the initial weights that [`LocalEmbeddings`](super::LocalEmbeddings) have, and threads that prepare batches.
+/// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements `[T, D]`.
+#[derive(Debug)]
+pub(crate) struct DeviceGradients {
+    pub(crate) pooled: Option<Tensor>,
+    pub(crate) sequences: Option<Tensor>,
+}
+
+impl DeviceStore {
+    /// Tables with the initial weights that they have in this machine's memory; `threads` prepare batches.
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension;
-    /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
-    pub fn new(
+    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension.
+    pub(super) fn new(
         accelerator: &Accelerator,
         configs: &[TableConfig],
         optimizer: &TableOptimizerConfig,
         seed: u64,
-        threads: usize,
+        threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let mut embeddings = Self::of_zeros(accelerator, configs, optimizer, threads)?;
-        embeddings.seed = seed;
+        let mut store = Self::of_zeros(accelerator, configs, optimizer, threads)?;
+        store.seed = seed;
         for (i, config) in configs.iter().enumerate() {
             // One table at a time is in this machine's memory.
-            let table = Table::new(config, seed, i as u64, 0);
-            let [mut weights, _] = embeddings.tables.table(i);
+            let table = Table::of_shard(config, seed, &Shard::whole(i, config, 0), 0);
+            let [mut weights, _] = store.tables.table(i);
             guarded(accelerator.torch(), || {
                 weights.copy_(&of_bytes(table.weights().bytes(), config.rows as i64, &weights));
                 Ok(())
             })?;
         }
-        Ok(embeddings)
+        Ok(store)
     }
 
     /// Tables whose weights are all zero.
@@ -80,7 +81,7 @@ impl DeviceEmbeddings {
         accelerator: &Accelerator,
         configs: &[TableConfig],
         optimizer: &TableOptimizerConfig,
-        threads: usize,
+        threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
         let dim = configs.first().map_or(1, |config| config.dim as usize);
         let state_width = rule(optimizer, 1).state_width(dim);
@@ -88,16 +89,9 @@ impl DeviceEmbeddings {
         let rows = configs.iter().map(|config| config.rows).sum::<u64>();
         let weights = configs.iter().map(weights).sum::<u64>();
         accelerator.check_memory(weights + rows * (4 * state_width as u64 + 1))?;
-        let threads = Arc::new(thread_pool(threads)?);
-        let tables = DeviceTables::new(accelerator, configs, state_width, Arc::clone(&threads))?;
-        Ok(Self {
-            shards: configs.iter().enumerate().map(|(i, config)| Shard::whole(i, config, 0)).collect(),
-            tables,
-            state_width,
-            threads,
-            seed: 0,
-            steps: 0,
-        })
+        let tables = DeviceTables::new(accelerator, configs, state_width, threads)?;
+        let touched = configs.iter().map(|config| Touched::new(config.rows)).collect();
+        Ok(Self { tables, state_width, seed: 0, touched: RefCell::new(touched) })
     }
 
     /// The tables.
@@ -105,177 +99,95 @@ impl DeviceEmbeddings {
         &self.tables
     }
 
-    /// The tables.
-    pub(crate) fn tables_mut(&mut self) -> &mut DeviceTables {
-        &mut self.tables
-    }
-
     /// Looks up a batch, which may have been staged ahead.
     ///
     /// # Errors
     ///
-    /// As [`lookup`](Embeddings::lookup).
-    pub(crate) fn look_up(&self, batch: &Batch) -> Result<Lookup> {
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for; [`Error::Device`](crate::Error::Device) if the device
+    /// fails.
+    pub(crate) fn lookup(&self, batch: &Batch) -> Result<DeviceLookup> {
         let staged = self.tables.staged(batch)?;
         let looked_up = self.tables.look_up(&staged)?;
-        let vectors = looked_up.pooled.as_ref().map(|pooled| Vectors::Tensor(pooled.shallow_clone()));
-        Ok(Lookup {
-            pooled: vectors.unwrap_or_else(|| Vec::new().into()),
-            pooled_by_sample: false,
-            pooled_features: Vec::new(),
-            sequences: Vec::new(),
-            sequences_by_sample: false,
-            kept: Some(Box::new(Mutex::new(Kept { staged, looked_up }))),
-        })
+        Ok(DeviceLookup { staged, looked_up })
     }
 
-    /// What a lookup of these tables has kept.
-    ///
-    /// # Panics
-    ///
-    /// If it is of others.
-    pub(crate) fn kept<'a>(&self, lookup: &'a Lookup) -> &'a Mutex<Kept> {
-        let kept = lookup.kept.as_ref().and_then(|kept| kept.downcast_ref());
-        kept.expect("the lookup is one of these tables")
-    }
-
-    /// Updates every row that was looked up, once, as [`update`](Embeddings::update).
+    /// Updates every row that was looked up, once, in step `step`.
     ///
     /// # Errors
     ///
     /// [`Error::Device`](crate::Error::Device) if the device fails.
-    pub(crate) fn apply(
+    pub(crate) fn update(
         &mut self,
-        lookups: &[Lookup],
-        gradients: &[LookupGradients],
+        lookup: &DeviceLookup,
+        gradients: &DeviceGradients,
         optimizer: &TableOptimizerConfig,
+        step: u64,
     ) -> Result<()> {
-        self.steps += 1;
         let update = Update {
-            rule: rule(optimizer, self.steps),
+            rule: rule(optimizer, step),
             rate: optimizer.learning_rate,
             max_norm: optimizer.max_row_grad_norm,
-            noise: step_key(self.seed, self.steps),
+            noise: step_key(self.seed, step),
         };
-        for (lookup, gradients) in lookups.iter().zip(gradients) {
-            let kept = self.kept(lookup).lock().unwrap_or_else(PoisonError::into_inner);
-            let sequences = gradients.sequences.first().and_then(tensor);
-            let gradients = [tensor(&gradients.pooled), sequences];
-            let (staged, looked_up) = (&kept.staged, &kept.looked_up);
-            let torch = self.tables.accelerator().torch();
-            guarded(torch, || self.tables.update(staged, looked_up, gradients, &update, true))?;
-        }
-        Ok(())
+        let gradients = [gradients.pooled.as_ref(), gradients.sequences.as_ref()];
+        let torch = self.tables.accelerator().torch();
+        guarded(torch, || self.tables.update(&lookup.staged, &lookup.looked_up, gradients, &update, true))
     }
 
-    /// A buffer of a table, by number.
-    fn buffer(&self, shard: usize, buffer: usize) -> Tensor {
-        let [weights, state] = self.tables.table(self.shards[shard].table);
+    /// The rows of a table that changed, ascending.
+    pub(super) fn touched(&self, table: usize) -> Vec<u32> {
+        let mut touched = self.touched.borrow_mut();
+        for (touched, rows) in touched.iter_mut().zip(self.tables.take_touched()) {
+            touched.add(rows);
+        }
+        touched[table].rows()
+    }
+
+    pub(super) fn touch(&mut self, table: usize, rows: &[u32]) {
+        self.touched.get_mut()[table].add(rows.iter().copied());
+    }
+
+    pub(super) fn clear_touched(&mut self) {
+        drop(self.tables.take_touched());
+        self.touched.get_mut().iter_mut().for_each(Touched::clear);
+    }
+
+    /// A buffer of a table, both by number.
+    fn buffer(&self, table: usize, buffer: usize) -> Tensor {
+        let [weights, state] = self.tables.table(table);
         if buffer == 0 { weights } else { state }
     }
-}
 
-impl Embeddings for DeviceEmbeddings {
-    fn on_device(&self) -> Option<&DeviceEmbeddings> {
-        Some(self)
+    /// As [`Embeddings::buffers`](super::Embeddings::buffers).
+    pub(super) fn buffers(&self, table: usize) -> Vec<Buffer> {
+        let config = &self.tables.configs()[table];
+        shard_buffers(config, config.dim as usize, self.state_width)
     }
 
-    fn on_device_mut(&mut self) -> Option<&mut DeviceEmbeddings> {
-        Some(self)
-    }
-
-    fn configs(&self) -> &[TableConfig] {
-        self.tables.configs()
-    }
-
-    fn rank(&self) -> u32 {
-        0
-    }
-
-    fn ranks(&self) -> u32 {
-        1
-    }
-
-    fn shards(&self) -> &[Shard] {
-        &self.shards
-    }
-
-    fn threads(&self) -> &rayon::ThreadPool {
-        &self.threads
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn set_steps(&mut self, steps: u64) {
-        self.steps = steps;
-    }
-
-    fn lookup(&self, groups: &[Group], _steps: Steps) -> Result<Vec<Lookup>> {
-        let size = groups.first().map_or(0, Group::samples);
-        let batch = Batch::try_new(BatchParts {
-            size,
-            dense: Vec::new().into(),
-            labels: Vec::new().into(),
-            weights: None,
-            timestamps: None,
-            groups: groups.to_vec(),
-        })?;
-        Ok(vec![self.look_up(&batch)?])
-    }
-
-    /// # Panics
-    ///
-    /// Always: the CPU's attention kernel reads no device's memory.
-    fn sequence<'a>(&'a self, _feature: &'a FeatureLookup) -> Sequence<'a> {
-        panic!("the vectors of sequences are on a device")
-    }
-
-    /// # Panics
-    ///
-    /// If the device fails; [`Model::update`](crate::model::Model::update) gives an error.
-    fn update(
-        &mut self,
-        lookups: &[Lookup],
-        gradients: &[LookupGradients],
-        optimizer: &TableOptimizerConfig,
-    ) {
-        if let Err(error) = self.apply(lookups, gradients, optimizer) {
-            panic!("{error}");
-        }
-    }
-
-    fn buffers(&self, shard: usize) -> Vec<Buffer> {
-        let config = &self.configs()[self.shards[shard].table];
-        vec![
-            Buffer { name: "weight", dtype: stored_dtype(config), columns: config.dim as usize },
-            Buffer { name: "accumulator", dtype: Dtype::F32, columns: self.state_width },
-        ]
-    }
-
-    fn read(
+    /// As [`Embeddings::read`](super::Embeddings::read).
+    pub(super) fn read(
         &self,
-        shard: usize,
+        table: usize,
         buffer: usize,
         rows: RowSet<'_>,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let values = self.buffer(shard, buffer);
+        let values = self.buffer(table, buffer);
         pieces(&values, rows, |piece| {
             let piece = piece.of(&values).to_device(Device::Cpu).contiguous();
             sink(tensors::as_bytes(&piece))
         })
     }
 
-    fn write(
+    /// As [`Embeddings::write`](super::Embeddings::write).
+    pub(super) fn write(
         &mut self,
-        shard: usize,
+        table: usize,
         buffer: usize,
         rows: RowSet<'_>,
         source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut values = self.buffer(shard, buffer);
+        let mut values = self.buffer(table, buffer);
         let target = values.shallow_clone();
         pieces(&target, rows, |piece| {
             let mut host = vec![0; piece.rows() as usize * row_bytes(&target)];
@@ -287,14 +199,6 @@ impl Embeddings for DeviceEmbeddings {
             }
             Ok(())
         })
-    }
-}
-
-/// Vectors that are on a device.
-fn tensor(vectors: &Vectors) -> Option<&Tensor> {
-    match vectors {
-        Vectors::Tensor(tensor) => Some(tensor),
-        Vectors::Host(_) => None,
     }
 }
 
@@ -360,10 +264,10 @@ fn pieces(
 
 #[cfg(test)]
 mod tests {
-    use onefold_ikjt::Feature;
+    use onefold_ikjt::{BatchParts, Feature, Group};
     use onefold_sharding::{DataType, IdPolicy, Pooling};
 
-    use super::super::LocalEmbeddings;
+    use super::super::{Embeddings, LookupGradients, Placement, Status};
     use super::*;
     use crate::config::TableOptimizerKind;
     use crate::device::host::emulated;
@@ -395,7 +299,19 @@ mod tests {
         (0..4 * 4 * DIM as i64).map(value).collect()
     }
 
-    fn stored(embeddings: &dyn Embeddings) -> Vec<Vec<u8>> {
+    fn batch(step: i64) -> Batch {
+        let parts = BatchParts {
+            size: 4,
+            dense: Vec::new().into(),
+            labels: Vec::new().into(),
+            weights: None,
+            timestamps: None,
+            groups: vec![group(step)],
+        };
+        Batch::try_new(parts).unwrap()
+    }
+
+    fn stored(embeddings: &Embeddings) -> Vec<Vec<u8>> {
         let weights = |table| {
             let mut bytes = Vec::new();
             let mut sink = |part: &[u8]| {
@@ -408,18 +324,27 @@ mod tests {
         (0..configs().len()).map(weights).collect()
     }
 
-    fn train(embeddings: &mut dyn Embeddings, optimizer: &TableOptimizerConfig) -> Vec<Vec<u8>> {
+    fn train(embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Vec<Vec<u8>> {
         for step in 0..6 {
-            let lookups = embeddings.lookup(&[group(step)], Steps::default()).unwrap();
-            let pooled = gradient(step);
-            let pooled = match embeddings.on_device() {
-                Some(_) => Vectors::Tensor(tensors::from_f32(&pooled, &[-1, DIM as i64])),
-                None => pooled.into(),
-            };
-            let gradients = LookupGradients { pooled, sequences: Vec::new() };
-            embeddings.update(&lookups, &[gradients], optimizer);
+            let (batch, pooled) = (batch(step), gradient(step));
+            if let Some(store) = embeddings.on_device() {
+                let lookup = store.lookup(&batch).unwrap();
+                let pooled = Some(tensors::from_f32(&pooled, &[-1, DIM as i64]));
+                let gradients = DeviceGradients { pooled, sequences: None };
+                embeddings.update_on_device(&lookup, &gradients, optimizer).unwrap();
+            } else {
+                let request = embeddings.request(batch.groups(), Status::default()).unwrap();
+                let lookups = embeddings.lookup(request).unwrap();
+                let gradients = [LookupGradients { pooled, sequences: Vec::new() }];
+                let sent = embeddings.send_gradients(&lookups, &gradients).unwrap();
+                embeddings.update(&lookups, &gradients, sent, optimizer).unwrap();
+            }
         }
         stored(embeddings)
+    }
+
+    fn on_device(optimizer: &TableOptimizerConfig, seed: u64) -> Embeddings {
+        Embeddings::on_accelerator(&emulated(), &configs(), optimizer, seed, 1).unwrap()
     }
 
     /// Where the updates before rounding are the same, so is every bit of what is stored.
@@ -433,8 +358,9 @@ mod tests {
                 max_row_grad_norm: max_norm,
                 ..TableOptimizerConfig::new(kind, 0.0625)
             };
-            let mut cpu = LocalEmbeddings::new(&configs(), &optimizer, 9, 1).unwrap();
-            let mut device = DeviceEmbeddings::new(&emulated(), &configs(), &optimizer, 9, 1).unwrap();
+            let placement = Placement::alone(&configs());
+            let mut cpu = Embeddings::new(&configs(), &placement, &optimizer, 9, 1).unwrap();
+            let mut device = on_device(&optimizer, 9);
             let before = stored(&cpu);
             assert!(before == stored(&device), "a device's tables begin as the CPU's");
             let (expected, found) = (train(&mut cpu, &optimizer), train(&mut device, &optimizer));
@@ -443,8 +369,9 @@ mod tests {
                 assert!(found[table] == expected[table], "{kind:?}, {max_norm:?}, table {table}");
             }
             // Another seed is another noise.
-            let mut other = DeviceEmbeddings::new(&emulated(), &configs(), &optimizer, 9, 1).unwrap();
-            other.seed = 10;
+            let mut other = on_device(&optimizer, 9);
+            let super::super::Store::Device(store) = &mut other.store else { panic!("it is on a device") };
+            store.seed = 10;
             let other = train(&mut other, &optimizer);
             assert!(other[0] != expected[0] && other[1] == expected[1] && other[2] != expected[2]);
         }
@@ -457,7 +384,8 @@ mod tests {
         // The emulated device has 1 GiB: room for so many weights of 16 bits, and not of 32.
         let with = |dtype| {
             let config = TableConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
-            DeviceEmbeddings::of_zeros(&accelerator, &[config], &optimizer, 1)
+            let threads = Arc::new(super::super::thread_pool(1).unwrap());
+            DeviceStore::of_zeros(&accelerator, &[config], &optimizer, threads)
         };
         let [weights, _] = with(DataType::Bf16).unwrap().tables.table(0);
         assert_eq!(weights.numel() * weights.kind().elt_size_in_bytes(), 640_000_000);

@@ -1,231 +1,471 @@
-//! Embedding tables: lookup and pooling, expansion, and the exact update, wherever the tables are.
+//! Embedding tables: lookup and pooling, the exchange between ranks, and the exact update.
 //!
-//! [`Embeddings`] is what a model knows of its tables. A table is divided into [`Shard`]s, each on a **rank**; every rank has
-//! batches of its own. A step asks for the vectors of this rank's batch, whichever ranks have them, and gives their
-//! gradients back, after which every shard is updated once:
+//! A table is divided into [`Shard`]s, each on a **rank**; every rank has batches of its own. A step asks for the vectors of this
+//! rank's batch, whichever ranks have them, and gives their gradients back, after which every shard is updated once:
 //!
 //! ```text
-//! groups of a batch ─▶ lookup ─▶ Lookup: vectors by distinct row ─▶ expand ─▶ vectors by sample
-//!                        ⇅ shards                                                  │ model
-//!                      update ◀── LookupGradients ◀────────────────────── fold ◀──┘
+//! groups of a batch ─▶ request ⇄ owners ─▶ lookup ─▶ Lookups: vectors by distinct row ─▶ model
+//!                                  update ◀── send_gradients ◀────── LookupGradients ◀─────┘
 //! ```
 //!
-//! What is looked up is described by table rows, offsets and sizes, and what is found are [`Vectors`], in memory or on a
-//! device. There are three implementations: [`LocalEmbeddings`], all tables whole in this process, which copies nothing;
-//! [`DeviceEmbeddings`], the same in a GPU's memory; and
-//! [`ShardedEmbeddings`], a plan's shards on the ranks that it names, all of them in this process. Between processes the same
-//! requests and answers would go through collectives.
+//! A rank's shards are in a store, in memory or on a device; the exchange moves distinct rows between the ranks that need them and
+//! those that own them. Tables that are whole on this rank are looked up where they are, so that one rank copies nothing.
 //!
 //! Everything here runs per **row** of a group, so once per distinct row when the batch is deduplicated, and per element of a
 //! timeline where rows are windows that overlap. Results do not depend on the number of threads: rows are
-//! written by one thread each, and a table row's gradient is summed in the order of the batch, by one thread.
+//! written by one thread each, and a table row's gradient is summed in the order of the ranks and their batches, by one thread.
 
 mod device;
-mod expand;
-mod local;
+mod exchange;
 mod lookup;
 mod shard;
-mod sharded;
+mod store;
 mod table;
+mod touched;
 mod update;
-mod vectors;
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use onefold_ikjt::Group;
 use onefold_sharding::{DataType, TableConfig};
+use rayon::prelude::*;
 
-pub use self::device::DeviceEmbeddings;
-pub(crate) use self::expand::SamplesOfRows;
-pub use self::local::LocalEmbeddings;
-pub use self::lookup::{FeatureLookup, Lookup, Steps};
+pub(crate) use self::device::{DeviceGradients, DeviceLookup, DeviceStore};
+use self::exchange::{Exchange, Exchanged, Gradients};
+use self::lookup::GroupLookup;
+pub use self::lookup::{FeatureLookup, Lookup};
 pub use self::shard::{Buffer, RowSet, Shard};
-pub use self::sharded::ShardedEmbeddings;
+use self::store::HostStore;
 pub use self::table::Table;
 pub(crate) use self::table::stored_dtype;
-pub use self::vectors::Vectors;
 use crate::Result;
 use crate::config::TableOptimizerConfig;
+use crate::device::Accelerator;
+use crate::distributed::{Alone, Collectives};
 use crate::kernels::attention::Sequence;
 use crate::kernels::element::Elements;
+
+/// What a rank tells the others with every request.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Status {
+    /// Bits whose meaning the training loop knows.
+    pub flags: i64,
+    /// The sum of the weights of the batch's samples.
+    pub weight: f64,
+}
 
 /// The gradients of what was looked up for one group.
 #[derive(Debug)]
 pub struct LookupGradients {
     /// `[U, F, D]`, as the lookup's pooled vectors.
-    pub pooled: Vectors,
+    pub pooled: Vec<f32>,
     /// Of every element of every sequence's timeline, `[T, D]`.
-    pub sequences: Vec<Vectors>,
+    pub sequences: Vec<Vec<f32>>,
+}
+
+/// The lookups of a batch, asked for and not answered yet.
+#[derive(Debug)]
+pub struct Request {
+    exchange: exchange::Request,
+}
+
+/// What the lookups of a batch gave, by group.
+#[derive(Debug)]
+pub struct Lookups {
+    /// In the order of the batch's groups.
+    pub groups: Vec<Lookup>,
+    exchanged: Exchanged,
+}
+
+/// Gradients on their way to the ranks that own the tables.
+#[derive(Debug)]
+pub struct SentGradients(Gradients);
+
+/// Bytes that this rank sent to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct SentBytes {
+    /// Table rows of distinct rows' ids.
+    pub requests: u64,
+    /// Pooled rows, and the vectors of sequences' elements.
+    pub answers: u64,
+    /// The gradients of both.
+    pub gradients: u64,
+}
+
+/// How tables are divided, and the ranks that have them.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// Every table's shards, in the order of tables.
+    pub shards: Vec<Shard>,
+    /// The ranks, of which this process is one.
+    pub collectives: Arc<dyn Collectives>,
+    /// The type in which vectors and gradients are sent.
+    pub dtype: DataType,
+}
+
+impl Placement {
+    /// Every table whole on one rank: the largest first, each on the rank that has the fewest bytes.
+    pub fn even(tables: &[TableConfig], collectives: Arc<dyn Collectives>) -> Self {
+        let bytes = |table: usize| tables[table].rows * tables[table].dim * tables[table].dtype.bytes();
+        let mut order: Vec<usize> = (0..tables.len()).collect();
+        order.sort_by_key(|&table| std::cmp::Reverse(bytes(table)));
+        let mut loads = vec![0; collectives.size() as usize];
+        let mut ranks = vec![0; tables.len()];
+        for table in order {
+            let rank = (0..loads.len()).min_by_key(|&rank| loads[rank]).unwrap_or(0);
+            loads[rank] += bytes(table);
+            ranks[table] = rank as u32;
+        }
+        let shard = |(table, rank)| Shard::whole(table, &tables[table], rank);
+        let shards = ranks.into_iter().enumerate().map(shard).collect();
+        Self { shards, collectives, dtype: DataType::Fp32 }
+    }
+
+    /// All tables whole on the only rank.
+    pub fn alone(tables: &[TableConfig]) -> Self {
+        let shards = tables.iter().enumerate().map(|(i, config)| Shard::whole(i, config, 0)).collect();
+        Self { shards, collectives: Arc::new(Alone), dtype: DataType::Fp32 }
+    }
 }
 
 /// All tables of a model, in the schema's order of features, as one rank of a job sees them.
 ///
-/// [`lookup`](Self::lookup) and [`update`](Self::update) are collective: every rank calls them once a step, in this order, with
-/// its own batch.
-pub trait Embeddings: std::fmt::Debug + Send {
-    /// The whole tables.
-    fn configs(&self) -> &[TableConfig];
-
-    /// Which rank this is.
-    fn rank(&self) -> u32;
-
-    /// How many ranks there are.
-    fn ranks(&self) -> u32;
-
-    /// The shards of all tables on all ranks, in the order of tables.
-    fn shards(&self) -> &[Shard];
-
-    /// Whether this process holds the values of a shard, by its number, so that it reads and writes them.
-    fn holds(&self, shard: usize) -> bool {
-        self.shards()[shard].rank == self.rank()
-    }
-
-    /// The threads of this rank's lookups and updates.
-    fn threads(&self) -> &rayon::ThreadPool;
-
+/// [`request`](Self::request), [`lookup`](Self::lookup), [`send_gradients`](Self::send_gradients) and [`update`](Self::update) are
+/// collective: every rank calls them once a step, in one order, with its own batch.
+#[derive(Debug)]
+pub struct Embeddings {
+    configs: Vec<TableConfig>,
+    shards: Vec<Shard>,
+    store: Store,
+    exchange: Exchange,
+    threads: Arc<rayon::ThreadPool>,
     /// Updates so far, which Adam's correction of its moments depends on.
-    fn steps(&self) -> u64;
+    steps: u64,
+}
 
-    /// Continues after `steps` updates.
-    fn set_steps(&mut self, steps: u64);
+/// Where this rank's shards are.
+#[derive(Debug)]
+enum Store {
+    Host(HostStore),
+    Device(DeviceStore),
+}
 
-    /// Looks up the rows of every group of a batch, whose features are in the order of the tables.
+impl Embeddings {
+    /// This rank's shards with initial weights from `seed` and the state that `optimizer` needs, and threads for lookups and updates.
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for.
-    fn lookup(&self, groups: &[Group], steps: Steps) -> Result<Vec<Lookup>>;
-
-    /// A sequence feature's vectors as the attention kernel reads them, on the CPU.
-    fn sequence<'a>(&'a self, feature: &'a FeatureLookup) -> Sequence<'a>;
-
-    /// Writes rows of `width` values, `[U, width]`, by sample, `[B, width]`.
-    fn expand(&self, rows: &[f32], width: usize, inverse: &[i32], samples: &mut [f32]) {
-        self.threads().install(|| expand::expand(rows, width, inverse, samples));
+    /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
+    pub fn new(
+        configs: &[TableConfig],
+        placement: &Placement,
+        optimizer: &TableOptimizerConfig,
+        seed: u64,
+        threads: usize,
+    ) -> Result<Self> {
+        let threads = thread_pool(threads)?;
+        let rank = placement.collectives.rank();
+        let store = threads.install(|| HostStore::new(configs, &placement.shards, rank, optimizer, seed));
+        Ok(Self::of(configs.to_vec(), Store::Host(store), placement, Arc::new(threads)))
     }
 
-    /// Adds the samples of each row to it, in their order: the gradient of [`expand`](Self::expand), into rows of zeros.
-    fn fold(&self, samples: &[f32], width: usize, inverse: &[i32], rows: &mut [f32]) {
-        self.threads().install(|| expand::fold(samples, width, inverse, rows));
+    /// Given tables, in the schema's order of features, on the only rank.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
+    pub fn from_tables(tables: Vec<Table>, threads: usize) -> Result<Self> {
+        let configs: Vec<TableConfig> = tables.iter().map(|table| table.config().clone()).collect();
+        let store = Store::Host(HostStore::of_whole(tables));
+        let placement = Placement::alone(&configs);
+        Ok(Self::of(configs, store, &placement, Arc::new(thread_pool(threads)?)))
     }
 
-    /// Updates every table: the gradient of an id is summed over all places where it was looked up, then its row is updated
-    /// once.
+    /// All tables in a device's memory, with the initial weights that they have in this machine's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`](crate::Error::Io) if the threads cannot
+    /// be started.
+    pub fn on_accelerator(
+        accelerator: &Accelerator,
+        configs: &[TableConfig],
+        optimizer: &TableOptimizerConfig,
+        seed: u64,
+        threads: usize,
+    ) -> Result<Self> {
+        let threads = Arc::new(thread_pool(threads)?);
+        let store = DeviceStore::new(accelerator, configs, optimizer, seed, Arc::clone(&threads))?;
+        Ok(Self::of(configs.to_vec(), Store::Device(store), &Placement::alone(configs), threads))
+    }
+
+    fn of(
+        configs: Vec<TableConfig>,
+        store: Store,
+        placement: &Placement,
+        threads: Arc<rayon::ThreadPool>,
+    ) -> Self {
+        let Placement { shards, collectives, dtype } = placement;
+        let exchange = Exchange::new(&configs, shards, Arc::clone(collectives), *dtype);
+        Self { configs, shards: shards.clone(), store, exchange, threads, steps: 0 }
+    }
+
+    /// The whole tables.
+    pub fn configs(&self) -> &[TableConfig] {
+        &self.configs
+    }
+
+    /// The dimension of all vectors; 1 without tables.
+    pub fn dim(&self) -> usize {
+        self.configs.first().map_or(1, |config| config.dim as usize)
+    }
+
+    /// The shards of all tables on all ranks, in the order of tables.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// What the ranks do together.
+    pub fn collectives(&self) -> &Arc<dyn Collectives> {
+        self.exchange.collectives()
+    }
+
+    /// Whether this rank has a shard, by its number, so that it reads and writes its values.
+    pub fn holds(&self, shard: usize) -> bool {
+        self.shards[shard].rank == self.collectives().rank()
+    }
+
+    /// Updates so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Continues after `steps` updates.
+    pub fn set_steps(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+
+    /// Runs `work` on the threads of lookups and updates.
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.threads.install(work)
+    }
+
+    /// Bytes sent to other ranks so far.
+    pub fn sent_bytes(&self) -> SentBytes {
+        let sent = &self.exchange.sent;
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let (requests, answers) = (load(&sent.requests), load(&sent.answers));
+        SentBytes { requests, answers, gradients: load(&sent.gradients) }
+    }
+
+    /// Begins to ask the owners for the rows of every group of a batch, whose features are in the order of the tables, and to tell all
+    /// ranks this one's `status`. Without groups nothing is asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for; nothing was sent then. [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
+        let next_table = |next: &mut usize, group: &Group| {
+            *next += group.features().len();
+            Some(*next - group.features().len())
+        };
+        let first_tables: Vec<usize> = groups.iter().scan(0, next_table).collect();
+        let configs = self.configs.as_slice();
+        let groups = self.threads.install(|| {
+            let groups = groups.par_iter().zip(first_tables).with_max_len(1);
+            let lookups: Vec<_> =
+                groups.map(|(group, first)| GroupLookup::new(group, first, configs)).collect();
+            // Of several errors the first group's.
+            lookups.into_iter().collect::<Result<Vec<_>>>()
+        })?;
+        Ok(Request { exchange: self.exchange.request(groups, status)? })
+    }
+
+    /// Waits until all ranks have made their requests. Returns their statuses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn statuses<'a>(&self, request: &'a mut Request) -> Result<&'a [Status]> {
+        self.exchange.announce(&mut request.exchange)
+    }
+
+    /// Looks up what all ranks asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn lookup(&self, request: Request) -> Result<Lookups> {
+        let Store::Host(store) = &self.store else { unreachable!("a device looks up what is on it") };
+        let (groups, exchanged) =
+            self.exchange.lookup(request.exchange, store, &self.configs, &self.threads)?;
+        Ok(Lookups { groups, exchanged })
+    }
+
+    /// A sequence feature's vectors as the attention kernel reads them.
+    pub(crate) fn sequence<'a>(&'a self, feature: &'a FeatureLookup) -> Sequence<'a> {
+        let table = match (&self.store, self.exchange.whole(feature.table)) {
+            (Store::Host(store), Some(shard)) => store.table(shard),
+            _ => None,
+        };
+        feature.sequence(table)
+    }
+
+    /// Begins to send the gradients of `lookups` to the owners.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn send_gradients(&self, lookups: &Lookups, gradients: &[LookupGradients]) -> Result<SentGradients> {
+        let Store::Host(store) = &self.store else { unreachable!("a device keeps its gradients") };
+        let Lookups { groups, exchanged } = lookups;
+        Ok(SentGradients(self.exchange.send_gradients(groups, exchanged, gradients, store, &self.threads)?))
+    }
+
+    /// Updates every shard of this rank: the gradient of an id is summed over all places of all ranks where it was looked up, then its
+    /// row is updated once. `sent` is what [`send_gradients`](Self::send_gradients) gave for the same gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
     ///
     /// # Panics
     ///
     /// If the gradients are not those of `lookups`, or the tables' state is that of another optimizer.
-    fn update(&mut self, lookups: &[Lookup], gradients: &[LookupGradients], optimizer: &TableOptimizerConfig);
-
-    /// These tables, if they are on a device: the model takes another way there.
-    fn on_device(&self) -> Option<&DeviceEmbeddings> {
-        None
+    pub fn update(
+        &mut self,
+        lookups: &Lookups,
+        gradients: &[LookupGradients],
+        sent: SentGradients,
+        optimizer: &TableOptimizerConfig,
+    ) -> Result<()> {
+        let Self { store: Store::Host(store), exchange, threads, steps, .. } = self else {
+            unreachable!("a device updates what is on it")
+        };
+        let step = *steps + 1;
+        exchange.update(&lookups.groups, &lookups.exchanged, gradients, sent.0, |work| {
+            threads.install(|| store.update(work, optimizer, step));
+        })?;
+        self.steps = step;
+        Ok(())
     }
 
-    /// The same, to be updated.
-    fn on_device_mut(&mut self) -> Option<&mut DeviceEmbeddings> {
-        None
+    /// The tables on a device, if they are there: the model takes another way then.
+    pub(crate) fn on_device(&self) -> Option<&DeviceStore> {
+        match &self.store {
+            Store::Host(_) => None,
+            Store::Device(store) => Some(store),
+        }
+    }
+
+    /// Updates the rows that were looked up on a device, once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    pub(crate) fn update_on_device(
+        &mut self,
+        lookup: &DeviceLookup,
+        gradients: &DeviceGradients,
+        optimizer: &TableOptimizerConfig,
+    ) -> Result<()> {
+        let Store::Device(store) = &mut self.store else { unreachable!("the lookup is one of a device") };
+        self.steps += 1;
+        store.update(lookup, gradients, optimizer, self.steps)
+    }
+
+    /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that this rank
+    /// [holds](Self::holds).
+    pub(crate) fn touched(&self, shard: usize) -> Vec<u32> {
+        match &self.store {
+            Store::Host(store) => store.touched(shard),
+            Store::Device(store) => store.touched(shard),
+        }
+    }
+
+    /// Counts rows of a shard as changed.
+    pub(crate) fn touch(&mut self, shard: usize, rows: &[u32]) {
+        match &mut self.store {
+            Store::Host(store) => store.touch(shard, rows),
+            Store::Device(store) => store.touch(shard, rows),
+        }
+    }
+
+    /// Counts no row as changed.
+    pub(crate) fn clear_touched(&mut self) {
+        match &mut self.store {
+            Store::Host(store) => store.clear_touched(),
+            Store::Device(store) => store.clear_touched(),
+        }
     }
 
     /// All that a checkpoint holds of a shard, by its number, the weights first.
-    fn buffers(&self, shard: usize) -> Vec<Buffer>;
+    pub fn buffers(&self, shard: usize) -> Vec<Buffer> {
+        match &self.store {
+            Store::Host(store) => store.buffers(shard),
+            Store::Device(store) => store.buffers(shard),
+        }
+    }
 
-    /// Reads rows of a shard's buffer, both by number; the shard is one that this process [holds](Self::holds). `sink`
+    /// Reads rows of a shard's buffer, both by number; the shard is one that this rank [holds](Self::holds). `sink`
     /// gets the rows in order, as many at a time as stand together in memory.
     ///
     /// # Errors
     ///
-    /// The first error of `sink`, or what reading from a device meets.
-    fn read(
+    /// The first error of `sink`, or of reading from a device.
+    pub fn read(
         &self,
         shard: usize,
         buffer: usize,
         rows: RowSet<'_>,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> io::Result<()>;
+    ) -> io::Result<()> {
+        match &self.store {
+            Store::Host(store) => store.read(shard, buffer, rows, sink),
+            Store::Device(store) => store.read(shard, buffer, rows, sink),
+        }
+    }
 
     /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in memory.
     ///
     /// # Errors
     ///
-    /// The first error of `source`, or what writing to a device meets.
-    fn write(
+    /// The first error of `source`, or of writing to a device.
+    pub fn write(
         &mut self,
         shard: usize,
         buffer: usize,
         rows: RowSet<'_>,
         source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
-    ) -> io::Result<()>;
-}
-
-impl dyn Embeddings + '_ {
-    /// The dimension of all vectors; 1 without tables.
-    pub fn dim(&self) -> usize {
-        self.configs().first().map_or(1, |config| config.dim as usize)
-    }
-
-    /// Runs `work` on the threads of lookups and updates.
-    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.threads().install(work)
-    }
-
-    /// The shards of a table that this process holds, by number, from the first row and column on; of replicas the first.
-    pub(crate) fn held_parts(&self, table: usize) -> Vec<(usize, &Shard)> {
-        let shards = self.shards();
-        let held = shards.iter().enumerate().filter(|(i, shard)| shard.table == table && self.holds(*i));
-        let mut parts: Vec<_> =
-            held.filter(|(i, shard)| !shards[..*i].iter().any(|other| shard.is_replica_of(other))).collect();
-        parts.sort_by_key(|(_, shard)| (shard.rows.start, shard.columns.start));
-        parts
-    }
-
-    /// Reads a buffer of a table whose shards this process holds, row by row: a row's parts stand side by side. What rows
-    /// have once for each column shard, such as an accumulator, stands there as often.
-    ///
-    /// # Errors
-    ///
-    /// The first error of `sink`, or what reading from a device meets.
-    pub(crate) fn read_table(
-        &self,
-        table: usize,
-        buffer: usize,
-        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        for parts in self.held_parts(table).chunk_by(|(_, a), (_, b)| a.rows == b.rows) {
-            if let [(shard, _)] = parts {
-                self.read(*shard, buffer, RowSet::All, sink)?;
-                continue;
-            }
-            let mut columns = Vec::with_capacity(parts.len());
-            for (shard, _) in parts {
-                let mut bytes = Vec::new();
-                self.read(*shard, buffer, RowSet::All, &mut |part| {
-                    bytes.extend_from_slice(part);
-                    Ok(())
-                })?;
-                columns.push((self.buffers(*shard)[buffer].row_bytes(), bytes));
-            }
-            let rows = parts.first().map_or(0, |(_, shard)| shard.rows.end - shard.rows.start);
-            for row in 0..rows as usize {
-                columns.iter().try_for_each(|(size, bytes)| sink(&bytes[row * size..][..*size]))?;
-            }
+        match &mut self.store {
+            Store::Host(store) => store.write(shard, buffer, rows, source),
+            Store::Device(store) => store.write(shard, buffer, rows, source),
         }
-        Ok(())
     }
 
-    /// The weights of a table whose shards this process holds, `[rows, dim]`.
+    /// The weights of a table that is whole on this rank, `[rows, dim]`; `None` if it is not.
     ///
     /// # Errors
     ///
-    /// What reading from a device meets.
-    pub fn weights(&self, table: usize) -> io::Result<Vec<f32>> {
+    /// The error of reading from a device.
+    pub fn weights(&self, table: usize) -> io::Result<Option<Vec<f32>>> {
+        let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
         let mut bytes = Vec::new();
-        self.read_table(table, 0, &mut |part| {
+        self.read(shard, 0, RowSet::All, &mut |part| {
             bytes.extend_from_slice(part);
             Ok(())
         })?;
-        Ok(widened(self.configs()[table].dtype, &bytes))
+        Ok(Some(widened(self.configs[table].dtype, &bytes)))
     }
+}
+
+/// What a file holds of a whole table.
+pub(crate) fn whole_buffers(config: &TableConfig, optimizer: &TableOptimizerConfig) -> Vec<Buffer> {
+    let dim = config.dim as usize;
+    table::shard_buffers(config, dim, update::rule(optimizer, 1).state_width(dim))
 }
 
 /// Stored weights as floats.
@@ -239,7 +479,7 @@ fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
+pub(crate) fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
     let builder =
         rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("onefold-tables-{i}"));
     Ok(builder.build().map_err(io::Error::other)?)

@@ -67,6 +67,8 @@ pub struct Buffer {
     pub dtype: Dtype,
     /// Values per row.
     pub columns: usize,
+    /// Whether a row has values for each of its columns (one or several after each other), and not one for all of them.
+    pub by_column: bool,
 }
 
 impl Buffer {

@@ -1,11 +1,10 @@
 //! One embedding table.
 
 use std::io;
-use std::ops::Range;
 
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
-use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, IdPolicy, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::Dtype;
@@ -19,7 +18,8 @@ use crate::{Error, Result};
 /// The salt of hashed ids.
 const HASH_SALT: u64 = onefold_sharding::HASH_SALT;
 
-/// One embedding table: `rows × dim` weights, and what its optimizer keeps for every row, in single precision.
+/// An embedding table, or a shard of one: `rows × dim` weights, and what its optimizer keeps for every row, in single
+/// precision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     config: TableConfig,
@@ -72,18 +72,16 @@ impl Weights {
             Self::Bf16(values) | Self::Fp16(values) => bytemuck::cast_slice_mut(values),
         }
     }
+}
 
-    /// The rectangle of a matrix of `dim` columns.
-    fn part(&self, dim: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
-        fn cut<T: Copy>(values: &[T], dim: usize, rows: Range<usize>, columns: Range<usize>) -> Vec<T> {
-            rows.flat_map(|row| &values[row * dim..][columns.clone()]).copied().collect()
-        }
-        match self {
-            Self::Fp32(values) => Self::Fp32(cut(values, dim, rows, columns)),
-            Self::Bf16(values) => Self::Bf16(cut(values, dim, rows, columns)),
-            Self::Fp16(values) => Self::Fp16(cut(values, dim, rows, columns)),
-        }
-    }
+/// What a checkpoint holds of a shard of `dim` columns, whose optimizer keeps `state_width` values a row.
+pub(crate) fn shard_buffers(config: &TableConfig, dim: usize, state_width: usize) -> Vec<Buffer> {
+    // Row-wise Adagrad keeps one value a row; the others keep none, or as many as there are columns, or twice that.
+    let by_column = state_width != 1 || dim == 1;
+    vec![
+        Buffer { name: "weight", dtype: stored_dtype(config), columns: dim, by_column: true },
+        Buffer { name: "accumulator", dtype: Dtype::F32, columns: state_width, by_column },
+    ]
 }
 
 /// What the files call the type of a table's weights.
@@ -96,27 +94,39 @@ pub(crate) fn stored_dtype(config: &TableConfig) -> Dtype {
 }
 
 impl Table {
-    /// A table with weights uniform in ±1/√rows (TorchRec's default), from `seed`, and `state_width` zeros of optimizer
-    /// state for every row. Weights of 16 bits are the nearest ones.
-    pub fn new(config: &TableConfig, seed: u64, stream: u64, state_width: usize) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(stream);
-        let bound = 1.0 / (config.rows as f32).sqrt();
-        let size = (config.rows * config.dim) as usize;
-        Self {
-            config: config.clone(),
-            dim: config.dim as usize,
-            weights: Weights::new(config.dtype, (0..size).map(|_| rng.random_range(-bound..=bound))),
-            state: vec![0.0; config.rows as usize * state_width],
-            seed,
-            stream,
-            origin: (0, 0),
-        }
+    /// A shard of table `number` of a model, with weights uniform in ±1/√rows (TorchRec's default) from `seed` and the state that
+    /// `optimizer` needs, zero. Weights of 16 bits are the nearest ones. `config` is that of the whole table; every weight has the
+    /// same initial value however the table is divided.
+    pub fn initial(config: &TableConfig, optimizer: &TableOptimizerConfig, seed: u64, shard: &Shard) -> Self {
+        let width = rule(optimizer, 1).state_width((shard.columns.end - shard.columns.start) as usize);
+        Self::of_shard(config, seed, shard, width)
     }
 
-    /// Table `number` of a model, with initial weights from `seed` and the state that `optimizer` needs.
-    pub fn initial(config: &TableConfig, optimizer: &TableOptimizerConfig, seed: u64, number: usize) -> Self {
-        Self::new(config, seed, number as u64, rule(optimizer, 1).state_width(config.dim as usize))
+    /// The same with `state_width` zeros of optimizer state for every row.
+    pub(super) fn of_shard(config: &TableConfig, seed: u64, shard: &Shard, state_width: usize) -> Self {
+        let bound = 1.0 / (config.rows as f32).sqrt();
+        let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(shard.table as u64);
+        let whole_rows = dim == config.dim;
+        // A weight takes one word of the generator.
+        rng.set_word_pos(u128::from(shard.rows.start) * u128::from(config.dim));
+        let values = (0..rows * dim).map(|i| {
+            if !whole_rows && i % dim == 0 {
+                let row = u128::from(shard.rows.start + i / dim);
+                rng.set_word_pos(row * u128::from(config.dim) + u128::from(shard.columns.start));
+            }
+            rng.random_range(-bound..=bound)
+        });
+        Self {
+            weights: Weights::new(config.dtype, values),
+            config: TableConfig { rows, dim, ..config.clone() },
+            dim: dim as usize,
+            state: vec![0.0; rows as usize * state_width],
+            seed,
+            stream: shard.table as u64,
+            origin: (shard.rows.start, shard.columns.start),
+        }
     }
 
     /// A table of given weights, `[rows, dim]` row-major, which become the nearest ones of the table's type, and
@@ -166,32 +176,6 @@ impl Table {
     pub(super) fn dim(&self) -> usize {
         self.dim
     }
-
-    /// A shard of this table that is kept by itself: some of its rows, and some of its columns.
-    ///
-    /// State of one value per row is copied; where a row has state for every weight, the columns' own are taken.
-    pub(super) fn part(&self, shard: &Shard) -> Self {
-        let (dim, width) = (self.dim, self.state_width());
-        let columns = shard.columns.start as usize..shard.columns.end as usize;
-        let rows = shard.rows.start as usize..shard.rows.end as usize;
-        let weights = self.weights.part(dim, rows.clone(), columns.clone());
-        let state: Vec<f32> = if width > 0 && width.is_multiple_of(dim) {
-            let parts = rows.clone().flat_map(|row| self.state[row * width..][..width].chunks_exact(dim));
-            parts.flat_map(|part| &part[columns.clone()]).copied().collect()
-        } else {
-            self.state[rows.start * width..rows.end * width].to_vec()
-        };
-        // A mean is taken where all parts of a row's sum are.
-        let pooling = if self.config.pooling == Pooling::Mean { Pooling::Sum } else { self.config.pooling };
-        let config = TableConfig {
-            rows: rows.len() as u64,
-            dim: columns.len() as u64,
-            pooling,
-            ..self.config.clone()
-        };
-        let origin = (self.origin.0 + shard.rows.start, self.origin.1 + shard.columns.start);
-        Self { config, dim: columns.len(), weights, state, origin, ..*self }
-    }
 }
 
 /// The table row of every id of `feature`, each computed once however many rows of the batch share it.
@@ -223,8 +207,7 @@ pub(super) fn table_rows(config: &TableConfig, feature: &Feature) -> Result<Vec<
 impl Table {
     /// All that a checkpoint holds of the table, the weights first.
     pub(super) fn buffers(&self) -> Vec<Buffer> {
-        let weight = Buffer { name: "weight", dtype: stored_dtype(&self.config), columns: self.dim };
-        vec![weight, Buffer { name: "accumulator", dtype: Dtype::F32, columns: self.state_width() }]
+        shard_buffers(&self.config, self.dim, self.state_width())
     }
 
     /// Gives rows of a buffer to `sink`, all of them at once or one by one.

@@ -59,15 +59,15 @@ fn upstream(sample: usize, f: usize, d: usize) -> f32 {
 
 /// The definition in double precision on samples: pooled vectors, and the tables after an SGD step of rate 0.1, where
 /// the gradient of an element of feature b is that of its sample.
-fn naive(group: &Group, tables: &[Table]) -> (Vec<f64>, Vec<Vec<f64>>) {
+fn naive(group: &Group, tables: &[TableConfig], before: &[Vec<f32>]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let mut pooled = Vec::new();
     let mut updated: Vec<Vec<f64>> =
-        tables.iter().map(|table| table.weights().to_f32().into_iter().map(f64::from).collect()).collect();
+        before.iter().map(|weights| weights.iter().map(|weight| f64::from(*weight)).collect()).collect();
     let stored = updated.clone();
     for sample in 0..group.samples() {
         for (f, (feature, table)) in group.features().iter().zip(tables).enumerate() {
             let ids = feature.row(group.row_of(sample));
-            let mean = table.config().pooling == Pooling::Mean;
+            let mean = table.pooling == Pooling::Mean;
             let scale = if mean { 1.0 / ids.len().max(1) as f64 } else { 1.0 };
             for d in 0..DIM {
                 let weight = |id: &i64| stored[f][*id as usize * DIM + d];
@@ -84,55 +84,81 @@ fn naive(group: &Group, tables: &[Table]) -> (Vec<f64>, Vec<Vec<f64>>) {
     (pooled, updated)
 }
 
-/// What autograd and the attention kernel would give for [`upstream`], folded to the lookup's rows and values.
-fn gradients(group: &Group, lookup: &Lookup) -> LookupGradients {
-    let row = |sample: usize, by_sample: bool| if by_sample { sample } else { group.row_of(sample) };
+/// What autograd and the attention kernel would give for [`upstream`], folded to the lookup's rows and values. The group's samples
+/// are those from number `first` on.
+fn gradients(group: &Group, lookup: &Lookup, first: usize) -> LookupGradients {
     let mut pooled = vec![0.0; lookup.pooled.len()];
     let mut sequence = vec![0.0; lookup.sequences[0].table_rows.len() * DIM];
     for sample in 0..group.samples() {
+        let row = group.row_of(sample);
         for (slot, f) in [(0, 0), (1, 2)] {
             for d in 0..DIM {
-                let at = (row(sample, lookup.pooled_by_sample) * 2 + slot) * DIM + d;
-                pooled[at] += upstream(sample, f, d);
+                pooled[(row * 2 + slot) * DIM + d] += upstream(first + sample, f, d);
             }
         }
-        let (rows, row) = (&lookup.sequences[0].rows, row(sample, lookup.sequences_by_sample));
+        let rows = &lookup.sequences[0].rows;
         for value in rows.offsets[row]..rows.offsets[row] + rows.sizes[row] {
             for d in 0..DIM {
-                sequence[value as usize * DIM + d] += upstream(sample, 1, d);
+                sequence[value as usize * DIM + d] += upstream(first + sample, 1, d);
             }
         }
     }
-    LookupGradients { pooled: pooled.into(), sequences: vec![sequence.into()] }
+    LookupGradients { pooled, sequences: vec![sequence] }
+}
+
+/// Whole tables on one rank.
+fn alone(configs: &[TableConfig], optimizer: &TableOptimizerConfig, seed: u64, threads: usize) -> Embeddings {
+    Embeddings::new(configs, &Placement::alone(configs), optimizer, seed, threads).unwrap()
+}
+
+fn look_up(embeddings: &Embeddings, group: &Group) -> Lookups {
+    let request = embeddings.request(std::slice::from_ref(group), Status::default()).unwrap();
+    embeddings.lookup(request).unwrap()
+}
+
+fn update(
+    embeddings: &mut Embeddings,
+    lookups: &Lookups,
+    gradients: LookupGradients,
+    optimizer: &TableOptimizerConfig,
+) {
+    let gradients = [gradients];
+    let sent = embeddings.send_gradients(lookups, &gradients).unwrap();
+    embeddings.update(lookups, &gradients, sent, optimizer).unwrap();
+}
+
+fn weights(embeddings: &Embeddings, table: usize) -> Vec<f32> {
+    embeddings.weights(table).unwrap().expect("the table is whole")
+}
+
+fn folded(plain: &Group, form: usize) -> Group {
+    match form {
+        0 => plain.clone(),
+        1 => deduplicate(plain),
+        _ => fold_windows(&deduplicate(plain)),
+    }
 }
 
 proptest! {
     #[test]
-    fn lookups_and_updates_equal_the_definition(
-        plain in groups(), form in 0_usize..3, pooling: bool, sequences: bool, dtype in dtypes(),
-    ) {
-        let group = match form {
-            0 => plain,
-            1 => deduplicate(&plain),
-            _ => fold_windows(&deduplicate(&plain)),
-        };
+    fn lookups_and_updates_equal_the_definition(plain in groups(), form in 0_usize..3, dtype in dtypes()) {
+        let group = folded(&plain, form);
         let sgd = optimizer(TableOptimizerKind::Sgd);
-        let mut embeddings = LocalEmbeddings::new(&configs(dtype), &sgd, 7, 2).unwrap();
-        let (expected, updated) = naive(&group, embeddings.tables());
-        let steps = Steps { pooling, sequences, ..Steps::default() };
-        let lookups = embeddings.lookup(std::slice::from_ref(&group), steps).unwrap();
+        let mut embeddings = alone(&configs(dtype), &sgd, 7, 2);
+        let before: Vec<Vec<f32>> = (0..3).map(|table| weights(&embeddings, table)).collect();
+        let (expected, updated) = naive(&group, &configs(dtype), &before);
+        let lookups = look_up(&embeddings, &group);
         for sample in 0..group.samples() {
-            let row = if lookups[0].pooled_by_sample { sample } else { group.row_of(sample) };
-            let found = &lookups[0].pooled[row * 2 * DIM..][..2 * DIM];
+            let found = &lookups.groups[0].pooled[group.row_of(sample) * 2 * DIM..][..2 * DIM];
             for (found, expected) in found.iter().zip(&expected[sample * 2 * DIM..]) {
                 prop_assert!((f64::from(*found) - expected).abs() < 1e-5);
             }
         }
-        let gradients = gradients(&group, &lookups[0]);
-        embeddings.update(&lookups, &[gradients], &sgd);
+        let gradients = gradients(&group, &lookups.groups[0], 0);
+        update(&mut embeddings, &lookups, gradients, &sgd);
         prop_assert_eq!(embeddings.steps(), 1);
-        for (table, expected) in embeddings.tables().iter().zip(updated) {
-            for (weight, expected) in table.weights().to_f32().into_iter().zip(expected) {
+        for (table, expected) in updated.into_iter().enumerate() {
+            for (weight, expected) in weights(&embeddings, table).into_iter().zip(expected) {
                 let bound = 1e-4 + step(dtype, expected);
                 prop_assert!((f64::from(weight) - expected).abs() < bound, "{weight} {expected}");
             }
@@ -140,10 +166,10 @@ proptest! {
     }
 }
 
-/// Ways to divide a table of ten rows and three columns over up to four ranks.
-fn divisions() -> impl Strategy<Value = Vec<Shard>> {
+/// Ways to divide a table of ten rows and three columns over `ranks` ranks.
+fn divisions(ranks: u32) -> impl Strategy<Value = Vec<Shard>> {
     let shard = |rank, rows, columns| Shard { table: 0, rank, rows, columns };
-    let rank = || 0_u32..4;
+    let rank = || 0..ranks;
     prop_oneof![
         rank().prop_map(move |rank| vec![shard(rank, 0..ROWS, 0..3)]),
         (rank(), rank(), rank(), 1..5_u64, 5..ROWS).prop_map(move |(a, b, c, first, second)| vec![
@@ -153,112 +179,178 @@ fn divisions() -> impl Strategy<Value = Vec<Shard>> {
         ]),
         (rank(), rank(), 1..3_u64)
             .prop_map(move |(a, b, cut)| vec![shard(a, 0..ROWS, 0..cut), shard(b, 0..ROWS, cut..3)]),
-        Just((0..4).map(|rank| shard(rank, 0..ROWS, 0..3)).collect()),
+        Just((0..ranks).map(|rank| shard(rank, 0..ROWS, 0..3)).collect()),
     ]
 }
 
-fn shards() -> impl Strategy<Value = Vec<Shard>> {
-    let tables = (divisions(), divisions(), divisions());
-    tables.prop_map(|(a, b, c)| {
-        let tables = [a, b, c].into_iter().enumerate();
-        let numbered = |(table, shards): (usize, Vec<Shard>)| {
-            shards.into_iter().map(move |shard| Shard { table, ..shard })
-        };
-        tables.flat_map(numbered).collect()
+/// Shards of three tables, and the batch of every rank.
+fn jobs() -> impl Strategy<Value = (Vec<Shard>, Vec<Group>)> {
+    (1_u32..5).prop_flat_map(|ranks| {
+        let tables = (divisions(ranks), divisions(ranks), divisions(ranks));
+        let shards = tables.prop_map(|(a, b, c)| {
+            let tables = [a, b, c].into_iter().enumerate();
+            let numbered = |(table, shards): (usize, Vec<Shard>)| {
+                shards.into_iter().map(move |shard| Shard { table, ..shard })
+            };
+            tables.flat_map(numbered).collect()
+        });
+        (shards, prop::collection::vec(groups(), ranks as usize))
     })
 }
 
 /// All of a shard's buffers.
-fn stored(embeddings: &dyn Embeddings, shard: usize) -> Vec<u8> {
+fn stored(embeddings: &Embeddings, shard: usize) -> Vec<u8> {
     let mut all = Vec::new();
     for buffer in 0..embeddings.buffers(shard).len() {
-        embeddings
-            .read(shard, buffer, RowSet::All, &mut |bytes| {
-                all.extend_from_slice(bytes);
-                Ok(())
-            })
-            .unwrap();
+        let mut sink = |bytes: &[u8]| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        };
+        embeddings.read(shard, buffer, RowSet::All, &mut sink).unwrap();
     }
     all
 }
 
-/// Looks a group up on both, compares what samples get, and updates both; thrice.
-fn assert_alike(
-    local: &mut LocalEmbeddings,
-    sharded: &mut ShardedEmbeddings,
+/// Runs `work` on every rank of a job, each on a thread; what it returned, by rank.
+fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Collectives>) -> T + Sync) -> Vec<T> {
+    let collectives = crate::distributed::threads(ranks as u32, std::time::Duration::from_secs(20));
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> =
+            collectives.into_iter().map(|own| scope.spawn(move || work(Arc::new(own)))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What a rank saw and has after three steps.
+struct Outcome {
+    /// Of every step: pooled vectors, and the vectors of the sequence's values.
+    vectors: Vec<(Vec<f32>, Vec<f32>)>,
+    /// By number: all buffers, and the rows that changed.
+    shards: Vec<(usize, Vec<u8>, Vec<u32>)>,
+}
+
+/// Takes three steps with one batch, whose samples are those from `first` on.
+fn three_steps(
+    embeddings: &mut Embeddings,
     group: &Group,
-    steps: Steps,
+    first: usize,
     optimizer: &TableOptimizerConfig,
-) -> Result<(), TestCaseError> {
-    let (group, dtype) = (std::slice::from_ref(group), local.configs()[0].dtype);
+) -> Outcome {
+    let mut vectors = Vec::new();
     for _ in 0..3 {
-        let lookups = [local.lookup(group, steps).unwrap(), sharded.lookup(group, steps).unwrap()];
-        let [expected, found] = &lookups;
-        prop_assert_eq!(expected[0].pooled.len(), found[0].pooled.len());
-        let bound = |value: f32| 1e-4 + 20.0 * step(dtype, f64::from(value).abs().max(1.0)) as f32;
-        for (expected, found) in expected[0].pooled.iter().zip(&found[0].pooled[..]) {
-            prop_assert!((expected - found).abs() < bound(*expected), "{expected} {found}");
-        }
-        let sequences = [local.sequence(&expected[0].sequences[0]), sharded.sequence(&found[0].sequences[0])];
-        prop_assert_eq!(sequences[0].offsets, sequences[1].offsets);
-        prop_assert_eq!(sequences[0].sizes, sequences[1].sizes);
-        for (&expected, &found) in sequences[0].rows.iter().zip(sequences[1].rows) {
-            let vector =
-                |sequence: &Sequence<'_>, row: u32| sequence.table.slice(row as usize * DIM, DIM).to_f32();
-            let pairs = vector(&sequences[0], expected).into_iter().zip(vector(&sequences[1], found));
-            for (expected, found) in pairs {
-                prop_assert!((expected - found).abs() < bound(expected), "{expected} {found}");
-            }
-        }
-        let gradients = [0, 1].map(|i| [gradients(&group[0], &lookups[i][0])]);
-        local.update(&lookups[0], &gradients[0], optimizer);
-        sharded.update(&lookups[1], &gradients[1], optimizer);
+        let lookups = look_up(embeddings, group);
+        let lookup = &lookups.groups[0];
+        let sequence = embeddings.sequence(&lookup.sequences[0]);
+        let vector = |&row: &u32| sequence.table.slice(row as usize * DIM, DIM).to_f32();
+        vectors.push((lookup.pooled.clone(), sequence.rows.iter().flat_map(vector).collect()));
+        let gradients = gradients(group, lookup, first);
+        update(embeddings, &lookups, gradients, optimizer);
     }
-    Ok(())
+    let held = (0..embeddings.shards().len()).filter(|shard| embeddings.holds(*shard));
+    let shards = held.map(|shard| (shard, stored(embeddings, shard), embeddings.touched(shard)));
+    Outcome { shards: shards.collect(), vectors }
+}
+
+/// All ranks' samples as the batch of one.
+fn together(groups: &[Group]) -> Group {
+    let feature = |number: usize| {
+        let rows = groups.iter().flat_map(|group| {
+            (0..group.samples())
+                .map(move |sample| group.features()[number].row(group.row_of(sample)).to_vec())
+        });
+        Feature::from_rows(groups[0].features()[number].name(), &rows.collect::<Vec<_>>()).unwrap()
+    };
+    Group::try_new("g", None, (0..3).map(feature).collect()).unwrap()
+}
+
+fn near(found: &[f32], expected: &[f32], bound: impl Fn(f32) -> f32) -> bool {
+    found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= bound(*b))
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
     #[test]
-    fn shards_give_and_learn_what_whole_tables_do(
-        plain in groups(), form in 0_usize..3, pooling: bool, sequences: bool, shards in shards(),
+    fn ranks_see_and_learn_what_one_does(
+        (shards, plain) in jobs(), form in 0_usize..3,
         kind in prop::sample::select(vec![
             TableOptimizerKind::Sgd, TableOptimizerKind::Adagrad, TableOptimizerKind::Adam,
             TableOptimizerKind::RowWiseAdagrad,
         ]),
         dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0),
+        wire in prop::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16]),
     ) {
         // A column shard's accumulator is of its own columns.
         let divides_columns = shards.iter().any(|shard| shard.columns != (0..DIM as u64));
         prop_assume!(!divides_columns || kind != TableOptimizerKind::RowWiseAdagrad && max_norm.is_none());
-        let group = match form {
-            0 => plain,
-            1 => deduplicate(&plain),
-            _ => fold_windows(&deduplicate(&plain)),
-        };
-        let optimizer = TableOptimizerConfig { max_row_grad_norm: max_norm, ..optimizer(kind) };
-        let mut local = LocalEmbeddings::new(&configs(dtype), &optimizer, 7, 2).unwrap();
-        let tables = local.tables().to_vec();
-        let mut sharded = ShardedEmbeddings::new(tables, shards.clone(), 2).unwrap();
-        prop_assert_eq!(sharded.ranks(), shards.iter().map(|shard| shard.rank + 1).max().unwrap());
-        let steps = Steps { pooling, sequences, ..Steps::default() };
-        assert_alike(&mut local, &mut sharded, &group, steps, &optimizer)?;
-        let (local, sharded): (&dyn Embeddings, &dyn Embeddings) = (&local, &sharded);
-        for table in 0..configs(dtype).len() {
-            let weights = [local, sharded].map(|embeddings| embeddings.weights(table).unwrap());
-            for (expected, found) in weights[0].iter().zip(&weights[1]) {
-                // The same noise, and sums that differ in their last bits.
-                let bound = 1e-4 + step(dtype, f64::from(*expected)) as f32;
-                prop_assert!((expected - found).abs() <= bound, "{expected} {found}");
-            }
-        }
-        // Replicas stay the same.
-        for (i, shard) in shards.iter().enumerate() {
-            for (j, other) in shards.iter().enumerate().skip(i + 1) {
-                if shard.is_replica_of(other) {
-                    prop_assert_eq!(stored(sharded, i), stored(sharded, j));
+        let optimizer = TableOptimizerConfig { max_row_grad_norm: max_norm, eps: 0.1, ..optimizer(kind) };
+        let configs = configs(dtype);
+        let all = together(&plain);
+        let mut reference = alone(&configs, &optimizer, 7, 2);
+        let expected = three_steps(&mut reference, &all, 0, &optimizer);
+        let found = on_ranks(plain.len(), |collectives| {
+            let rank = collectives.rank() as usize;
+            let placement = Placement { shards: shards.clone(), collectives, dtype: wire };
+            let mut embeddings = Embeddings::new(&configs, &placement, &optimizer, 7, 1).unwrap();
+            let samples: usize = plain[..rank].iter().map(Group::samples).sum();
+            three_steps(&mut embeddings, &folded(&plain[rank], form), samples, &optimizer)
+        });
+        // Numbers of 16 bits on the wire, and stored ones, which are rounded anew every step.
+        let coarse = |dtype, value: f32| 10.0 * step(dtype, f64::from(value).abs().max(1.0)) as f32;
+        let bound = |value: f32| 1e-4 + coarse(dtype, value) + 4.0 * coarse(wire, value);
+        let mut first = 0;
+        for (rank, outcome) in found.iter().enumerate() {
+            let group = folded(&plain[rank], form);
+            for (step, (pooled, _)) in outcome.vectors.iter().enumerate() {
+                for sample in 0..group.samples() {
+                    let own = &pooled[group.row_of(sample) * 2 * DIM..][..2 * DIM];
+                    let expected = &expected.vectors[step].0[(first + sample) * 2 * DIM..][..2 * DIM];
+                    prop_assert!(near(own, expected, bound), "rank {rank}, step {step}: {own:?} {expected:?}");
                 }
             }
+            for (number, bytes, touched) in &outcome.shards {
+                let shard = &shards[*number];
+                let whole = weights(&reference, shard.table);
+                let rows = shard.rows.start as usize..shard.rows.end as usize;
+                let columns = shard.columns.start as usize..shard.columns.end as usize;
+                let expected_weights: Vec<f32> =
+                    rows.clone().flat_map(|row| whole[row * DIM..][columns.clone()].to_vec()).collect();
+                let size = expected_weights.len() * dtype.bytes() as usize;
+                let found = widened(dtype, &bytes[..size]);
+                prop_assert!(near(&found, &expected_weights, bound), "{shard:?}: {found:?} {expected_weights:?}");
+                let expected_rows: Vec<u32> = reference.touched(shard.table).into_iter()
+                    .filter(|row| rows.contains(&(*row as usize)))
+                    .map(|row| row - rows.start as u32)
+                    .collect();
+                prop_assert_eq!(touched, &expected_rows);
+            }
+            first += plain[rank].samples();
         }
+        // Replicas are the same to the last bit.
+        let all_shards: Vec<_> = found.iter().flat_map(|outcome| &outcome.shards).collect();
+        for (i, bytes, _) in &all_shards {
+            for (j, other, _) in &all_shards {
+                prop_assert!(!shards[*i].is_replica_of(&shards[*j]) || bytes == other);
+            }
+        }
+    }
+}
+
+/// A shard of a table begins with the weights that the whole table has there.
+#[test]
+fn a_shard_has_the_initial_weights_of_its_rectangle() {
+    let optimizer = optimizer(TableOptimizerKind::Sgd);
+    let config = TableConfig { rows: 100, dim: 12, ..config("a", Pooling::Sum) };
+    let whole = Table::initial(&config, &optimizer, 5, &Shard::whole(3, &config, 0)).weights().to_f32();
+    for (rows, columns) in
+        [(0..100, 0..12), (7..31, 0..12), (99..100, 0..12), (0..100, 4..8), (13..50, 11..12)]
+    {
+        let shard = Shard { table: 3, rank: 0, rows: rows.clone(), columns: columns.clone() };
+        let found = Table::initial(&config, &optimizer, 5, &shard).weights().to_f32();
+        let expected = rows.flat_map(|row| {
+            whole[row as usize * 12..][columns.start as usize..columns.end as usize].to_vec()
+        });
+        assert_eq!(found, expected.collect::<Vec<f32>>(), "{shard:?}");
     }
 }
 
@@ -266,22 +358,24 @@ proptest! {
 #[test]
 fn a_column_shard_has_its_own_accumulator() {
     let optimizer = optimizer(TableOptimizerKind::RowWiseAdagrad);
-    let whole = Table::new(&config("a", Pooling::Sum), 1, 0, 1);
-    let shards = [0..1, 1..3].map(|columns| Shard { table: 0, rank: 1, rows: 0..ROWS, columns });
-    let parts = shards.clone().map(|shard| whole.part(&shard));
-    let mut sharded = ShardedEmbeddings::new(vec![whole], shards.to_vec(), 1).unwrap();
+    let config = [config("a", Pooling::Sum)];
+    let shards = [0..1, 1..3].map(|columns| Shard { table: 0, rank: 0, rows: 0..ROWS, columns });
+    let placement = Placement { shards: shards.to_vec(), ..Placement::alone(&config) };
+    let mut sharded = Embeddings::new(&config, &placement, &optimizer, 1, 1).unwrap();
     let feature = Feature::from_rows("a", &[[3_i64, 5], [5, 5]]).unwrap();
-    let group = [Group::try_new("g", None, vec![feature]).unwrap()];
-    let gradient = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    let lookups = sharded.lookup(&group, Steps::default()).unwrap();
-    let gradients = LookupGradients { pooled: gradient.to_vec().into(), sequences: Vec::new() };
-    sharded.update(&lookups, &[gradients], &optimizer);
-    for (number, (part, columns)) in parts.into_iter().zip([0..1, 1..3]).enumerate() {
-        let mut local = LocalEmbeddings::from_tables(vec![part], 1).unwrap();
-        let lookups = local.lookup(&group, Steps::default()).unwrap();
-        let own: Vec<f32> = gradient.chunks(DIM).flat_map(|row| &row[columns.clone()]).copied().collect();
-        local.update(&lookups, &[LookupGradients { pooled: own.into(), sequences: Vec::new() }], &optimizer);
-        assert_eq!(stored(&local, 0), stored(&sharded, number));
+    let group = Group::try_new("g", None, vec![feature]).unwrap();
+    let lookups = look_up(&sharded, &group);
+    let pooled = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    update(&mut sharded, &lookups, LookupGradients { pooled, sequences: Vec::new() }, &optimizer);
+    // Row 5 has the gradients [1, 2, 3] + 2 [4, 5, 6].
+    for (shard, (row_3, row_5)) in [(1.0, 81.0), (6.5, (144.0 + 225.0) / 2.0)].into_iter().enumerate() {
+        let mut accumulators = Vec::new();
+        let mut sink = |bytes: &[u8]| {
+            accumulators.extend_from_slice(bytemuck::cast_slice::<u8, f32>(bytes));
+            Ok(())
+        };
+        sharded.read(shard, 1, RowSet::All, &mut sink).unwrap();
+        assert_eq!((accumulators[3], accumulators[5]), (row_3, row_5));
     }
 }
 
@@ -316,17 +410,20 @@ fn every_optimizer_touches_the_rows_of_the_batch_alone() {
     ];
     for (kind, width) in kinds.into_iter().zip([1, DIM, 0, 2 * DIM]) {
         let optimizer = optimizer(kind);
-        let mut embeddings = LocalEmbeddings::new(&[config("a", Pooling::Sum)], &optimizer, 1, 1).unwrap();
-        let before = embeddings.tables()[0].clone();
-        assert_eq!(before.accumulators().len(), ROWS as usize * width, "{kind:?}");
-        let lookups = embeddings.lookup(std::slice::from_ref(&group), Steps::default()).unwrap();
-        let gradients = LookupGradients { pooled: vec![1.0; 2 * DIM].into(), sequences: Vec::new() };
-        embeddings.update(&lookups, &[gradients], &optimizer);
+        let mut embeddings = alone(&[config("a", Pooling::Sum)], &optimizer, 1, 1);
+        let before = weights(&embeddings, 0);
+        assert_eq!(embeddings.buffers(0)[1].columns, width, "{kind:?}");
+        let lookups = look_up(&embeddings, &group);
+        let gradients = LookupGradients { pooled: vec![1.0; 2 * DIM], sequences: Vec::new() };
+        update(&mut embeddings, &lookups, gradients, &optimizer);
+        let after = weights(&embeddings, 0);
         for row in 0..ROWS as usize {
-            let tables = [&before, &embeddings.tables()[0]];
-            let [old, new] = tables.map(|table| table.weights().slice(row * DIM, DIM).to_f32());
-            assert_eq!(old == new, ![3, 5].contains(&row), "{kind:?}, row {row}");
+            let same = before[row * DIM..][..DIM] == after[row * DIM..][..DIM];
+            assert_eq!(same, ![3, 5].contains(&row), "{kind:?}, row {row}");
         }
+        assert_eq!(embeddings.touched(0), [3, 5]);
+        embeddings.clear_touched();
+        assert!(embeddings.touched(0).is_empty());
     }
 }
 
@@ -334,16 +431,15 @@ fn every_optimizer_touches_the_rows_of_the_batch_alone() {
 fn noise_does_not_depend_on_what_came_before() {
     // Every row, so that there are many weights to round.
     let feature = Feature::from_rows("a", &[[0_i64, 1, 2, 3, 4], [5, 6, 7, 8, 9]]).unwrap();
-    let group = [Group::try_new("g", None, vec![feature]).unwrap()];
+    let group = Group::try_new("g", None, vec![feature]).unwrap();
     let optimizer = optimizer(TableOptimizerKind::Sgd);
     let config = TableConfig { dtype: DataType::Bf16, ..config("a", Pooling::Sum) };
-    let step = |embeddings: &mut LocalEmbeddings| {
-        let lookups = embeddings.lookup(&group, Steps::default()).unwrap();
+    let step = |embeddings: &mut Embeddings| {
+        let lookups = look_up(embeddings, &group);
         let pooled = (0..2 * DIM).map(|i| 0.013 * (i as f32 + 1.0)).collect::<Vec<_>>();
-        let gradients = LookupGradients { pooled: pooled.into(), sequences: Vec::new() };
-        embeddings.update(&lookups, &[gradients], &optimizer);
+        update(embeddings, &lookups, LookupGradients { pooled, sequences: Vec::new() }, &optimizer);
     };
-    let new = |seed| LocalEmbeddings::new(std::slice::from_ref(&config), &optimizer, seed, 1).unwrap();
+    let new = |seed| alone(std::slice::from_ref(&config), &optimizer, seed, 1);
     let (mut whole, mut before) = (new(1), new(1));
     step(&mut whole);
     step(&mut before);
@@ -383,7 +479,7 @@ fn ids_without_a_row_are_named_or_hashed() {
     let optimizer = optimizer(TableOptimizerKind::Sgd);
     let forward = |config: TableConfig, id: i64| {
         let group = Group::try_new("g", None, vec![feature(id)]).unwrap();
-        LocalEmbeddings::new(&[config], &optimizer, 1, 1).unwrap().lookup(&[group], Steps::default())
+        alone(&[config], &optimizer, 1, 1).request(&[group], Status::default())
     };
     for id in [10, -1, i64::MIN, i64::MAX] {
         let error = forward(config("a", Pooling::Sum), id).unwrap_err().to_string();
@@ -398,9 +494,15 @@ fn ids_without_a_row_are_named_or_hashed() {
 fn threads_change_nothing() {
     let configs: Vec<_> = (0..5).map(|i| config(&format!("f{i}"), Pooling::Sum)).collect();
     let optimizer = optimizer(TableOptimizerKind::RowWiseAdagrad);
-    let tables = |threads| LocalEmbeddings::new(&configs, &optimizer, 3, threads).unwrap().tables().to_vec();
+    let tables = |threads| {
+        let embeddings = alone(&configs, &optimizer, 3, threads);
+        (0..configs.len()).map(|table| weights(&embeddings, table)).collect::<Vec<_>>()
+    };
     assert_eq!(tables(1), tables(4));
-    let weights = |seed, stream| Table::new(&configs[0], seed, stream, 1).weights().to_f32();
+    let weights = |seed, table| {
+        let shard = Shard::whole(table, &configs[0], 0);
+        Table::initial(&configs[0], &optimizer, seed, &shard).weights().to_f32()
+    };
     assert_ne!(weights(3, 0), weights(4, 0));
     assert_ne!(weights(3, 0), weights(3, 1));
 }

@@ -1,4 +1,4 @@
-//! From the gradients of what was looked up to the update of tables.
+//! From the gradients of what was looked up to the update of a table.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,9 @@ use rayon::prelude::*;
 
 use super::lookup::FeatureLookup;
 use super::table::Table;
+use super::touched::Touched;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
+use crate::kernels::element::Noise;
 use crate::kernels::pool::unpool;
 use crate::kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
 
@@ -21,7 +23,16 @@ pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
     }
 }
 
-/// The gradient of a feature as it arrives.
+/// What one feature of one rank adds to the gradient of a table.
+#[derive(Debug)]
+pub(super) enum Contribution<'a> {
+    /// The gradient of a feature's pooled rows or values.
+    Feature(&'a FeatureLookup, Upstream<'a>),
+    /// One gradient, `[N, D]`, for each of these table rows.
+    Rows(&'a [u32], &'a [f32]),
+}
+
+/// The gradient of a feature.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Upstream<'a> {
     /// Of pooled rows `[U, F, D]`, the feature's number and F.
@@ -30,32 +41,47 @@ pub(super) enum Upstream<'a> {
     Values(&'a [f32]),
 }
 
-/// Updates tables on the threads of the caller, in step `step`: each looked-up row once, with the sum of its gradients. A
-/// feature's number of a table is that of the table in `tables`.
+/// Updates a table in step `step`, and counts the rows that changed as touched.
 ///
 /// # Panics
 ///
-/// If the gradients are not those of the lookups, or the tables' state is that of another rule.
+/// If the gradients are not those of the lookups, or the table's state is that of another rule.
 pub(super) fn update(
-    tables: &mut [Table],
-    work: &[(&FeatureLookup, Upstream<'_>)],
+    table: &mut Table,
+    touched: &mut Touched,
+    contributions: Vec<Contribution<'_>>,
     optimizer: &TableOptimizerConfig,
     step: u64,
 ) {
-    let rule = rule(optimizer, step);
-    let mut by_table: Vec<Option<&(&FeatureLookup, Upstream<'_>)>> = vec![None; tables.len()];
-    for one in work {
-        by_table[one.0.table] = Some(one);
+    if contributions.is_empty() {
+        return;
     }
-    let work = tables.par_iter_mut().zip(by_table).with_max_len(1);
-    work.filter_map(|(table, work)| Some((table, work?))).for_each(|(table, (feature, upstream))| {
-        let gradient = TableGradient::new(feature, *upstream, table);
-        let (dim, max_norm, noise) = (table.dim(), optimizer.max_row_grad_norm, table.noise(step));
-        let update = Update { max_norm, noise, ..Update::new(rule, optimizer.learning_rate) };
-        let (weights, state) = table.values_mut();
-        let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
-        pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
-    });
+    let gradient = TableGradient::new(contributions, table);
+    touched.add(gradient.places.iter().map(|place| (place >> 32) as u32));
+    let (dim, max_norm, noise) = (table.dim(), optimizer.max_row_grad_norm, table.noise(step));
+    let update = Update { max_norm, noise, ..Update::new(rule(optimizer, step), optimizer.learning_rate) };
+    let (weights, state) = table.values_mut();
+    let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
+    pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
+}
+
+/// The gradient of every distinct table row of `contributions`, `[N, D]`, and these rows, ascending.
+pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Vec<u32>, Vec<f32>) {
+    let mut gradient = TableGradient::new(contributions, table);
+    let mut rows: Vec<u32> = Vec::new();
+    for place in &mut gradient.places {
+        let row = (*place >> 32) as u32;
+        if rows.last() != Some(&row) {
+            rows.push(row);
+        }
+        *place = self::place(rows.len() as u32 - 1, *place as u32);
+    }
+    let mut sums = vec![0.0; rows.len() * table.dim()];
+    // SGD at a rate of -1 adds the gradient to zeros.
+    let update = Update { noise: Noise::new(0, 0, 0), ..Update::new(Rule::Sgd, -1.0) };
+    let pieces = update::pieces(&gradient.places, gradient.sources(), table.dim(), &mut sums[..], &mut []);
+    pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
+    (rows, sums)
 }
 
 /// The gradient of a table: where its rows were looked up, and a gradient for each place.
@@ -69,11 +95,42 @@ struct TableGradient<'a> {
 }
 
 impl<'a> TableGradient<'a> {
-    fn new(feature: &FeatureLookup, upstream: Upstream<'a>, table: &Table) -> Self {
+    fn new(contributions: Vec<Contribution<'a>>, table: &Table) -> Self {
         let dim = table.dim();
+        let mut parts: Vec<Self> = contributions.into_iter().map(|one| Self::of(one, table)).collect();
+        let mut gradient = if parts.len() == 1 { parts.swap_remove(0) } else { Self::joined(&parts, dim) };
+        sort_places(&mut gradient.places, table.config().rows);
+        gradient
+    }
+
+    /// The gradients of several contributions, one behind the other.
+    fn joined(parts: &[Self], dim: usize) -> Self {
+        let (mut places, mut values) = (Vec::new(), Vec::new());
+        for part in parts {
+            let first = (values.len() / dim) as u64;
+            places.extend(part.places.iter().map(|place| place + first));
+            let own = part.values.get(part.offset..).unwrap_or(&[]).chunks(part.stride).enumerate();
+            for (number, vector) in own {
+                let scale = part.scales.as_ref().map_or(1.0, |scales| scales[number]);
+                values.extend(vector[..dim].iter().map(|value| scale * value));
+            }
+        }
+        Self { places, values: values.into(), offset: 0, stride: dim, scales: None }
+    }
+
+    /// One contribution; its places are not sorted.
+    fn of(contribution: Contribution<'a>, table: &Table) -> Self {
+        let dim = table.dim();
+        let (feature, upstream) = match contribution {
+            Contribution::Feature(feature, upstream) => (feature, upstream),
+            Contribution::Rows(rows, values) => {
+                let places = rows.iter().enumerate().map(|(i, &row)| place(row, i as u32)).collect();
+                return Self { places, values: values.into(), offset: 0, stride: dim, scales: None };
+            }
+        };
         let bags = feature.bags(table);
         let total: usize = bags.sizes.iter().map(|&size| size as usize).sum();
-        let mut gradient = match upstream {
+        match upstream {
             Upstream::Values(values) => Self::of_values(feature, values.into(), dim),
             // Rows share most of their values, or every value has its own factor: the rows' gradients meet at the values.
             Upstream::Pooled(values, i, features)
@@ -93,9 +150,7 @@ impl<'a> TableGradient<'a> {
                 let (offset, stride) = (i * dim, features * dim);
                 Self { places, values: values.into(), offset, stride, scales }
             }
-        };
-        sort_places(&mut gradient.places, table.config().rows);
-        gradient
+        }
     }
 
     fn of_values(feature: &FeatureLookup, values: Cow<'a, [f32]>, dim: usize) -> Self {

@@ -10,6 +10,7 @@ use safetensors::Dtype;
 
 use super::*;
 use crate::checkpoint::tensor_file::TensorFile;
+use crate::embedding::Placement;
 use crate::{TrainConfig, tensors};
 
 const CONFIG: &str = r#"
@@ -284,15 +285,15 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
     let schema = schema();
     let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
-    let model = Model::new(&config, &schema, &tables, 1).unwrap();
     let mut run = Run::new(&config, &schema, &tables);
+    let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, 7, &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
     // Five tables, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
     // each weights and biases.
     assert_eq!(summary.tensors, 5 + 2 * (2 + 3 + 2 + 3 + 6));
 
-    let forward = model.forward(&batch()).unwrap().logits.contiguous();
+    let forward = model.predict(&batch()).unwrap().logits.contiguous();
     let mut exported = Exported::open(&out);
     assert_eq!(exported.export.vectors, ["dense", "city", "history", "read", "wished", "item"]);
     assert_eq!(exported.export.labels, ["liked", "clicked"]);

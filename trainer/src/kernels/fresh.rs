@@ -29,6 +29,30 @@ pub(crate) fn fill_chunks<S>(
     unsafe { memory.assume_init_mut() }
 }
 
+/// Fills memory in pieces of these sizes, in parallel: `fill` is given a piece's number, and the piece as zeros. Returns what is
+/// filled then.
+///
+/// # Panics
+///
+/// If the pieces are not all of the memory.
+pub(crate) fn fill_pieces<'m>(
+    memory: &'m mut [MaybeUninit<f32>],
+    sizes: &[usize],
+    fill: impl Fn(usize, &mut [f32]) + Send + Sync,
+) -> &'m mut [f32] {
+    assert_eq!(sizes.iter().sum::<usize>(), memory.len(), "the pieces are all of the memory");
+    let (mut rest, mut pieces) = (&mut *memory, Vec::with_capacity(sizes.len()));
+    for &size in sizes {
+        let (piece, after) = rest.split_at_mut(size);
+        pieces.push(piece);
+        rest = after;
+    }
+    let pieces = pieces.into_par_iter().enumerate().with_max_len(1);
+    pieces.for_each(|(number, piece)| fill(number, zeroed(piece)));
+    // SAFETY: the pieces are all of the memory, and `zeroed` has written each.
+    unsafe { memory.assume_init_mut() }
+}
+
 /// A vector of `length` floats, which `write` returns, all of what it is given.
 ///
 /// # Panics

@@ -39,9 +39,6 @@ impl Source<'_> {
 }
 
 /// The products of one batch: N vectors a sample, those of the first source first.
-///
-/// A "sample" is whatever shares all its vectors: a sample of the batch, or a distinct combination of rows that
-/// many samples have.
 #[derive(Debug, Clone, Copy)]
 pub struct Interaction<'a> {
     /// Where the vectors stand.
@@ -65,11 +62,8 @@ struct Buffers {
 pub enum Form {
     /// The strict lower triangle of `V Vᵀ`, row by row.
     Dot {
-        /// The vector (the bottom MLP's output) that also stands before the products.
-        keeps: Option<usize>,
-        /// So many vectors at the beginning have no products among themselves here: the triangle's first rows are left
-        /// out.
-        taken: usize,
+        /// Whether the first vector (the bottom MLP's output) also stands before the products.
+        keep_first: bool,
     },
     /// All vectors, one after the other.
     Concat,
@@ -81,29 +75,20 @@ impl Interaction<'_> {
         self.sources.iter().map(|source| source.vectors).sum()
     }
 
-    /// Values of one sample's result: D if a vector is kept and `N (N - 1) / 2` products (less those of the vectors that are
-    /// `taken`), or `N D`.
+    /// Values of one sample's result: D if the first vector is kept and `N (N - 1) / 2` products, or `N D`.
     pub fn width(&self) -> usize {
-        let pairs = |vectors: usize| vectors * vectors.saturating_sub(1) / 2;
+        let vectors = self.vectors();
         match self.form {
-            Form::Dot { taken, .. } => pairs(self.vectors()) - pairs(taken) + self.kept().len(),
-            Form::Concat => self.vectors() * self.dim,
+            Form::Dot { .. } => vectors * vectors.saturating_sub(1) / 2 + self.kept().len(),
+            Form::Concat => vectors * self.dim,
         }
     }
 
     /// The values of a sample's vectors that also stand before the products.
     fn kept(&self) -> Range<usize> {
         match self.form {
-            Form::Dot { keeps: Some(vector), .. } => vector * self.dim..(vector + 1) * self.dim,
+            Form::Dot { keep_first: true } => 0..self.dim,
             _ => 0..0,
-        }
-    }
-
-    /// Vectors without products among themselves.
-    fn taken(&self) -> usize {
-        match self.form {
-            Form::Dot { taken, .. } => taken,
-            Form::Concat => 0,
         }
     }
 
@@ -133,20 +118,20 @@ impl Interaction<'_> {
     /// The products of a sample.
     fn dot(&self, sample: usize, buffers: &mut Buffers, output: &mut [f32]) {
         let (vectors, dim) = (self.vectors(), self.dim);
-        let (kept, taken) = (self.kept(), self.taken());
+        let kept = self.kept();
         let padded = vectors.next_multiple_of(WIDE);
         let Buffers { matrix, transposed, products } = buffers;
         matrix.resize(vectors * dim, 0.0);
         transposed.resize(dim * padded, 0.0);
-        products.resize((vectors - taken) * padded, 0.0);
+        products.resize(vectors * padded, 0.0);
         self.gather(sample, matrix);
         transpose((vectors, dim), matrix, dim, transposed, padded);
-        lower_triangle((vectors, taken), dim, matrix, transposed, products);
+        lower_triangle(vectors, dim, matrix, transposed, products);
         let (first, mut triangle) = output.split_at_mut(kept.len());
         first.copy_from_slice(&matrix[kept]);
         for (row, products) in products.chunks_exact(padded).enumerate() {
-            let (of_row, rest) = triangle.split_at_mut(taken + row);
-            of_row.copy_from_slice(&products[..taken + row]);
+            let (of_row, rest) = triangle.split_at_mut(row);
+            of_row.copy_from_slice(&products[..row]);
             triangle = rest;
         }
     }
@@ -201,10 +186,10 @@ impl Interaction<'_> {
         sums: &mut [&mut [f32]],
     ) {
         let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
-        let (kept, taken) = (self.kept(), self.taken());
+        let kept = self.kept();
         let mut matrix = vec![0.0; vectors * dim];
         // Above the diagonal it stays zero.
-        let mut lower = vec![0.0; (vectors - taken) * vectors];
+        let mut lower = vec![0.0; vectors * vectors];
         let mut result = vec![0.0; vectors * dim];
         let first = samples.start;
         for sample in samples {
@@ -215,11 +200,11 @@ impl Interaction<'_> {
                     self.gather(sample, &mut matrix);
                     let (first, mut triangle) = upstream.split_at(kept.len());
                     for (row, lower) in lower.chunks_exact_mut(vectors).enumerate() {
-                        let (of_row, rest) = triangle.split_at(taken + row);
-                        lower[..taken + row].copy_from_slice(of_row);
+                        let (of_row, rest) = triangle.split_at(row);
+                        lower[..row].copy_from_slice(of_row);
                         triangle = rest;
                     }
-                    multiply_symmetric((vectors, taken), dim, &lower, &matrix, &mut result);
+                    multiply_symmetric(vectors, dim, &lower, &matrix, &mut result);
                     result[kept.clone()].iter_mut().zip(first).for_each(|(result, first)| *result += first);
                 }
             }
@@ -235,49 +220,32 @@ impl Interaction<'_> {
     }
 }
 
-/// `W Vᵀ` left of the diagonal of `V Vᵀ` and beside it in a tile, where W is what V has from vector `taken` on; `transposed` is
-/// Vᵀ, and its rows are as far apart as those of the products.
-fn lower_triangle(
-    (vectors, taken): (usize, usize),
-    dim: usize,
-    matrix: &[f32],
-    transposed: &[f32],
-    products: &mut [f32],
-) {
+/// `V Vᵀ` left of the diagonal and beside it in a tile; `transposed` is Vᵀ, and its rows are as far apart as those of the
+/// products.
+fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32], products: &mut [f32]) {
     let padded = vectors.next_multiple_of(WIDE);
-    for row in (taken..vectors).step_by(ROWS) {
+    for row in (0..vectors).step_by(ROWS) {
         let rows = ROWS.min(vectors - row);
         let columns = (row + rows - 1).next_multiple_of(WIDE);
-        let (a, c) = (Strided::rows(&matrix[row * dim..], dim), &mut products[(row - taken) * padded..]);
+        let (a, c) = (Strided::rows(&matrix[row * dim..], dim), &mut products[row * padded..]);
         gemm((rows, columns, dim), a, transposed, padded, c, padded, false);
     }
 }
 
-/// `(L + Lᵀ) V`, where L, `[N, N]`, is zero on and above the diagonal and in its first `taken` rows, which `lower` leaves out.
-fn multiply_symmetric(
-    (vectors, taken): (usize, usize),
-    dim: usize,
-    lower: &[f32],
-    matrix: &[f32],
-    result: &mut [f32],
-) {
-    for row in (taken..vectors).step_by(ROWS) {
+/// `(L + Lᵀ) V`, where L, `[N, N]`, is zero on and above the diagonal.
+fn multiply_symmetric(vectors: usize, dim: usize, lower: &[f32], matrix: &[f32], result: &mut [f32]) {
+    for row in (0..vectors).step_by(ROWS) {
         let rows = ROWS.min(vectors - row);
-        let a = Strided::rows(&lower[(row - taken) * vectors..], vectors);
+        let a = Strided::rows(&lower[row * vectors..], vectors);
         gemm((rows, dim, row + rows - 1), a, matrix, dim, &mut result[row * dim..], dim, false);
     }
-    let mut add_transposed = |column: usize, columns: usize, accumulate: bool| {
+    for column in (0..vectors).step_by(ROWS) {
         // Rows before have nothing but zeros in these columns.
-        let first = (column + 1).max(taken).min(vectors);
-        let a = Strided::transposed(lower.get((first - taken) * vectors + column..).unwrap_or(&[]), vectors);
+        let first = (column + 1).min(vectors);
+        let a = Strided::transposed(lower.get(first * vectors + column..).unwrap_or(&[]), vectors);
         let c = &mut result[column * dim..];
-        gemm((columns, dim, vectors - first), a, &matrix[first * dim..], dim, c, dim, accumulate);
-    };
-    for column in (0..taken).step_by(ROWS) {
-        add_transposed(column, ROWS.min(taken - column), false);
-    }
-    for column in (taken..vectors).step_by(ROWS) {
-        add_transposed(column, ROWS.min(vectors - column), true);
+        let columns = ROWS.min(vectors - column);
+        gemm((columns, dim, vectors - first), a, &matrix[first * dim..], dim, c, dim, true);
     }
 }
 
@@ -400,7 +368,7 @@ mod tests {
                 gradients[place.0][place.1 + d] += upstream[k];
                 k += 1;
             }
-            for i in interaction.taken()..n {
+            for i in 0..n {
                 for j in 0..i {
                     output.push((0..dim).map(|d| value(places[i], d) * value(places[j], d)).sum());
                     for d in 0..dim {
@@ -428,9 +396,7 @@ mod tests {
             (samples, dim, parts) in (1_usize..150, prop::sample::select(vec![1_usize, 4, 8, 20]))
                 .prop_flat_map(|(samples, dim)| (Just(samples), Just(dim), sources(samples, dim))),
             form in prop::sample::select(vec![
-                Form::Dot { keeps: Some(0), taken: 0 }, Form::Dot { keeps: None, taken: 0 }, Form::Concat,
-                Form::Dot { keeps: Some(6), taken: 3 }, Form::Dot { keeps: None, taken: 1 },
-                Form::Dot { keeps: Some(1), taken: 7 },
+                Form::Dot { keep_first: true }, Form::Dot { keep_first: false }, Form::Concat,
             ]),
             seed in 0_usize..100,
         ) {

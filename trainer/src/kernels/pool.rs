@@ -1,5 +1,9 @@
 //! Lookup and pooling in one pass over the ids.
 
+use std::ops::Range;
+
+use rayon::prelude::*;
+
 use super::element::{Bf16, Element, Elements, Fp16, Fp32, widen_row};
 use super::fresh::filled_chunks;
 use super::simd::{Lanes, WIDTH, dispatched, prefetch};
@@ -47,14 +51,42 @@ impl<'a> Bags<'a> {
 ///
 /// If the features differ in U, or a row is not in its table.
 pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
-    let width = features.len() * dim;
     let rows = features.first().map_or(0, |bags| bags.sizes.len());
-    assert!(features.iter().all(|bags| bags.sizes.len() == rows), "features of a group have as many rows");
+    let placed: Vec<_> = features.iter().copied().enumerate().collect();
+    pool_some(&placed, features.len(), dim, rows, |_, _| ())
+}
+
+/// As [`pool`] for `features` features of `rows` rows, of which those in `placed` are pooled, each at its number. `others` fills
+/// the rest: it is given the rows of a block, and their part of the result as zeros.
+pub(crate) fn pool_some(
+    placed: &[(usize, Bags<'_>)],
+    features: usize,
+    dim: usize,
+    rows: usize,
+    others: impl Fn(Range<usize>, &mut [f32]) + Send + Sync,
+) -> Vec<f32> {
+    let width = features * dim;
+    assert!(placed.iter().all(|(_, bags)| bags.sizes.len() == rows), "features of a group have as many rows");
     filled_chunks(rows * width, BLOCK * width, Vec::new, |gathered, block, output| {
-        for (i, bags) in features.iter().enumerate() {
-            pool_block(bags, dim, block * BLOCK, &mut output[i * dim..], width, gathered);
+        let first = block * BLOCK;
+        others(first..first + output.len() / width, output);
+        for (i, bags) in placed {
+            pool_block(bags, dim, first, &mut output[i * dim..], width, gathered);
         }
     })
+}
+
+/// Writes the sum (or mean) of the vectors of each row's ids, `[U, D]`.
+///
+/// # Panics
+///
+/// If a row is not in the table, or `output` has another size.
+pub(crate) fn pool_into(bags: &Bags<'_>, dim: usize, output: &mut [f32]) {
+    assert_eq!(output.len(), bags.sizes.len() * dim, "a vector for every row");
+    let blocks = output.par_chunks_mut((BLOCK * dim).max(1)).enumerate().with_max_len(1);
+    blocks.for_each_init(Vec::new, |gathered, (block, output)| {
+        pool_block(bags, dim, block * BLOCK, output, dim, gathered);
+    });
 }
 
 dispatched! {

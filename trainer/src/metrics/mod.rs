@@ -62,6 +62,39 @@ pub(crate) struct MetricState {
     pub(crate) weights: Vec<f64>,
 }
 
+impl MetricState {
+    /// The state as it is sent: samples, sums, the number of buckets, buckets, weights.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.samples.to_le_bytes().to_vec();
+        bytes.extend(self.sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        bytes.extend((self.buckets.len() as u64).to_le_bytes());
+        bytes.extend(self.buckets.iter().flat_map(|bucket| bucket.to_le_bytes()));
+        bytes.extend(self.weights.iter().flat_map(|weight| weight.to_le_bytes()));
+        bytes
+    }
+
+    /// Reads a state from the front of `bytes`; `None` if it is malformed.
+    fn from_bytes(bytes: &mut &[u8]) -> Option<Self> {
+        fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+            let (value, rest) = bytes.split_first_chunk()?;
+            *bytes = rest;
+            Some(*value)
+        }
+        let samples = u64::from_le_bytes(take(bytes)?);
+        let mut sums = [0.0; 4];
+        for sum in &mut sums {
+            *sum = f64::from_le_bytes(take(bytes)?);
+        }
+        let count = usize::try_from(u64::from_le_bytes(take(bytes)?)).ok()?;
+        if count > bytes.len() / size_of::<u32>() {
+            return None;
+        }
+        let buckets = (0..count).map(|_| take(bytes).map(u32::from_le_bytes)).collect::<Option<_>>()?;
+        let weights = (0..2 * count).map(|_| take(bytes).map(f64::from_le_bytes)).collect::<Option<_>>()?;
+        Some(Self { samples, sums, buckets, weights })
+    }
+}
+
 impl Default for BinaryMetrics {
     fn default() -> Self {
         Self::with_bits(SCORE_BITS)
@@ -77,6 +110,11 @@ impl BinaryMetrics {
     /// Metrics of no samples, in an eighth of the memory: logits closer than 1 part in 256 tie.
     pub fn small() -> Self {
         Self::with_bits(SEGMENT_SCORE_BITS)
+    }
+
+    /// Metrics of the same kind, of no samples.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::with_bits(self.scores.bits())
     }
 
     fn with_bits(bits: u32) -> Self {
@@ -127,6 +165,14 @@ impl BinaryMetrics {
             buckets,
             weights: weights.concat(),
         }
+    }
+
+    /// Adds the samples of metrics that were made as these were; `None` if they were not.
+    pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
+        let [weight, positive, predicted, entropy] = state.sums;
+        let scores = self.scores.like(&state.buckets, &state.weights)?;
+        self.merge(&Self { samples: state.samples, weight, positive, predicted, entropy, scores });
+        Some(())
     }
 
     /// What [`state`](Self::state) gave of metrics made by [`new`](Self::new); `None` if it cannot be.

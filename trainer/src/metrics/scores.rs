@@ -19,6 +19,11 @@ impl Scores {
         Self { bits, pages: vec![None; PAGES] }
     }
 
+    /// Bits of the mantissa that are told apart.
+    pub(super) fn bits(&self) -> u32 {
+        self.bits
+    }
+
     /// Adds a sample.
     pub(super) fn add(&mut self, score: f32, negative: f64, positive: f64) {
         self.add_to(self.bucket(score), [negative, positive]);
@@ -56,6 +61,11 @@ impl Scores {
                 .filter(|(_, weights)| **weights != [0.0; 2])
                 .map(move |(slot, weights)| ((page << bits) as u32 | slot as u32, *weights))
         })
+    }
+
+    /// As [`from_buckets`](Self::from_buckets), with as many bits as these scores have.
+    pub(super) fn like(&self, buckets: &[u32], weights: &[f64]) -> Option<Self> {
+        Self::from_buckets(self.bits, buckets, weights)
     }
 
     /// What [`buckets`](Self::buckets) gave, put back; `None` if a bucket cannot be.

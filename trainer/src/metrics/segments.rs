@@ -16,7 +16,7 @@ pub enum Segment {
     Empty,
     /// Those whose list has several ids.
     Several,
-    /// Those whose segment came after there were as many as are kept.
+    /// Those whose id is none of the smallest ones, as many as are kept.
     Other,
 }
 
@@ -43,16 +43,14 @@ pub struct SegmentMetrics {
     feature: String,
     tasks: Vec<Task>,
     max_segments: usize,
-    /// Segments of ids so far.
-    ids: usize,
     segments: BTreeMap<Segment, TaskMetrics>,
 }
 
 impl SegmentMetrics {
-    /// Metrics of no samples. The first `max_segments` ids that occur have a segment each.
+    /// Metrics of no samples. The smallest `max_segments` ids that occur have a segment each, in whatever order they occur.
     pub fn new(feature: &str, tasks: &[Task], max_segments: usize) -> Self {
         let (feature, tasks, segments) = (feature.to_owned(), tasks.to_vec(), BTreeMap::new());
-        Self { feature, tasks, max_segments, ids: 0, segments }
+        Self { feature, tasks, max_segments, segments }
     }
 
     /// The feature.
@@ -72,15 +70,58 @@ impl SegmentMetrics {
                 [id] => Segment::Id(id),
                 _ => Segment::Several,
             };
-            self.of(segment).add_sample(batch, logits, sample);
+            self.change(segment, |metrics| metrics.add_sample(batch, logits, sample));
         }
     }
 
-    fn of(&mut self, segment: Segment) -> &mut TaskMetrics {
-        let new_id = matches!(segment, Segment::Id(_)) && !self.segments.contains_key(&segment);
-        let segment = if new_id && self.ids >= self.max_segments { Segment::Other } else { segment };
-        self.ids += usize::from(new_id && segment != Segment::Other);
-        self.segments.entry(segment).or_insert_with(|| TaskMetrics::small(&self.tasks))
+    /// Changes the metrics of a segment, or those of [`Segment::Other`] if its id is not kept.
+    fn change(&mut self, segment: Segment, change: impl FnOnce(&mut TaskMetrics)) {
+        let metrics = self.segments.entry(segment).or_insert_with(|| TaskMetrics::small(&self.tasks));
+        change(metrics);
+        // Ids stand before all other segments.
+        let is_id = |segment: &Segment| matches!(segment, Segment::Id(_));
+        let largest =
+            self.segments.keys().take_while(|segment| is_id(segment)).nth(self.max_segments).copied();
+        if let Some(metrics) = largest.and_then(|largest| self.segments.remove(&largest)) {
+            let other = self.segments.entry(Segment::Other);
+            other.or_insert_with(|| TaskMetrics::small(&self.tasks)).merge(&metrics);
+        }
+    }
+
+    /// The metrics for another rank's [`merge_bytes`](Self::merge_bytes).
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (segment, metrics) in &self.segments {
+            let (kind, id) = match segment {
+                Segment::Id(id) => (0_u8, *id),
+                Segment::Empty => (1, 0),
+                Segment::Several => (2, 0),
+                Segment::Other => (3, 0),
+            };
+            bytes.push(kind);
+            bytes.extend(id.to_le_bytes());
+            bytes.extend(metrics.to_bytes());
+        }
+        bytes
+    }
+
+    /// Adds the samples of metrics that were made as these were; `None` if the bytes are malformed.
+    pub(crate) fn merge_bytes(&mut self, mut bytes: &[u8]) -> Option<()> {
+        while let Some((kind, rest)) = bytes.split_first() {
+            let (id, rest) = rest.split_first_chunk()?;
+            bytes = rest;
+            let segment = match kind {
+                0 => Segment::Id(i64::from_le_bytes(*id)),
+                1 => Segment::Empty,
+                2 => Segment::Several,
+                3 => Segment::Other,
+                _ => return None,
+            };
+            let mut metrics = TaskMetrics::small(&self.tasks);
+            metrics.merge_bytes(&mut bytes)?;
+            self.change(segment, |own| own.merge(&metrics));
+        }
+        Some(())
     }
 
     /// The figures by segment and task, ids ascending.

@@ -3,7 +3,7 @@
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
 
-use super::{BinaryMetrics, Figures};
+use super::{BinaryMetrics, Figures, MetricState};
 
 /// A label that the model predicts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,12 @@ impl TaskMetrics {
         Self { tasks: tasks.iter().map(|task| (task.clone(), BinaryMetrics::small())).collect() }
     }
 
+    /// Metrics of the same tasks, of no samples.
+    pub(crate) fn emptied(&self) -> Self {
+        let tasks = self.tasks.iter().map(|(task, metrics)| (task.clone(), metrics.emptied()));
+        Self { tasks: tasks.collect() }
+    }
+
     /// Adds all samples of a batch. `logits` are `[B, tasks]`, row-major.
     pub fn add(&mut self, batch: &Batch, logits: &[f32]) {
         (0..batch.size()).for_each(|sample| self.add_sample(batch, logits, sample));
@@ -61,6 +67,19 @@ impl TaskMetrics {
         for ((_, metrics), (_, other)) in self.tasks.iter_mut().zip(&other.tasks) {
             metrics.merge(other);
         }
+    }
+
+    /// The metrics for another rank's [`merge_bytes`](Self::merge_bytes).
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        self.tasks.iter().flat_map(|(_, metrics)| metrics.state().to_bytes()).collect()
+    }
+
+    /// Adds the samples of metrics that were made as these were, from the front of `bytes`; `None` if they are malformed.
+    pub(crate) fn merge_bytes(&mut self, bytes: &mut &[u8]) -> Option<()> {
+        for (_, metrics) in &mut self.tasks {
+            metrics.merge_state(&MetricState::from_bytes(bytes)?)?;
+        }
+        Some(())
     }
 
     /// Metrics and names of the tasks, in the configuration's order.

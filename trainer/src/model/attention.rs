@@ -33,7 +33,7 @@ pub(super) struct Attended {
     plan: Plan,
 }
 
-fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a dyn Embeddings) -> Vec<Sequence<'a>> {
+fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Sequence<'a>> {
     let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
     let own = all.filter(|lookup| embeddings.configs()[lookup.table].pooling == Pooling::Attention);
     own.map(|lookup| embeddings.sequence(lookup)).collect()
@@ -47,7 +47,7 @@ impl SelfAttention {
     }
 
     /// All features of a batch that pool by attention. An empty row gives what a mean of zero gives.
-    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &dyn Embeddings, share: bool) -> Attended {
+    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &Embeddings) -> Attended {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(lookups, embeddings);
         let parameters = self.project.ws.detach().contiguous();
@@ -57,7 +57,7 @@ impl SelfAttention {
             &tensors::as_slice(&bias)[..dim as usize],
             heads as usize,
         );
-        let (means, plan) = embeddings.install(|| attention::forward(&weights, &sequences, share));
+        let (means, plan) = embeddings.install(|| attention::forward(&weights, &sequences, true));
         let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);
         let head_dim = dim / heads;
         let values: Vec<Tensor> = (0..heads)
@@ -106,7 +106,7 @@ impl SelfAttention {
         &self,
         attended: &Attended,
         lookups: &[Lookup],
-        embeddings: &dyn Embeddings,
+        embeddings: &Embeddings,
     ) -> Vec<Vec<f32>> {
         let sequences = sequences(lookups, embeddings);
         let upstream = attended.means.grad().contiguous();

@@ -14,12 +14,12 @@
 use onefold_ikjt::Batch;
 use tch::Tensor;
 
-use super::interact::Interacted;
 use super::on_device::Passed;
 use super::sequences::Sequences;
 use super::{Model, Stage};
-use crate::embedding::{Lookup, LookupGradients};
+use crate::embedding::{DeviceGradients, Lookup, LookupGradients, Lookups, Request, Status};
 use crate::kernels::interaction::Source;
+use crate::lockstep::FAILED;
 use crate::{Result, tensors};
 
 /// What one forward pass gives.
@@ -27,184 +27,201 @@ use crate::{Result, tensors};
 pub struct Forward {
     /// `[B, tasks]`, logits.
     pub logits: Tensor,
-    /// What was looked up, by group.
-    pub lookups: Vec<Lookup>,
+    pub(super) path: Path,
+}
+
+/// What a forward pass leaves for backward, by where the tables are.
+#[derive(Debug)]
+pub(super) enum Path {
+    Host(Box<HostPath>),
+    Device(Box<Passed>),
+}
+
+#[derive(Debug)]
+pub(super) struct HostPath {
+    pub(super) lookups: Lookups,
     bottom: Option<Tensor>,
     sequences: Sequences,
-    /// By source: its vectors by sample, where they were expanded before the interaction.
-    expanded: Vec<Option<Vec<f32>>>,
-    interacted: Interacted,
-    /// What is left on a device, instead of all of the above.
-    on_device: Option<Passed>,
+    /// The interaction's leaf.
+    interacted: Tensor,
 }
 
-impl Forward {
-    pub(super) fn on_device(logits: Tensor, lookup: Lookup, passed: Passed) -> Self {
-        Self {
-            logits,
-            lookups: vec![lookup],
-            bottom: None,
-            sequences: Sequences::none(),
-            expanded: Vec::new(),
-            interacted: Interacted::none(),
-            on_device: Some(passed),
+/// The gradients of a batch's lookups.
+#[derive(Debug)]
+pub struct Gradients(pub(super) OfTables);
+
+impl Gradients {
+    /// Whether all are finite numbers.
+    pub fn are_finite(&self) -> bool {
+        let of_tensor = |tensor: &Option<Tensor>| {
+            tensor.as_ref().is_none_or(|values| values.isfinite().all().int64_value(&[]) != 0)
+        };
+        match &self.0 {
+            OfTables::Host(gradients) => gradients.iter().all(|of_group| {
+                tensors::are_finite(&of_group.pooled)
+                    && of_group.sequences.iter().all(|values| tensors::are_finite(values))
+            }),
+            OfTables::Device(DeviceGradients { pooled, sequences }) => {
+                of_tensor(pooled) && of_tensor(sequences)
+            }
         }
     }
-
-    /// Products of pairs of vectors (and values that stand beside them) that were computed; 0 if there are cross layers, and
-    /// on a device.
-    pub fn products(&self) -> u64 {
-        self.interacted.products()
-    }
 }
 
-/// Vectors on their way into the interaction.
-struct Vectors<'a> {
-    /// `[U, F, D]`.
-    values: &'a [f32],
-    /// F.
-    vectors: usize,
-    inverse: Option<&'a [i32]>,
+#[derive(Debug)]
+pub(super) enum OfTables {
+    Host(Vec<LookupGradients>),
+    Device(DeviceGradients),
 }
+
+/// A batch's input on its way: rows are asked for at their owners, or the batch is copied to the device.
+#[derive(Debug)]
+pub struct Input(Option<Request>, Vec<Status>);
 
 impl Model {
-    /// The logits of a batch.
+    /// Begins the input of a batch, which [`forward`](Self::forward) ends, and tells all ranks this one's `status`. Without a batch
+    /// nothing is asked for. Every rank calls it, once for every batch.
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for.
-    pub fn forward(&self, batch: &Batch) -> Result<Forward> {
-        let profile = &self.profile;
-        if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
-            return self.forward(&profile.measure(Stage::Expansion, || batch.expand()));
-        }
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::RankLost`](crate::Error::RankLost) if another rank
+    /// fails, [`Error::Device`](crate::Error::Device) if the device does.
+    pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
         if let Some(device) = self.embeddings.on_device() {
-            return self.forward_on_device(device, batch);
+            batch.map_or(Ok(()), |batch| device.tables().stage_ahead(batch))?;
+            return Ok(Input(None, vec![status]));
         }
-        let lookups =
-            profile.measure(Stage::Lookup, || self.embeddings.lookup(batch.groups(), self.steps))?;
-        let sequences = profile.measure(Stage::Attention, || {
-            self.blocks.forward(batch, &lookups, &*self.embeddings, self.steps.sequences)
+        let groups = batch.map_or(&[][..], Batch::groups);
+        let request = self.profile.measure(Stage::Lookup, || self.embeddings.request(groups, status))?;
+        Ok(Input(Some(request), Vec::new()))
+    }
+
+    /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a batch, the other
+    /// ranks learn that this one has failed.
+    ///
+    /// # Errors
+    ///
+    /// That of the batch, or of its request.
+    pub fn request_or_fail(&self, batch: Result<Batch>, flags: i64) -> Result<(Batch, Input)> {
+        let requested = batch.and_then(|batch| {
+            let status = Status { flags, weight: Self::weight(&batch) };
+            let input = self.request(Some(&batch), status)?;
+            Ok((batch, input))
         });
+        if let Err(error) = &requested
+            && error.is_own()
+        {
+            let mut failed = self.request(None, Status { flags: FAILED, weight: 0.0 })?;
+            self.statuses(&mut failed)?;
+        }
+        requested
+    }
+
+    /// The statuses of all ranks, by rank, which are known when all have made their requests.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn statuses<'a>(&self, input: &'a mut Input) -> Result<&'a [Status]> {
+        match &mut input.0 {
+            None => Ok(&input.1),
+            Some(request) => self.profile.measure(Stage::Exchange, || self.embeddings.statuses(request)),
+        }
+    }
+
+    /// The logits of a batch that was not requested before.
+    ///
+    /// # Errors
+    ///
+    /// As [`request`](Self::request).
+    pub fn predict(&self, batch: &Batch) -> Result<Forward> {
+        let input = self.request(Some(batch), Status::default())?;
+        self.forward(batch, input)
+    }
+
+    /// The logits of a batch; `input` is its request.
+    ///
+    /// # Errors
+    ///
+    /// As [`request`](Self::request).
+    pub fn forward(&self, batch: &Batch, input: Input) -> Result<Forward> {
+        let profile = &self.profile;
+        let Some(request) = input.0 else { return self.forward_on_device(batch) };
+        let lookups = profile.measure(Stage::Lookup, || self.embeddings.lookup(request))?;
+        let sequences = profile
+            .measure(Stage::Attention, || self.blocks.forward(batch, &lookups.groups, &self.embeddings));
         let size = batch.size() as i64;
         let bottom = self.bottom.as_ref().map(|bottom| {
             let dense = tensors::from_f32(batch.dense(), &[size, batch.dense_width() as i64]);
             profile.measure(Stage::Mlps, || bottom.forward(&dense))
         });
         let rows = Detached::new(bottom.as_ref(), &sequences);
-        let vectors = self.vectors(batch, &lookups, &rows);
-        let expanded = profile.measure(Stage::Expansion, || self.expanded(&vectors));
-        let interacted = self.interact(&sources(&vectors, &expanded), batch.size());
+        let interacted = self.interact(&sources(batch, &lookups.groups, &rows), batch.size());
         let logits = profile.measure(Stage::Mlps, || match &self.crosses {
-            None => self.top.forward_after_first(&interacted.leaf),
-            Some(crosses) => self.top.forward(&crosses.forward(&interacted.leaf)),
+            None => self.top.forward(&interacted),
+            Some(crosses) => self.top.forward(&crosses.forward(&interacted)),
         });
-        Ok(Forward { logits, lookups, bottom, sequences, expanded, interacted, on_device: None })
+        let path = Path::Host(Box::new(HostPath { lookups, bottom, sequences, interacted }));
+        Ok(Forward { logits, path })
     }
 
     /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
-    /// parameters', those of the tables' vectors are returned for [`Embeddings::update`](crate::embedding::Embeddings::update).
-    /// `batch` is the one that `forward` was given.
+    /// parameters', those of the tables' vectors are returned for [`update`](Model::update). `top_is_ready` is called when the
+    /// gradients of the parameters after the interaction are complete. `batch` is the one that `forward` was given.
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the model is on a device, and that fails.
-    pub fn backward(&self, batch: &Batch, forward: &Forward, loss: &Tensor) -> Result<Vec<LookupGradients>> {
-        let profile = &self.profile;
-        if let (Some(device), Some(passed)) = (self.embeddings.on_device(), &forward.on_device) {
-            return self.backward_on_device(device, forward, passed, loss);
-        }
-        if !self.steps.lookups && batch.groups().iter().any(|group| group.inverse().is_some()) {
-            let expanded = profile.measure(Stage::Expansion, || batch.expand());
-            return self.backward(&expanded, forward, loss);
-        }
-        profile.measure(Stage::MlpsBackward, || loss.backward());
-        let rows = Detached::new(forward.bottom.as_ref(), &forward.sequences);
-        let vectors = self.vectors(batch, &forward.lookups, &rows);
-        let gradients = self.interact_backward(&forward.interacted, &sources(&vectors, &forward.expanded));
-        let gradients =
-            profile.measure(Stage::ExpansionBackward, || self.folded(&vectors, &forward.expanded, gradients));
-        Ok(self.backward_sources(forward, gradients))
+    /// The first error of `top_is_ready`; [`Error::Device`](crate::Error::Device) if the device fails.
+    pub fn backward(
+        &self,
+        batch: &Batch,
+        forward: &Forward,
+        loss: &Tensor,
+        top_is_ready: impl FnOnce() -> Result<()>,
+    ) -> Result<Gradients> {
+        let path = match &forward.path {
+            Path::Host(path) => path,
+            Path::Device(passed) => {
+                let gradients = self.backward_on_device(passed, loss)?;
+                top_is_ready()?;
+                return Ok(Gradients(OfTables::Device(gradients)));
+            }
+        };
+        self.profile.measure(Stage::MlpsBackward, || loss.backward());
+        top_is_ready()?;
+        let rows = Detached::new(path.bottom.as_ref(), &path.sequences);
+        let sources = sources(batch, &path.lookups.groups, &rows);
+        let gradients = self.interact_backward(&path.interacted, &sources);
+        Ok(Gradients(OfTables::Host(self.backward_sources(path, gradients))))
     }
 
     /// From the gradients of the interaction's sources to those of the tables' vectors.
-    fn backward_sources(&self, forward: &Forward, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
+    fn backward_sources(&self, path: &HostPath, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
+        let HostPath { lookups, bottom, sequences, .. } = path;
+        let lookups = &lookups.groups;
         let mut gradients = gradients.into_iter();
-        let bottom_gradient = forward.bottom.as_ref().and_then(|_| gradients.next());
+        let bottom_gradient = bottom.as_ref().and_then(|_| gradients.next());
         let (mut pooled, mut sequence_gradients) = (Vec::new(), Vec::new());
-        for lookup in &forward.lookups {
+        for lookup in lookups {
             let has_pooled = !lookup.pooled_features.is_empty();
             pooled.push(if has_pooled { gradients.next().unwrap_or_default() } else { Vec::new() });
             sequence_gradients.extend(gradients.by_ref().take(lookup.sequences.len()));
         }
         self.profile.measure(Stage::MlpsBackward, || {
-            if let (Some(bottom), Some(gradient)) = (&forward.bottom, &bottom_gradient) {
+            if let (Some(bottom), Some(gradient)) = (bottom, &bottom_gradient) {
                 let gradient = tensors::from_f32(gradient, &bottom.size());
                 (bottom * gradient).sum(tch::Kind::Float).backward();
             }
         });
         let sequences = self.profile.measure(Stage::AttentionBackward, || {
-            let Forward { sequences, lookups, .. } = forward;
-            self.blocks.backward(sequences, lookups, &*self.embeddings, &sequence_gradients, &mut pooled)
+            self.blocks.backward(sequences, lookups, &self.embeddings, &sequence_gradients, &mut pooled)
         });
         let mut sequences = sequences.into_iter();
         let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
-            pooled: pooled.into(),
-            sequences: sequences.by_ref().take(lookup.sequences.len()).map(Into::into).collect(),
+            pooled,
+            sequences: sequences.by_ref().take(lookup.sequences.len()).collect(),
         };
-        forward.lookups.iter().zip(pooled).map(of_lookup).collect()
-    }
-
-    /// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.
-    fn vectors<'a>(&self, batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> Vec<Vectors<'a>> {
-        let mut vectors = Vec::new();
-        if let Some(bottom) = &rows.bottom {
-            vectors.push(Vectors { values: tensors::as_slice(bottom), vectors: 1, inverse: None });
-        }
-        let mut sequences = rows.sequences.iter();
-        for (group, lookup) in batch.groups().iter().zip(lookups) {
-            let inverse =
-                |by_sample: bool| group.inverse().map(|inverse| &inverse[..]).filter(|_| !by_sample);
-            if !lookup.pooled_features.is_empty() {
-                let inverse = inverse(lookup.pooled_by_sample);
-                let vectors_each = lookup.pooled_features.len();
-                vectors.push(Vectors { values: &lookup.pooled, vectors: vectors_each, inverse });
-            }
-            for (rows, by_sample) in sequences.by_ref().take(lookup.sequences.len()) {
-                let values = tensors::as_slice(rows);
-                vectors.push(Vectors { values, vectors: 1, inverse: inverse(*by_sample) });
-            }
-        }
-        vectors
-    }
-
-    fn expanded(&self, vectors: &[Vectors<'_>]) -> Vec<Option<Vec<f32>>> {
-        let dim = self.embeddings.dim();
-        let expanded = |vectors: &Vectors<'_>| {
-            let inverse = vectors.inverse.filter(|_| !self.steps.late_expansion)?;
-            let size = vectors.vectors * dim;
-            let mut samples = vec![0.0; inverse.len() * size];
-            self.embeddings.expand(vectors.values, size, inverse, &mut samples);
-            Some(samples)
-        };
-        vectors.iter().map(expanded).collect()
-    }
-
-    fn folded(
-        &self,
-        vectors: &[Vectors<'_>],
-        expanded: &[Option<Vec<f32>>],
-        gradients: Vec<Vec<f32>>,
-    ) -> Vec<Vec<f32>> {
-        let dim = self.embeddings.dim();
-        let folded = |((vectors, expanded), gradient): ((&Vectors<'_>, &Option<Vec<f32>>), Vec<f32>)| {
-            let Some(inverse) = vectors.inverse.filter(|_| expanded.is_some()) else { return gradient };
-            let size = vectors.vectors * dim;
-            let mut rows = vec![0.0; vectors.values.len()];
-            self.embeddings.fold(&gradient, size, inverse, &mut rows);
-            rows
-        };
-        vectors.iter().zip(expanded).zip(gradients).map(folded).collect()
+        lookups.iter().zip(pooled).map(of_lookup).collect()
     }
 }
 
@@ -221,10 +238,22 @@ impl Detached {
     }
 }
 
-fn sources<'a>(vectors: &'a [Vectors<'a>], expanded: &'a [Option<Vec<f32>>]) -> Vec<Source<'a>> {
-    let source = |(vectors, expanded): (&'a Vectors<'a>, &'a Option<Vec<f32>>)| match expanded {
-        None => Source { values: vectors.values, vectors: vectors.vectors, inverse: vectors.inverse },
-        Some(expanded) => Source { values: expanded, vectors: vectors.vectors, inverse: None },
-    };
-    vectors.iter().zip(expanded).map(source).collect()
+/// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.
+fn sources<'a>(batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> Vec<Source<'a>> {
+    let mut sources = Vec::new();
+    if let Some(bottom) = &rows.bottom {
+        sources.push(Source { values: tensors::as_slice(bottom), vectors: 1, inverse: None });
+    }
+    let mut sequences = rows.sequences.iter();
+    for (group, lookup) in batch.groups().iter().zip(lookups) {
+        let inverse = group.inverse().map(|inverse| &inverse[..]);
+        if !lookup.pooled_features.is_empty() {
+            sources.push(Source { values: &lookup.pooled, vectors: lookup.pooled_features.len(), inverse });
+        }
+        for (rows, by_sample) in sequences.by_ref().take(lookup.sequences.len()) {
+            let values = tensors::as_slice(rows);
+            sources.push(Source { values, vectors: 1, inverse: inverse.filter(|_| !by_sample) });
+        }
+    }
+    sources
 }

@@ -39,11 +39,6 @@ impl Lists {
         self.sizes.iter().scan(0, start).collect()
     }
 
-    /// The same lists where each has elements of its own, which are [`elements`](Self::elements) of the timeline.
-    pub(super) fn apart(&self) -> Self {
-        Self { offsets: self.starts(), sizes: self.sizes.clone() }
-    }
-
     /// The same lists, short ones first, and where each stands now, `[N]`.
     pub(super) fn by_size(&self) -> (Self, Vec<i64>) {
         let mut order: Vec<usize> = (0..self.sizes.len()).collect();
@@ -143,7 +138,6 @@ mod tests {
         lists.extend([(0, 1)], 0);
         assert_eq!(lists.elements(), [10, 11, 12, 11, 12, 13, 0]);
         assert_eq!(lists.starts(), [0, 3, 6, 6]);
-        assert_eq!(lists.apart().elements(), [0, 1, 2, 3, 4, 5, 6]);
         let (sorted, places) = lists.by_size();
         assert_eq!((sorted.sizes, places), (vec![0, 1, 3, 3], vec![2, 3, 0, 1]));
         assert_eq!(sorted.offsets, [14, 0, 10, 11]);

@@ -22,20 +22,10 @@ impl Mlp {
 
     /// `[B, input]` to `[B, last width]`.
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
-        self.forward_after_first(&self.first().forward(input))
-    }
-
-    /// The first layer.
-    pub(super) fn first(&self) -> &nn::Linear {
-        self.layers.first().expect("a configuration without layers is refused")
-    }
-
-    /// From what the first layer gives, `[B, first width]`, to `[B, last width]`.
-    pub(super) fn forward_after_first(&self, first: &Tensor) -> Tensor {
-        let activate = |value: Tensor, layer: usize| {
-            if self.activate_last || layer + 1 < self.layers.len() { value.relu() } else { value }
+        let forward = |value: Tensor, (i, layer): (usize, &nn::Linear)| {
+            let value = layer.forward(&value);
+            if self.activate_last || i + 1 < self.layers.len() { value.relu() } else { value }
         };
-        let rest = self.layers.iter().enumerate().skip(1);
-        rest.fold(activate(first.shallow_clone(), 0), |value, (i, layer)| activate(layer.forward(&value), i))
+        self.layers.iter().enumerate().fold(input.shallow_clone(), forward)
     }
 }

@@ -6,7 +6,6 @@ mod din;
 mod encoder;
 mod forward;
 mod interact;
-mod levels;
 mod lists;
 mod mlp;
 mod on_device;
@@ -22,18 +21,17 @@ use std::cell::OnceCell;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
-use onefold_sharding::TableConfig;
-use tch::{Device, Kind, Tensor, nn};
+use tch::{Device, Tensor, nn};
 
 use self::cross::CrossNet;
-pub use self::forward::Forward;
+pub use self::forward::{Forward, Gradients, Input};
+use self::forward::{OfTables, Path};
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
-use crate::checkpoint::Run;
 use crate::config::{Interaction, TableOptimizerConfig};
-use crate::device::{Accelerator, failed};
-use crate::embedding::{Embeddings, LocalEmbeddings, LookupGradients, ShardedEmbeddings, Steps, Table};
+use crate::device::guarded;
+use crate::embedding::{Embeddings, SentGradients};
 use crate::metrics::Task;
 use crate::{Result, TrainConfig, tensors};
 
@@ -50,64 +48,19 @@ pub struct Model {
     /// On a device: which of all products of a sample's vectors are the interaction's.
     triangle: OnceCell<Tensor>,
     /// The tables.
-    pub embeddings: Box<dyn Embeddings>,
-    /// Which steps run once per distinct row; all, unless their gains are to be shown, and always all on a device.
-    pub steps: Steps,
+    pub embeddings: Embeddings,
     /// The time that each stage takes.
     pub profile: Profile,
 }
 
 impl Model {
-    /// A model with initial parameters from the configuration's seed.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Config`](crate::Error::Config) as [`TrainConfig::tables`] found them, [`Error::Io`](crate::Error::Io) if threads cannot be started.
-    pub fn new(
-        config: &TrainConfig,
-        schema: &Schema,
-        tables: &[TableConfig],
-        threads: usize,
-    ) -> Result<Self> {
-        let embeddings = LocalEmbeddings::new(tables, &config.optimizer.tables, config.train.seed, threads)?;
-        Self::with_embeddings(config, schema, Box::new(embeddings))
-    }
-
-    /// The same with tables that are divided as those of a run are.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn of_run(run: &Run, threads: usize, device: Option<&Accelerator>) -> Result<Self> {
-        let Run { config, schema, tables, shards, .. } = run;
-        if shards.is_empty() {
-            return Self::at(config, schema, tables, threads, device);
-        }
-        if let Some(device) = device {
-            let message = "the run divides its tables into the shards of simulated ranks";
-            return Err(failed(
-                device.torch(),
-                message,
-                "use the option `device = cpu`, or train without the option `simulate_ranks`",
-            ));
-        }
-        // One after the other, as a whole table is only there until it is cut.
-        let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
-        let tables = tables.iter().enumerate().map(|(i, table)| Table::initial(table, optimizer, seed, i));
-        let embeddings = ShardedEmbeddings::new(tables, shards.clone(), threads)?;
-        Self::with_embeddings(config, schema, Box::new(embeddings))
-    }
-
-    /// A model around given tables; the dense part has initial parameters.
+    /// A model around given tables; the dense part has initial parameters from the configuration's seed, the same on every rank. It
+    /// is where the tables are: on the CPU, or on their device.
     ///
     /// # Errors
     ///
     /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
-    pub fn with_embeddings(
-        config: &TrainConfig,
-        schema: &Schema,
-        embeddings: Box<dyn Embeddings>,
-    ) -> Result<Self> {
+    pub fn new(config: &TrainConfig, schema: &Schema, embeddings: Embeddings) -> Result<Self> {
         let tables = embeddings.configs();
         let tasks = config.check_labels(schema)?;
         let variables = nn::VarStore::new(Device::Cpu);
@@ -127,9 +80,17 @@ impl Model {
             let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
             (bottom, blocks, crosses, top)
         });
-        let (steps, profile) = (Steps::default(), Profile::default());
-        let triangle = OnceCell::new();
-        Ok(Self { variables, bottom, blocks, crosses, top, tasks, triangle, embeddings, steps, profile })
+        let (triangle, profile) = (OnceCell::new(), Profile::default());
+        let mut model =
+            Self { variables, bottom, blocks, crosses, top, tasks, triangle, embeddings, profile };
+        if let Some(store) = model.embeddings.on_device() {
+            let device = store.tables().accelerator().torch();
+            guarded(device, || {
+                model.variables.set_device(device);
+                Ok(())
+            })?;
+        }
+        Ok(model)
     }
 
     /// The parameters of the dense part, with gradients after `backward`.
@@ -155,51 +116,65 @@ impl Model {
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
     }
 
-    /// Updates the tables with what [`backward`](Self::backward) gave for `forward`.
+    /// Begins to send the gradients that [`backward`](Self::backward) gave for `forward` to the ranks that own the tables.
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the model is on a device, and that fails.
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn send_gradients(&self, forward: &Forward, gradients: &Gradients) -> Result<Option<SentGradients>> {
+        match (&forward.path, &gradients.0) {
+            (Path::Host(path), OfTables::Host(gradients)) => {
+                self.embeddings.send_gradients(&path.lookups, gradients).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Updates the tables with what [`backward`](Self::backward) gave for `forward`; `sent` is what
+    /// [`send_gradients`](Self::send_gradients) gave for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
     pub fn update(
         &mut self,
         forward: &Forward,
-        gradients: &[LookupGradients],
+        gradients: &Gradients,
+        sent: Option<SentGradients>,
         optimizer: &TableOptimizerConfig,
     ) -> Result<()> {
-        if let Some(device) = self.embeddings.on_device_mut() {
-            return device.apply(&forward.lookups, gradients, optimizer);
+        match (&forward.path, &gradients.0, sent) {
+            (Path::Host(path), OfTables::Host(gradients), Some(sent)) => {
+                self.embeddings.update(&path.lookups, gradients, sent, optimizer)
+            }
+            (Path::Device(passed), OfTables::Device(gradients), _) => {
+                self.embeddings.update_on_device(&passed.lookup, gradients, optimizer)
+            }
+            _ => unreachable!("the gradients are those of the forward pass"),
         }
-        self.embeddings.update(&forward.lookups, gradients, optimizer);
-        Ok(())
     }
 
-    /// The tasks' losses, each times its weight, summed. A task's loss is the mean binary cross-entropy of its logits over the
-    /// batch, weighted by the samples' weights where there are any.
-    pub fn loss(&self, logits: &Tensor, batch: &Batch) -> Tensor {
+    /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is the binary cross-entropy of its
+    /// logits, weighted by the samples' weights where there are any, and divided by `weight`: the sum of the weights of the global
+    /// batch, or its samples.
+    pub fn loss(&self, logits: &Tensor, batch: &Batch, weight: f64) -> Tensor {
         let labels = self.labels(batch);
         let weights = batch
             .weights()
             .map(|weights| tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device()));
-        let losses = self.tasks.iter().enumerate().map(|(column, (_, weight))| {
+        let weight = weight.max(f64::from(f32::MIN_POSITIVE));
+        let losses = self.tasks.iter().enumerate().map(|(column, (_, of_task))| {
             let (logits, labels) = (logits.select(1, column as i64), labels.select(1, column as i64));
-            let loss = cross_entropy(&logits, &labels, weights.as_ref());
-            // A weight of 1 leaves every bit of the gradient as it is.
-            if *weight == 1.0 { loss } else { loss * *weight }
+            let sum =
+                logits.binary_cross_entropy_with_logits(&labels, weights.as_ref(), None, tch::Reduction::Sum);
+            sum * (*of_task / weight)
         });
         losses.reduce(|a, b| a + b).expect("a model has a task")
     }
-}
 
-/// Mean binary cross-entropy, `[]`, of logits `[B]`, weighted by `weights` `[B]` if there are any.
-fn cross_entropy(logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>) -> Tensor {
-    let reduced = |weights: Option<&Tensor>, reduction| {
-        logits.binary_cross_entropy_with_logits(labels, weights, None, reduction)
-    };
-    match weights {
-        None => reduced(None, tch::Reduction::Mean),
-        Some(weights) => {
-            let sum = weights.sum(Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE));
-            reduced(Some(weights), tch::Reduction::Sum) / sum
-        }
+    /// The sum of the weights of a batch's samples: their number, where they have no weights.
+    pub fn weight(batch: &Batch) -> f64 {
+        let sum = |weights: &[f32]| weights.iter().map(|weight| f64::from(*weight)).sum();
+        batch.weights().map_or(batch.size() as f64, |weights| sum(weights))
     }
 }

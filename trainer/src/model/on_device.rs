@@ -9,25 +9,23 @@
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a leaf,
 //! and `backward` goes from leaf to leaf.
 
-use std::sync::PoisonError;
-
-use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
-use onefold_sharding::{Pooling, TableConfig};
+use onefold_sharding::Pooling;
 use tch::{Kind, Tensor};
 
 use self::blocks::Pooled;
+use super::forward::Path;
 use super::{Forward, Model};
-use crate::checkpoint::Touched;
+use crate::Result;
 use crate::device::{Accelerator, Staged, Sums, guarded};
-use crate::embedding::{DeviceEmbeddings, LookupGradients, Vectors};
-use crate::{Result, TrainConfig};
+use crate::embedding::{DeviceGradients, DeviceLookup};
 
 mod blocks;
 
 /// What a forward pass leaves for backward.
 #[derive(Debug)]
 pub(super) struct Passed {
+    pub(super) lookup: DeviceLookup,
     /// `[B, D]`.
     bottom: Option<Tensor>,
     sequences: Pooled,
@@ -86,70 +84,12 @@ impl Source<'_> {
 }
 
 impl Model {
-    /// A model on the CPU, or on `device`.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new) and [`on_device`](Self::on_device).
-    pub fn at(
-        config: &TrainConfig,
-        schema: &Schema,
-        tables: &[TableConfig],
-        threads: usize,
-        device: Option<&Accelerator>,
-    ) -> Result<Self> {
-        match device {
-            None => Self::new(config, schema, tables, threads),
-            Some(device) => Self::on_device(config, schema, tables, threads, device),
-        }
-    }
-
-    /// A model in the memory of `accelerator`, with the initial parameters that it has on the CPU.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new), and [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in
-    /// their dimension or have 2^31 rows.
-    pub fn on_device(
-        config: &TrainConfig,
-        schema: &Schema,
-        tables: &[TableConfig],
-        threads: usize,
-        accelerator: &Accelerator,
-    ) -> Result<Self> {
-        let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
-        let embeddings = DeviceEmbeddings::new(accelerator, tables, optimizer, seed, threads)?;
-        let mut model = Self::with_embeddings(config, schema, Box::new(embeddings))?;
-        guarded(accelerator.torch(), || {
-            model.variables.set_device(accelerator.torch());
-            Ok(())
-        })?;
-        Ok(model)
-    }
-
-    /// Begins to copy a batch to the device, if the tables are on one: `forward` will find it there.
-    ///
-    /// # Errors
-    ///
-    /// As [`forward`](Self::forward).
-    pub fn stage_ahead(&self, batch: &Batch) -> Result<()> {
-        self.embeddings.on_device().map_or(Ok(()), |device| device.tables().stage_ahead(batch))
-    }
-
-    /// Adds the rows that were updated since the last call, if the tables are on a device, to `touched`.
-    pub(crate) fn collect_touched(&mut self, touched: &mut Touched) {
-        if let Some(device) = self.embeddings.on_device_mut() {
-            let rows = device.tables_mut().take_touched();
-            rows.iter().enumerate().for_each(|(table, rows)| touched.add(table, rows));
-        }
-    }
-
-    pub(super) fn forward_on_device(&self, device: &DeviceEmbeddings, batch: &Batch) -> Result<Forward> {
+    pub(super) fn forward_on_device(&self, batch: &Batch) -> Result<Forward> {
+        let device = self.embeddings.on_device().expect("the tables are on a device");
         let accelerator = device.tables().accelerator();
         guarded(accelerator.torch(), || {
-            let lookup = device.look_up(batch)?;
-            let kept = device.kept(&lookup).lock().unwrap_or_else(PoisonError::into_inner);
-            let (staged, looked_up) = (&kept.staged, &kept.looked_up);
+            let lookup = device.lookup(batch)?;
+            let (staged, looked_up) = (&lookup.staged, &lookup.looked_up);
             let sequences = self.blocks.forward_on_device(accelerator, staged, looked_up)?;
             let dense = staged.dense.as_ref();
             let bottom = self.bottom.as_ref().zip(dense).map(|(bottom, dense)| bottom.forward(dense));
@@ -160,8 +100,8 @@ impl Model {
             let vectors = self.expand_on_device(accelerator, staged, bottom.as_ref(), rows_of)?;
             let vectors = vectors.set_requires_grad(true);
             let logits = self.logits_on_device(&vectors, staged.size());
-            drop(kept);
-            Ok(Forward::on_device(logits, lookup, Passed { bottom, sequences, vectors }))
+            let passed = Passed { lookup, bottom, sequences, vectors };
+            Ok(Forward { logits, path: Path::Device(Box::new(passed)) })
         })
     }
 
@@ -215,22 +155,12 @@ impl Model {
         self.top.forward(&input)
     }
 
-    pub(super) fn backward_on_device(
-        &self,
-        device: &DeviceEmbeddings,
-        forward: &Forward,
-        passed: &Passed,
-        loss: &Tensor,
-    ) -> Result<Vec<LookupGradients>> {
+    pub(super) fn backward_on_device(&self, passed: &Passed, loss: &Tensor) -> Result<DeviceGradients> {
+        let device = self.embeddings.on_device().expect("the tables are on a device");
         let accelerator = device.tables().accelerator();
         guarded(accelerator.torch(), || {
             loss.backward();
-            let mut gradients = Vec::with_capacity(forward.lookups.len());
-            for lookup in &forward.lookups {
-                let kept = device.kept(lookup).lock().unwrap_or_else(PoisonError::into_inner);
-                gradients.push(self.backward_sources_on_device(accelerator, &kept.staged, passed)?);
-            }
-            Ok(gradients)
+            self.backward_sources_on_device(accelerator, &passed.lookup.staged, passed)
         })
     }
 
@@ -240,7 +170,7 @@ impl Model {
         accelerator: &Accelerator,
         batch: &Staged,
         passed: &Passed,
-    ) -> Result<LookupGradients> {
+    ) -> Result<DeviceGradients> {
         let dim = self.embeddings.dim() as i64;
         let upstream = passed.vectors.grad().contiguous();
         let empty = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
@@ -265,9 +195,8 @@ impl Model {
             weighted(bottom, &upstream.narrow(1, 0, dim)).backward();
         }
         let of_block = |pooling| gradient_of(Part::Block(pooling));
-        let elements = passed.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;
-        let pooled = pooled.map_or_else(|| Vectors::from(Vec::new()), Vectors::Tensor);
-        Ok(LookupGradients { pooled, sequences: elements.into_iter().map(Vectors::Tensor).collect() })
+        let sequences = passed.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;
+        Ok(DeviceGradients { pooled, sequences })
     }
 }
 

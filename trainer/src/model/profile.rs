@@ -9,24 +9,18 @@ use std::time::{Duration, Instant};
 pub enum Stage {
     /// Ids to table rows, lookup and pooling.
     Lookup,
+    /// Waiting for the requests of other ranks.
+    Exchange,
     /// Sequences through the blocks that pool them: attention, DIN, encoder.
     Attention,
-    /// Rows to samples, where that is a step of its own.
-    Expansion,
-    /// Products of all pairs of vectors, with the expansion inside it.
+    /// Products of all pairs of vectors, with the expansion of rows to samples inside it.
     Interaction,
-    /// The first layer of the top MLP, where it runs beside the products.
-    FirstLayer,
     /// Bottom and top MLP and the loss.
     Mlps,
     /// The same backward.
     MlpsBackward,
-    /// The first layer of the top MLP backward.
-    FirstLayerBackward,
     /// The interaction backward.
     InteractionBackward,
-    /// Gradients of samples to those of rows, where that is a step of its own.
-    ExpansionBackward,
     /// The blocks that pool sequences backward.
     AttentionBackward,
     /// The dense part's optimizer.

@@ -59,7 +59,7 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy, Pooling};
+use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
 
 use super::*;
 use crate::embedding::Table;
@@ -172,8 +172,8 @@ fn model(config: &TrainConfig) -> Model {
         .iter()
         .enumerate()
         .map(|(n, config)| Table::from_parts(config, numbers(100 + n, 30 * 16), vec![0.0; 30]).unwrap());
-    let embeddings = LocalEmbeddings::from_tables(tables.collect(), 2).unwrap();
-    let model = Model::with_embeddings(config, &schema, Box::new(embeddings)).unwrap();
+    let embeddings = Embeddings::from_tables(tables.collect(), 2).unwrap();
+    let model = Model::new(config, &schema, embeddings).unwrap();
     for (n, mut parameter) in model.named_dense_parameters().into_values().enumerate() {
         let values = tensors::from_f32(&numbers(n, parameter.numel()), &parameter.size());
         tch::no_grad(|| parameter.copy_(&values));
@@ -196,12 +196,13 @@ fn a_run_of_pytorch_is_reproduced() {
         let mut optimizer = DenseOptimizer::new(dense, model.named_dense_parameters(), 1).unwrap();
         for (step, expected) in LOSSES.iter().enumerate() {
             let batch = folded(&batch(step as i64 % 5), fold);
-            let forward = model.forward(&batch).unwrap();
-            let loss = model.loss(&forward.logits, &batch);
-            let gradients = model.backward(&batch, &forward, &loss).unwrap();
+            let forward = model.predict(&batch).unwrap();
+            let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+            let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
             let norm = optimizer.gradient_norm();
             optimizer.step(dense.learning_rate, norm);
-            model.embeddings.update(&forward.lookups, &gradients, &config.optimizer.tables);
+            let sent = model.send_gradients(&forward, &gradients).unwrap();
+            model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
             let loss = loss.double_value(&[]);
             assert!((loss - expected).abs() < 5e-6, "{form}, step {step}: {loss}, PyTorch: {expected}");
         }

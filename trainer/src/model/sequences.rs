@@ -10,7 +10,7 @@ use tch::{Kind, Tensor, nn};
 use super::attention::{Attended, SelfAttention};
 use super::din::TargetAttention;
 use super::encoder::Encoder;
-use super::lists::{Lists, gather, indices};
+use super::lists::Lists;
 use crate::config::ModelConfig;
 use crate::embedding::{Embeddings, FeatureLookup, Lookup};
 use crate::tensors;
@@ -93,16 +93,15 @@ struct QueryPart {
 #[derive(Clone, Copy)]
 struct Found<'a> {
     group: &'a Group,
-    lookup: &'a Lookup,
     feature: &'a FeatureLookup,
     pooling: Pooling,
 }
 
-fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: &'a dyn Embeddings) -> Vec<Found<'a>> {
+fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Found<'a>> {
     let found = |(group, lookup): (&'a Group, &'a Lookup)| {
         lookup.sequences.iter().map(move |feature| {
             let pooling = embeddings.configs()[feature.table].pooling;
-            Found { group, lookup, feature, pooling }
+            Found { group, feature, pooling }
         })
     };
     batch.groups().iter().zip(lookups).flat_map(found).collect()
@@ -127,18 +126,11 @@ impl Blocks {
         }
     }
 
-    /// The vectors of all sequence features of a batch. Where `share` is false, overlapping lists are computed one by
-    /// one.
-    pub(super) fn forward(
-        &self,
-        batch: &Batch,
-        lookups: &[Lookup],
-        embeddings: &dyn Embeddings,
-        share: bool,
-    ) -> Sequences {
+    /// The vectors of all sequence features of a batch.
+    pub(super) fn forward(&self, batch: &Batch, lookups: &[Lookup], embeddings: &Embeddings) -> Sequences {
         let all = all(batch, lookups, embeddings);
         let by = |pooling| all.iter().copied().filter(|found| found.pooling == pooling).collect::<Vec<_>>();
-        let attended = self.attention.as_ref().map(|block| block.forward(lookups, embeddings, share));
+        let attended = self.attention.as_ref().map(|block| block.forward(lookups, embeddings));
         let encoded = self.encoder.as_ref().map(|block| {
             let features = by(Pooling::Encoder);
             let timeline = Timeline::new(&features, embeddings);
@@ -146,16 +138,15 @@ impl Blocks {
             for (found, range) in features.iter().zip(&timeline.ranges) {
                 lists.extend(found.lists(), range.start);
             }
-            let (vectors, lists) = timeline.shared(lists, share);
-            Encoded { rows: block.forward(&vectors, &lists), timeline }
+            Encoded { rows: block.forward(&timeline.vectors, &lists), timeline }
         });
         let targeted = self.din.as_ref().map(|block| {
             let features = by(Pooling::Din);
             let timeline = Timeline::new(&features, embeddings);
             let queries = Queries::new(&features, lookups, &self.targets, embeddings);
-            let (lists, targets) = self.pairs(batch, &features, &timeline, &queries, lookups);
-            let (vectors, lists) = timeline.shared(lists, share);
-            Targeted { rows: block.forward(&vectors, &queries.vectors, &lists, &targets), timeline, queries }
+            let (lists, targets) = self.pairs(batch, &features, &timeline, &queries);
+            let rows = block.forward(&timeline.vectors, &queries.vectors, &lists, &targets);
+            Targeted { rows, timeline, queries }
         });
         let mut next = [0_usize; 3];
         let features = all.iter().map(|found| {
@@ -164,7 +155,7 @@ impl Blocks {
             let next = &mut next[place(found.pooling)];
             let rows = *next..*next + count;
             *next = rows.end;
-            Pooled { pooling: found.pooling, rows, by_sample: by_sample || found.lookup.sequences_by_sample }
+            Pooled { pooling: found.pooling, rows, by_sample }
         });
         Sequences { features: features.collect(), attended, encoded, targeted }
     }
@@ -176,24 +167,19 @@ impl Blocks {
         features: &[Found<'_>],
         timeline: &Timeline,
         queries: &Queries,
-        lookups: &[Lookup],
     ) -> (Lists, Vec<i64>) {
         let (mut lists, mut targets) = (Lists::default(), Vec::new());
         for (found, range) in features.iter().zip(&timeline.ranges) {
             let rows = &found.feature.rows;
             let own = (0..batch.size()).map(|sample| {
-                let by_sample = found.lookup.sequences_by_sample;
-                let row = if by_sample { sample } else { found.group.row_of(sample) };
+                let row = found.group.row_of(sample);
                 (rows.offsets[row], rows.sizes[row])
             });
             lists.extend(own, range.start);
             let target = self.targets[found.feature.table];
             let Some(part) = queries.parts.iter().find(|part| Some(part.table) == target) else { continue };
-            let (group, by_sample) = (&batch.groups()[part.lookup], lookups[part.lookup].pooled_by_sample);
-            targets.extend((0..batch.size()).map(|sample| {
-                let row = if by_sample { sample } else { group.row_of(sample) };
-                (part.rows.start + row) as i64
-            }));
+            let group = &batch.groups()[part.lookup];
+            targets.extend((0..batch.size()).map(|sample| (part.rows.start + group.row_of(sample)) as i64));
         }
         (lists, targets)
     }
@@ -204,7 +190,7 @@ impl Blocks {
         &self,
         sequences: &Sequences,
         lookups: &[Lookup],
-        embeddings: &dyn Embeddings,
+        embeddings: &Embeddings,
         gradients: &[Vec<f32>],
         pooled: &mut [Vec<f32>],
     ) -> Vec<Vec<f32>> {
@@ -243,11 +229,6 @@ fn place(pooling: Pooling) -> usize {
 }
 
 impl Sequences {
-    /// No features.
-    pub(super) fn none() -> Self {
-        Self { features: Vec::new(), attended: None, encoded: None, targeted: None }
-    }
-
     /// The blocks' results, `[N, D]`.
     fn results(&self) -> impl Iterator<Item = (Pooling, &Tensor)> {
         let attended = self.attended.iter().map(|attended| (Pooling::Attention, &attended.rows));
@@ -279,7 +260,7 @@ impl Found<'_> {
 
 impl Timeline {
     /// Looks up the elements of all of `features`.
-    fn new(features: &[Found<'_>], embeddings: &dyn Embeddings) -> Self {
+    fn new(features: &[Found<'_>], embeddings: &Embeddings) -> Self {
         let dim = embeddings.dim();
         let mut end = 0;
         let range = |found: &Found<'_>| {
@@ -304,16 +285,6 @@ impl Timeline {
         Self { vectors: vectors.set_requires_grad(true), ranges }
     }
 
-    /// The vectors that a block is given, and the lists over them: every element once, or, without `share`, once for
-    /// every list that has it.
-    fn shared(&self, lists: Lists, share: bool) -> (Tensor, Lists) {
-        if share {
-            return (self.vectors.shallow_clone(), lists);
-        }
-        let elements = indices(&lists.elements(), self.vectors.device());
-        (gather(&self.vectors, &elements), lists.apart())
-    }
-
     /// What `backward` left at the leaf, by feature.
     fn gradients(&self) -> Vec<Vec<f32>> {
         let gradient = host(&self.vectors.grad());
@@ -328,7 +299,7 @@ impl Queries {
         features: &[Found<'_>],
         lookups: &[Lookup],
         targets: &[Option<usize>],
-        embeddings: &dyn Embeddings,
+        embeddings: &Embeddings,
     ) -> Self {
         let dim = embeddings.dim();
         let mut parts: Vec<QueryPart> = Vec::new();

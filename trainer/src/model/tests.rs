@@ -2,12 +2,13 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy, Pooling};
+use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tch::Kind;
 
 use super::*;
-use crate::embedding::{RowSet, Shard};
+use crate::embedding::{Placement, RowSet, Status};
 use crate::optimizer::DenseOptimizer;
 
 mod on_device;
@@ -305,31 +306,9 @@ fn assert_near(what: &str, found: &Tensor, expected: &Tensor) {
     assert!(error <= 2e-4 * scale, "{what}: off by {error} of {scale}\n{found}\n{expected}");
 }
 
-/// All forms of a batch, with all ways to compute them.
-fn forms(plain: &Batch) -> Vec<(&'static str, Batch, Steps)> {
-    let all = Steps::default();
-    let (exact, window) = (deduplicated(plain, false), deduplicated(plain, true));
-    vec![
-        ("off", plain.clone(), all),
-        ("exact", exact.clone(), all),
-        ("window", window.clone(), all),
-        ("no late expansion", window.clone(), Steps { late_expansion: false, ..all }),
-        ("no shared interactions", window.clone(), Steps { interactions: false, ..all }),
-        ("no sequences", window.clone(), Steps { sequences: false, ..all }),
-        ("no pooling", exact, Steps { pooling: false, ..all }),
-        ("pooling alone", window.clone(), Steps { sequences: false, late_expansion: false, ..all }),
-        (
-            "nothing",
-            window,
-            Steps {
-                lookups: false,
-                pooling: false,
-                sequences: false,
-                late_expansion: false,
-                interactions: false,
-            },
-        ),
-    ]
+/// All forms of a batch.
+fn forms(plain: &Batch) -> Vec<(&'static str, Batch)> {
+    vec![("off", plain.clone()), ("exact", deduplicated(plain, false)), ("window", deduplicated(plain, true))]
 }
 
 #[test]
@@ -360,13 +339,13 @@ fn weights_of_samples_weigh_every_task() {
     config.data.label = None;
     let task = |label: &str, weight| crate::TaskConfig { label: label.into(), weight };
     (config.tasks, config.model.top_mlp) = (vec![task("label", 1.0), task("like", 0.5)], vec![2]);
-    let model = Model::new(&config, &schema(), &tables(), 1).unwrap();
+    let model = model(&config, 1);
     let plain = batch(1);
     let weights: Vec<f32> = (0..plain.size()).map(|i| (i % 4) as f32).collect();
     let parts = BatchParts { weights: Some(weights.clone().into()), ..plain.clone().into_parts() };
     let weighted = Batch::try_new(parts).unwrap();
-    let logits = model.forward(&weighted).unwrap().logits;
-    let found = model.loss(&logits, &weighted).double_value(&[]);
+    let logits = model.predict(&weighted).unwrap().logits;
+    let found = model.loss(&logits, &weighted, Model::weight(&weighted)).double_value(&[]);
     let (mut sums, mut total) = ([0.0, 0.0], 0.0);
     for (sample, weight) in weights.iter().enumerate() {
         for (task, sum) in sums.iter_mut().enumerate() {
@@ -408,23 +387,23 @@ fn assert_gradients_of_no_elements(name: &str, model: &Model) {
 #[test]
 fn a_batch_may_have_no_element_of_any_sequence() {
     let config = config("sgd");
-    let model = Model::new(&config, &schema(), &tables(), 1).unwrap();
+    let model = model(&config, 1);
     let empty = batch_without_elements();
-    let forward = model.forward(&empty).unwrap();
-    let loss = model.loss(&forward.logits, &empty);
+    let forward = model.predict(&empty).unwrap();
+    let loss = model.loss(&forward.logits, &empty, Model::weight(&empty));
     assert!(loss.double_value(&[]).is_finite());
-    let gradients = model.backward(&empty, &forward, &loss).unwrap();
+    let gradients = model.backward(&empty, &forward, &loss, || Ok(())).unwrap();
+    let OfTables::Host(gradients) = gradients.0 else { panic!("the tables are in memory") };
     assert!(gradients.iter().flat_map(|g| &g.sequences).all(|vectors| vectors.is_empty()));
     assert_gradients_of_no_elements("cpu", &model);
 }
 
 fn compare_with_plain_libtorch(config: &TrainConfig) {
     let plain = batch(1);
-    for (name, batch, steps) in forms(&plain) {
-        let mut model = Model::new(config, &schema(), &tables(), 2).unwrap();
-        model.steps = steps;
+    for (name, batch) in forms(&plain) {
+        let mut model = model(config, 2);
         let weights = |model: &Model| -> Vec<Tensor> {
-            let weights = |table| model.embeddings.weights(table).unwrap();
+            let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
             (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
         };
         let before = weights(&model);
@@ -435,15 +414,16 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
         let expected_gradients: Vec<Tensor> = named.values().map(|p| p.grad().copy()).collect();
         named.values().for_each(|p| drop(p.grad().zero_()));
 
-        let forward = model.forward(&batch).unwrap();
-        let loss = model.loss(&forward.logits, &batch);
+        let forward = model.predict(&batch).unwrap();
+        let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
         assert_near(name, &loss, &expected);
-        let gradients = model.backward(&batch, &forward, &loss).unwrap();
+        let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
         for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
             assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
         }
         // With SGD at a rate of 1, what a table loses is its gradient.
-        model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+        let sent = model.send_gradients(&forward, &gradients).unwrap();
+        model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
         for ((table, (before, after)), leaf) in
             tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
         {
@@ -452,21 +432,12 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
     }
 }
 
-/// Every table in two shards on three ranks, by rows and by columns in turn.
-fn shards(kind: &str) -> Vec<Shard> {
-    let (rows, columns) = (ROWS as u64, DIM as u64);
-    let divide = |table: usize| {
-        let rank = move |i: usize| ((table + i) % 3) as u32;
-        // One accumulator for all columns of a row is one table's.
-        let parts = if table.is_multiple_of(2) || kind == "row_wise_adagrad" {
-            [(0..11, 0..columns), (11..rows, 0..columns)]
-        } else {
-            [(0..rows, 0..5), (0..rows, 5..columns)]
-        };
-        let shard = move |(i, (rows, columns))| Shard { table, rank: rank(i), rows, columns };
-        parts.into_iter().enumerate().map(shard)
-    };
-    (0..tables().len()).flat_map(divide).collect()
+/// A model with whole tables.
+fn model(config: &TrainConfig, threads: usize) -> Model {
+    let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+    let placement = Placement::alone(&tables());
+    let embeddings = Embeddings::new(&tables(), &placement, optimizer, seed, threads).unwrap();
+    Model::new(config, &schema(), embeddings).unwrap()
 }
 
 #[test]
@@ -476,35 +447,30 @@ fn training_is_the_same_in_every_form() {
         config.optimizer.tables.learning_rate = 0.05;
         // Gradients that are nothing but rounding must not become whole steps.
         config.optimizer.tables.eps = 1e-2;
-        let train = |form: usize, shards: Vec<Shard>| -> Vec<f64> {
-            let run = Run { shards, ..Run::new(&config, &schema(), &tables()) };
-            let mut model = Model::of_run(&run, 2, None).unwrap();
+        let train = |form: usize| -> Vec<f64> {
+            let mut model = model(&config, 2);
             let mut optimizer =
                 DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), 1).unwrap();
             let step = |seed: u64| {
-                let (_, batch, steps) = forms(&batch(seed)).swap_remove(form);
-                model.steps = steps;
-                let forward = model.forward(&batch).unwrap();
-                let loss = model.loss(&forward.logits, &batch);
-                let gradients = model.backward(&batch, &forward, &loss).unwrap();
+                let (_, batch) = forms(&batch(seed)).swap_remove(form);
+                let forward = model.predict(&batch).unwrap();
+                let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+                let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
                 let norm = optimizer.gradient_norm();
                 optimizer.step(config.optimizer.dense.learning_rate, norm);
-                model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+                let sent = model.send_gradients(&forward, &gradients).unwrap();
+                model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
                 loss.double_value(&[])
             };
             (0..60).map(|i| i % 6).map(step).collect()
         };
-        let plain = train(0, Vec::new());
+        let plain = train(0);
         assert!(plain[59] < 0.9 * plain[0], "{kind}: the loss did not fall: {plain:?}");
-        let assert_same = |name: &str, other: Vec<f64>| {
-            for (step, (a, b)) in plain.iter().zip(other).enumerate() {
+        for (form, (name, ..)) in forms(&batch(0)).iter().enumerate().skip(1) {
+            for (step, (a, b)) in plain.iter().zip(train(form)).enumerate() {
                 let near = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
                 assert!(near, "{kind}, {name}, step {step}: {a} {b}");
             }
-        };
-        for (form, (name, ..)) in forms(&batch(0)).iter().enumerate().skip(1) {
-            assert_same(name, train(form, Vec::new()));
         }
-        assert_same("sharded", train(2, shards(kind)));
     }
 }

@@ -1,11 +1,12 @@
 //! What is measured: this machine's processor, or a GPU of it, with one rank's tables.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use onefold_ikjt::{Batch, BatchParts, Group};
 use onefold_sharding::ShardFeatures;
 use rand_chacha::ChaCha8Rng;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::Drawn;
 use super::draw::{Filled, fill};
@@ -13,7 +14,8 @@ use crate::Result;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
 use crate::device::Accelerator;
 use crate::embedding::{
-    DeviceEmbeddings, Embeddings as _, LocalEmbeddings, Lookup, LookupGradients, Steps, Table, Vectors,
+    DeviceGradients, DeviceLookup, DeviceStore, Embeddings, Lookup, LookupGradients, Shard, Status, Table,
+    thread_pool,
 };
 
 /// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
@@ -71,13 +73,13 @@ const GRADIENT: f32 = 0.001;
 
 /// A rank's tables, and the batch that its steps look up.
 pub(super) enum Rank {
-    Processor { embeddings: LocalEmbeddings, groups: Vec<Group>, threads: usize },
+    Processor { embeddings: Embeddings, groups: Vec<Group>, threads: usize },
     Device { accelerator: Accelerator, parts: Vec<Part> },
 }
 
 /// A device's tables of one dimension: it has an array for each.
 pub(super) struct Part {
-    embeddings: DeviceEmbeddings,
+    tables: DeviceStore,
     batch: Batch,
 }
 
@@ -91,21 +93,23 @@ impl Rank {
             let accumulators = vec![0.0; config.rows as usize];
             let table = Table::from_parts(&config, weights, accumulators);
             // The sizes are the configuration's own.
-            tables.push(table.unwrap_or_else(|| Table::new(&config, 0, 0, 1)));
+            let initial = || Table::initial(&config, &optimizer(), 0, &Shard::whole(0, &config, 0));
+            tables.push(table.unwrap_or_else(initial));
             groups.push(group);
         }
-        Ok(Self::Processor { embeddings: LocalEmbeddings::from_tables(tables, threads)?, groups, threads })
+        Ok(Self::Processor { embeddings: Embeddings::from_tables(tables, threads)?, groups, threads })
     }
 
     fn on_device(filled: &[Filled], accelerator: &Accelerator, threads: usize) -> Result<Self> {
         let mut dims: Vec<u64> = filled.iter().map(|filled| filled.config.dim).collect();
         dims.sort_unstable();
         dims.dedup();
+        let threads = Arc::new(thread_pool(threads)?);
         let part = |dim: &u64| {
             let of_dim = filled.iter().filter(|filled| filled.config.dim == *dim);
             let (configs, groups): (Vec<_>, Vec<_>) =
                 of_dim.map(|filled| (filled.config.clone(), filled.group.clone())).unzip();
-            let embeddings = DeviceEmbeddings::of_zeros(accelerator, &configs, &optimizer(), threads)?;
+            let tables = DeviceStore::of_zeros(accelerator, &configs, &optimizer(), Arc::clone(&threads))?;
             // What is looked up are rows; how many samples share them is not seen here.
             let size = groups.iter().map(Group::samples).max().unwrap_or(0);
             let parts = BatchParts {
@@ -116,7 +120,7 @@ impl Rank {
                 timestamps: None,
                 groups: groups.into_iter().map(|group| for_samples(group, size)).collect::<Result<_>>()?,
             };
-            Ok(Part { embeddings, batch: Batch::try_new(parts)? })
+            Ok(Part { tables, batch: Batch::try_new(parts)? })
         };
         Ok(Self::Device {
             accelerator: accelerator.clone(),
@@ -146,43 +150,43 @@ fn for_samples(group: Group, samples: usize) -> Result<Group> {
     Ok(Group::try_new(name, Some(inverse.into()), group.features().to_vec())?)
 }
 
-fn processor_step_ms(embeddings: &mut LocalEmbeddings, groups: &[Group], threads: usize) -> Result<f64> {
+fn processor_step_ms(embeddings: &mut Embeddings, groups: &[Group], threads: usize) -> Result<f64> {
     let forward = Clock::start(threads);
-    let lookups = embeddings.lookup(groups, Steps::default())?;
+    let request = embeddings.request(groups, Status::default())?;
+    let lookups = embeddings.lookup(request)?;
     let forward_ms = forward.ms();
     let gradient = |lookup: &Lookup| LookupGradients {
-        pooled: vec![GRADIENT; lookup.pooled.len()].into(),
+        pooled: vec![GRADIENT; lookup.pooled.len()],
         sequences: Vec::new(),
     };
-    let gradients: Vec<_> = lookups.iter().map(gradient).collect();
+    let gradients: Vec<_> = lookups.groups.iter().map(gradient).collect();
     let update = Clock::start(threads);
-    embeddings.update(&lookups, &gradients, &optimizer());
+    let sent = embeddings.send_gradients(&lookups, &gradients)?;
+    embeddings.update(&lookups, &gradients, sent, &optimizer())?;
     Ok(forward_ms + update.ms())
 }
 
 /// The batch's copy is made before, as training does it beside the step before.
 fn device_step_ms(accelerator: &Accelerator, parts: &mut [Part]) -> Result<f64> {
     for part in &*parts {
-        part.embeddings.tables().stage_ahead(&part.batch)?;
+        part.tables.tables().stage_ahead(&part.batch)?;
     }
     accelerator.synchronize()?;
     let started = Instant::now();
     let lookups =
-        parts.iter().map(|part| part.embeddings.look_up(&part.batch)).collect::<Result<Vec<Lookup>>>()?;
+        parts.iter().map(|part| part.tables.lookup(&part.batch)).collect::<Result<Vec<DeviceLookup>>>()?;
     accelerator.synchronize()?;
     let forward = started.elapsed();
-    let gradient = |lookup: &Lookup| {
-        let pooled = match &lookup.pooled {
-            Vectors::Tensor(pooled) => Tensor::full_like(pooled, f64::from(GRADIENT)),
-            Vectors::Host(_) => accelerator.empty(&[0], Kind::Float)?,
-        };
-        Ok(LookupGradients { pooled: Vectors::Tensor(pooled), sequences: Vec::new() })
+    let gradient = |lookup: &DeviceLookup| {
+        let pooled = lookup.looked_up.pooled.as_ref();
+        let pooled = pooled.map(|pooled| Tensor::full_like(pooled, f64::from(GRADIENT)));
+        DeviceGradients { pooled, sequences: None }
     };
-    let gradients = lookups.iter().map(gradient).collect::<Result<Vec<_>>>()?;
+    let gradients: Vec<_> = lookups.iter().map(gradient).collect();
     accelerator.synchronize()?;
     let started = Instant::now();
     for ((part, lookup), gradient) in parts.iter_mut().zip(lookups).zip(gradients) {
-        part.embeddings.apply(&[lookup], &[gradient], &optimizer())?;
+        part.tables.update(&lookup, &gradient, &optimizer(), 1)?;
     }
     accelerator.synchronize()?;
     Ok(1e3 * (forward + started.elapsed()).as_secs_f64())
@@ -255,7 +259,7 @@ mod tests {
         assert_eq!(parts.len(), 2);
         for part in parts {
             for (group, touched) in
-                part.batch.groups().to_vec().iter().zip(part.embeddings.tables_mut().take_touched())
+                part.batch.groups().to_vec().iter().zip(part.tables.tables().take_touched())
             {
                 let mut ids: Vec<u32> = group.features()[0].values().iter().map(|id| *id as u32).collect();
                 ids.sort_unstable();

@@ -13,13 +13,14 @@ mod log;
 mod progress;
 mod run_directory;
 mod state;
-mod stop;
+mod step;
 #[cfg(test)]
 mod tests;
 mod training;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Schema, Snapshot};
@@ -29,19 +30,20 @@ use serde::Serialize;
 
 use self::run_directory::RunDirectory;
 use self::training::Training;
-use crate::checkpoint::Run;
 use crate::config::ParameterCount;
 use crate::device::Accelerator;
-use crate::embedding::Shard;
-use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, tasks};
+use crate::distributed::Collectives;
+use crate::embedding::{Placement, SentBytes, Shard};
+use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, rank_of, tasks};
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
 use crate::preprocess::Preprocessing;
+use crate::run::Run;
+use crate::stop::Stop;
 use crate::{Error, Result, TrainConfig};
 
-pub(crate) use self::progress::Progress;
+use self::progress::Progress;
 pub use self::run_directory::Existing;
-pub use self::stop::Stop;
 
 /// How a model is trained.
 #[derive(Debug, Clone)]
@@ -54,10 +56,12 @@ pub struct TrainOptions {
     pub snapshot: Option<u64>,
     /// Ends training after this many steps, those before a resumption included.
     pub max_steps: Option<u64>,
-    /// A plan to execute; all tables are on this rank without one.
+    /// A plan to execute; without one, every table is whole on one rank.
     pub plan: Option<PathBuf>,
-    /// Whether the plan may be for several ranks, all of which are then in this process.
-    pub simulate_ranks: bool,
+    /// The ranks that train together.
+    pub collectives: Arc<dyn Collectives>,
+    /// The streams of a run that goes on, if its configuration names none.
+    pub streams: Option<usize>,
     /// What happens to a run that is there.
     pub existing: Existing,
     /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
@@ -128,6 +132,10 @@ pub struct TrainSummary {
     pub checkpoints: u64,
     /// Largest resident set of the process, where the kernel tells.
     pub peak_rss_bytes: Option<u64>,
+    /// The ranks that trained together.
+    pub ranks: u32,
+    /// Bytes of ids, vectors and gradients that all ranks of this process's job sent each other.
+    pub sent_bytes: SentBytes,
     /// Figures on the evaluation partitions, if the configuration names any.
     pub eval: Option<EvaluationSummary>,
 }
@@ -142,20 +150,29 @@ pub struct Prepared<'a> {
     held_out: Option<Reader>,
     schema: Schema,
     tables: Vec<TableConfig>,
-    shards: Vec<Shard>,
+    placement: Placement,
     size: ModelSize,
 }
 
-/// The shards of the plan, if it is for several ranks.
-fn shards(options: &TrainOptions, tables: &[TableConfig]) -> Result<Vec<Shard>> {
-    let Some(path) = &options.plan else { return Ok(Vec::new()) };
-    let shards = Plan::load(path).and_then(|plan| {
-        if options.simulate_ranks && plan.topology.ranks > 1 {
-            return Shard::of_plan(&plan, tables);
-        }
-        plan.check_single_rank(tables).map(|()| Vec::new())
-    });
-    shards.map_err(|source| Error::Sharding { path: path.clone(), source })
+/// Where the tables are: as the plan says, or every table whole on one rank.
+fn placement(config: &TrainConfig, options: &TrainOptions, tables: &[TableConfig]) -> Result<Placement> {
+    let collectives = Arc::clone(&options.collectives);
+    let mut placement = Placement::even(tables, collectives);
+    placement.dtype = config.exchange.dtype;
+    let Some(path) = &options.plan else { return Ok(placement) };
+    let sharding = |source| Error::Sharding { path: path.clone(), source };
+    let plan = Plan::load(path).map_err(sharding)?;
+    let ranks = options.collectives.size();
+    if plan.topology.ranks != ranks {
+        let of = |ranks: u32| format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" });
+        return Err(Error::Config {
+            path: path.clone(),
+            message: format!("the plan is for {}, and the job has {}", of(plan.topology.ranks), of(ranks)),
+            hint: format!("plan for {}, or start as many ranks as the plan is for", of(ranks)),
+        });
+    }
+    placement.shards = Shard::of_plan(&plan, tables).map_err(sharding)?;
+    Ok(placement)
 }
 
 impl<'a> Prepared<'a> {
@@ -171,11 +188,13 @@ impl<'a> Prepared<'a> {
         let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
         let tables = config.tables(&snapshot, &schema)?;
         let parameters = config.parameters(&tables, schema.dense.len());
-        let rows = tables.iter().map(|table| table.rows).sum();
-        let size = ModelSize::within(parameters, rows, options.memory_limit)?;
+        let placement = placement(config, options, &tables)?;
+        let size = ModelSize::within(config, parameters, &tables, &placement, options.memory_limit)?;
         let eval = config.eval_partitions()?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
+            rank: rank_of(&*options.collectives),
+            streams: config.data.streams.or(options.streams),
             // A commit between here and the opening of the readers must not change what is trained on.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
@@ -183,8 +202,7 @@ impl<'a> Prepared<'a> {
             ..ReaderOptions::new(config.train.batch_size)
         };
         let partitions = config.train_partitions()?;
-        let (shuffle, streams) = (config.data.shuffle, config.data.streams);
-        let training = ReaderOptions { partitions, shuffle, streams, ..common.clone() };
+        let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common.clone() };
         // Training's batches wait in memory while the model is evaluated.
         let memory_limit = if eval.is_some() { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
@@ -197,8 +215,7 @@ impl<'a> Prepared<'a> {
                 Some(open_for_evaluation(dataset, &snapshot, options, &workers)?)
             }
         };
-        let shards = shards(options, &tables)?;
-        Ok(Self { config, options, preprocessing, reader, held_out, schema, tables, shards, size })
+        Ok(Self { config, options, preprocessing, reader, held_out, schema, tables, placement, size })
     }
 
     /// How large the model is.
@@ -220,23 +237,21 @@ impl<'a> Prepared<'a> {
     /// data; [`Error::Diverged`] if a loss is not finite. `out` is then as it was before, unless it has a checkpoint to resume
     /// from, or the batch that the model diverged on.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
-        let mut directory = RunDirectory::create(out, self.options.existing)?;
-        let run = Run::new(self.config, &self.schema, &self.tables);
+        let collectives = Arc::clone(&self.options.collectives);
+        let mut run = Run::new(self.config, &self.schema, &self.tables);
         let snapshot = self.reader.snapshot();
-        let mut run = Run {
-            shards: self.shards.clone(),
-            dataset: Some(snapshot.dataset.clone()),
-            snapshot: Some(snapshot.snapshot),
-            ..run
-        };
-        self.begin_or_check(&mut run, &directory)?;
+        run.dataset = Some(snapshot.dataset.clone());
+        run.snapshot = Some(snapshot.snapshot);
+        run.streams = Some(self.reader.position(0).streams);
+        let directory = collectives.agree(self.take_directory(&mut run, out))?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
             Evaluation { config: &self.config.evaluation, tasks: tasks(self.config, &self.schema) };
-        let mut training = Training::new(&self, &evaluation, &run, directory.path())?;
+        let mut training = Training::new(&self, &evaluation, &run, out)?;
         let outcome = training.run(&self.reader, self.held_out.as_ref(), reporter);
+        let mut directory = directory;
         if training.has_checkpoint() || matches!(outcome, Err(Error::Diverged { .. })) {
-            directory.keep();
+            directory.iter_mut().for_each(RunDirectory::keep);
         }
         let mut ended = outcome?;
         let mut eval = None;
@@ -247,17 +262,30 @@ impl<'a> Prepared<'a> {
             if eval.is_none() {
                 ended = Ending::Stopped;
                 training.checkpoint()?;
-                directory.keep();
+                directory.iter_mut().for_each(RunDirectory::keep);
             }
         }
-        let summary = training.summary(ended, self.size.parameters, eval);
+        let summary = training.summary(ended, self.size.parameters, eval)?;
         if ended != Ending::Stopped {
-            let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
-            fs_err::write(directory.path().join("summary.json"), json + "\n")?;
-            run.complete(training.model(), summary.steps, directory.path())?;
-            directory.complete()?;
+            run.complete(training.model(), summary.steps, out)?;
+            let completed = directory.map_or(Ok(()), |directory| {
+                let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
+                fs_err::write(out.join("summary.json"), json + "\n")?;
+                directory.complete()
+            });
+            collectives.agree(completed)?;
         }
         Ok(summary)
+    }
+
+    /// Takes the run's directory, and writes what a new run begins with. The lowest rank alone does so, for all.
+    fn take_directory(&self, run: &mut Run, out: &Path) -> Result<Option<RunDirectory>> {
+        if self.options.collectives.rank() != 0 {
+            return Ok(None);
+        }
+        let directory = RunDirectory::create(out, self.options.existing)?;
+        self.begin_or_check(run, &directory)?;
+        Ok(Some(directory))
     }
 
     /// Writes what a new run begins with, or checks that the one that is there is the same.

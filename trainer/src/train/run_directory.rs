@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use onefold_datasets::Error as DatasetError;
 use onefold_datasets::commit::DirectoryLock;
 
-use crate::checkpoint::{RUN_FILE, Run};
+use crate::run::{RUN_FILE, Run};
 use crate::{Error, Result};
 
 /// What happens to a run that is there already.

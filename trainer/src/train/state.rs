@@ -2,9 +2,10 @@
 
 use safetensors::Dtype;
 
-use crate::Result;
 use crate::checkpoint::tensor_file::{Entry, TensorFile};
+use crate::distributed::Collectives;
 use crate::metrics::{BinaryMetrics, MetricState, TaskMetrics};
+use crate::{Error, Result};
 
 /// The sums of a run.
 #[derive(Debug)]
@@ -20,44 +21,84 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Everything, for a checkpoint.
-    pub(super) fn entries(&self) -> Vec<Entry<'static>> {
+    /// Everything, for a checkpoint: the metrics since the last log line of every rank, since their sums depend on the order.
+    pub(super) fn entries(&self, collectives: &dyn Collectives) -> Result<Vec<Entry<'static>>> {
         let mut entries = vec![
             Entry::owned("losses", Dtype::F64, vec![self.losses.len()], &self.losses),
             Entry::owned("loss_sum", Dtype::F64, vec![1], &[self.loss_sum]),
         ];
-        for (part, metrics) in [("before", &self.before), ("window", &self.window)] {
-            for (task, metrics) in metrics.iter() {
-                let state = metrics.state();
-                let (name, buckets) = (|what| format!("metrics.{part}.{task}.{what}"), state.buckets.len());
-                entries.extend([
-                    Entry::owned(name("samples"), Dtype::U64, vec![1], &[state.samples]),
-                    Entry::owned(name("sums"), Dtype::F64, vec![4], &state.sums),
-                    Entry::owned(name("buckets"), Dtype::U32, vec![buckets], &state.buckets),
-                    Entry::owned(name("weights"), Dtype::F64, vec![buckets, 2], &state.weights),
-                ]);
-            }
+        entries.extend(metric_entries("before", &self.before));
+        if collectives.size() == 1 {
+            entries.extend(metric_entries("window", &self.window));
+            return Ok(entries);
         }
-        entries
+        for (rank, bytes) in collectives.gather_bytes(&self.window.to_bytes())?.iter().enumerate() {
+            let mut window = self.window.emptied();
+            window.merge_bytes(&mut bytes.as_slice()).ok_or_else(|| Error::Collective {
+                operation: "gather_bytes",
+                message: "the metrics of a rank are malformed".to_owned(),
+            })?;
+            entries.extend(metric_entries(&window_of(rank), &window));
+        }
+        Ok(entries)
     }
 
-    /// Puts back what [`entries`](Self::entries) gave. The error says what is wrong with the file.
-    pub(super) fn restore(&mut self, file: &mut TensorFile) -> Result<(), String> {
+    /// Puts back what [`entries`](Self::entries) gave: this rank's part, or on the lowest rank all parts, if there were another number
+    /// of ranks. The error says what is wrong with the file.
+    pub(super) fn restore(
+        &mut self,
+        file: &mut TensorFile,
+        collectives: &dyn Collectives,
+    ) -> Result<(), String> {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;
-        for (part, metrics) in [("before", &mut self.before), ("window", &mut self.window)] {
-            for (task, metrics) in metrics.iter_mut() {
-                let name = |what| format!("metrics.{part}.{task}.{what}");
-                let wrong = || format!("`metrics.{part}.{task}` is of another shape");
-                let state = MetricState {
-                    samples: *file.read(&name("samples"), Dtype::U64)?.first().ok_or_else(wrong)?,
-                    sums: file.read(&name("sums"), Dtype::F64)?.try_into().map_err(|_| wrong())?,
-                    buckets: file.read(&name("buckets"), Dtype::U32)?,
-                    weights: file.read(&name("weights"), Dtype::F64)?,
-                };
-                *metrics = BinaryMetrics::from_state(&state).ok_or_else(wrong)?;
-            }
+        restore_metrics(file, "before", &mut self.before)?;
+        let name = |rank: usize| format!("metrics.{}.", window_of(rank));
+        let stored = |rank: usize| file.infos().any(|(found, _)| found.starts_with(&name(rank)));
+        let ranks = (0..).take_while(|rank| stored(*rank)).count();
+        let (rank, size) = (collectives.rank() as usize, collectives.size() as usize);
+        if ranks == size {
+            return restore_metrics(file, &window_of(rank), &mut self.window);
+        }
+        for stored in (0..ranks).filter(|_| rank == 0) {
+            let mut window = self.window.emptied();
+            restore_metrics(file, &window_of(stored), &mut window)?;
+            self.window.merge(&window);
         }
         Ok(())
     }
+}
+
+/// The name of the metrics of a rank since the last log line.
+fn window_of(rank: usize) -> String {
+    if rank == 0 { "window".to_owned() } else { format!("window-{rank}") }
+}
+
+fn metric_entries(part: &str, metrics: &TaskMetrics) -> Vec<Entry<'static>> {
+    let of_task = |(task, metrics): (&str, &BinaryMetrics)| {
+        let state = metrics.state();
+        let (name, buckets) = (|what| format!("metrics.{part}.{task}.{what}"), state.buckets.len());
+        [
+            Entry::owned(name("samples"), Dtype::U64, vec![1], &[state.samples]),
+            Entry::owned(name("sums"), Dtype::F64, vec![4], &state.sums),
+            Entry::owned(name("buckets"), Dtype::U32, vec![buckets], &state.buckets),
+            Entry::owned(name("weights"), Dtype::F64, vec![buckets, 2], &state.weights),
+        ]
+    };
+    metrics.iter().flat_map(of_task).collect()
+}
+
+fn restore_metrics(file: &mut TensorFile, part: &str, metrics: &mut TaskMetrics) -> Result<(), String> {
+    for (task, metrics) in metrics.iter_mut() {
+        let name = |what| format!("metrics.{part}.{task}.{what}");
+        let wrong = || format!("`metrics.{part}.{task}` is of another shape");
+        let state = MetricState {
+            samples: *file.read(&name("samples"), Dtype::U64)?.first().ok_or_else(wrong)?,
+            sums: file.read(&name("sums"), Dtype::F64)?.try_into().map_err(|_| wrong())?,
+            buckets: file.read(&name("buckets"), Dtype::U32)?,
+            weights: file.read(&name("weights"), Dtype::F64)?,
+        };
+        *metrics = BinaryMetrics::from_state(&state).ok_or_else(wrong)?;
+    }
+    Ok(())
 }

@@ -1,54 +1,51 @@
 //! The training loop.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use onefold_datasets::Schema;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
-use onefold_ikjt::{Batch, Batches, Reader, Step};
+use onefold_ikjt::{Batches, Reader};
+use safetensors::Dtype;
 
 use super::log::{Line, Log, Window, tagged, tagged_by_task};
 use super::state::Sums;
-use super::{Ending, Prepared, Progress, Stop, TrainSummary, diverged};
-use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints, Run, Touched};
-use crate::config::{ParameterCount, TableOptimizerConfig};
-use crate::evaluate::{Evaluation, EvaluationSummary, by_task};
+use super::step::{Stepper, Taken};
+use super::{Ending, Prepared, Progress, TrainSummary};
+use crate::checkpoint::tensor_file::Entry;
+use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
+use crate::config::ParameterCount;
+use crate::distributed::Collectives;
+use crate::evaluate::{Evaluation, EvaluationSummary, by_task, merged};
 use crate::metrics::{BinaryMetrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::{Error, Result, TrainConfig, tensors};
+use crate::run::{Run, dense_entries};
+use crate::stop::Stop;
+use crate::{Error, Result, TrainConfig};
 
 /// Losses of this many steps stand in the summary; all of them stand in `metrics.jsonl`.
 const SUMMARY_LOSSES: usize = 10_000;
 /// How often the note behind the progress bar changes.
 const NOTE_EVERY: Duration = Duration::from_millis(200);
 
-/// A training loop under way.
+/// A training loop under way, on one of its ranks.
 pub(super) struct Training<'a> {
     config: &'a TrainConfig,
-    schema: &'a Schema,
     evaluation: &'a Evaluation<'a>,
     stop: &'a Stop,
     max_steps: Option<u64>,
-    directory: PathBuf,
-    model: Model,
-    optimizer: DenseOptimizer,
-    /// Rows that changed since the last checkpoint with all tables.
-    touched: Touched,
+    stepper: Stepper<'a>,
     progress: Progress,
     /// The batches at the first position, read ahead.
     ahead: Option<Batches>,
-    /// The batch that follows the one that is computed, where it is copied ahead.
-    upcoming: Option<Step>,
     sums: Sums,
-    log: Log,
-    checkpoints: Checkpoints,
+    /// Of the lowest rank alone.
+    log: Option<Log>,
+    checkpoints: Checkpoints<Progress>,
     /// The step of the newest checkpoint.
     checkpointed: Option<u64>,
     last_evaluation: Option<EvaluationSummary>,
-    /// Of the dense part and of the tables, in the last step.
-    learning_rates: (f64, f32),
     clock: Clock,
 }
 
@@ -86,41 +83,42 @@ impl<'a> Training<'a> {
         let (config, options) = (prepared.config, prepared.options);
         let kept = &config.checkpoint;
         let mut checkpoints = Checkpoints::new(directory, run.identity(), kept.keep, kept.full_every);
-        let newest = checkpoints.newest()?;
-        let progress = begin(prepared, newest.as_ref())?;
+        let newest = options.collectives.agree(checkpoints.newest())?;
+        let progress = options.collectives.agree(begin(prepared, newest.as_ref()))?;
         // The reader reads while the tables are filled.
         let unfinished = progress.position.epoch < u64::from(config.train.epochs);
-        let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose()?;
-        let mut model = Model::of_run(run, options.threads, options.device.as_ref())?;
+        let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose();
+        let ahead = options.collectives.agree(ahead.map_err(Error::from))?;
+        let model = run.initial_model(&prepared.placement, options.threads, options.device.as_ref());
+        let mut model = options.collectives.agree(model)?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
-        let mut touched = Touched::new(prepared.tables.iter().map(|table| table.rows));
         let metrics = || TaskMetrics::new(&evaluation.tasks);
         let mut sums = Sums { before: metrics(), window: metrics(), losses: Vec::new(), loss_sum: 0.0 };
         if let Some(checkpoint) = &newest {
-            let mut file = checkpoint.restore(&mut model, &mut optimizer, &mut touched)?;
-            sums.restore(&mut file).map_err(|message| wrong_state(checkpoint, &message))?;
+            let restored = restore(checkpoint, &mut model, &mut optimizer, &mut sums);
+            options.collectives.agree(restored)?;
         }
         let checkpointed = newest.is_some().then_some(progress.steps);
+        let first_step = progress.steps + u64::from(newest.is_some());
+        let log = (options.collectives.rank() == 0)
+            .then(|| Log::open(directory, progress.metrics_bytes, first_step))
+            .transpose();
+        let log = options.collectives.agree(log)?;
+        let stepper = Stepper::new(prepared, evaluation, directory, model, optimizer);
         Ok(Self {
             config,
-            schema: &prepared.schema,
             evaluation,
             stop: &options.stop,
             max_steps: options.max_steps,
-            directory: directory.to_owned(),
-            log: Log::open(directory, progress.metrics_bytes, progress.steps + u64::from(newest.is_some()))?,
-            model,
-            optimizer,
-            touched,
+            stepper,
             progress,
             ahead,
-            upcoming: None,
             sums,
+            log,
             checkpoints,
             checkpointed,
             last_evaluation: None,
-            learning_rates: (0.0, 0.0),
             clock: Clock { resumed_from_step: checkpointed, ..Clock::default() },
         })
     }
@@ -132,7 +130,11 @@ impl<'a> Training<'a> {
 
     /// The model as it is now.
     pub(super) fn model(&self) -> &Model {
-        &self.model
+        &self.stepper.model
+    }
+
+    fn collectives(&self) -> &dyn Collectives {
+        &**self.stepper.model.embeddings.collectives()
     }
 
     /// Takes steps until training ends, for whichever reason. `metrics.jsonl` is complete then.
@@ -143,15 +145,21 @@ impl<'a> Training<'a> {
         reporter: &dyn Reporter,
     ) -> Result<Ending> {
         let epochs = u64::from(self.config.train.epochs);
-        let total = reader.samples().saturating_mul(epochs);
+        let total = reader.samples().saturating_mul(epochs * u64::from(self.collectives().size()));
         self.show(total, reporter);
         let mut ended = self.settle(held_out, total, reporter)?;
         while ended.is_none() && self.progress.position.epoch < epochs {
-            let mut batches = match self.ahead.take() {
-                Some(batches) => batches,
-                None => reader.resume(&self.progress.position)?,
+            let batches = match self.ahead.take() {
+                Some(batches) => Ok(batches),
+                None => reader.resume(&self.progress.position).map_err(Error::from),
             };
+            let mut batches = self.collectives().agree(batches)?;
+            self.stepper.begin(&mut batches, self.stop)?;
             while ended.is_none() {
+                if self.stepper.stops() {
+                    ended = Some(Ending::Stopped);
+                    break;
+                }
                 if !self.next_step(&mut batches, reporter)? {
                     break;
                 }
@@ -165,7 +173,7 @@ impl<'a> Training<'a> {
         if ended == Ending::Stopped || self.config.checkpoint.every_steps.is_some() {
             self.checkpoint()?;
         }
-        self.log.flush()?;
+        self.log.as_mut().map_or(Ok(()), Log::flush)?;
         reporter.end();
         Ok(ended)
     }
@@ -183,9 +191,6 @@ impl<'a> Training<'a> {
         total: u64,
         reporter: &dyn Reporter,
     ) -> Result<Option<Ending>> {
-        if self.stop.is_raised() {
-            return Ok(Some(Ending::Stopped));
-        }
         if self.progress.evaluation_due
             && let Some(held_out) = held_out
         {
@@ -212,108 +217,49 @@ impl<'a> Training<'a> {
     /// Takes a step with the next batch; whether there was one.
     fn next_step(&mut self, batches: &mut Batches, reporter: &dyn Reporter) -> Result<bool> {
         let (started, waited) = (Instant::now(), batches.waited());
-        let Some(Step { batch, position }) = self.next_batch(batches)? else { return Ok(false) };
-        let loss = self.step(&batch)?;
-        self.progress.position = position;
+        let Some(taken) = self.stepper.next(batches, &self.progress, self.stop)? else { return Ok(false) };
+        self.progress.position = taken.position.clone();
+        self.progress.optimizer_steps = self.stepper.optimizer.steps();
+        self.record(&taken)?;
         self.progress.evaluation_due = is_due(self.config.evaluation.every_steps, self.progress.steps);
-        self.clock.samples += batch.size() as u64;
+        self.clock.samples += taken.samples;
         self.clock.waited += batches.waited() - waited;
         self.clock.training += started.elapsed();
-        reporter.advance(batch.size() as u64);
+        reporter.advance(taken.samples);
         if is_due(Some(self.config.train.log_every_steps), self.progress.steps) {
             self.log_window()?;
         }
-        self.note(loss, reporter);
+        self.note(taken.loss, reporter);
         Ok(true)
     }
 
-    /// The next batch. On a device, the one that follows is fetched too, to be copied meanwhile.
-    fn next_batch(&mut self, batches: &mut Batches) -> Result<Option<Step>> {
-        let next = match self.upcoming.take() {
-            Some(next) => Some(next),
-            None => batches.next().transpose()?,
-        };
-        if self.model.embeddings.on_device().is_some() && next.is_some() {
-            self.upcoming = batches.next().transpose()?;
-        }
-        Ok(next)
-    }
-
-    /// One step: forward, loss, backward, updates.
-    fn step(&mut self, batch: &Batch) -> Result<f64> {
-        let forward = self.model.forward(batch)?;
-        let loss = self.model.loss(&forward.logits, batch);
-        let value = loss.double_value(&[]);
-        let logits = forward.logits.detach().to_device(tch::Device::Cpu).contiguous();
-        let logits = tensors::as_slice(&logits);
-        if !value.is_finite() {
-            return Err(self.diverged(value, batch, logits));
-        }
-        let gradients = self.model.backward(batch, &forward, &loss)?;
-        if let Some(Step { batch: next, .. }) = self.upcoming.as_ref() {
-            // The device computes, so this costs nothing.
-            self.model.stage_ahead(next)?;
-        }
-        let norm = self.optimizer.gradient_norm();
-        if !norm.is_finite() {
-            return Err(self.diverged(value, batch, logits));
-        }
-        self.learning_rates = self.next_learning_rates();
-        let (dense, tables) = self.learning_rates;
-        self.optimizer.step(dense, norm);
-        let optimizer =
-            TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
-        self.model.update(&forward, &gradients, &optimizer)?;
-        if self.config.checkpoint.full_every > 1 {
-            self.touched.add_lookups(&forward.lookups);
-        }
-        self.progress.optimizer_steps = self.optimizer.steps();
-        self.record(batch, logits, value, norm)?;
-        Ok(value)
-    }
-
-    /// Learning rates of the dense part and of the tables in the step to come.
-    fn next_learning_rates(&self) -> (f64, f32) {
-        let (optimizer, schedule) = (&self.config.optimizer, &self.config.schedule);
-        let factors =
-            [&schedule.dense, &schedule.tables].map(|schedule| schedule.factor(self.progress.steps));
-        let tables = f64::from(optimizer.tables.learning_rate) * factors[1];
-        (optimizer.dense.learning_rate * factors[0], tables as f32)
-    }
-
-    fn diverged(&self, loss: f64, batch: &Batch, logits: &[f32]) -> Error {
-        let cause = diverged::cause(batch, self.schema, logits);
-        match diverged::save(&self.directory, batch, self.schema, &self.evaluation.tasks, logits) {
-            Ok(path) => Error::Diverged { step: self.progress.steps + 1, loss, cause, batch: path },
-            Err(error) => error,
-        }
-    }
-
-    fn record(&mut self, batch: &Batch, logits: &[f32], loss: f64, norm: f64) -> Result<()> {
+    fn record(&mut self, taken: &Taken) -> Result<()> {
         let (progress, sums) = (&mut self.progress, &mut self.sums);
         progress.steps += 1;
-        progress.samples += batch.size() as u64;
-        sums.loss_sum += loss * batch.size() as f64;
+        progress.samples += taken.samples;
+        sums.loss_sum += taken.loss * taken.samples as f64;
         if sums.losses.len() < SUMMARY_LOSSES {
-            sums.losses.push(loss);
+            sums.losses.push(taken.loss);
         }
-        sums.window.add(batch, logits);
-        for group in batch.groups() {
+        sums.window.add(&taken.batch, &taken.logits);
+        for (group, (of_samples, of_rows)) in taken.batch.groups().iter().zip(&taken.values) {
             let (samples, rows) = progress.values.entry(group.name().to_owned()).or_default();
-            *samples += group.sample_values();
-            *rows += group.row_values();
+            *samples += of_samples;
+            *rows += of_rows;
         }
         let (step, samples) = (progress.steps, progress.samples);
-        self.log.line(&Line { step, samples, loss: Some(loss), grad_norm: Some(norm), ..Line::default() })
+        let (loss, grad_norm) = (Some(taken.loss), Some(taken.norm));
+        let line = Line { step, samples, loss, grad_norm, ..Line::default() };
+        self.log.as_mut().map_or(Ok(()), |log| log.line(&line))
     }
 
     /// Logs the figures since the last time.
     fn log_window(&mut self) -> Result<()> {
-        let (dense, table_rate) = self.learning_rates;
-        let Sums { before, window, .. } = &mut self.sums;
-        let (figures, tasks) = (window.first(), by_task(window));
-        before.merge(window);
-        *window = TaskMetrics::new(&self.evaluation.tasks);
+        let (dense, table_rate) = self.stepper.learning_rates;
+        let window = merged(&self.sums.window, &self.evaluation.tasks, self.collectives())?;
+        let (figures, tasks) = (window.first(), by_task(&window));
+        self.sums.before.merge(&window);
+        self.sums.window = TaskMetrics::new(&self.evaluation.tasks);
         let (step, samples) = (self.progress.steps, self.progress.samples);
         let rates = self.clock.end_window();
         let mut scalars = tagged_by_task("train", &figures, &tasks);
@@ -327,8 +273,9 @@ impl<'a> Training<'a> {
         }
         let (learning_rate_dense, learning_rate_tables) = (dense, f64::from(table_rate));
         let train = Window { figures, tasks, learning_rate_dense, learning_rate_tables };
-        self.log.line(&Line { step, samples, train: Some(train), ..Line::default() })?;
-        self.log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))
+        let Some(log) = &mut self.log else { return Ok(()) };
+        log.line(&Line { step, samples, train: Some(train), ..Line::default() })?;
+        log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))
     }
 
     fn note(&mut self, loss: f64, reporter: &dyn Reporter) {
@@ -353,14 +300,17 @@ impl<'a> Training<'a> {
         reporter: &dyn Reporter,
     ) -> Result<Option<EvaluationSummary>> {
         let started = Instant::now();
-        let Some(summary) = self.evaluation.run(&self.model, held_out, self.stop, reporter)? else {
+        let Some(summary) = self.evaluation.run(&self.stepper.model, held_out, self.stop, reporter)? else {
             return Ok(None);
         };
         self.clock.evaluation += started.elapsed();
         let (step, samples) = (self.progress.steps, self.progress.samples);
         if logged {
+            self.progress.evaluated_at = Some(step);
+        }
+        if let Some(log) = self.log.as_mut().filter(|_| logged) {
             let eval = summary.without_times();
-            self.log.line(&Line { step, samples, eval: Some(&eval), ..Line::default() })?;
+            log.line(&Line { step, samples, eval: Some(&eval), ..Line::default() })?;
             let mut scalars = tagged_by_task("eval", &summary.figures, &summary.tasks);
             for (feature, segments) in &summary.segments {
                 for (segment, tasks) in segments {
@@ -369,8 +319,7 @@ impl<'a> Training<'a> {
                     }
                 }
             }
-            self.log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))?;
-            self.progress.evaluated_at = Some(step);
+            log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))?;
         }
         Ok(Some(summary))
     }
@@ -387,7 +336,7 @@ impl<'a> Training<'a> {
         }
         let before = self.progress.evaluated_at;
         let summary = self.evaluate(held_out, !logged, reporter);
-        self.log.flush()?;
+        self.log.as_mut().map_or(Ok(()), Log::flush)?;
         // A resumed run writes this line again only if it does not go further.
         self.progress.evaluated_at = before;
         summary
@@ -399,17 +348,21 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let started = Instant::now();
-        self.model.collect_touched(&mut self.touched);
-        self.progress.metrics_bytes = self.log.sync()?;
+        self.progress.metrics_bytes = self.log.as_mut().map_or(Ok(0), Log::sync)?;
+        let Stepper { model, optimizer, .. } = &self.stepper;
+        let mut dense = dense_entries(model);
+        dense.extend(optimizer.state().map(|(parameter, state, values)| {
+            Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
+        }));
         let full = self.checkpoints.write(CheckpointParts {
-            model: &self.model,
-            optimizer: &self.optimizer,
-            touched: &self.touched,
-            progress: &self.progress,
-            state: self.sums.entries(),
+            step: self.progress.steps,
+            embeddings: &model.embeddings,
+            dense,
+            state: self.sums.entries(&**model.embeddings.collectives())?,
+            progress: self.progress.clone(),
         })?;
         if full {
-            self.touched.clear();
+            self.stepper.model.embeddings.clear_touched();
         }
         self.checkpointed = Some(self.progress.steps);
         self.clock.checkpoint += started.elapsed();
@@ -423,14 +376,14 @@ impl<'a> Training<'a> {
         ended: Ending,
         parameters: ParameterCount,
         eval: Option<EvaluationSummary>,
-    ) -> TrainSummary {
+    ) -> Result<TrainSummary> {
         let (progress, sums, clock) = (&self.progress, &self.sums, &self.clock);
         let mut metrics = sums.before.clone();
-        metrics.merge(&sums.window);
+        metrics.merge(&merged(&sums.window, &self.evaluation.tasks, self.collectives())?);
         let figures = metrics.first();
         let wall_seconds = clock.training.as_secs_f64();
         let share = |part: f64| if wall_seconds > 0.0 { part / wall_seconds } else { 0.0 };
-        TrainSummary {
+        Ok(TrainSummary {
             ended,
             resumed_from_step: clock.resumed_from_step,
             samples: progress.samples,
@@ -451,9 +404,35 @@ impl<'a> Training<'a> {
             checkpoint_seconds: clock.checkpoint.as_secs_f64(),
             checkpoints: clock.checkpoints,
             peak_rss_bytes: peak_rss_bytes(),
+            ranks: self.collectives().size(),
+            sent_bytes: self.stepper.sent_bytes()?,
             eval,
-        }
+        })
     }
+}
+
+/// Puts everything back: parameters, optimizer state, metrics.
+fn restore(
+    checkpoint: &Checkpoint<Progress>,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+    sums: &mut Sums,
+) -> Result<()> {
+    // Both optimizers have taken every step.
+    let steps = checkpoint.progress().optimizer_steps;
+    checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
+    model.embeddings.set_steps(steps);
+    let mut dense = checkpoint.dense()?;
+    dense.restore(model)?;
+    optimizer
+        .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))?;
+    let restored = sums.restore(&mut checkpoint.state()?, &**model.embeddings.collectives());
+    restored.map_err(|message| wrong_state(checkpoint, &message))
+}
+
+/// The name of a part of the dense optimizer's state in a checkpoint.
+fn state_name(parameter: &str, state: &str) -> String {
+    format!("optimizer.{parameter}.{state}")
 }
 
 impl Clock {
@@ -489,7 +468,7 @@ fn is_due(every: Option<u64>, steps: u64) -> bool {
 }
 
 /// Where training begins: at the start, or at a checkpoint.
-fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint>) -> Result<Progress> {
+fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint<Progress>>) -> Result<Progress> {
     let (reader, options) = (&prepared.reader, prepared.options);
     let dedupe = format!("{:?}", options.dedupe).to_lowercase();
     let fresh = Progress::new(reader.position(0), dedupe, options.threads);
@@ -499,7 +478,7 @@ fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint>) -> Result<Progres
     Ok(Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() })
 }
 
-fn wrong_state(checkpoint: &Checkpoint, message: &str) -> Error {
+fn wrong_state(checkpoint: &Checkpoint<Progress>, message: &str) -> Error {
     Error::Run {
         path: checkpoint.directory().to_owned(),
         message: message.to_owned(),

@@ -5,7 +5,16 @@ use crate::device::Accelerator;
 use crate::device::host::emulated;
 
 fn on_device(config: &TrainConfig) -> Model {
-    Model::on_device(config, &schema(), &tables(), 2, &emulated()).unwrap()
+    at(config, &tables(), Some(&emulated()))
+}
+
+fn at(config: &TrainConfig, tables: &[TableConfig], device: Option<&Accelerator>) -> Model {
+    let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+    let embeddings = match device {
+        None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, 2),
+        Some(device) => Embeddings::on_accelerator(device, tables, optimizer, seed, 2),
+    };
+    Model::new(config, &schema(), embeddings.unwrap()).unwrap()
 }
 
 /// Tables of every type: each way of pooling has some.
@@ -33,7 +42,7 @@ fn loss_and_gradients_equal_plain_libtorch() {
         for (name, batch) in forms_of(&plain) {
             let mut model = on_device(&config);
             let weights = |model: &Model| -> Vec<Tensor> {
-                let weights = |table| model.embeddings.weights(table).unwrap();
+                let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
                 (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
             };
             let before = weights(&model);
@@ -44,14 +53,14 @@ fn loss_and_gradients_equal_plain_libtorch() {
             let expected_gradients: Vec<Tensor> = named.values().map(|p| p.grad().copy()).collect();
             named.values().for_each(|p| drop(p.grad().zero_()));
 
-            let forward = model.forward(&batch).unwrap();
-            let loss = model.loss(&forward.logits, &batch);
+            let forward = model.predict(&batch).unwrap();
+            let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
             assert_near(name, &loss, &expected);
-            let gradients = model.backward(&batch, &forward, &loss).unwrap();
+            let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
             for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
                 assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
             }
-            model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+            model.update(&forward, &gradients, None, &config.optimizer.tables).unwrap();
             for ((table, (before, after)), leaf) in
                 tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
             {
@@ -68,16 +77,18 @@ fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (V
     let parameters = model.named_dense_parameters();
     let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, 1).unwrap();
     let mut losses = Vec::new();
+    let mut input = Some(model.request(batches.first(), Status::default()).unwrap());
     for (i, batch) in batches.iter().enumerate() {
-        let forward = model.forward(batch).unwrap();
-        let loss = model.loss(&forward.logits, batch);
-        let gradients = model.backward(batch, &forward, &loss).unwrap();
+        let forward = model.forward(batch, input.take().unwrap()).unwrap();
+        let loss = model.loss(&forward.logits, batch, Model::weight(batch));
+        let gradients = model.backward(batch, &forward, &loss, || Ok(())).unwrap();
         if let Some(next) = batches.get(i + 1) {
-            model.stage_ahead(next).unwrap();
+            input = Some(model.request(Some(next), Status::default()).unwrap());
         }
         let norm = optimizer.gradient_norm();
         optimizer.step(config.optimizer.dense.learning_rate, norm);
-        model.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+        let sent = model.send_gradients(&forward, &gradients).unwrap();
+        model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
         losses.push(loss.double_value(&[]));
     }
     (losses, stored(model))
@@ -107,7 +118,7 @@ fn training_equals_the_cpus_and_itself() {
         let mut config = config(kind);
         config.optimizer.tables.learning_rate = 0.05;
         for (form, (name, _)) in forms_of(&batch(0)).iter().enumerate() {
-            let mut cpu = Model::new(&config, &schema(), &tables(), 2).unwrap();
+            let mut cpu = at(&config, &tables(), None);
             let (expected, _) = train(&config, &mut cpu, form, 40);
             let (losses, state) = train(&config, &mut on_device(&config), form, 40);
             for (step, (a, b)) in expected.iter().zip(&losses).enumerate() {
@@ -129,9 +140,7 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
     for kind in ["row_wise_adagrad", "adagrad", "adam", "sgd"] {
         let mut config = config(kind);
         config.optimizer.tables.learning_rate = 0.02;
-        let model = |config: &TrainConfig, device: Option<&Accelerator>| {
-            Model::at(config, &schema(), &tables, 2, device).unwrap()
-        };
+        let model = |config: &TrainConfig, device: Option<&Accelerator>| at(config, &tables, device);
         let device = Some(emulated());
         let (_, unlimited) = train(&config, &mut model(&config, device.as_ref()), 2, 40);
         config.optimizer.tables.max_row_grad_norm = Some(0.01);
@@ -160,13 +169,14 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
 fn a_batch_may_have_no_element_of_any_sequence() {
     let (config, empty) = (config("sgd"), batch_without_elements());
     for (name, batch) in forms_of(&empty) {
-        let (mut device, cpu) = (on_device(&config), Model::new(&config, &schema(), &tables(), 1).unwrap());
+        let (mut device, cpu) = (on_device(&config), at(&config, &tables(), None));
         let before = stored(&device);
-        let forward = device.forward(&batch).unwrap();
-        assert_near(name, &forward.logits.detach(), &cpu.forward(&batch).unwrap().logits.detach());
-        let gradients = device.backward(&batch, &forward, &device.loss(&forward.logits, &batch)).unwrap();
+        let forward = device.predict(&batch).unwrap();
+        assert_near(name, &forward.logits.detach(), &cpu.predict(&batch).unwrap().logits.detach());
+        let loss = device.loss(&forward.logits, &batch, Model::weight(&batch));
+        let gradients = device.backward(&batch, &forward, &loss, || Ok(())).unwrap();
         assert_gradients_of_no_elements(name, &device);
-        device.update(&forward, &gradients, &config.optimizer.tables).unwrap();
+        device.update(&forward, &gradients, None, &config.optimizer.tables).unwrap();
         assert!(stored(&device) == before, "{name}: no row was looked up");
     }
 }
@@ -174,8 +184,8 @@ fn a_batch_may_have_no_element_of_any_sequence() {
 #[test]
 fn rows_of_tables_are_read_and_written() {
     let (config, tables) = (config("adagrad"), narrow_tables());
-    let mut device = Model::on_device(&config, &schema(), &tables, 2, &emulated()).unwrap();
-    let mut cpu = Model::new(&config, &schema(), &tables, 1).unwrap();
+    let mut device = at(&config, &tables, Some(&emulated()));
+    let mut cpu = at(&config, &tables, None);
     assert!(stored(&device) == stored(&cpu), "a device's tables begin as the CPU's");
     train(&config, &mut device, 1, 3);
     // All of some tables and a few rows of the others, as checkpoints do it.
@@ -212,10 +222,10 @@ fn rows_of_tables_are_read_and_written() {
 #[test]
 fn evaluation_needs_no_backward() {
     let config = config("sgd");
-    let (device, cpu) = (on_device(&config), Model::new(&config, &schema(), &tables(), 1).unwrap());
+    let (device, cpu) = (on_device(&config), at(&config, &tables(), None));
     for (name, batch) in forms_of(&batch(3)) {
         let logits =
-            [&device, &cpu].map(|model| tch::no_grad(|| model.forward(&batch)).unwrap().logits.detach());
+            [&device, &cpu].map(|model| tch::no_grad(|| model.predict(&batch)).unwrap().logits.detach());
         assert_near(name, &logits[0], &logits[1]);
     }
 }

@@ -1,0 +1,393 @@
+//! Tables in safetensors files, shard by shard, and back into the shards of any other plan.
+//!
+//! A shard is stored as `tables.FEATURE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has no brackets. A
+//! delta holds some rows only, and which they are, as `….rows`. What a rank needs of a table is put together from the
+//! rectangles that are there, a range of rows at a time.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use safetensors::Dtype;
+
+use super::damaged;
+use super::tensor_file::{Entry, Source, TensorFile};
+use crate::embedding::{Buffer, Embeddings, RowSet, Shard};
+use crate::{Error, Result};
+
+/// Bytes of stored rows that are in memory at a time.
+const PIECE: usize = 16 << 20;
+/// What names of tables begin with.
+const PREFIX: &str = "tables.";
+
+/// `tables.FEATURE`, or `tables.FEATURE[ROWS, COLUMNS]` for a part of a table.
+fn shard_name(embeddings: &Embeddings, shard: &Shard) -> String {
+    let config = &embeddings.configs()[shard.table];
+    let name = format!("{PREFIX}{}", config.feature);
+    if shard.is_whole(config) { name } else { format!("{name}[{:?}, {:?}]", shard.rows, shard.columns) }
+}
+
+/// The shards that this rank stores, by number: of replicas the lowest rank's only.
+fn stored_shards(embeddings: &Embeddings) -> impl Iterator<Item = (usize, &Shard)> {
+    let shards = embeddings.shards();
+    shards.iter().enumerate().filter(|(number, shard)| {
+        embeddings.holds(*number) && !shards[..*number].iter().any(|other| shard.is_replica_of(other))
+    })
+}
+
+/// All that this rank stores of the tables.
+pub(crate) fn entries(embeddings: &Embeddings) -> Vec<Entry<'_>> {
+    let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
+        let rows = (shard.rows.end - shard.rows.start) as usize;
+        shard_entries(embeddings, number, &shard_name(embeddings, shard), None, rows)
+    });
+    entries.collect()
+}
+
+/// The rows that changed since [`Embeddings::clear_touched`], and which they are.
+pub(crate) fn delta_entries(embeddings: &Embeddings) -> Vec<Entry<'_>> {
+    let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
+        let (name, rows) = (shard_name(embeddings, shard), embeddings.touched(number));
+        let numbers = Entry::owned(format!("{name}.rows"), Dtype::U32, vec![rows.len()], &rows);
+        let count = rows.len();
+        std::iter::once(numbers).chain(shard_entries(embeddings, number, &name, Some(rows), count))
+    });
+    entries.collect()
+}
+
+/// The buffers of a shard, or some rows of them.
+fn shard_entries<'a>(
+    embeddings: &'a Embeddings,
+    shard: usize,
+    name: &str,
+    rows: Option<Vec<u32>>,
+    count: usize,
+) -> Vec<Entry<'a>> {
+    let entry = |(number, buffer): (usize, Buffer)| {
+        let rows = rows.clone();
+        let stream = move |sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>| {
+            let rows = rows.as_deref().map_or(RowSet::All, RowSet::Chosen);
+            embeddings.read(shard, number, rows, sink)
+        };
+        Entry {
+            name: format!("{name}.{}", buffer.name),
+            dtype: buffer.dtype,
+            shape: vec![count, buffer.columns],
+            source: Source::Stream(Box::new(stream)),
+        }
+    };
+    embeddings.buffers(shard).into_iter().enumerate().map(entry).collect()
+}
+
+/// One stored shard.
+#[derive(Debug)]
+struct StoredShard {
+    feature: String,
+    name: String,
+    rows: Range<u64>,
+    columns: Range<u64>,
+    /// The file that has all of its rows.
+    file: usize,
+    /// The file that has the newer values of some rows, and which they are, ascending, counted from the shard's first one.
+    delta: Option<(usize, Vec<u32>)>,
+}
+
+/// The tables that some files hold.
+#[derive(Debug)]
+pub(crate) struct StoredTables {
+    paths: Vec<PathBuf>,
+    // Reading moves a file's place; entries are read by several of a file's readers, one after the other.
+    files: Vec<Mutex<TensorFile>>,
+    shards: Vec<StoredShard>,
+}
+
+/// A buffer of a table, as it is wanted: some columns of it.
+struct Wanted<'a> {
+    feature: &'a str,
+    buffer: &'a Buffer,
+    columns: &'a Range<u64>,
+}
+
+impl StoredTables {
+    /// Opens files that hold all rows of all tables, and files that hold newer values of some rows of the same shards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if a file is damaged.
+    pub(crate) fn open(whole: &[PathBuf], deltas: &[PathBuf]) -> Result<Self> {
+        let mut stored = Self { paths: Vec::new(), files: Vec::new(), shards: Vec::new() };
+        for path in whole {
+            let file = open(path)?;
+            let number = stored.files.len();
+            for (name, info) in file.infos() {
+                if let Some(name) = name.strip_suffix(".weight").filter(|name| name.starts_with(PREFIX)) {
+                    let shard = StoredShard::of(name, &info.shape, number);
+                    stored
+                        .shards
+                        .push(shard.ok_or_else(|| damaged(path, &format!("`{name}` is malformed")))?);
+                }
+            }
+            stored.add(path, file);
+        }
+        for path in deltas {
+            let mut file = open(path)?;
+            let number = stored.files.len();
+            for shard in &mut stored.shards {
+                let name = format!("{}.rows", shard.name);
+                if file.info(&name).is_err() {
+                    continue;
+                }
+                let rows = file.read::<u32>(&name, Dtype::U32).map_err(|message| damaged(path, &message))?;
+                let count = shard.rows.end - shard.rows.start;
+                if !rows.is_sorted() || rows.last().is_some_and(|row| u64::from(*row) >= count) {
+                    return Err(damaged(path, &format!("`{name}` has rows out of order or beyond {count}")));
+                }
+                shard.delta = Some((number, rows));
+            }
+            stored.add(path, file);
+        }
+        Ok(stored)
+    }
+
+    fn add(&mut self, path: &Path, file: TensorFile) {
+        self.paths.push(path.to_owned());
+        self.files.push(Mutex::new(file));
+    }
+
+    /// Puts this rank's shards into `embeddings`: `buffers` of each, the weights first. Rows that are newer than the files with all
+    /// rows count as touched.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if a part of a table is missing, of another type or damaged.
+    pub(crate) fn restore(&self, embeddings: &mut Embeddings, buffers: usize) -> Result<()> {
+        embeddings.clear_touched();
+        for (number, shard) in embeddings.shards().to_vec().iter().enumerate() {
+            if !embeddings.holds(number) {
+                continue;
+            }
+            let feature = embeddings.configs()[shard.table].feature.clone();
+            for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
+                let wanted = Wanted { feature: &feature, buffer: &buffer, columns: &shard.columns };
+                let (mut next, mut failed) = (shard.rows.start, None);
+                let written = embeddings.write(number, place, RowSet::All, &mut |bytes| {
+                    let rows = (bytes.len() / buffer.row_bytes().max(1)) as u64;
+                    let read = self.read(&wanted, next..next + rows, bytes);
+                    next += rows;
+                    read.map_err(|error| {
+                        failed = Some(error);
+                        std::io::Error::from(std::io::ErrorKind::InvalidData)
+                    })
+                });
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                written?;
+            }
+            embeddings.touch(number, &self.touched(&feature, &shard.rows));
+        }
+        Ok(())
+    }
+
+    /// The rows in `rows` of which there are newer values, counted from the first one.
+    fn touched(&self, feature: &str, rows: &Range<u64>) -> Vec<u32> {
+        let own = self.shards.iter().filter(|shard| shard.feature == feature);
+        let touched =
+            own.filter_map(|shard| Some((shard, &shard.delta.as_ref()?.1))).flat_map(|(shard, touched)| {
+                let of_table = touched.iter().map(|row| u64::from(*row) + shard.rows.start);
+                of_table.filter(|row| rows.contains(row)).map(|row| (row - rows.start) as u32)
+            });
+        touched.collect()
+    }
+
+    /// An entry with a whole table's buffer.
+    pub(crate) fn whole<'a>(
+        &'a self,
+        name: String,
+        feature: &'a str,
+        rows: u64,
+        dim: u64,
+        buffer: Buffer,
+    ) -> Entry<'a> {
+        let stream = move |sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>| {
+            let wanted = Wanted { feature, buffer: &buffer, columns: &(0..dim) };
+            let size = buffer.row_bytes();
+            let step = (PIECE / size.max(1)).max(1) as u64;
+            let mut bytes = Vec::new();
+            for first in (0..rows).step_by(step as usize) {
+                let end = (first + step).min(rows);
+                bytes.resize((end - first) as usize * size, 0);
+                self.read(&wanted, first..end, &mut bytes).map_err(std::io::Error::other)?;
+                sink(&bytes)?;
+            }
+            Ok(())
+        };
+        let shape = vec![rows as usize, buffer.columns];
+        Entry { name, dtype: buffer.dtype, shape, source: Source::Stream(Box::new(stream)) }
+    }
+
+    /// Fills `output` with these rows of what is wanted, from all shards that have a part of it. Of what rows have once for all columns
+    /// (an accumulator) the mean of the shards' values is taken, by their columns.
+    fn read(&self, wanted: &Wanted<'_>, rows: Range<u64>, output: &mut [u8]) -> Result<()> {
+        if output.is_empty() {
+            return Ok(());
+        }
+        let overlap = |a: &Range<u64>, b: &Range<u64>| a.start.max(b.start)..a.end.min(b.end);
+        let mut covered = 0;
+        output.fill(0);
+        for shard in self.shards.iter().filter(|shard| shard.feature == wanted.feature) {
+            let (own_rows, own_columns) =
+                (overlap(&shard.rows, &rows), overlap(&shard.columns, wanted.columns));
+            if own_rows.is_empty() || own_columns.is_empty() {
+                continue;
+            }
+            covered += (own_rows.end - own_rows.start) * (own_columns.end - own_columns.start);
+            let stored = self.width(shard, wanted)?;
+            let step = (PIECE / (stored * wanted.buffer.dtype.size()).max(1)).max(1) as u64;
+            let mut first = own_rows.start;
+            while first < own_rows.end {
+                let end = (first + step).min(own_rows.end);
+                let piece = self.rows_of(shard, wanted, stored, first..end)?;
+                let output = &mut output[(first - rows.start) as usize * wanted.buffer.row_bytes()..];
+                place(&piece, (shard, stored), wanted, &own_columns, output);
+                first = end;
+            }
+        }
+        let all = (rows.end - rows.start) * (wanted.columns.end - wanted.columns.start);
+        if covered == all {
+            return Ok(());
+        }
+        let message = format!(
+            "rows {rows:?} of columns {:?} of the table of `{}` are stored {} times out of {all}",
+            wanted.columns, wanted.feature, covered
+        );
+        Err(damaged(self.paths.first().map_or(Path::new(""), PathBuf::as_path), &message))
+    }
+
+    /// Values of a row in a stored shard's buffer.
+    fn width(&self, shard: &StoredShard, wanted: &Wanted<'_>) -> Result<usize> {
+        let columns = (shard.columns.end - shard.columns.start) as usize;
+        let wanted_columns = (wanted.columns.end - wanted.columns.start) as usize;
+        let (buffer, name) = (wanted.buffer, format!("{}.{}", shard.name, wanted.buffer.name));
+        let expected =
+            if buffer.by_column { buffer.columns / wanted_columns * columns } else { buffer.columns };
+        let file = self.file(shard.file);
+        let info = file.info(&name).map_err(|message| self.damaged(shard.file, &message))?;
+        let rows = (shard.rows.end - shard.rows.start) as usize;
+        if info.dtype != buffer.dtype || info.shape != [rows, expected] {
+            let message = format!(
+                "`{name}` is {:?} {:?}, and should be {:?} {:?}",
+                info.dtype,
+                info.shape,
+                buffer.dtype,
+                [rows, expected]
+            );
+            return Err(self.damaged(shard.file, &message));
+        }
+        Ok(expected)
+    }
+
+    /// Rows of a stored shard's buffer, newer values in their places.
+    fn rows_of(
+        &self,
+        shard: &StoredShard,
+        wanted: &Wanted<'_>,
+        width: usize,
+        rows: Range<u64>,
+    ) -> Result<Vec<u8>> {
+        let name = format!("{}.{}", shard.name, wanted.buffer.name);
+        let size = width * wanted.buffer.dtype.size();
+        let first = rows.start - shard.rows.start;
+        let mut bytes = vec![0; (rows.end - rows.start) as usize * size];
+        let read = self.file(shard.file).read_at(&name, first * size as u64, &mut bytes);
+        read.map_err(|message| self.damaged(shard.file, &message))?;
+        if let Some((file, touched)) = &shard.delta {
+            let last = first + rows.end - rows.start;
+            let begin = touched.partition_point(|row| u64::from(*row) < first);
+            let end = touched.partition_point(|row| u64::from(*row) < last);
+            let mut newer = vec![0; (end - begin) * size];
+            let read = self.file(*file).read_at(&name, (begin * size) as u64, &mut newer);
+            read.map_err(|message| self.damaged(*file, &message))?;
+            for (row, newer) in touched[begin..end].iter().zip(newer.chunks_exact(size.max(1))) {
+                bytes[(u64::from(*row) - first) as usize * size..][..size].copy_from_slice(newer);
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn file(&self, number: usize) -> std::sync::MutexGuard<'_, TensorFile> {
+        self.files[number].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn damaged(&self, file: usize, message: &str) -> Error {
+        damaged(&self.paths[file], message)
+    }
+}
+
+impl StoredShard {
+    /// The shard of this name, without that of the buffer, whose weights have this shape. `None` if the name is malformed.
+    fn of(name: &str, shape: &[usize], file: usize) -> Option<Self> {
+        let &[rows, columns] = shape else { return None };
+        let (mut feature, mut range) = (name.strip_prefix(PREFIX)?, (0..rows as u64, 0..columns as u64));
+        if let Some((whole, rest)) = feature.strip_suffix(']').and_then(|rest| rest.rsplit_once('[')) {
+            let ranges =
+                rest.split_once(", ").and_then(|(rows, columns)| Some((bounds(rows)?, bounds(columns)?)));
+            if let Some((of_rows, of_columns)) = ranges {
+                let fits = of_rows.end.checked_sub(of_rows.start) == Some(rows as u64)
+                    && of_columns.end.checked_sub(of_columns.start) == Some(columns as u64);
+                (feature, range) = (whole, (of_rows, of_columns));
+                if !fits {
+                    return None;
+                }
+            }
+        }
+        let (rows, columns) = range;
+        Some(Self { feature: feature.to_owned(), name: name.to_owned(), rows, columns, file, delta: None })
+    }
+}
+
+/// A range as it is printed: `3..7`.
+fn bounds(text: &str) -> Option<Range<u64>> {
+    let (start, end) = text.split_once("..")?;
+    Some(start.parse().ok()?..end.parse().ok()?)
+}
+
+/// Puts stored rows, `stored` values each, where they belong in rows of what is wanted.
+fn place(
+    piece: &[u8],
+    (shard, stored): (&StoredShard, usize),
+    wanted: &Wanted<'_>,
+    columns: &Range<u64>,
+    output: &mut [u8],
+) {
+    let (buffer, value) = (wanted.buffer, wanted.buffer.dtype.size());
+    let rows =
+        piece.chunks_exact((stored * value).max(1)).zip(output.chunks_exact_mut(buffer.row_bytes().max(1)));
+    let wanted_columns = (wanted.columns.end - wanted.columns.start) as usize;
+    if !buffer.by_column {
+        let share = (columns.end - columns.start) as f32 / wanted_columns as f32;
+        for (stored, output) in rows {
+            for (output, stored) in output.as_chunks_mut().0.iter_mut().zip(stored.as_chunks().0) {
+                // A sum of one part is the part, bit for bit.
+                let sum = f32::from_le_bytes(*output) + share * f32::from_le_bytes(*stored);
+                *output = sum.to_le_bytes();
+            }
+        }
+        return;
+    }
+    let stored_columns = (shard.columns.end - shard.columns.start) as usize;
+    let length = (columns.end - columns.start) as usize * value;
+    let from = (columns.start - shard.columns.start) as usize;
+    let to = (columns.start - wanted.columns.start) as usize;
+    for (stored, output) in rows {
+        for part in 0..buffer.columns / wanted_columns.max(1) {
+            let stored = &stored[(part * stored_columns + from) * value..][..length];
+            output[(part * wanted_columns + to) * value..][..length].copy_from_slice(stored);
+        }
+    }
+}
+
+/// Opens a file of a run.
+pub(crate) fn open(path: &Path) -> Result<TensorFile> {
+    TensorFile::open(path).map_err(|message| damaged(path, &message))
+}

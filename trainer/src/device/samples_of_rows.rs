@@ -1,0 +1,48 @@
+//! The samples of every row of a group: the inverse of its inverse index.
+
+/// The samples of every row of a group.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SamplesOfRows {
+    /// Samples by row.
+    pub(crate) order: Vec<i32>,
+    /// Where those of each row end.
+    pub(crate) ends: Vec<i32>,
+}
+
+impl SamplesOfRows {
+    /// Those of `rows` rows, by a counting sort.
+    pub(crate) fn new(inverse: &[i32], rows: usize) -> Self {
+        let mut next = vec![0_i32; rows + 1];
+        inverse.iter().for_each(|&row| next[row as usize + 1] += 1);
+        for row in 0..rows {
+            next[row + 1] += next[row];
+        }
+        let mut order = vec![0; inverse.len()];
+        for (sample, &row) in inverse.iter().enumerate() {
+            let place = &mut next[row as usize];
+            order[*place as usize] = sample as i32;
+            *place += 1;
+        }
+        // Each row's next place is where it ends.
+        next.truncate(rows);
+        Self { order, ends: next }
+    }
+
+    /// Those of a row, in their order.
+    pub(crate) fn of(&self, row: usize) -> &[i32] {
+        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.order[start as usize..self.ends[row] as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_its_samples_in_order() {
+        let samples = SamplesOfRows::new(&[2, 0, 2, 2], 4);
+        assert_eq!((samples.of(0), samples.of(1), samples.of(2)), (&[1][..], &[][..], &[0, 2, 3][..]));
+        assert!(samples.of(3).is_empty());
+    }
+}

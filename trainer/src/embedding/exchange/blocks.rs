@@ -1,0 +1,297 @@
+//! What a rank asks another one for, as it is sent: 32-bit words, a block for every shard.
+//!
+//! ```text
+//! pooled rows   values, rows, flags │ table rows [values] │ sizes [rows] │ offsets [rows], if rows overlap │ weights [values], if any
+//! sequence      values              │ table rows [values]
+//! replica       rows                │ table rows that will be updated [rows]
+//! ```
+//!
+//! Table rows count from the shard's first one. Rows that have no value in the shard are left out.
+
+use std::ops::Range;
+
+use super::super::lookup::{FeatureLookup, Rows};
+use super::super::shard::Shard;
+
+/// A block has offsets, because its rows overlap.
+const OVERLAP: i32 = 1;
+/// A block has weights.
+const WEIGHTS: i32 = 2;
+
+/// One shard's part of what a rank asks another for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Block {
+    /// The shard, by number.
+    pub(super) shard: usize,
+    pub(super) table: usize,
+    pub(super) kind: Kind,
+    /// The shard's first column.
+    pub(super) column: usize,
+    /// Its columns: values of a vector.
+    pub(super) width: usize,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The sum of every row's vectors.
+    Pooled,
+    /// Every value's vector.
+    Sequence,
+    /// Nothing: the rank has a replica. The table rows are announced whose gradients will come.
+    Replica,
+}
+
+/// What was asked for in one block.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// The vectors of the answer: by number, the row or value of the feature that each belongs to. Of a replica, the table rows.
+    pub(super) vectors: Vec<u32>,
+}
+
+/// One block as its owner has it.
+#[derive(Debug)]
+pub(super) enum Served {
+    /// Lists over the shard; `true` for a sequence.
+    Lookup(FeatureLookup, bool),
+    /// Table rows of a replica.
+    Replica(Vec<u32>),
+}
+
+impl Served {
+    /// Vectors of the answer.
+    pub(super) fn answers(&self) -> usize {
+        match self {
+            Self::Lookup(lookup, true) => lookup.table_rows.len(),
+            Self::Lookup(lookup, false) => lookup.rows.sizes.len(),
+            Self::Replica(_) => 0,
+        }
+    }
+
+    /// Vectors of the gradient.
+    pub(super) fn gradients(&self) -> usize {
+        match self {
+            Self::Replica(rows) => rows.len(),
+            Self::Lookup(..) => self.answers(),
+        }
+    }
+}
+
+impl Asked {
+    /// Vectors of the answer.
+    pub(super) fn answers(&self, kind: Kind) -> usize {
+        if kind == Kind::Replica { 0 } else { self.vectors.len() }
+    }
+}
+
+/// Appends what `feature` asks of a shard to `words`.
+pub(super) fn encode(block: &Block, shard: &Shard, feature: &FeatureLookup, words: &mut Vec<i32>) -> Asked {
+    match block.kind {
+        Kind::Pooled => encode_pooled(&shard.rows, feature, words),
+        Kind::Sequence => encode_sequence(&shard.rows, feature, words),
+        Kind::Replica => {
+            let covered = feature.table_rows.iter().zip(feature.rows.covered(feature.table_rows.len()));
+            let mut rows: Vec<u32> = covered.filter(|(_, covered)| *covered).map(|(row, _)| *row).collect();
+            rows.sort_unstable();
+            rows.dedup();
+            words.push(rows.len() as i32);
+            words.extend(rows.iter().map(|row| *row as i32));
+            Asked { vectors: rows }
+        }
+    }
+}
+
+fn encode_sequence(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32>) -> Asked {
+    let chosen = |row: u32| rows.contains(&u64::from(row));
+    let vectors: Vec<u32> = (0..feature.table_rows.len() as u32)
+        .filter(|&value| chosen(feature.table_rows[value as usize]))
+        .collect();
+    words.push(vectors.len() as i32);
+    words
+        .extend(vectors.iter().map(|&value| (feature.table_rows[value as usize] - rows.start as u32) as i32));
+    Asked { vectors }
+}
+
+fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32>) -> Asked {
+    let chosen = |row: u32| rows.contains(&u64::from(row));
+    let header = words.len();
+    words.extend([0; 3]);
+    // How many of the chosen values come before each value.
+    let mut before = Vec::with_capacity(feature.table_rows.len() + 1);
+    before.push(0_i32);
+    for &row in &feature.table_rows {
+        let is_chosen = chosen(row);
+        if is_chosen {
+            words.push((row - rows.start as u32) as i32);
+        }
+        before.push(before[before.len() - 1] + i32::from(is_chosen));
+    }
+    let bounds = feature.rows.offsets.iter().zip(&feature.rows.sizes);
+    let bounds = bounds.map(|(&offset, &size)| (before[offset as usize], before[(offset + size) as usize]));
+    let bounds: Vec<(i32, i32)> = bounds.collect();
+    let vectors: Vec<u32> =
+        (0..bounds.len() as u32).filter(|&row| bounds[row as usize].0 < bounds[row as usize].1).collect();
+    let own = || vectors.iter().map(|&row| bounds[row as usize]);
+    words.extend(own().map(|(start, end)| end - start));
+    let mut next = 0;
+    let follows = own().all(|(start, end)| std::mem::replace(&mut next, end) == start);
+    if !follows {
+        words.extend(own().map(|(start, _)| start));
+    }
+    if let Some(weights) = &feature.weights {
+        let chosen = feature.table_rows.iter().zip(weights).filter(|(row, _)| chosen(**row));
+        words.extend(chosen.map(|(_, weight)| weight.to_bits() as i32));
+    }
+    let flags = if follows { 0 } else { OVERLAP } + if feature.weights.is_some() { WEIGHTS } else { 0 };
+    words[header..header + 3].copy_from_slice(&[before[before.len() - 1], vectors.len() as i32, flags]);
+    Asked { vectors }
+}
+
+/// Reads a block from the front of `words`, whose table rows must be below `rows`. `None` if it is malformed.
+pub(super) fn decode(block: &Block, rows: u64, words: &mut &[i32]) -> Option<Served> {
+    if block.kind == Kind::Pooled {
+        return decode_pooled(block, rows, words);
+    }
+    let count = count(words)?;
+    let table_rows = table_rows(take(words, count)?, rows)?;
+    Some(match block.kind {
+        Kind::Replica => Served::Replica(table_rows),
+        _ => {
+            // Every value is a row, so that each one's gradient counts.
+            let rows = Rows { offsets: (0..count as i32).collect(), sizes: vec![1; count] };
+            Served::Lookup(lookup(block, table_rows, None, rows), true)
+        }
+    })
+}
+
+fn decode_pooled(block: &Block, rows: u64, words: &mut &[i32]) -> Option<Served> {
+    let (values, lists) = (count(words)?, count(words)?);
+    let flags = *take(words, 1)?.first()?;
+    let table_rows = table_rows(take(words, values)?, rows)?;
+    let sizes = take(words, lists)?.to_vec();
+    let offsets = if flags & OVERLAP != 0 {
+        take(words, lists)?.to_vec()
+    } else {
+        let start = |next: &mut i32, size: &i32| Some(std::mem::replace(next, next.checked_add(*size)?));
+        sizes.iter().scan(0, start).collect()
+    };
+    let within = |(&offset, &size): (&i32, &i32)| {
+        let end = offset.checked_add(size);
+        offset >= 0 && size >= 0 && end.is_some_and(|end| end as usize <= values)
+    };
+    if offsets.len() != lists || !offsets.iter().zip(&sizes).all(within) {
+        return None;
+    }
+    let weights = (flags & WEIGHTS != 0).then(|| take(words, values));
+    let weights = match weights {
+        Some(weights) => Some(weights?.iter().map(|bits| f32::from_bits(*bits as u32)).collect()),
+        None => None,
+    };
+    Some(Served::Lookup(lookup(block, table_rows, weights, Rows { offsets, sizes }), false))
+}
+
+fn lookup(block: &Block, table_rows: Vec<u32>, weights: Option<Vec<f32>>, rows: Rows) -> FeatureLookup {
+    // Whoever asks divides by the number of values, which this shard may not know.
+    FeatureLookup { table: block.table, table_rows, weights, rows, mean: false, received: None }
+}
+
+fn take<'a>(words: &mut &'a [i32], count: usize) -> Option<&'a [i32]> {
+    let (taken, rest) = words.split_at_checked(count)?;
+    *words = rest;
+    Some(taken)
+}
+
+fn count(words: &mut &[i32]) -> Option<usize> {
+    usize::try_from(*take(words, 1)?.first()?).ok()
+}
+
+fn table_rows(words: &[i32], rows: u64) -> Option<Vec<u32>> {
+    // A negative number is larger than all rows.
+    let fit = words.iter().all(|&row| u64::from(row as u32) < rows);
+    fit.then(|| words.iter().map(|&row| row as u32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn feature() -> impl Strategy<Value = FeatureLookup> {
+        let values = prop::collection::vec(0_u32..20, 0..30);
+        values
+            .prop_flat_map(|table_rows| {
+                let count = table_rows.len();
+                let row = (0..=count).prop_flat_map(move |start| (Just(start), 0..=count - start));
+                (Just(table_rows), prop::collection::vec(row, 0..8), any::<bool>())
+            })
+            .prop_map(|(table_rows, rows, weighted)| FeatureLookup {
+                table: 0,
+                weights: weighted.then(|| (0..table_rows.len()).map(|i| i as f32 / 4.0).collect()),
+                rows: Rows {
+                    offsets: rows.iter().map(|(start, _)| *start as i32).collect(),
+                    sizes: rows.iter().map(|(_, size)| *size as i32).collect(),
+                },
+                table_rows,
+                mean: true,
+                received: None,
+            })
+    }
+
+    fn block(kind: Kind) -> Block {
+        Block { shard: 0, table: 0, kind, column: 0, width: 4 }
+    }
+
+    proptest! {
+        #[test]
+        fn the_owner_gets_every_rows_values_in_its_shard(
+            feature in feature(), start in 0_u64..20, rest in prop::collection::vec(any::<i32>(), 0..3),
+        ) {
+            let shard = Shard { table: 0, rank: 1, rows: start..20, columns: 0..4 };
+            let mut words = Vec::new();
+            let asked = encode(&block(Kind::Pooled), &shard, &feature, &mut words);
+            words.extend(&rest);
+            let mut left = words.as_slice();
+            let served = decode(&block(Kind::Pooled), 20 - start, &mut left);
+            prop_assert_eq!(left, rest.as_slice());
+            let Some(Served::Lookup(lookup, false)) = served else { panic!("{served:?}") };
+            let mut answered = asked.vectors.iter().zip(lookup.rows.offsets.iter().zip(&lookup.rows.sizes)).peekable();
+            for (row, (&offset, &size)) in feature.rows.offsets.iter().zip(&feature.rows.sizes).enumerate() {
+                let own = offset as usize..(offset + size) as usize;
+                let expected: Vec<(u32, f32)> = own
+                    .filter(|value| u64::from(feature.table_rows[*value]) >= start)
+                    .map(|value| {
+                        let weight = feature.weights.as_ref().map_or(1.0, |weights| weights[value]);
+                        (feature.table_rows[value] - start as u32, weight)
+                    })
+                    .collect();
+                if expected.is_empty() {
+                    continue;
+                }
+                let (asked_row, (&offset, &size)) = answered.next().expect("a row with values is asked for");
+                prop_assert_eq!(*asked_row as usize, row);
+                let found: Vec<(u32, f32)> = (offset as usize..(offset + size) as usize)
+                    .map(|value| {
+                        let weight = lookup.weights.as_ref().map_or(1.0, |weights| weights[value]);
+                        (lookup.table_rows[value], weight)
+                    })
+                    .collect();
+                prop_assert_eq!(found, expected);
+            }
+            prop_assert!(answered.next().is_none());
+        }
+
+        /// Whatever arrives is read in full or refused, and never trusted.
+        #[test]
+        fn malformed_blocks_are_refused(words in prop::collection::vec(-3_i32..9, 0..24), kind in 0..3) {
+            let kind = [Kind::Pooled, Kind::Sequence, Kind::Replica][kind as usize];
+            let mut left = words.as_slice();
+            if let Some(Served::Lookup(lookup, _)) = decode(&block(kind), 5, &mut left) {
+                prop_assert!(lookup.table_rows.iter().all(|row| *row < 5));
+                for (&offset, &size) in lookup.rows.offsets.iter().zip(&lookup.rows.sizes) {
+                    prop_assert!(offset >= 0 && size >= 0 && (offset + size) as usize <= lookup.table_rows.len());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,646 @@
+//! The exchange of distinct rows between the ranks of a job.
+//!
+//! ```text
+//! request   ids of distinct rows ═▶ owners                      (of the next batch, while this one is computed)
+//! answer    owners: pooled rows, values of sequences ═▶ whoever asked
+//! gradient  gradients of the answers ═▶ owners; of replicas' rows ═▶ all ranks
+//! ```
+//!
+//! A double arrow is one all-to-all for all groups. Which shard of which rank is asked for which table is known from the plan alone
+//! ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they are.
+
+mod blocks;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use onefold_sharding::{DataType, TableConfig};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use tch::{Device, Kind as Element, Tensor};
+
+use self::blocks::{Asked, Block, Kind, Served, decode, encode};
+use super::lookup::{FeatureLookup, GroupLookup, Lookup, Received};
+use super::shard::Shard;
+use super::store::HostStore;
+use super::update::{Contribution, Upstream, summed};
+use super::{LookupGradients, Status};
+use crate::distributed::{Collectives, Pending};
+use crate::kernels::element::{Elements, nearest_bf16, nearest_fp16};
+use crate::kernels::fresh::fill_pieces;
+use crate::kernels::pool::{Bags, pool_into, pool_some};
+use crate::{Error, Result, tensors};
+
+/// Words of the header that ranks send each other before a request: its length, and the sender's status.
+const HEADER: usize = 3;
+
+/// Where a table is, as one rank sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Location {
+    /// Whole in this shard of this rank, which no other rank has a copy of.
+    Here(usize),
+    /// Whole on every rank; this rank's is this shard.
+    Replica(usize),
+    /// On other ranks, or in parts: these shards.
+    Parts(Vec<usize>),
+}
+
+/// Bytes that this rank sent to others, by what they were.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    pub(super) requests: AtomicU64,
+    pub(super) answers: AtomicU64,
+    pub(super) gradients: AtomicU64,
+}
+
+/// The plan's shards and the ranks that have them.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    collectives: Arc<dyn Collectives>,
+    /// The type of vectors and gradients on the wire.
+    dtype: DataType,
+    shards: Vec<Shard>,
+    /// By table.
+    locations: Vec<Location>,
+    /// By rank: what this one asks it for.
+    asks: Vec<Vec<Block>>,
+    /// By rank: what it asks this one for.
+    serves: Vec<Vec<Block>>,
+    pub(super) sent: Sent,
+}
+
+/// A batch's lookups, on their way to the owners.
+#[derive(Debug)]
+pub(super) struct Request {
+    groups: Vec<GroupLookup>,
+    /// By owner and block.
+    asked: Vec<Vec<Asked>>,
+    words: Tensor,
+    splits: Vec<i64>,
+    state: State,
+    statuses: Vec<Status>,
+}
+
+/// How far a request is.
+#[derive(Debug)]
+enum State {
+    /// Its header is on the way.
+    Announced(Pending, Tensor),
+    /// It is on the way itself: `[W]` words from each rank.
+    Sent(Pending, Tensor, Vec<i64>),
+}
+
+/// What an exchange leaves for the way back.
+#[derive(Debug)]
+pub(super) struct Exchanged {
+    asked: Vec<Vec<Asked>>,
+    /// By rank that asked, and block.
+    served: Vec<Vec<Served>>,
+}
+
+/// Gradients on their way to the owners.
+#[derive(Debug)]
+pub(super) struct Gradients {
+    pending: Pending,
+    received: Tensor,
+}
+
+/// Where the vectors of a feature's rows or values stand among the answers.
+struct Part<'a> {
+    /// `[n, width]`.
+    vectors: Elements<'a>,
+    /// The row or value of each vector.
+    owners: &'a [u32],
+    column: usize,
+    width: usize,
+}
+
+/// The shard of a table of which every rank has a copy, as `rank` sees it.
+fn location(table: usize, config: &TableConfig, shards: &[Shard], rank: u32) -> Location {
+    let own: Vec<usize> = (0..shards.len()).filter(|&shard| shards[shard].table == table).collect();
+    let here =
+        own.iter().copied().find(|&shard| shards[shard].rank == rank && shards[shard].is_whole(config));
+    match here {
+        Some(shard) if own.len() == 1 => Location::Here(shard),
+        Some(shard) => Location::Replica(shard),
+        None => Location::Parts(own),
+    }
+}
+
+/// What `asker` asks `owner` for, in the order of the shards.
+fn blocks(configs: &[TableConfig], shards: &[Shard], asker: u32, owner: u32) -> Vec<Block> {
+    let block = |(number, shard): (usize, &Shard)| {
+        let config = &configs[shard.table];
+        let kind = match location(shard.table, config, shards, asker) {
+            Location::Here(_) => return None,
+            Location::Replica(_) => Kind::Replica,
+            Location::Parts(_) if config.pooling.is_sequence() => Kind::Sequence,
+            Location::Parts(_) => Kind::Pooled,
+        };
+        let (column, width) =
+            (shard.columns.start as usize, (shard.columns.end - shard.columns.start) as usize);
+        Some(Block { shard: number, table: shard.table, kind, column, width })
+    };
+    shards.iter().enumerate().filter(|(_, shard)| shard.rank == owner).filter_map(block).collect()
+}
+
+impl Exchange {
+    /// The exchange between the ranks of `collectives`, whose tables are divided into `shards`; vectors and gradients have
+    /// `dtype` on the wire.
+    pub(super) fn new(
+        configs: &[TableConfig],
+        shards: &[Shard],
+        collectives: Arc<dyn Collectives>,
+        dtype: DataType,
+    ) -> Self {
+        let (rank, ranks) = (collectives.rank(), collectives.size());
+        let tables = configs.iter().enumerate();
+        Self {
+            locations: tables.map(|(table, config)| location(table, config, shards, rank)).collect(),
+            asks: (0..ranks).map(|owner| blocks(configs, shards, rank, owner)).collect(),
+            serves: (0..ranks).map(|asker| blocks(configs, shards, asker, rank)).collect(),
+            shards: shards.to_vec(),
+            collectives,
+            dtype,
+            sent: Sent::default(),
+        }
+    }
+
+    pub(super) fn collectives(&self) -> &Arc<dyn Collectives> {
+        &self.collectives
+    }
+
+    fn rank(&self) -> usize {
+        self.collectives.rank() as usize
+    }
+
+    /// The shard of this rank that has all of a table.
+    pub(super) fn whole(&self, table: usize) -> Option<usize> {
+        match self.locations[table] {
+            Location::Here(shard) | Location::Replica(shard) => Some(shard),
+            Location::Parts(_) => None,
+        }
+    }
+
+    /// Begins to send what `groups` look up, and this rank's status.
+    pub(super) fn request(&self, groups: Vec<GroupLookup>, status: Status) -> Result<Request> {
+        let features: Vec<&FeatureLookup> = by_table(&groups, self.locations.len());
+        let (mut words, mut splits, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+        for blocks in &self.asks {
+            let start = words.len();
+            // A batch that could not be read has no features; the status says so.
+            let of_block = |block: &Block| match features.get(block.table) {
+                Some(feature) => encode(block, &self.shards[block.shard], feature, &mut words),
+                None => Asked::default(),
+            };
+            asked.push(blocks.iter().map(of_block).collect());
+            splits.push((words.len() - start) as i64);
+        }
+        let header = splits.iter().flat_map(|&length| [length, status.flags, status.weight.to_bits() as i64]);
+        let header = Tensor::from_slice(&header.collect::<Vec<i64>>());
+        let received = Tensor::zeros([(HEADER * splits.len()) as i64], (Element::Int64, Device::Cpu));
+        let even = vec![HEADER as i64; splits.len()];
+        let pending = self.collectives.all_to_all(&received, &even, &header, &even)?;
+        let words = Tensor::from_slice(&words);
+        let state = State::Announced(pending, received);
+        Ok(Request { groups, asked, words, splits, state, statuses: Vec::new() })
+    }
+
+    /// Waits until it is known what all ranks send, and begins to send it. Returns the ranks' statuses.
+    pub(super) fn announce<'a>(&self, request: &'a mut Request) -> Result<&'a [Status]> {
+        if let State::Announced(pending, received) = &mut request.state {
+            std::mem::replace(pending, Pending::done()).wait()?;
+            let header = Vec::<i64>::try_from(&*received)?;
+            let (header, _) = header.as_chunks::<HEADER>();
+            let status = |[_, flags, weight]: &[i64; HEADER]| Status {
+                flags: *flags,
+                weight: f64::from_bits(*weight as u64),
+            };
+            request.statuses = header.iter().map(status).collect();
+            let splits: Vec<i64> = header.iter().map(|[length, ..]| *length).collect();
+            if splits.iter().any(|length| !(0..=i64::from(i32::MAX)).contains(length)) {
+                return Err(self.internal("a rank announced a request of an impossible length"));
+            }
+            let words = Tensor::empty([splits.iter().sum::<i64>()], (Element::Int, Device::Cpu));
+            let pending = self.collectives.all_to_all(&words, &splits, &request.words, &request.splits)?;
+            self.count(&self.sent.requests, &request.splits, 4);
+            request.state = State::Sent(pending, words, splits);
+        }
+        Ok(&request.statuses)
+    }
+
+    fn count(&self, counter: &AtomicU64, splits: &[i64], bytes: u64) {
+        let own = splits[self.rank()];
+        counter.fetch_add((splits.iter().sum::<i64>() - own) as u64 * bytes, Ordering::Relaxed);
+    }
+
+    fn internal(&self, message: &str) -> Error {
+        Error::Collective { operation: "exchange", message: message.to_owned() }
+    }
+
+    /// What other ranks asked for, by rank and block.
+    fn served(&self, request: &mut Request) -> Result<Vec<Vec<Served>>> {
+        self.announce(request)?;
+        let State::Sent(pending, words, splits) = &mut request.state else {
+            unreachable!("it was announced")
+        };
+        std::mem::replace(pending, Pending::done()).wait()?;
+        let words = Vec::<i32>::try_from(&*words)?;
+        let mut rest = words.as_slice();
+        let mut served = Vec::with_capacity(splits.len());
+        for (asker, (blocks, length)) in self.serves.iter().zip(&*splits).enumerate() {
+            let (mut own, after) = rest.split_at(*length as usize);
+            let of_block = |block: &Block| {
+                let shard = &self.shards[block.shard];
+                decode(block, shard.rows.end - shard.rows.start, &mut own)
+            };
+            let of_asker: Option<Vec<Served>> = blocks.iter().map(of_block).collect();
+            let complete = of_asker.filter(|_| own.is_empty());
+            served
+                .push(complete.ok_or_else(|| self.internal(&format!("malformed request of rank {asker}")))?);
+            rest = after;
+        }
+        Ok(served)
+    }
+
+    /// Looks up what all ranks asked for; `store` has this rank's shards.
+    pub(super) fn lookup(
+        &self,
+        mut request: Request,
+        store: &HostStore,
+        configs: &[TableConfig],
+        threads: &ThreadPool,
+    ) -> Result<(Vec<Lookup>, Exchanged)> {
+        let served = self.served(&mut request)?;
+        let sizes = |(blocks, served): (&Vec<Block>, &Vec<Served>)| {
+            blocks
+                .iter()
+                .zip(served)
+                .map(|(block, served)| served.answers() * block.width)
+                .collect::<Vec<_>>()
+        };
+        let sent_sizes: Vec<Vec<usize>> = self.serves.iter().zip(&served).map(sizes).collect();
+        let answers = written(threads, &sent_sizes, |asker, number, output| {
+            self.answer(&self.serves[asker][number], &served[asker][number], store, output);
+        });
+        let sizes = |(blocks, asked): (&Vec<Block>, &Vec<Asked>)| {
+            let sizes =
+                blocks.iter().zip(asked).map(|(block, asked)| asked.answers(block.kind) * block.width);
+            sizes.collect::<Vec<_>>()
+        };
+        let received_sizes: Vec<Vec<usize>> = self.asks.iter().zip(&request.asked).map(sizes).collect();
+        let (pending, received) =
+            self.exchange(&answers, &sent_sizes, &received_sizes, &self.sent.answers)?;
+        pending.wait()?;
+        let parts = self.parts(&request.asked, &received_sizes, elements(&received, self.dtype));
+        let groups = threads.install(|| {
+            let groups = request.groups.into_par_iter().with_max_len(1);
+            groups.map(|group| self.assembled(group, store, configs, &parts)).collect()
+        });
+        drop(parts);
+        Ok((groups, Exchanged { asked: request.asked, served }))
+    }
+
+    /// Writes pooled rows `[n, width]` or values' vectors.
+    fn answer(&self, block: &Block, served: &Served, store: &HostStore, output: &mut [f32]) {
+        let table = store.table(block.shard).expect("a rank is asked for its own shards");
+        match served {
+            Served::Lookup(lookup, false) => pool_into(&lookup.bags(table), block.width, output),
+            Served::Lookup(lookup, true) => {
+                let vectors = output.par_chunks_mut(block.width).zip(&lookup.table_rows).with_min_len(256);
+                vectors.for_each(|(vector, &row)| {
+                    table.weights().slice(row as usize * block.width, block.width).widen(vector);
+                });
+            }
+            Served::Replica(_) => {}
+        }
+    }
+
+    /// By table: where the answers' vectors stand.
+    fn parts<'a>(
+        &self,
+        asked: &'a [Vec<Asked>],
+        sizes: &[Vec<usize>],
+        received: Elements<'a>,
+    ) -> Vec<Vec<Part<'a>>> {
+        let mut parts: Vec<Vec<Part<'a>>> = self.locations.iter().map(|_| Vec::new()).collect();
+        let mut start = 0;
+        for ((blocks, asked), sizes) in self.asks.iter().zip(asked).zip(sizes) {
+            for ((block, asked), &size) in blocks.iter().zip(asked).zip(sizes) {
+                if block.kind != Kind::Replica {
+                    let vectors = received.slice(start, size);
+                    let (column, width) = (block.column, block.width);
+                    parts[block.table].push(Part { vectors, owners: &asked.vectors, column, width });
+                }
+                start += size;
+            }
+        }
+        parts
+    }
+
+    /// The vectors of a group: of tables that are here from these, of others from the answers.
+    fn assembled(
+        &self,
+        group: GroupLookup,
+        store: &HostStore,
+        configs: &[TableConfig],
+        parts: &[Vec<Part<'_>>],
+    ) -> Lookup {
+        let GroupLookup { pooled, mut sequences, rows } = group;
+        let dim = pooled.first().map_or(1, |feature| configs[feature.table].dim as usize);
+        let mut here: Vec<(usize, Bags<'_>)> = Vec::new();
+        let mut elsewhere = Vec::new();
+        for (slot, feature) in pooled.iter().enumerate() {
+            match self.whole(feature.table).and_then(|shard| store.table(shard)) {
+                Some(table) => here.push((slot, feature.bags(table))),
+                None => elsewhere.push((slot, feature, by_row(&parts[feature.table], rows))),
+            }
+        }
+        let width = pooled.len() * dim;
+        let vectors = pool_some(&here, pooled.len(), dim, rows, |block, output| {
+            for (slot, feature, by_row) in &elsewhere {
+                for (row, output) in block.clone().zip(output.chunks_exact_mut(width)) {
+                    let output = &mut output[slot * dim..(slot + 1) * dim];
+                    for (part, numbers) in parts[feature.table].iter().zip(by_row) {
+                        if let Some(number) = numbers[row].checked_sub(1) {
+                            part.add(number as usize, output);
+                        }
+                    }
+                    let size = feature.rows.sizes[row];
+                    if feature.mean && size > 1 {
+                        output.iter_mut().for_each(|value| *value *= 1.0 / size as f32);
+                    }
+                }
+            }
+        });
+        drop((here, elsewhere));
+        for feature in sequences.iter_mut().filter(|feature| self.whole(feature.table).is_none()) {
+            let dim = configs[feature.table].dim as usize;
+            let values = feature.table_rows.len();
+            feature.received = Some(Received::new(values_of(&parts[feature.table], values, dim), values));
+        }
+        Lookup { pooled: vectors, pooled_features: pooled, sequences }
+    }
+
+    /// Sends tensors of 32-bit floats, in the type of the wire, by rank and block.
+    fn exchange(
+        &self,
+        values: &Tensor,
+        sent: &[Vec<usize>],
+        received: &[Vec<usize>],
+        counter: &AtomicU64,
+    ) -> Result<(Pending, Tensor)> {
+        let splits = |sizes: &[Vec<usize>]| -> Vec<i64> {
+            sizes.iter().map(|sizes| sizes.iter().sum::<usize>() as i64).collect()
+        };
+        let (sent, received) = (splits(sent), splits(received));
+        let (values, kind) = on_wire(values, self.dtype);
+        let output = Tensor::empty([received.iter().sum::<i64>()], (kind, Device::Cpu));
+        let pending = self.collectives.all_to_all(&output, &received, &values, &sent)?;
+        self.count(counter, &sent, self.dtype.bytes());
+        Ok((pending, output))
+    }
+
+    /// Begins to send the gradients of what [`lookup`](Self::lookup) gave.
+    pub(super) fn send_gradients(
+        &self,
+        lookups: &[Lookup],
+        exchanged: &Exchanged,
+        gradients: &[LookupGradients],
+        store: &HostStore,
+        threads: &ThreadPool,
+    ) -> Result<Gradients> {
+        let sizes: Vec<Vec<usize>> = self
+            .asks
+            .iter()
+            .zip(&exchanged.asked)
+            .map(|(blocks, asked)| {
+                blocks.iter().zip(asked).map(|(block, asked)| asked.vectors.len() * block.width).collect()
+            })
+            .collect();
+        let sums = threads.install(|| self.sums_of_replicas(lookups, gradients, store));
+        let places = by_feature(lookups, gradients, self.locations.len());
+        let values = written(threads, &sizes, |owner, number, output| {
+            let (block, asked) = (&self.asks[owner][number], &exchanged.asked[owner][number]);
+            match (block.kind, &places[block.table]) {
+                (Kind::Replica, _) => output.copy_from_slice(&sums[block.table]),
+                (_, Some((feature, upstream))) => upstream.write(block, feature, asked, output),
+                (_, None) => {}
+            }
+        });
+        let received_sizes: Vec<Vec<usize>> = self
+            .serves
+            .iter()
+            .zip(&exchanged.served)
+            .map(|(blocks, served)| {
+                blocks.iter().zip(served).map(|(block, served)| served.gradients() * block.width).collect()
+            })
+            .collect();
+        let (pending, received) = self.exchange(&values, &sizes, &received_sizes, &self.sent.gradients)?;
+        Ok(Gradients { pending, received })
+    }
+
+    /// The gradients of replicas' rows, by table.
+    fn sums_of_replicas(
+        &self,
+        lookups: &[Lookup],
+        gradients: &[LookupGradients],
+        store: &HostStore,
+    ) -> Vec<Vec<f32>> {
+        let places = by_feature(lookups, gradients, self.locations.len());
+        let sum = |(location, place): (&Location, Option<(&FeatureLookup, Upstream<'_>)>)| {
+            let (Location::Replica(shard), Some((feature, upstream))) = (location, place) else {
+                return Vec::new();
+            };
+            let table = store.table(*shard).expect("a replica is here");
+            summed(vec![Contribution::Feature(feature, upstream)], table).1
+        };
+        self.locations.par_iter().zip(places).with_max_len(1).map(sum).collect()
+    }
+
+    /// Waits for the gradients, and gives `apply` what each rank adds to the gradient of each of this rank's shards, in the order of
+    /// ranks.
+    pub(super) fn update(
+        &self,
+        lookups: &[Lookup],
+        exchanged: &Exchanged,
+        gradients: &[LookupGradients],
+        sent: Gradients,
+        apply: impl FnOnce(Vec<(usize, Contribution<'_>)>),
+    ) -> Result<()> {
+        sent.pending.wait()?;
+        let widened;
+        let received = match elements(&sent.received, self.dtype) {
+            Elements::Fp32(values) => values,
+            narrow => {
+                widened = narrow.to_f32();
+                &widened
+            }
+        };
+        let mut work: Vec<(usize, Contribution<'_>)> = Vec::new();
+        let places = by_feature(lookups, gradients, self.locations.len());
+        let mut rest = received;
+        for (asker, (blocks, served)) in self.serves.iter().zip(&exchanged.served).enumerate() {
+            if asker == self.rank() {
+                let here =
+                    self.locations.iter().zip(&places).filter_map(|(location, place)| match location {
+                        Location::Here(shard) => Some((*shard, (*place)?)),
+                        _ => None,
+                    });
+                work.extend(
+                    here.map(|(shard, (feature, upstream))| {
+                        (shard, Contribution::Feature(feature, upstream))
+                    }),
+                );
+            }
+            for (block, served) in blocks.iter().zip(served) {
+                let (own, after) = rest.split_at(served.gradients() * block.width);
+                rest = after;
+                let contribution = match served {
+                    Served::Replica(rows) => Contribution::Rows(rows, own),
+                    Served::Lookup(lookup, true) => Contribution::Feature(lookup, Upstream::Values(own)),
+                    Served::Lookup(lookup, false) => {
+                        Contribution::Feature(lookup, Upstream::Pooled(own, 0, 1))
+                    }
+                };
+                work.push((block.shard, contribution));
+            }
+        }
+        apply(work);
+        Ok(())
+    }
+}
+
+impl Part<'_> {
+    fn vector(&self, number: usize) -> Elements<'_> {
+        self.vectors.slice(number * self.width, self.width)
+    }
+
+    /// Adds a vector to its columns.
+    fn add(&self, number: usize, output: &mut [f32]) {
+        let output = &mut output[self.column..self.column + self.width];
+        match self.vector(number) {
+            Elements::Fp32(vector) => output.iter_mut().zip(vector).for_each(|(sum, value)| *sum += value),
+            narrow => output.iter_mut().zip(narrow.to_f32()).for_each(|(sum, value)| *sum += value),
+        }
+    }
+}
+
+impl Upstream<'_> {
+    /// Writes the gradients of a block's vectors, `[n, width]`.
+    fn write(&self, block: &Block, feature: &FeatureLookup, asked: &Asked, output: &mut [f32]) {
+        let outputs = output.chunks_exact_mut(block.width).zip(&asked.vectors);
+        let dim = |width: usize| block.column..block.column + width;
+        match *self {
+            Upstream::Values(values) => {
+                let dim_of_table = values.len().checked_div(feature.table_rows.len()).unwrap_or(0);
+                for (output, &value) in outputs {
+                    output.copy_from_slice(&values[value as usize * dim_of_table..][dim(block.width)]);
+                }
+            }
+            Upstream::Pooled(values, slot, features) => {
+                let width = values.len().checked_div(feature.rows.sizes.len()).unwrap_or(0);
+                let start = slot * width.checked_div(features).unwrap_or(0);
+                for (output, &row) in outputs {
+                    let vector = &values[row as usize * width + start..][dim(block.width)];
+                    let size = feature.rows.sizes[row as usize];
+                    let scale = if feature.mean && size > 1 { 1.0 / size as f32 } else { 1.0 };
+                    output.iter_mut().zip(vector).for_each(|(output, value)| *output = scale * value);
+                }
+            }
+        }
+    }
+}
+
+/// The features of a batch, by table.
+fn by_table(groups: &[GroupLookup], tables: usize) -> Vec<&FeatureLookup> {
+    let mut features: Vec<&FeatureLookup> = groups.iter().flat_map(GroupLookup::features).collect();
+    features.sort_by_key(|feature| feature.table);
+    debug_assert!(features.is_empty() || features.len() == tables);
+    features
+}
+
+/// By table: the feature that looked it up, and the gradient of its rows or values.
+fn by_feature<'a>(
+    lookups: &'a [Lookup],
+    gradients: &'a [LookupGradients],
+    tables: usize,
+) -> Vec<Option<(&'a FeatureLookup, Upstream<'a>)>> {
+    let mut places = vec![None; tables];
+    for (lookup, gradients) in lookups.iter().zip(gradients) {
+        let count = lookup.pooled_features.len();
+        for (slot, feature) in lookup.pooled_features.iter().enumerate() {
+            places[feature.table] = Some((feature, Upstream::Pooled(&gradients.pooled, slot, count)));
+        }
+        for (feature, gradient) in lookup.sequences.iter().zip(&gradients.sequences) {
+            places[feature.table] = Some((feature, Upstream::Values(gradient)));
+        }
+    }
+    places
+}
+
+/// By part and row: 1 + the number of its vector, or 0 where it has none.
+fn by_row(parts: &[Part<'_>], rows: usize) -> Vec<Vec<u32>> {
+    let of_part = |part: &Part<'_>| {
+        let mut numbers = vec![0; rows];
+        part.owners.iter().zip(1..).for_each(|(&row, number)| numbers[row as usize] = number);
+        numbers
+    };
+    parts.iter().map(of_part).collect()
+}
+
+/// The vectors of a sequence's values, `[T, D]`, from the answers.
+fn values_of(parts: &[Part<'_>], values: usize, dim: usize) -> Vec<f32> {
+    if let [part] = parts
+        && part.width == dim
+    {
+        return part.vectors.to_f32();
+    }
+    let mut vectors = vec![0.0; values * dim];
+    for part in parts {
+        for (number, &value) in part.owners.iter().enumerate() {
+            let start = value as usize * dim + part.column;
+            part.vector(number).widen(&mut vectors[start..start + part.width]);
+        }
+    }
+    vectors
+}
+
+/// Floats in the type of the wire, and the kind that they are sent as: bits of 16-bit numbers as integers.
+fn on_wire(values: &Tensor, dtype: DataType) -> (Tensor, Element) {
+    let narrowed = |nearest: fn(f32) -> u16| {
+        let bits: Vec<i16> =
+            tensors::as_slice(values).par_iter().map(|value| nearest(*value) as i16).collect();
+        (Tensor::from_slice(&bits), Element::Int16)
+    };
+    match dtype {
+        DataType::Fp32 => (values.shallow_clone(), Element::Float),
+        DataType::Bf16 => narrowed(nearest_bf16),
+        DataType::Fp16 => narrowed(nearest_fp16),
+    }
+}
+
+/// What was received, as numbers of the wire's type.
+fn elements(received: &Tensor, dtype: DataType) -> Elements<'_> {
+    match dtype {
+        DataType::Fp32 => Elements::Fp32(tensors::as_slice(received)),
+        DataType::Bf16 => Elements::Bf16(tensors::as_bits(received)),
+        DataType::Fp16 => Elements::Fp16(tensors::as_bits(received)),
+    }
+}
+
+/// Floats for every rank and block, of these sizes, written in parallel.
+fn written(
+    threads: &ThreadPool,
+    sizes: &[Vec<usize>],
+    write: impl Fn(usize, usize, &mut [f32]) + Send + Sync,
+) -> Tensor {
+    let flat: Vec<usize> = sizes.iter().flatten().copied().collect();
+    let numbers = sizes.iter().enumerate();
+    let blocks: Vec<(usize, usize)> =
+        numbers.flat_map(|(rank, sizes)| (0..sizes.len()).map(move |number| (rank, number))).collect();
+    tensors::written(&[flat.iter().sum::<usize>() as i64], |memory| {
+        let write = |piece: usize, output: &mut [f32]| write(blocks[piece].0, blocks[piece].1, output);
+        threads.install(|| fill_pieces(memory, &flat, write))
+    })
+}

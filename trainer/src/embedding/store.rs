@@ -1,0 +1,119 @@
+//! The shards that one rank holds, in this machine's memory.
+
+use std::io;
+
+use onefold_sharding::TableConfig;
+use rayon::prelude::*;
+
+use super::shard::{Buffer, RowSet, Shard};
+use super::table::Table;
+use super::touched::Touched;
+use super::update::{self, Contribution};
+use crate::config::TableOptimizerConfig;
+
+/// A rank's shards, each a table of its own.
+#[derive(Debug)]
+pub(super) struct HostStore {
+    /// By shard of the plan: its number among `tables`, if it is here.
+    places: Vec<Option<usize>>,
+    tables: Vec<Table>,
+    touched: Vec<Touched>,
+}
+
+impl HostStore {
+    /// The shards of `rank` with their initial weights.
+    pub(super) fn new(
+        configs: &[TableConfig],
+        shards: &[Shard],
+        rank: u32,
+        optimizer: &TableOptimizerConfig,
+        seed: u64,
+    ) -> Self {
+        let held: Vec<&Shard> = shards.iter().filter(|shard| shard.rank == rank).collect();
+        let tables = held.into_par_iter().with_max_len(1);
+        let table = |shard: &Shard| Table::initial(&configs[shard.table], optimizer, seed, shard);
+        let mut next = 0..;
+        let place = |shard: &Shard| if shard.rank == rank { next.next() } else { None };
+        Self::of(tables.map(table).collect(), shards.iter().map(place).collect())
+    }
+
+    /// Whole tables, each a shard.
+    pub(super) fn of_whole(tables: Vec<Table>) -> Self {
+        let places = (0..tables.len()).map(Some).collect();
+        Self::of(tables, places)
+    }
+
+    fn of(tables: Vec<Table>, places: Vec<Option<usize>>) -> Self {
+        let touched = tables.iter().map(|table| Touched::new(table.config().rows)).collect();
+        Self { places, tables, touched }
+    }
+
+    /// A shard by its number in the plan, if it is here.
+    pub(super) fn table(&self, shard: usize) -> Option<&Table> {
+        self.places[shard].map(|place| &self.tables[place])
+    }
+
+    fn held(&self, shard: usize) -> usize {
+        self.places[shard].expect("the shard is one that this rank holds")
+    }
+
+    /// Updates shards on the threads of the caller, in step `step`: each looked-up row once, with the sum of its gradients over
+    /// all of the shard's contributions, in their order. `work` is by shard of the plan.
+    pub(super) fn update(
+        &mut self,
+        work: Vec<(usize, Contribution<'_>)>,
+        optimizer: &TableOptimizerConfig,
+        step: u64,
+    ) {
+        let mut by_table: Vec<Vec<Contribution<'_>>> = self.tables.iter().map(|_| Vec::new()).collect();
+        work.into_iter().for_each(|(shard, contribution)| by_table[self.held(shard)].push(contribution));
+        let tables = self.tables.par_iter_mut().zip(&mut self.touched).zip(by_table).with_max_len(1);
+        tables.for_each(|((table, touched), contributions)| {
+            update::update(table, touched, contributions, optimizer, step);
+        });
+    }
+
+    /// The rows of a shard that changed since the last [`clear_touched`](Self::clear_touched), ascending.
+    pub(super) fn touched(&self, shard: usize) -> Vec<u32> {
+        self.touched[self.held(shard)].rows()
+    }
+
+    /// Counts rows of a shard as changed.
+    pub(super) fn touch(&mut self, shard: usize, rows: &[u32]) {
+        let place = self.held(shard);
+        self.touched[place].add(rows.iter().copied());
+    }
+
+    /// Counts no row as changed.
+    pub(super) fn clear_touched(&mut self) {
+        self.touched.iter_mut().for_each(Touched::clear);
+    }
+
+    /// As [`Embeddings::read`](super::Embeddings::read).
+    pub(super) fn read(
+        &self,
+        shard: usize,
+        buffer: usize,
+        rows: RowSet<'_>,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.tables[self.held(shard)].read(buffer, rows, sink)
+    }
+
+    /// As [`Embeddings::write`](super::Embeddings::write).
+    pub(super) fn write(
+        &mut self,
+        shard: usize,
+        buffer: usize,
+        rows: RowSet<'_>,
+        source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let place = self.held(shard);
+        self.tables[place].write(buffer, rows, source)
+    }
+
+    /// As [`Embeddings::buffers`](super::Embeddings::buffers).
+    pub(super) fn buffers(&self, shard: usize) -> Vec<Buffer> {
+        self.tables[self.held(shard)].buffers()
+    }
+}

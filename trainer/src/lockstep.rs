@@ -1,0 +1,119 @@
+//! Ranks in lockstep: all go on, or all end, and of an error one rank speaks.
+
+use tch::{Kind, Tensor};
+
+use crate::distributed::{Collectives, Pending, Reduce};
+use crate::embedding::Status;
+use crate::{Error, Result, tensors};
+
+/// A rank wishes that training ends after the step that it is in.
+pub(crate) const STOP: i64 = 1;
+/// A rank has failed, and makes no further steps.
+pub(crate) const FAILED: i64 = 2;
+
+impl dyn Collectives + '_ {
+    /// `result`, if every rank has succeeded; otherwise an error on all ranks: its own on the lowest rank that failed,
+    /// [`Error::ReportedElsewhere`] on the others. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// As said, and those of all operations.
+    pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
+        if self.size() == 1 {
+            return result;
+        }
+        let failed = Tensor::from_slice(&[i64::from(result.is_err())]);
+        let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
+        self.all_gather(&all, &failed)?.wait()?;
+        let failed = Vec::<i64>::try_from(&all)?.into_iter().position(|failed| failed != 0);
+        match (failed, result) {
+            (Some(rank), Err(error)) if rank as u32 == self.rank() => Err(error),
+            (Some(rank), _) => Err(reported_by(rank)),
+            (None, result) => result,
+        }
+    }
+
+    /// Every rank's `values`, by rank.
+    ///
+    /// # Errors
+    ///
+    /// Those of all operations.
+    pub fn gather(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
+        if self.size() == 1 {
+            return Ok(vec![values.to_vec()]);
+        }
+        let own = Tensor::from_slice(values);
+        let count = i64::from(self.size()) * values.len() as i64;
+        let all = Tensor::f_zeros([count], (Kind::Double, tch::Device::Cpu))?;
+        self.all_gather(&all, &own)?.wait()?;
+        Ok(Vec::<f64>::try_from(&all)?.chunks(values.len().max(1)).map(<[f64]>::to_vec).collect())
+    }
+}
+
+/// What a rank returns whose end another rank reports.
+pub(crate) fn reported_by(rank: usize) -> Error {
+    Error::ReportedElsewhere { rank: rank as u32, reporter: rank as u32 }
+}
+
+/// Whether all ranks go on with the batches that they announced.
+///
+/// # Errors
+///
+/// [`Error::ReportedElsewhere`] if a rank has failed.
+pub(crate) fn go_on(statuses: &[Status]) -> Result<bool> {
+    match statuses.iter().position(|status| status.flags & FAILED != 0) {
+        Some(rank) => Err(reported_by(rank)),
+        None => Ok(statuses.iter().all(|status| status.flags & STOP == 0)),
+    }
+}
+
+/// Parameters whose gradients are summed over the ranks, flattened into one tensor. One rank has nothing to do.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    parameters: Vec<Tensor>,
+    under_way: Option<(Pending, Tensor)>,
+}
+
+impl Bucket {
+    /// A bucket of these parameters, in one order on all ranks.
+    pub(crate) fn new(parameters: Vec<Tensor>) -> Self {
+        Self { parameters, under_way: None }
+    }
+
+    /// Begins to sum up the gradients as they are.
+    ///
+    /// # Errors
+    ///
+    /// Those of all operations.
+    pub(crate) fn start(&mut self, collectives: &dyn Collectives) -> Result<()> {
+        if collectives.size() == 1 || self.parameters.is_empty() {
+            return Ok(());
+        }
+        let gradients = self.parameters.iter().map(|parameter| {
+            let gradient = parameter.grad();
+            // A rank without samples has no gradient.
+            if gradient.defined() { gradient } else { parameter.detach().zeros_like() }.reshape([-1])
+        });
+        let flat = Tensor::cat(&gradients.collect::<Vec<_>>(), 0);
+        self.under_way = Some((collectives.all_reduce(&flat, Reduce::Sum)?, flat));
+        Ok(())
+    }
+
+    /// Waits for the sums, which take the gradients' places.
+    ///
+    /// # Errors
+    ///
+    /// Those of all operations.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        let Some((pending, flat)) = self.under_way.take() else { return Ok(()) };
+        pending.wait()?;
+        let mut first = 0;
+        for parameter in &self.parameters {
+            let length = parameter.numel() as i64;
+            let sum = flat.narrow(0, first, length).view(parameter.size().as_slice());
+            tensors::set_gradient(parameter, &sum);
+            first += length;
+        }
+        Ok(())
+    }
+}

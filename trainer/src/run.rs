@@ -1,0 +1,393 @@
+//! A run on disk: `run.json` (configuration, schema, figures), `model.safetensors` (all parameters), and its checkpoints.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::{FeatureGroup, Schema, commit};
+use onefold_sharding::TableConfig;
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::checkpoint::tables::{self, StoredTables};
+use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
+use crate::checkpoint::{CheckpointChoice, Checkpoints, damaged};
+use crate::device::Accelerator;
+use crate::embedding::{Buffer, Embeddings, Placement};
+use crate::model::Model;
+use crate::{Error, Result, TrainConfig, tensors};
+
+/// The file that makes a directory a run.
+pub const RUN_FILE: &str = "run.json";
+/// The parameters.
+pub const MODEL_FILE: &str = "model.safetensors";
+/// Where the ranks' shards are while they become one model.
+const SHARDS: &str = ".shards";
+/// What names of the dense part's parameters begin with.
+const DENSE: &str = "dense.";
+/// The version this code writes; it reads 1 too, which has fewer settings.
+const FORMAT_VERSION: u32 = 2;
+
+/// `run.json`: what is needed to use the parameters.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Version of this format.
+    pub format_version: u32,
+    /// The configuration that was trained.
+    pub config: TrainConfig,
+    /// The identity of the dataset that it was trained on; runs of earlier versions do not name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
+    /// The number of the dataset's snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<u64>,
+    /// The schema of the dataset that it was trained on.
+    pub schema: Schema,
+    /// The tables, in the schema's order of features.
+    pub tables: Vec<TableConfig>,
+    /// The streams that batches are put together from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub streams: Option<usize>,
+    /// Runs of earlier versions have the shards of their plan here; checkpoints name them now.
+    #[serde(default, rename = "shards", skip_serializing)]
+    _shards_of_earlier_versions: serde::de::IgnoredAny,
+    /// Steps that were taken.
+    pub steps: u64,
+    /// Whether training came to its end, so that the model is there.
+    #[serde(default = "yes")]
+    pub completed: bool,
+}
+
+/// Runs of version 1 appeared when they were complete.
+fn yes() -> bool {
+    true
+}
+
+impl Run {
+    /// The description of a run that begins.
+    pub fn new(config: &TrainConfig, schema: &Schema, tables: &[TableConfig]) -> Self {
+        let (config, schema, tables) = (config.clone(), schema.clone(), tables.to_vec());
+        Self {
+            format_version: FORMAT_VERSION,
+            config,
+            dataset: None,
+            snapshot: None,
+            schema,
+            tables,
+            streams: None,
+            _shards_of_earlier_versions: serde::de::IgnoredAny,
+            steps: 0,
+            completed: false,
+        }
+    }
+
+    /// Writes the description into `directory`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be written.
+    pub fn store(&self, directory: &Path) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
+        text.push('\n');
+        Ok(commit::write_atomically(&directory.join(RUN_FILE), text.as_bytes())?)
+    }
+
+    /// Writes the model that was trained into `directory`, and says so in the description. Every rank calls it; the lowest one
+    /// puts the shards of all together, from disk, so that no process has all tables in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if a file cannot be written; that of another rank.
+    pub fn complete(&mut self, model: &Model, steps: u64, directory: &Path) -> Result<()> {
+        let collectives = model.embeddings.collectives();
+        let rank = collectives.rank();
+        let shards = directory.join(SHARDS);
+        let path = |rank: u32| shards.join(format!("{rank}.safetensors"));
+        let written = collectives.agree((|| {
+            fs_err::create_dir_all(&shards)?;
+            Ok(tensor_file::write(&path(rank), tables::entries(&model.embeddings))?)
+        })());
+        written?;
+        let completed = (|| {
+            if rank != 0 {
+                return Ok(());
+            }
+            let files: Vec<PathBuf> = (0..collectives.size()).map(path).collect();
+            let stored = StoredTables::open(&files, &[])?;
+            let mut entries = dense_entries(model);
+            for config in &self.tables {
+                for buffer in self.buffers(config) {
+                    let name = format!("tables.{}.{}", config.feature, buffer.name);
+                    entries.push(stored.whole(name, &config.feature, config.rows, config.dim, buffer));
+                }
+            }
+            let temporary = directory.join(format!(".{MODEL_FILE}.tmp"));
+            tensor_file::write(&temporary, entries)?;
+            fs_err::rename(&temporary, directory.join(MODEL_FILE))?;
+            fs_err::remove_dir_all(&shards)?;
+            commit::sync_directory(directory)?;
+            (self.steps, self.completed) = (steps, true);
+            self.store(directory)
+        })();
+        collectives.agree(completed)
+    }
+
+    /// What a model's file holds of a table.
+    fn buffers(&self, config: &TableConfig) -> Vec<Buffer> {
+        crate::embedding::whole_buffers(config, &self.config.optimizer.tables)
+    }
+
+    /// What the parameters depend on besides the samples: a digest of configuration, schema and tables. What only says
+    /// how long training goes on and what is logged does not count.
+    pub(crate) fn identity(&self) -> String {
+        use sha2::Digest as _;
+        let text = serde_json::to_vec(&self.identifying()).unwrap_or_default();
+        sha2::Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn identifying(&self) -> Vec<(&'static str, serde_json::Value)> {
+        let value = |value: serde_json::Result<serde_json::Value>| value.unwrap_or_default();
+        let config = &self.config;
+        let mut parts = vec![
+            ("[data]", value(serde_json::to_value(&config.data))),
+            ("[train].batch_size", config.train.batch_size.into()),
+            ("[train].seed", config.train.seed.into()),
+            ("[model]", value(serde_json::to_value(&config.model))),
+            ("[embedding] and [tables]", value(serde_json::to_value(&self.tables))),
+            ("[optimizer]", value(serde_json::to_value(&config.optimizer))),
+            ("[schedule]", value(serde_json::to_value(&config.schedule))),
+            ("the dataset's schema", value(serde_json::to_value(&self.schema))),
+        ];
+        // With one task `[data]` says it all, as it did before there could be several.
+        if !config.tasks.is_empty() {
+            parts.push(("[[tasks]]", value(serde_json::to_value(&config.tasks))));
+        }
+        parts
+    }
+
+    /// Refuses to continue this run, which is in `directory`, as `other`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] naming what differs.
+    pub(crate) fn check_same(&self, other: &Self, directory: &Path) -> Result<()> {
+        let differs = self.identifying().into_iter().zip(other.identifying()).find(|(a, b)| a != b);
+        match differs {
+            None => Ok(()),
+            Some(((part, _), _)) => Err(Error::Run {
+                path: directory.to_owned(),
+                message: format!("the run was begun with another `{part}`, so it cannot be continued"),
+                hint: "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with the option `out`"
+                    .to_owned(),
+            }),
+        }
+    }
+
+    /// Reads a run's description.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if `directory` holds no run, or one of another version.
+    pub fn load(directory: &Path) -> Result<Self> {
+        let path = directory.join(RUN_FILE);
+        let wrong =
+            |message: String, hint: &str| Error::Run { path: path.clone(), message, hint: hint.to_owned() };
+        let text = fs_err::read_to_string(&path).map_err(|error| {
+            wrong(format!("not a run: {error}"), "give the directory that `onefold-train run --out` wrote")
+        })?;
+        let again = "train again, or use the program that wrote it";
+        let run: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string(), again))?;
+        if !(1..=FORMAT_VERSION).contains(&run.format_version) {
+            return Err(wrong(
+                format!("format version {}, this program reads {FORMAT_VERSION}", run.format_version),
+                again,
+            ));
+        }
+        Ok(run)
+    }
+
+    /// The files of the run's model, or of one of its checkpoints.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or a file is missing or
+    /// damaged.
+    pub(crate) fn stored(&self, directory: &Path, checkpoint: Option<CheckpointChoice>) -> Result<Stored> {
+        if let Some(choice) = checkpoint {
+            let checkpoint = Checkpoints::<Taken>::new(directory, self.identity(), 1, 1).choose(choice)?;
+            let Taken { steps } = *checkpoint.progress();
+            return Ok(Stored { dense: checkpoint.dense()?, tables: checkpoint.tables()?, steps });
+        }
+        if !self.completed {
+            return Err(Error::Run {
+                path: directory.to_owned(),
+                message: "training is not complete, so there is no model yet".to_owned(),
+                hint:
+                    "continue it with `onefold-train run --resume`, or use the option `checkpoint = latest`"
+                        .to_owned(),
+            });
+        }
+        let path = directory.join(MODEL_FILE);
+        fs_err::metadata(&path)?;
+        let tables = StoredTables::open(std::slice::from_ref(&path), &[])?;
+        Ok(Stored { dense: DenseFile::open(&path)?, tables, steps: self.steps })
+    }
+
+    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or whole on `device`;
+    /// and the steps that it was trained for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or the
+    /// parameters are missing, damaged, or of other shapes than the configuration's.
+    pub fn load_model(
+        &self,
+        directory: &Path,
+        checkpoint: Option<CheckpointChoice>,
+        placement: &Placement,
+        threads: usize,
+        device: Option<&Accelerator>,
+    ) -> Result<(Model, u64)> {
+        let mut stored = self.stored(directory, checkpoint)?;
+        let mut model = self.initial_model(placement, threads, device)?;
+        stored.dense.restore(&model)?;
+        // The optimizer's state is for training alone.
+        stored.tables.restore(&mut model.embeddings, 1)?;
+        Ok((model, stored.steps))
+    }
+
+    /// The model before its first step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if threads cannot be started, [`Error::Device`] if the device lacks the memory.
+    pub(crate) fn initial_model(
+        &self,
+        placement: &Placement,
+        threads: usize,
+        device: Option<&Accelerator>,
+    ) -> Result<Model> {
+        let (optimizer, seed) = (&self.config.optimizer.tables, self.config.train.seed);
+        let embeddings = match device {
+            None => Embeddings::new(&self.tables, placement, optimizer, seed, threads)?,
+            Some(device) => Embeddings::on_accelerator(device, &self.tables, optimizer, seed, threads)?,
+        };
+        Model::new(&self.config, &self.schema, embeddings)
+    }
+
+    /// Checks that a dataset's samples can go through the model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] naming the first difference between the schemas.
+    pub fn check_schema(&self, schema: &Schema, directory: &Path) -> Result<()> {
+        let (trained, given) = (&self.schema, schema);
+        let groups = |schema: &Schema| schema.groups.iter().map(describe_group).collect::<Vec<_>>();
+        let differs = |what: &str, trained: String, given: String| Error::Run {
+            path: directory.to_owned(),
+            message: format!("the model was trained on other {what}: {trained}, the dataset has {given}"),
+            hint: "evaluate on a dataset that was built with the same `[features]`".to_owned(),
+        };
+        if trained.dense != given.dense {
+            return Err(differs(
+                "dense features",
+                format!("{:?}", trained.dense),
+                format!("{:?}", given.dense),
+            ));
+        }
+        if trained.labels != given.labels {
+            return Err(differs("labels", format!("{:?}", trained.labels), format!("{:?}", given.labels)));
+        }
+        if groups(trained) != groups(given) {
+            return Err(differs("feature groups", groups(trained).join("; "), groups(given).join("; ")));
+        }
+        Ok(())
+    }
+}
+
+fn describe_group(group: &FeatureGroup) -> String {
+    let names: Vec<_> = group.features.iter().map(|feature| feature.name.as_str()).collect();
+    format!("{} ({})", group.name, names.join(", "))
+}
+
+/// What every program may want to know of a checkpoint's progress.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Taken {
+    steps: u64,
+}
+
+/// Files that hold a model.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) dense: DenseFile,
+    pub(crate) tables: StoredTables,
+    /// Steps that it was trained for.
+    pub(crate) steps: u64,
+}
+
+/// A file that holds the dense part: `dense.NAME`.
+#[derive(Debug)]
+pub(crate) struct DenseFile {
+    path: PathBuf,
+    file: TensorFile,
+}
+
+/// The dense part of a model, for a file.
+pub(crate) fn dense_entries(model: &Model) -> Vec<Entry<'static>> {
+    let parameters = model.named_dense_parameters().into_iter();
+    parameters.map(|(name, parameter)| Entry::tensor(format!("{DENSE}{name}"), &parameter)).collect()
+}
+
+impl DenseFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if it is damaged.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), file: tables::open(path)? })
+    }
+
+    /// Reads a tensor of `f32` that stands beside the parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if it is missing or has another length.
+    pub(crate) fn read_into(&mut self, name: &str, values: &mut [f32]) -> Result<()> {
+        let read = self.file.read_into(name, Dtype::F32, bytemuck::cast_slice_mut(values));
+        read.map_err(|message| damaged(&self.path, &message))
+    }
+
+    /// Puts the parameters into a model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if the file holds another model's.
+    pub(crate) fn restore(&mut self, model: &Model) -> Result<()> {
+        for (name, mut parameter) in model.named_dense_parameters() {
+            let mut values = vec![0.0_f32; parameter.numel()];
+            self.read_into(&format!("{DENSE}{name}"), &mut values)?;
+            let values = tensors::from_f32(&values, &parameter.size());
+            tch::no_grad(|| parameter.copy_(&values));
+        }
+        Ok(())
+    }
+
+    /// All parameters by name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if the file is damaged.
+    pub(crate) fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
+        let infos = self.file.infos().filter_map(|(name, info)| Some((name.strip_prefix(DENSE)?, info)));
+        let shapes: Vec<(String, Vec<i64>)> = infos
+            .map(|(name, info)| (name.to_owned(), info.shape.iter().map(|side| *side as i64).collect()))
+            .collect();
+        let parameters = shapes.into_iter().map(|(name, shape)| {
+            let mut values = vec![0.0_f32; shape.iter().product::<i64>() as usize];
+            self.read_into(&format!("{DENSE}{name}"), &mut values)?;
+            Ok((name, tensors::from_f32(&values, &shape)))
+        });
+        parameters.collect()
+    }
+}

@@ -1,0 +1,219 @@
+//! One training step, on one of its ranks.
+//!
+//! ```text
+//! answers of this batch ─▶ request of the next one ─▶ forward, loss ─▶ backward ═▶ sums of the dense gradient
+//!                                                                          └─────▶ gradients to the owners ─▶ updates
+//! ```
+//!
+//! What another rank must know before anything is updated, such as a loss that is no number, travels with the loss.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::Schema;
+use onefold_ikjt::{Batch, Batches, Position, Step};
+
+use super::{Prepared, Progress, diverged};
+use crate::config::TableOptimizerConfig;
+use crate::embedding::SentBytes;
+use crate::evaluate::Evaluation;
+use crate::lockstep::{self, Bucket, STOP};
+use crate::model::{Input, Model};
+use crate::optimizer::DenseOptimizer;
+use crate::stop::Stop;
+use crate::{Error, Result, TrainConfig, tensors};
+
+/// What steps work on.
+pub(super) struct Stepper<'a> {
+    config: &'a TrainConfig,
+    schema: &'a Schema,
+    evaluation: &'a Evaluation<'a>,
+    directory: PathBuf,
+    pub(super) model: Model,
+    pub(super) optimizer: DenseOptimizer,
+    /// The gradients after the interaction, and those before it.
+    buckets: [Bucket; 2],
+    /// The next batch and its request, which is under way while the one before is computed.
+    upcoming: Option<(Step, Input)>,
+    /// Whether a rank wishes to end before the next batch.
+    stops: bool,
+    /// Of the dense part and of the tables, in the last step.
+    pub(super) learning_rates: (f64, f32),
+}
+
+/// What a step did, on all ranks together where nothing else is said.
+pub(super) struct Taken {
+    /// This rank's part of the batch.
+    pub(super) batch: Batch,
+    /// Its logits, `[B, tasks]`.
+    pub(super) logits: Vec<f32>,
+    pub(super) loss: f64,
+    /// L2 norm of the dense part's gradient, before clipping.
+    pub(super) norm: f64,
+    pub(super) samples: u64,
+    /// Ids of samples and of rows, by group.
+    pub(super) values: Vec<(u64, u64)>,
+    /// Where the reader stands after the step.
+    pub(super) position: Position,
+}
+
+/// What ranks tell each other of a step, besides the values by group.
+struct Told {
+    loss: f64,
+    finite: bool,
+    samples: u64,
+}
+
+impl<'a> Stepper<'a> {
+    pub(super) fn new(
+        prepared: &'a Prepared<'_>,
+        evaluation: &'a Evaluation<'a>,
+        directory: &Path,
+        model: Model,
+        optimizer: DenseOptimizer,
+    ) -> Self {
+        let (top, rest): (Vec<_>, Vec<_>) = model
+            .named_dense_parameters()
+            .into_iter()
+            .partition(|(name, _)| name.starts_with("top.") || name.starts_with("cross."));
+        let bucket = |named: Vec<(String, tch::Tensor)>| {
+            Bucket::new(named.into_iter().map(|(_, parameter)| parameter).collect())
+        };
+        Self {
+            config: prepared.config,
+            schema: &prepared.schema,
+            evaluation,
+            directory: directory.to_owned(),
+            buckets: [bucket(top), bucket(rest)],
+            model,
+            optimizer,
+            upcoming: None,
+            stops: false,
+            learning_rates: (0.0, 0.0),
+        }
+    }
+
+    /// Requests the first batch of `batches`.
+    pub(super) fn begin(&mut self, batches: &mut Batches, stop: &Stop) -> Result<()> {
+        self.upcoming = self.request(batches, stop)?;
+        self.hear()
+    }
+
+    /// Whether a rank wishes to end before the next batch.
+    pub(super) fn stops(&self) -> bool {
+        self.stops
+    }
+
+    /// Fetches a batch, and begins its input.
+    fn request(&self, batches: &mut Batches, stop: &Stop) -> Result<Option<(Step, Input)>> {
+        let step = match batches.next() {
+            None => return Ok(None),
+            Some(step) => step.map_err(Error::from),
+        };
+        let flags = if stop.is_raised() { STOP } else { 0 };
+        let (batch, position) = match step {
+            Ok(Step { batch, position }) => (Ok(batch), Some(position)),
+            Err(error) => (Err(error), None),
+        };
+        let (batch, input) = self.model.request_or_fail(batch, flags)?;
+        Ok(position.map(|position| (Step { batch, position }, input)))
+    }
+
+    /// Waits for the other ranks' requests, and hears whether they go on.
+    fn hear(&mut self) -> Result<()> {
+        if let Some((_, input)) = &mut self.upcoming {
+            self.stops = !lockstep::go_on(self.model.statuses(input)?)?;
+        }
+        Ok(())
+    }
+
+    /// One step with the batch that was requested, if there is one: forward, loss, backward, updates. The next one is requested
+    /// meanwhile.
+    pub(super) fn next(
+        &mut self,
+        batches: &mut Batches,
+        progress: &Progress,
+        stop: &Stop,
+    ) -> Result<Option<Taken>> {
+        let Some((Step { batch, position }, mut input)) = self.upcoming.take() else { return Ok(None) };
+        self.model.embeddings.collectives().set_step(progress.steps + 1);
+        let weight = self.model.statuses(&mut input)?.iter().map(|status| status.weight).sum();
+        let forward = self.model.forward(&batch, input)?;
+        self.upcoming = self.request(batches, stop)?;
+        let loss = self.model.loss(&forward.logits, &batch, weight);
+        let logits = forward.logits.detach().to_device(tch::Device::Cpu).contiguous();
+        let logits = tensors::as_slice(&logits).to_vec();
+        let [top, rest] = &mut self.buckets;
+        let model = &self.model;
+        let upcoming = &mut self.upcoming;
+        let gradients = model.backward(&batch, &forward, &loss, || {
+            if let Some((_, input)) = upcoming {
+                model.statuses(input)?;
+            }
+            top.start(&**model.embeddings.collectives())
+        })?;
+        rest.start(&**model.embeddings.collectives())?;
+        let sent = model.send_gradients(&forward, &gradients)?;
+        let (told, values) = self.tell(&batch, loss.double_value(&[]), gradients.are_finite())?;
+        self.buckets.iter_mut().try_for_each(Bucket::finish)?;
+        let norm = self.optimizer.gradient_norm();
+        self.check(&told, norm, progress.steps + 1, &batch, &logits)?;
+        self.learning_rates = self.next_learning_rates(progress.steps);
+        let (dense, tables) = self.learning_rates;
+        self.optimizer.step(dense, norm);
+        let optimizer =
+            TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
+        self.model.update(&forward, &gradients, sent, &optimizer)?;
+        self.hear()?;
+        let (loss, samples) =
+            (told.iter().map(|told| told.loss).sum(), told.iter().map(|told| told.samples).sum());
+        Ok(Some(Taken { batch, logits, loss, norm, samples, values, position }))
+    }
+
+    /// Tells all ranks of this one's step: by rank, and the values by group of all together.
+    fn tell(&self, batch: &Batch, loss: f64, finite: bool) -> Result<(Vec<Told>, Vec<(u64, u64)>)> {
+        // Counts stay far below 2^53, up to which doubles are exact.
+        let mut own = vec![loss, f64::from(u8::from(finite)), batch.size() as f64];
+        let groups = batch.groups();
+        own.extend(groups.iter().flat_map(|group| [group.sample_values() as f64, group.row_values() as f64]));
+        let all = self.model.embeddings.collectives().gather(&own)?;
+        let told = |of_rank: &Vec<f64>| Told {
+            loss: of_rank[0],
+            finite: of_rank[1] != 0.0,
+            samples: of_rank[2] as u64,
+        };
+        let sum = |place: usize| all.iter().map(|of_rank| of_rank[place] as u64).sum::<u64>();
+        let values = (0..groups.len()).map(|group| (sum(3 + 2 * group), sum(4 + 2 * group)));
+        Ok((all.iter().map(told).collect(), values.collect()))
+    }
+
+    /// Refuses a step whose loss or gradient is no number. The lowest rank that has it reports it.
+    fn check(&self, told: &[Told], norm: f64, step: u64, batch: &Batch, logits: &[f32]) -> Result<()> {
+        let bad = told.iter().position(|told| !told.loss.is_finite() || !told.finite);
+        let Some(rank) = bad.or((!norm.is_finite()).then_some(0)) else { return Ok(()) };
+        let own = self.model.embeddings.collectives().rank() as usize;
+        if rank != own {
+            return Err(lockstep::reported_by(rank));
+        }
+        let cause = diverged::cause(batch, self.schema, logits);
+        let tasks = &self.evaluation.tasks;
+        let path = diverged::save(&self.directory, batch, self.schema, tasks, logits)?;
+        Err(Error::Diverged { step, loss: told.iter().map(|told| told.loss).sum(), cause, batch: path })
+    }
+
+    /// Learning rates of the dense part and of the tables in the step after `steps`.
+    fn next_learning_rates(&self, steps: u64) -> (f64, f32) {
+        let (optimizer, schedule) = (&self.config.optimizer, &self.config.schedule);
+        let factors = [&schedule.dense, &schedule.tables].map(|schedule| schedule.factor(steps));
+        let tables = f64::from(optimizer.tables.learning_rate) * factors[1];
+        (optimizer.dense.learning_rate * factors[0], tables as f32)
+    }
+
+    /// Bytes that all ranks sent to others, by kind.
+    pub(super) fn sent_bytes(&self) -> Result<SentBytes> {
+        let SentBytes { requests, answers, gradients } = self.model.embeddings.sent_bytes();
+        let own = [requests, answers, gradients].map(|bytes| bytes as f64);
+        let all = self.model.embeddings.collectives().gather(&own)?;
+        let sum = |place: usize| all.iter().map(|of_rank| of_rank[place] as u64).sum();
+        Ok(SentBytes { requests: sum(0), answers: sum(1), gradients: sum(2) })
+    }
+}
