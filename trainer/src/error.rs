@@ -181,7 +181,7 @@ impl Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// "rank 2 was", "ranks 2 and 3 were".
-fn ranks(rank: u32, others: &[u32]) -> String {
+pub(crate) fn ranks(rank: u32, others: &[u32]) -> String {
     match others {
         [] => format!("rank {rank} was"),
         [between @ .., last] => {

@@ -10,6 +10,10 @@
 //! others can start in between.
 
 mod alone;
+mod c10d;
+mod environment;
+mod gloo;
+mod loss;
 mod threads;
 
 use std::fmt;
@@ -17,6 +21,8 @@ use std::fmt;
 use tch::{Device, Kind, Tensor};
 
 pub use alone::Alone;
+pub use environment::{Environment, Timeouts};
+pub use gloo::Gloo;
 pub use threads::{ThreadCollectives, threads};
 
 use crate::{Error, Result};

@@ -1,0 +1,230 @@
+// What `c10d.rs` calls of torch's c10d: a TCPStore, a ProcessGroupGloo and the works that it gives.
+//
+// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
+// Tensors are `at::Tensor*`, as tch holds them. The object behind an out parameter belongs to the caller, and the function
+// named `..._free` ends it.
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using StorePointer = c10::intrusive_ptr<c10d::Store>;
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+// Through the base class all calls are virtual: no inline function of Gloo's own headers, which are of another version, runs.
+using GroupPointer = c10::intrusive_ptr<c10d::Backend>;
+
+char* text(const char* message) {
+  char* copy = strdup(message);
+  return copy != nullptr ? copy : strdup("out of memory");
+}
+
+template <typename Body>
+char* guarded(Body body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return text(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return text(error.what());
+  } catch (...) {
+    return text("an exception of an unknown type");
+  }
+}
+
+StorePointer& store_of(void* store) {
+  return *static_cast<StorePointer*>(store);
+}
+
+at::Tensor& tensor_of(void* tensor) {
+  return *static_cast<at::Tensor*>(tensor);
+}
+
+template <typename Options>
+Options with_timeout(int64_t milliseconds) {
+  Options options;
+  options.timeout = Milliseconds(milliseconds);
+  return options;
+}
+
+// Starts an operation and gives its work to the caller.
+template <typename Start>
+char* started(void* group, void** work, Start start) noexcept {
+  return guarded([&] { *work = new WorkPointer(start(**static_cast<GroupPointer*>(group))); });
+}
+
+} // namespace
+
+extern "C" {
+
+void onefold_text_free(char* message) {
+  free(message);
+}
+
+// Hosts a store on the listening socket `listener`, or connects to one if it is negative.
+char* onefold_store_open(
+    const char* host, uint16_t port, int listener, const char* prefix, int64_t timeout, void** store) {
+  return guarded([&] {
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = listener >= 0;
+    if (listener >= 0) {
+      options.masterListenFd = listener;
+    }
+    options.waitWorkers = false;
+    options.timeout = Milliseconds(timeout);
+    auto tcp = c10::make_intrusive<c10d::TCPStore>(host, options);
+    *store = new StorePointer(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(tcp)));
+  });
+}
+
+void onefold_store_free(void* store) {
+  free(guarded([&] { delete static_cast<StorePointer*>(store); }));
+}
+
+char* onefold_store_set(void* store, const char* key, const uint8_t* value, size_t length) {
+  return guarded([&] { store_of(store)->set(key, std::vector<uint8_t>(value, value + length)); });
+}
+
+char* onefold_store_add(void* store, const char* key, int64_t amount, int64_t* sum) {
+  return guarded([&] { *sum = store_of(store)->add(key, amount); });
+}
+
+// Whether there is a value.
+char* onefold_store_check(void* store, const char* key, int* found) {
+  return guarded([&] { *found = store_of(store)->check({key}) ? 1 : 0; });
+}
+
+// A value that is there. The caller frees it with `onefold_text_free`.
+char* onefold_store_get(void* store, const char* key, char** value, size_t* length) {
+  return guarded([&] {
+    auto bytes = store_of(store)->get(key);
+    auto* copy = static_cast<char*>(malloc(bytes.size() + 1));
+    if (copy == nullptr) {
+      throw std::bad_alloc();
+    }
+    std::copy(bytes.begin(), bytes.end(), copy);
+    *value = copy;
+    *length = bytes.size();
+  });
+}
+
+// `address` binds to the interface of that address, otherwise `interfaces` (names, separated by commas) says to which;
+// if both are null, Gloo takes that of the host's name.
+char* onefold_gloo_open(
+    void* store,
+    int rank,
+    int size,
+    const char* address,
+    const char* interfaces,
+    int threads,
+    int64_t timeout,
+    void** group) {
+  return guarded([&] {
+    using Gloo = c10d::ProcessGroupGloo;
+    auto options = Gloo::Options::create(Milliseconds(timeout));
+    if (address != nullptr) {
+      options->devices.push_back(Gloo::createDeviceForHostname(address));
+    } else if (interfaces != nullptr) {
+      std::istringstream names(interfaces);
+      for (std::string name; std::getline(names, name, ',');) {
+        options->devices.push_back(Gloo::createDeviceForInterface(name));
+      }
+    } else {
+      options->devices.push_back(Gloo::createDefaultDevice());
+    }
+    options->threads = threads;
+    auto gloo = c10::make_intrusive<Gloo>(
+        c10::make_intrusive<c10d::PrefixStore>("gloo", store_of(store)), rank, size, std::move(options));
+    *group = new GroupPointer(std::move(gloo));
+  });
+}
+
+void onefold_group_free(void* group) {
+  free(guarded([&] { delete static_cast<GroupPointer*>(group); }));
+}
+
+char* onefold_group_all_to_all(
+    void* group,
+    void* received,
+    const int64_t* received_splits,
+    void* sent,
+    const int64_t* sent_splits,
+    size_t ranks,
+    int64_t timeout,
+    void** work) {
+  return started(group, work, [&](c10d::Backend& backend) {
+    std::vector<int64_t> out(received_splits, received_splits + ranks);
+    std::vector<int64_t> in(sent_splits, sent_splits + ranks);
+    return backend.alltoall_base(
+        tensor_of(received), tensor_of(sent), out, in, with_timeout<c10d::AllToAllOptions>(timeout));
+  });
+}
+
+char* onefold_group_all_reduce(void* group, void* tensor, int maximum, int64_t timeout, void** work) {
+  return started(group, work, [&](c10d::Backend& backend) {
+    auto options = with_timeout<c10d::AllreduceOptions>(timeout);
+    options.reduceOp = maximum != 0 ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    std::vector<at::Tensor> tensors{tensor_of(tensor)};
+    return backend.allreduce(tensors, options);
+  });
+}
+
+char* onefold_group_all_gather(void* group, void* gathered, void* tensor, int64_t timeout, void** work) {
+  return started(group, work, [&](c10d::Backend& backend) {
+    return backend._allgather_base(
+        tensor_of(gathered), tensor_of(tensor), with_timeout<c10d::AllgatherOptions>(timeout));
+  });
+}
+
+char* onefold_group_broadcast(void* group, void* tensor, int root, int64_t timeout, void** work) {
+  return started(group, work, [&](c10d::Backend& backend) {
+    auto options = with_timeout<c10d::BroadcastOptions>(timeout);
+    options.rootRank = root;
+    std::vector<at::Tensor> tensors{tensor_of(tensor)};
+    return backend.broadcast(tensors, options);
+  });
+}
+
+char* onefold_group_barrier(void* group, int64_t timeout, void** work) {
+  return started(group, work, [&](c10d::Backend& backend) {
+    return backend.barrier(with_timeout<c10d::BarrierOptions>(timeout));
+  });
+}
+
+// Waits at most `patience` milliseconds, at least one. `ended` says whether the work has ended; the message is its error.
+char* onefold_work_wait(void* work, int64_t patience, int* ended) {
+  *ended = 0;
+  return guarded([&] {
+    c10d::Work& waited = **static_cast<WorkPointer*>(work);
+    if (!waited.isCompleted()) {
+      try {
+        waited.wait(Milliseconds(patience));
+      } catch (...) {
+        if (!waited.isCompleted()) {
+          return;
+        }
+      }
+    }
+    *ended = 1;
+    // Does not block any more; throws the work's own error.
+    waited.wait();
+  });
+}
+
+void onefold_work_free(void* work) {
+  free(guarded([&] { delete static_cast<WorkPointer*>(work); }));
+}
+
+} // extern "C"

@@ -1,0 +1,347 @@
+//! torch's c10d through `c10d.cpp`: a store, a process group, and the works that it starts.
+//!
+//! Errors are c10d's own messages; who calls this says what they mean.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::net::TcpListener;
+use std::os::fd::IntoRawFd;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tch::Tensor;
+
+use super::Reduce;
+
+/// What c10d says of an error.
+pub(super) type Said<T> = Result<T, String>;
+
+/// A tensor of a call, as `c10d.cpp` takes it.
+type TensorPointer = *const torch_sys::C_tensor;
+
+unsafe extern "C" {
+    fn onefold_text_free(message: *mut c_char);
+    fn onefold_store_open(
+        host: *const c_char,
+        port: u16,
+        listener: c_int,
+        prefix: *const c_char,
+        timeout: i64,
+        store: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn onefold_store_free(store: *mut c_void);
+    fn onefold_store_set(
+        store: *mut c_void,
+        key: *const c_char,
+        value: *const u8,
+        length: usize,
+    ) -> *mut c_char;
+    fn onefold_store_add(store: *mut c_void, key: *const c_char, amount: i64, sum: *mut i64) -> *mut c_char;
+    fn onefold_store_check(store: *mut c_void, key: *const c_char, found: *mut c_int) -> *mut c_char;
+    fn onefold_store_get(
+        store: *mut c_void,
+        key: *const c_char,
+        value: *mut *mut c_char,
+        length: *mut usize,
+    ) -> *mut c_char;
+    fn onefold_gloo_open(
+        store: *mut c_void,
+        rank: c_int,
+        size: c_int,
+        address: *const c_char,
+        interfaces: *const c_char,
+        threads: c_int,
+        timeout: i64,
+        group: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn onefold_group_free(group: *mut c_void);
+    fn onefold_group_all_to_all(
+        group: *mut c_void,
+        received: TensorPointer,
+        received_splits: *const i64,
+        sent: TensorPointer,
+        sent_splits: *const i64,
+        ranks: usize,
+        timeout: i64,
+        work: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn onefold_group_all_reduce(
+        group: *mut c_void,
+        tensor: TensorPointer,
+        maximum: c_int,
+        timeout: i64,
+        work: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn onefold_group_all_gather(
+        group: *mut c_void,
+        gathered: TensorPointer,
+        tensor: TensorPointer,
+        timeout: i64,
+        work: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn onefold_group_broadcast(
+        group: *mut c_void,
+        tensor: TensorPointer,
+        root: c_int,
+        timeout: i64,
+        work: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn onefold_group_barrier(group: *mut c_void, timeout: i64, work: *mut *mut c_void) -> *mut c_char;
+    fn onefold_work_wait(work: *mut c_void, patience: i64, ended: *mut c_int) -> *mut c_char;
+    fn onefold_work_free(work: *mut c_void);
+}
+
+/// What a function of `c10d.cpp` returned, as a result.
+fn said(message: *mut c_char) -> Said<()> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a message that is not null is a C string that belongs to the caller, here, who frees it once.
+    unsafe {
+        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+        onefold_text_free(message);
+        Err(text)
+    }
+}
+
+/// Calls a function that makes an object, and takes the object.
+fn made(make: impl FnOnce(*mut *mut c_void) -> *mut c_char) -> Said<NonNull<c_void>> {
+    let mut object = null_mut();
+    said(make(&mut object))?;
+    Ok(NonNull::new(object).expect("c10d.cpp makes an object or says an error"))
+}
+
+fn c_string(text: &str) -> Said<CString> {
+    CString::new(text).map_err(|_| format!("{text:?} contains a zero byte"))
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).max(1)
+}
+
+/// A client of a TCPStore, and in one process its server too. Its keys are under a prefix.
+///
+/// A call waits for the server's answer without a limit, so calls are made on threads that may hang.
+#[derive(Debug)]
+pub(super) struct Store(NonNull<c_void>);
+
+// SAFETY: it is an `intrusive_ptr<c10d::Store>`, whose count is atomic, to a PrefixStore over a TCPStore, which takes a lock in
+// every call; the object is freed once, by `Drop`.
+unsafe impl Send for Store {}
+// SAFETY: as above; no call changes the pointer itself.
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Hosts a store on `listener`, or without one connects to that at `host` and `port`, for at most `timeout`.
+    pub(super) fn open(
+        host: &str,
+        port: u16,
+        listener: Option<TcpListener>,
+        prefix: &str,
+        timeout: Duration,
+    ) -> Said<Self> {
+        let (host, prefix) = (c_string(host)?, c_string(prefix)?);
+        // The server owns the socket from here on.
+        let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
+        let timeout = milliseconds(timeout);
+        // SAFETY: both strings live during the call; the socket is open and belongs to nobody else.
+        let store = made(|store| unsafe {
+            onefold_store_open(host.as_ptr(), port, listener, prefix.as_ptr(), timeout, store)
+        })?;
+        Ok(Self(store))
+    }
+
+    /// Sets the value of a key.
+    pub(super) fn set(&self, key: &str, value: &[u8]) -> Said<()> {
+        let key = c_string(key)?;
+        // SAFETY: the store is alive; key and value live during the call, and `value` has the length that is given.
+        said(unsafe { onefold_store_set(self.0.as_ptr(), key.as_ptr(), value.as_ptr(), value.len()) })
+    }
+
+    /// Adds to the number of a key, from 0 on. Returns the sum.
+    pub(super) fn add(&self, key: &str, amount: i64) -> Said<i64> {
+        let (key, mut sum) = (c_string(key)?, 0);
+        // SAFETY: the store is alive; key and sum live during the call.
+        said(unsafe { onefold_store_add(self.0.as_ptr(), key.as_ptr(), amount, &mut sum) })?;
+        Ok(sum)
+    }
+
+    /// Whether a key has a value.
+    pub(super) fn has(&self, key: &str) -> Said<bool> {
+        let (key, mut found) = (c_string(key)?, 0);
+        // SAFETY: the store is alive; key and found live during the call.
+        said(unsafe { onefold_store_check(self.0.as_ptr(), key.as_ptr(), &mut found) })?;
+        Ok(found != 0)
+    }
+
+    /// The value of a key, if it has one.
+    pub(super) fn get(&self, key: &str) -> Said<Option<Vec<u8>>> {
+        if !self.has(key)? {
+            return Ok(None);
+        }
+        let (key, mut value, mut length) = (c_string(key)?, null_mut(), 0);
+        // SAFETY: the store is alive; what is pointed to lives during the call.
+        said(unsafe { onefold_store_get(self.0.as_ptr(), key.as_ptr(), &mut value, &mut length) })?;
+        // SAFETY: without an error, `value` points to `length` bytes that belong to us, and that are freed once, here.
+        unsafe {
+            let bytes = std::slice::from_raw_parts(value.cast::<u8>(), length).to_vec();
+            onefold_text_free(value);
+            Ok(Some(bytes))
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: the object is freed once, and nobody has it afterwards.
+        unsafe { onefold_store_free(self.0.as_ptr()) }
+    }
+}
+
+/// Which network interface a process group listens on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Interface {
+    /// That of this address.
+    Address(String),
+    /// These, by their names, with commas in between.
+    Names(String),
+    /// That which the host's name resolves to.
+    OfHost,
+}
+
+/// A process group of c10d. Dropping it waits for the works that are under way.
+#[derive(Debug)]
+pub(super) struct Group(Mutex<Handle>);
+
+#[derive(Debug)]
+struct Handle(NonNull<c_void>);
+
+// SAFETY: it is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used on any thread, on one at a
+// time, which the mutex around the handle sees to.
+unsafe impl Send for Handle {}
+
+impl Group {
+    /// Connects the ranks of a job through Gloo with `threads` threads for its works. Waits for all for at most `timeout`.
+    pub(super) fn gloo(
+        store: &Store,
+        (rank, size): (u32, u32),
+        interface: &Interface,
+        threads: u32,
+        timeout: Duration,
+    ) -> Said<Self> {
+        let (address, names) = match interface {
+            Interface::Address(address) => (Some(c_string(address)?), None),
+            Interface::Names(names) => (None, Some(c_string(names)?)),
+            Interface::OfHost => (None, None),
+        };
+        let pointer = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+        // SAFETY: the store is alive, and the strings live during the call; null is allowed for both.
+        let group = made(|group| unsafe {
+            onefold_gloo_open(
+                store.0.as_ptr(),
+                rank as c_int,
+                size as c_int,
+                pointer(&address),
+                pointer(&names),
+                threads as c_int,
+                milliseconds(timeout),
+                group,
+            )
+        })?;
+        Ok(Self(Mutex::new(Handle(group))))
+    }
+
+    /// Starts a work. `start` gets the group and a place for the work.
+    fn start(&self, start: impl FnOnce(*mut c_void, *mut *mut c_void) -> *mut c_char) -> Said<Work> {
+        let group = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Work(made(|work| start(group.0.as_ptr(), work))?))
+    }
+
+    /// Exchanges parts of one-dimensional tensors. The splits are in elements, a number for each rank.
+    ///
+    /// # Panics
+    ///
+    /// If the splits are of different lengths.
+    pub(super) fn all_to_all(
+        &self,
+        (received, received_splits): (&Tensor, &[i64]),
+        (sent, sent_splits): (&Tensor, &[i64]),
+        timeout: Duration,
+    ) -> Said<Work> {
+        let ranks = sent_splits.len();
+        assert_eq!(received_splits.len(), ranks, "splits of different lengths");
+        let (timeout, splits) = (milliseconds(timeout), (received_splits.as_ptr(), sent_splits.as_ptr()));
+        // SAFETY: the tensors and the splits are alive, and both splits have `ranks` numbers, which are copied.
+        self.start(|group, work| unsafe {
+            onefold_group_all_to_all(
+                group,
+                received.as_ptr(),
+                splits.0,
+                sent.as_ptr(),
+                splits.1,
+                ranks,
+                timeout,
+                work,
+            )
+        })
+    }
+
+    /// Reduces a tensor in place.
+    pub(super) fn all_reduce(&self, tensor: &Tensor, operation: Reduce, timeout: Duration) -> Said<Work> {
+        let maximum = c_int::from(operation == Reduce::Max);
+        // SAFETY: the tensor is alive; c10d takes a reference of its own.
+        self.start(|group, work| unsafe {
+            onefold_group_all_reduce(group, tensor.as_ptr(), maximum, milliseconds(timeout), work)
+        })
+    }
+
+    /// Gathers every rank's `tensor`.
+    pub(super) fn all_gather(&self, gathered: &Tensor, tensor: &Tensor, timeout: Duration) -> Said<Work> {
+        // SAFETY: both tensors are alive; c10d takes references of its own.
+        self.start(|group, work| unsafe {
+            onefold_group_all_gather(group, gathered.as_ptr(), tensor.as_ptr(), milliseconds(timeout), work)
+        })
+    }
+
+    /// Gives the tensor of rank `root` to all.
+    pub(super) fn broadcast(&self, tensor: &Tensor, root: u32, timeout: Duration) -> Said<Work> {
+        // SAFETY: the tensor is alive; c10d takes a reference of its own.
+        self.start(|group, work| unsafe {
+            onefold_group_broadcast(group, tensor.as_ptr(), root as c_int, milliseconds(timeout), work)
+        })
+    }
+
+    /// A work that ends when all ranks have started it.
+    pub(super) fn barrier(&self, timeout: Duration) -> Said<Work> {
+        // SAFETY: the group is alive.
+        self.start(|group, work| unsafe { onefold_group_barrier(group, milliseconds(timeout), work) })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the object is freed once, and nobody has it afterwards.
+        unsafe { onefold_group_free(self.0.as_ptr()) }
+    }
+}
+
+/// Something that a process group does. c10d keeps its tensors until it has ended, whether it is waited for or not.
+#[derive(Debug)]
+pub(super) struct Work(NonNull<c_void>);
+
+impl Work {
+    /// Waits for at most `patience`. Returns whether the work has ended; its error is its own.
+    pub(super) fn wait(&self, patience: Duration) -> Said<bool> {
+        let mut ended = 0;
+        // SAFETY: the work is alive, and so is `ended`.
+        said(unsafe { onefold_work_wait(self.0.as_ptr(), milliseconds(patience), &mut ended) })?;
+        Ok(ended != 0)
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // SAFETY: the object is freed once, and nobody has it afterwards.
+        unsafe { onefold_work_free(self.0.as_ptr()) }
+    }
+}

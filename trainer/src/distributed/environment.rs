@@ -1,0 +1,324 @@
+//! Which rank of which job this process is, as `torchrun` says it, and how it finds the others.
+//!
+//! The variables are those of `torch.distributed`'s `init_method="env://"` (`torch/distributed/rendezvous.py`).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::str::FromStr;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use super::c10d::{Group, Interface, Store};
+use super::gloo::Gloo;
+use super::loss::Watch;
+use super::{Alone, Collectives};
+use crate::error::ranks;
+use crate::{Error, Result};
+
+/// Threads of a process on which Gloo works, so that one operation can overtake another.
+const THREADS: u32 = 2;
+/// How often is looked for ranks that join.
+const POLL: Duration = Duration::from_millis(50);
+/// What connecting may take longer than its limit before it counts as hanging.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// How long a rank waits for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Until all ranks have joined.
+    pub join: Duration,
+    /// In one operation.
+    pub operation: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { join: Duration::from_secs(300), operation: Duration::from_secs(20) }
+    }
+}
+
+/// Which rank of which job this process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment {
+    /// This process's rank: `RANK`, or 0.
+    pub rank: u32,
+    /// The number of ranks: `WORLD_SIZE`, or 1.
+    pub world_size: u32,
+    /// The rank among those of this host: `LOCAL_RANK`, or 0.
+    pub local_rank: u32,
+    /// The number of ranks on this host: `LOCAL_WORLD_SIZE`, or 1.
+    pub local_world_size: u32,
+    /// Where the ranks find each other; a job of one rank may have no such place.
+    meeting: Option<Meeting>,
+    /// `GLOO_SOCKET_IFNAME`.
+    interfaces: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Meeting {
+    /// `MASTER_ADDR`.
+    host: String,
+    /// `MASTER_PORT`.
+    port: u16,
+    /// Whether rank 0 hosts the store there, and not what started the ranks: `TORCHELASTIC_USE_AGENT_STORE` is not `True`.
+    hosted_by_rank_0: bool,
+    /// How often the job was restarted: `TORCHELASTIC_RESTART_COUNT`.
+    restarts: u64,
+}
+
+fn invalid(message: String, hint: &str) -> Error {
+    Error::Ranks { message, hint: hint.to_owned() }
+}
+
+/// The values of environment variables.
+type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// A number from an environment variable.
+fn number<T: FromStr>(variables: Variables<'_>, name: &str) -> Result<Option<T>> {
+    let parse = |text: String| {
+        text.trim().parse().map_err(|_| {
+            let hint = "start the ranks with `torchrun`, or set the variables as it does";
+            invalid(format!("the environment variable {name} is not a number: {text:?}"), hint)
+        })
+    };
+    variables(name).map(parse).transpose()
+}
+
+impl Environment {
+    /// Reads the variables of this process. Without `RANK` it is the only rank.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ranks`] if the variables contradict each other, or some are missing.
+    pub fn read() -> Result<Self> {
+        Self::of(&|name| std::env::var(name).ok())
+    }
+
+    fn of(variables: Variables<'_>) -> Result<Self> {
+        let interfaces = variables("GLOO_SOCKET_IFNAME").filter(|names| !names.is_empty());
+        let one =
+            Self { rank: 0, world_size: 1, local_rank: 0, local_world_size: 1, meeting: None, interfaces };
+        let Some(rank) = number(variables, "RANK")? else { return Ok(one) };
+        let missing = |name: &str| {
+            let hint = "start the ranks with `torchrun` or `onefold-train launch`, or unset RANK to train on one rank";
+            invalid(format!("RANK is {rank}, but the environment variable {name} is not set"), hint)
+        };
+        let world_size = number(variables, "WORLD_SIZE")?.ok_or_else(|| missing("WORLD_SIZE"))?;
+        let local_rank = number(variables, "LOCAL_RANK")?.unwrap_or(0);
+        let local_world_size = number(variables, "LOCAL_WORLD_SIZE")?.unwrap_or(local_rank + 1);
+        for (name, rank, size_name, size) in [
+            ("RANK", rank, "WORLD_SIZE", world_size),
+            ("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_world_size),
+        ] {
+            if rank >= size {
+                let message = format!("{name} is {rank}, but {size_name} is {size}");
+                return Err(invalid(message, "ranks count from 0 to one less than their number"));
+            }
+        }
+        let host = variables("MASTER_ADDR").filter(|host| !host.is_empty());
+        let port: Option<u16> = number(variables, "MASTER_PORT")?;
+        let agent = variables("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+        let meeting = match (host, port) {
+            (Some(host), Some(port)) => {
+                let restarts = number(variables, "TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0);
+                Some(Meeting { host, port, hosted_by_rank_0: !agent, restarts })
+            }
+            _ if world_size == 1 => None,
+            (None, _) => return Err(missing("MASTER_ADDR")),
+            (_, None) => return Err(missing("MASTER_PORT")),
+        };
+        Ok(Self { rank, world_size, local_rank, local_world_size, meeting, ..one })
+    }
+
+    /// Brings the ranks together. All of them call it; it returns when all have.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ranks`] if the port is in use, or if not all ranks come within `timeouts.join`.
+    pub fn connect(&self, timeouts: Timeouts) -> Result<Arc<dyn Collectives>> {
+        let Some(meeting) = self.meeting.clone().filter(|_| self.world_size > 1) else {
+            return Ok(Arc::new(Alone));
+        };
+        // Calls of the store and of Gloo can hang when another process does, so they get a thread that may stay behind.
+        let (environment, (sender, receiver)) = (self.clone(), mpsc::channel());
+        std::thread::Builder::new().name("rank-connect".to_owned()).spawn(move || {
+            // Nobody listens any more after the limit.
+            let _ = sender.send(environment.join(&meeting, timeouts));
+        })?;
+        let gloo = receiver.recv_timeout(timeouts.join + SLACK).unwrap_or_else(|_| {
+            let message = format!("rank {} could not connect within {:?}", self.rank, timeouts.join);
+            Err(invalid(message, "look at what the other ranks are doing"))
+        })?;
+        Ok(Arc::new(gloo))
+    }
+
+    fn join(&self, meeting: &Meeting, timeouts: Timeouts) -> Result<Gloo> {
+        let deadline = Instant::now() + timeouts.join;
+        let listener = (meeting.hosted_by_rank_0 && self.rank == 0).then(|| meeting.listen()).transpose()?;
+        let store = self.open_store(meeting, listener, timeouts.join)?;
+        self.wait_for_others(&store, deadline)
+            .map_err(|message| meeting.unreachable(self.rank, &message))??;
+        let ranks = (self.rank, self.world_size);
+        let interface = match (meeting.loopback(), &self.interfaces) {
+            (Some(address), _) => Interface::Address(address.to_string()),
+            (None, Some(names)) => Interface::Names(names.clone()),
+            (None, None) => Interface::OfHost,
+        };
+        // All ranks are there.
+        let group =
+            Group::gloo(&store, ranks, &interface, THREADS, timeouts.operation).map_err(|message| {
+                let message = format!(
+                    "rank {} could not connect to the other ranks: {}",
+                    self.rank,
+                    first_line(&message)
+                );
+                invalid(
+                    message,
+                    "name the network interface that reaches the other hosts in GLOO_SOCKET_IFNAME",
+                )
+            })?;
+        let watch = Watch::start(store, ranks, meeting.hosted_by_rank_0)?;
+        Ok(Gloo::new(group, watch, ranks, timeouts.operation))
+    }
+
+    fn open_store(
+        &self,
+        meeting: &Meeting,
+        listener: Option<TcpListener>,
+        timeout: Duration,
+    ) -> Result<Store> {
+        // Where each of torch's restarts has a store of its own, the prefix does no harm.
+        let prefix = format!("/worker/attempt_{}/onefold", meeting.restarts);
+        let host = meeting.loopback().map_or_else(|| meeting.host.clone(), |address| address.to_string());
+        // c10d counts this limit in seconds.
+        let timeout = timeout.max(Duration::from_secs(1));
+        Store::open(&host, meeting.port, listener, &prefix, timeout)
+            .map_err(|message| meeting.unreachable(self.rank, &message))
+    }
+
+    /// Says that this rank is here, and waits until all are.
+    fn wait_for_others(&self, store: &Store, deadline: Instant) -> Result<Result<()>, String> {
+        let key = |rank: u32| format!("joined/{rank}");
+        if store.add(&key(self.rank), 1)? > 1 {
+            let message = format!("two processes of the job have the rank {}", self.rank);
+            return Ok(Err(invalid(message, "give every process a RANK of its own")));
+        }
+        let mut missing: Vec<u32> = (0..self.world_size).collect();
+        loop {
+            let mut present = Vec::new();
+            for &rank in &missing {
+                if store.has(&key(rank))? {
+                    present.push(rank);
+                }
+            }
+            missing.retain(|rank| !present.contains(rank));
+            let Some((first, others)) = missing.split_first() else { return Ok(Ok(())) };
+            if Instant::now() >= deadline {
+                let message = format!("{} missing: not all ranks joined in time", ranks(*first, others));
+                return Ok(Err(invalid(
+                    message,
+                    "look at why they did not start, or did not find MASTER_ADDR",
+                )));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Meeting {
+    /// The host's address if it is this machine's own.
+    fn loopback(&self) -> Option<IpAddr> {
+        if self.host == "localhost" {
+            return Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        }
+        self.host.parse().ok().filter(IpAddr::is_loopback)
+    }
+
+    /// Listens where the store is to be.
+    fn listen(&self) -> Result<TcpListener> {
+        let bound = match self.loopback() {
+            Some(address) => TcpListener::bind((address, self.port)),
+            None => {
+                TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.port)).or_else(|error| match error.kind() {
+                    std::io::ErrorKind::AddrInUse => Err(error),
+                    _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, self.port)),
+                })
+            }
+        };
+        bound.map_err(|error| {
+            let message = format!("rank 0 cannot listen at {}:{}: {error}", self.host, self.port);
+            invalid(message, "choose another MASTER_PORT, the same on all ranks")
+        })
+    }
+
+    fn unreachable(&self, rank: u32, message: &str) -> Error {
+        let place = format!("{}:{}", self.host, self.port);
+        let message = format!("rank {rank} cannot reach the job's store at {place}: {}", first_line(message));
+        let hint = if self.hosted_by_rank_0 {
+            "start rank 0, which hosts the store, and give all ranks the same MASTER_ADDR and MASTER_PORT"
+        } else {
+            "see whether what started the ranks still runs"
+        };
+        invalid(message, hint)
+    }
+}
+
+fn first_line(message: &str) -> &str {
+    message.lines().next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Result<Environment> {
+        let value = |name: &str| {
+            let variable = variables.iter().find(|(known, _)| *known == name);
+            variable.map(|(_, value)| (*value).to_owned())
+        };
+        Environment::of(&value)
+    }
+
+    const FULL: [(&str, &str); 4] =
+        [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")];
+
+    #[test]
+    fn without_rank_there_is_one() {
+        let environment = of(&[("WORLD_SIZE", "4")]).unwrap();
+        assert_eq!((environment.rank, environment.world_size, environment.meeting), (0, 1, None));
+    }
+
+    #[test]
+    fn the_variables_of_torchrun_are_read() {
+        let more = [
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCHELASTIC_RESTART_COUNT", "3"),
+            ("LOCAL_RANK", "1"),
+        ];
+        let environment = of(&[&FULL[..], &more[..]].concat()).unwrap();
+        assert_eq!((environment.rank, environment.world_size), (1, 2));
+        assert_eq!((environment.local_rank, environment.local_world_size), (1, 2));
+        let meeting = environment.meeting.unwrap();
+        assert_eq!((meeting.port, meeting.hosted_by_rank_0, meeting.restarts), (29500, false, 3));
+        assert!(of(&FULL).unwrap().meeting.unwrap().hosted_by_rank_0);
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        for missing in ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+            let rest: Vec<_> = FULL.into_iter().filter(|(name, _)| *name != missing).collect();
+            let error = of(&rest).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("RANK is 1, but the environment variable {missing} is not set"))
+            );
+        }
+        for (name, value, expected) in [
+            ("RANK", "one", "RANK is not a number: \"one\""),
+            ("RANK", "2", "RANK is 2, but WORLD_SIZE is 2"),
+            ("MASTER_PORT", "70000", "MASTER_PORT is not a number"),
+        ] {
+            let changed = FULL.map(|(known, old)| (known, if known == name { value } else { old }));
+            let error = of(&changed).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Ranks that are processes, connected through c10d's Gloo.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tch::{Kind, Tensor};
+
+use super::c10d::{Group, Said, Work};
+use super::loss::Watch;
+use super::{
+    Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
+};
+use crate::Result;
+
+/// How long is waited for an operation before this rank looks at whether others have failed.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// The collectives of processes, on tensors in main memory: c10d's `ProcessGroupGloo`.
+///
+/// [`Environment::connect`](super::Environment::connect) makes it.
+#[derive(Debug)]
+pub struct Gloo {
+    rank: u32,
+    size: u32,
+    job: Arc<Job>,
+}
+
+/// What operations under way share.
+#[derive(Debug)]
+struct Job {
+    group: ManuallyDrop<Group>,
+    watch: Watch,
+    /// How long an operation may take.
+    timeout: Duration,
+}
+
+impl Gloo {
+    /// The collectives of a group whose ranks are connected.
+    pub(super) fn new(group: Group, watch: Watch, (rank, size): (u32, u32), timeout: Duration) -> Self {
+        Self { rank, size, job: Arc::new(Job { group: ManuallyDrop::new(group), watch, timeout }) }
+    }
+
+    /// Starts an operation on `tensors`, which live until it ends.
+    fn start<const N: usize>(
+        &self,
+        operation: &'static str,
+        tensors: [Tensor; N],
+        start: impl FnOnce(&Group, &[Tensor; N], Duration) -> Said<Work>,
+    ) -> Result<Pending> {
+        let job = &self.job;
+        job.watch.count_operation()?;
+        let work = start(&job.group, &tensors, job.timeout);
+        let work = work.map_err(|message| job.failed(operation, &message))?;
+        let job = Arc::clone(job);
+        Ok(Pending::new(move || {
+            let ended = job.finish(operation, &work);
+            drop(tensors);
+            ended
+        }))
+    }
+}
+
+impl Job {
+    fn finish(&self, operation: &'static str, work: &Work) -> Result<()> {
+        loop {
+            match work.wait(SLICE) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    if let Some(error) = self.watch.overdue() {
+                        return Err(error);
+                    }
+                }
+                Err(message) => return Err(self.failed(operation, &message)),
+            }
+        }
+    }
+
+    fn failed(&self, operation: &'static str, message: &str) -> crate::Error {
+        self.watch.fail(if message.to_lowercase().contains("timed out") {
+            format!("`{operation}` had no answer within {:?}", self.timeout)
+        } else {
+            // Gloo puts its source's place in front: `[…/pair.cc:534] Connection closed by peer [127.0.0.1]:4711`.
+            let line = message.lines().next().unwrap_or_default();
+            let text = line.split_once("] ").map_or(line, |(place, text)| match place.starts_with('[') {
+                true => text,
+                false => line,
+            });
+            format!("`{operation}` failed: {text}")
+        })
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // The group waits for its works. When a rank is lost that can take long, and this process ends anyway.
+        if !self.watch.has_failed() {
+            // SAFETY: the group is dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.group) }
+        }
+    }
+}
+
+/// A tensor's bytes, in the same memory. What only moves is moved as bytes, whatever its kind.
+fn bytes(tensor: &Tensor) -> Result<Tensor> {
+    Ok(flat(tensor)?.f_view_dtype(Kind::Uint8)?)
+}
+
+impl Collectives for Gloo {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn all_to_all(
+        &self,
+        received: &Tensor,
+        received_splits: &[i64],
+        sent: &Tensor,
+        sent_splits: &[i64],
+    ) -> Result<Pending> {
+        let place = (self.size, self.device());
+        let splits = check_all_to_all(place, (received, received_splits), (sent, sent_splits))?;
+        let width = sent.kind().elt_size_in_bytes() as i64;
+        let in_bytes = |splits: Vec<i64>| splits.iter().map(|split| split * width).collect::<Vec<_>>();
+        let splits = (in_bytes(splits.0), in_bytes(splits.1));
+        self.start("all_to_all", [bytes(received)?, bytes(sent)?], |group, [received, sent], timeout| {
+            group.all_to_all((received, &splits.0), (sent, &splits.1), timeout)
+        })
+    }
+
+    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
+        check_tensor("all_reduce", "tensor", tensor, self.device())?;
+        self.start("all_reduce", [flat(tensor)?], |group, [tensor], timeout| {
+            group.all_reduce(tensor, operation, timeout)
+        })
+    }
+
+    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
+        check_all_gather((self.size, self.device()), gathered, tensor)?;
+        self.start("all_gather", [bytes(gathered)?, bytes(tensor)?], |group, [gathered, tensor], timeout| {
+            group.all_gather(gathered, tensor, timeout)
+        })
+    }
+
+    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
+        check_broadcast((self.size, self.device()), tensor, root)?;
+        self.start("broadcast", [bytes(tensor)?], |group, [tensor], timeout| {
+            group.broadcast(tensor, root, timeout)
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.start("barrier", [], |group, [], timeout| group.barrier(timeout))?.wait()
+    }
+
+    fn set_step(&self, step: u64) {
+        self.job.watch.set_step(step);
+    }
+
+    fn abort(&self, message: &str) {
+        self.job.watch.abort(message);
+    }
+}
