@@ -7,6 +7,7 @@ mod encoder;
 mod forward;
 mod interact;
 mod levels;
+mod linear;
 mod lists;
 mod mlp;
 mod on_device;
