@@ -111,7 +111,7 @@ fn a_resumed_run_is_bit_for_bit_the_uninterrupted_one() {
         let rest = dir.command(&format!("{RUN} {name} --resume")).json();
         assert_eq!(rest["resumed_from_step"].as_u64(), Some(steps));
         assert_equal_runs(&dir, "whole", &name);
-        for key in ["samples", "loss", "ne", "auc", "calibration", "losses", "dedupe_factor"] {
+        for key in ["samples", "loss", "ne", "auc", "auc_error", "calibration", "losses", "dedupe_factor"] {
             assert_eq!(whole[key], rest[key], "{key}");
         }
         assert_eq!(whole["eval"]["ne"], rest["eval"]["ne"]);

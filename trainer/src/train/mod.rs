@@ -100,6 +100,8 @@ pub struct TrainSummary {
     pub ne: Option<f64>,
     /// AUC of the same.
     pub auc: Option<f64>,
+    /// The most that `auc` can differ from the exact value.
+    pub auc_error: Option<f64>,
     /// Calibration of the same.
     pub calibration: Option<f64>,
     /// Figures of every task, if there are several.

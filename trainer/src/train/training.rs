@@ -438,6 +438,7 @@ impl<'a> Training<'a> {
             loss: sums.loss_sum / progress.samples.max(1) as f64,
             ne: figures.ne,
             auc: figures.auc,
+            auc_error: figures.auc_error,
             calibration: figures.calibration,
             tasks: by_task(&metrics),
             losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),
