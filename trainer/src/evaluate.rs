@@ -18,7 +18,7 @@ use crate::metrics::{Figures, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 use crate::train::Stop;
-use crate::{Result, TrainConfig, tensors};
+use crate::{Error, Result, TrainConfig, tensors};
 
 /// Figures by segment and task.
 type BySegment = BTreeMap<Segment, BTreeMap<String, Figures>>;
@@ -81,7 +81,8 @@ pub struct EvaluateOptions {
 ///
 /// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
 /// schema;
-/// [`Error::Read`](crate::Error::Read) for damaged data.
+/// [`Error::Read`](crate::Error::Read) for damaged data; [`Error::Prediction`](crate::Error::Prediction) for a prediction that is no
+/// finite number.
 pub fn evaluate(
     run: &Path,
     dataset: &Path,
@@ -143,7 +144,7 @@ pub(crate) fn checked_rows(tables: &[TableConfig]) -> BTreeMap<String, u64> {
     checked.map(|table| (table.feature.clone(), table.rows)).collect()
 }
 
-/// What an evaluation tells apart.
+/// Settings and tasks of an evaluation.
 #[derive(Debug)]
 pub(crate) struct Evaluation<'a> {
     pub(crate) config: &'a EvaluationConfig,
@@ -166,6 +167,7 @@ impl Evaluation<'_> {
         let mut segments: Vec<_> = segments
             .map(|feature| SegmentMetrics::new(feature, &self.tasks, self.config.max_segments))
             .collect();
+        let mut read = 0;
         for batch in reader.batches()? {
             if stop.is_raised() {
                 reporter.end();
@@ -175,6 +177,8 @@ impl Evaluation<'_> {
             let logits =
                 tch::no_grad(|| model.forward(&batch))?.logits.to_device(tch::Device::Cpu).contiguous();
             let logits = tensors::as_slice(&logits);
+            check_finite(logits, &self.tasks, read)?;
+            read += batch.size() as u64;
             all.add(&batch, logits);
             segments.iter_mut().for_each(|segment| segment.add(&batch, logits));
             reporter.advance(batch.size() as u64);
@@ -191,6 +195,14 @@ impl Evaluation<'_> {
             segments: segments.iter().map(|s| (s.feature().to_owned(), s.figures())).collect(),
         }))
     }
+}
+
+/// Refuses logits (`[B, tasks]`, after `read` samples) that are no finite numbers: early stopping could not compare the
+/// figures of such a model.
+fn check_finite(logits: &[f32], tasks: &[Task], read: u64) -> Result<()> {
+    let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
+    let label = tasks[place % tasks.len()].name.clone();
+    Err(Error::Prediction { label, logit: logits[place], sample: read + (place / tasks.len()) as u64 })
 }
 
 /// The figures of every task, if there are several.

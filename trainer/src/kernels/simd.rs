@@ -38,7 +38,7 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     fn mul(self, other: Self) -> Self;
     /// The larger of each lane.
     fn max(self, other: Self) -> Self;
-    /// 2 to the power of each lane, for lanes up to 127; zero below -126.
+    /// 2 to the power of each lane, for lanes up to 127; zero below -126, NaN for NaN.
     fn exp2(self) -> Self;
 
     /// The lanes as an array.
@@ -249,7 +249,8 @@ mod x86 {
                 for coefficient in &SERIES[1..] {
                     series = _mm512_fmadd_ps(series, f, _mm512_set1_ps(*coefficient));
                 }
-                let enough = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(-126.0));
+                // NaN is not less either.
+                let enough = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
                 Self(_mm512_maskz_scalef_ps(enough, series, n))
             }
         }
@@ -332,7 +333,8 @@ mod x86 {
                 }
                 let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
                 let power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(series), exponent));
-                let enough = _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(-126.0));
+                // NaN is not less either.
+                let enough = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(-126.0));
                 Self(_mm256_and_ps(power, enough))
             }
         }
@@ -514,6 +516,26 @@ mod tests {
             each_copy(|| powers(-130.0 + step as f32 * 0.0128, &mut worst));
         }
         assert!(worst < 2.5e-7, "{worst}");
+    }
+
+    fn powers_of_all_with<L: Lanes<N>, const N: usize>(exponents: &[f32; WIDE]) -> Vec<f32> {
+        exponents.as_chunks::<N>().0.iter().flat_map(|chunk| L::load(chunk).exp2().to_array()).collect()
+    }
+    dispatched! { fn powers_of_all(exponents: &[f32; WIDE]) -> Vec<f32> = wide powers_of_all_with }
+
+    #[test]
+    fn the_power_of_no_number_is_none() {
+        each_copy(|| {
+            for lane in 0..WIDE {
+                let mut exponents = [-f32::INFINITY; WIDE];
+                exponents[lane] = f32::NAN;
+                let powers = powers_of_all(&exponents);
+                assert_eq!(powers.len(), WIDE);
+                for (i, power) in powers.into_iter().enumerate() {
+                    assert!(if i == lane { power.is_nan() } else { power == 0.0 }, "{lane} {i}: {power}");
+                }
+            }
+        });
     }
 
     fn sums_with<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) {
