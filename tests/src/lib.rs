@@ -178,6 +178,13 @@ impl TestCommand {
         self.started_by("bash", &["-c", script, &kib.to_string()], &what)
     }
 
+    /// Makes the system kill the command, by SIGXFSZ, when it would write a file beyond as many KiB.
+    pub fn killed_beyond(self, kib: u64) -> Self {
+        let script = "ulimit -c 0; ulimit -f \"$0\"; exec \"$@\"";
+        let what = format!("killed at a file of more than {kib} KiB");
+        self.started_by("bash", &["-c", script, &kib.to_string()], &what)
+    }
+
     /// Makes the command be killed once it has run for so many seconds, so that one that would not end fails its test.
     pub fn with_time_limit(self, seconds: u64) -> Self {
         let what = format!("killed after {seconds} seconds");

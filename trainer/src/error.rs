@@ -80,6 +80,19 @@ pub enum Error {
         batch: PathBuf,
     },
 
+    /// A prediction of an evaluation that is no finite number.
+    #[error(
+        "the logit of `{label}` is {logit} in sample {sample} of the evaluation, counted from 0\n  hint: clean the dense features if some are no finite numbers; if all are, the model has diverged: lower the learning rates under `[optimizer]`, or evaluate an earlier checkpoint"
+    )]
+    Prediction {
+        /// The task's label.
+        label: String,
+        /// The logit.
+        logit: f32,
+        /// The sample, counted from 0 in the order in which the evaluation reads them.
+        sample: u64,
+    },
+
     /// A model that is larger than it may be.
     #[error(
         "the model takes {}, and the memory limit is {}\n  hint: raise the option `memory_limit`, or give the tables fewer rows or a smaller `dim`",

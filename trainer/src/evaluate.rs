@@ -88,7 +88,8 @@ pub struct EvaluateOptions {
 ///
 /// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
 /// schema;
-/// [`Error::Read`](crate::Error::Read) for damaged data.
+/// [`Error::Read`](crate::Error::Read) for damaged data; [`Error::Prediction`](crate::Error::Prediction) for a prediction that is no
+/// finite number.
 pub fn evaluate(
     run: &Path,
     dataset: &Path,
@@ -182,6 +183,7 @@ impl Evaluation<'_> {
         let mut segments: Vec<_> = segments
             .map(|feature| SegmentMetrics::new(feature, &self.tasks, self.config.max_segments))
             .collect();
+        let (mut read, collectives) = (0, model.embeddings.collectives());
         for step in reader.batches()? {
             let batch = step.map(|step| step.batch).map_err(Error::from);
             let flags = if stop.is_raised() { STOP } else { 0 };
@@ -195,14 +197,16 @@ impl Evaluation<'_> {
                 .to_device(tch::Device::Cpu)
                 .contiguous();
             let logits = tensors::as_slice(&logits);
+            collectives.agree(check_finite(logits, &self.tasks, read))?;
+            read += batch.size() as u64;
             all.add(&batch, logits);
             segments.iter_mut().for_each(|segment| segment.add(&batch, logits));
-            reporter.advance(batch.size() as u64 * u64::from(model.embeddings.collectives().size()));
+            reporter.advance(batch.size() as u64 * u64::from(collectives.size()));
         }
         reporter.end();
-        let all = merged(&all, &self.tasks, &**model.embeddings.collectives())?;
+        let all = merged(&all, &self.tasks, &**collectives)?;
         for segment in &mut segments {
-            let all = model.embeddings.collectives().gather_bytes(&segment.to_bytes())?;
+            let all = collectives.gather_bytes(&segment.to_bytes())?;
             *segment = SegmentMetrics::new(segment.feature(), &self.tasks, self.config.max_segments);
             all.iter().try_for_each(|bytes| segment.merge_bytes(bytes)).ok_or_else(malformed)?;
         }
@@ -237,6 +241,14 @@ pub(crate) fn merged(
 
 fn malformed() -> Error {
     Error::Collective { operation: "gather_bytes", message: "the metrics of a rank are malformed".to_owned() }
+}
+
+/// Refuses logits (`[B, tasks]`, after `read` samples) that are no finite numbers: early stopping could not compare the
+/// figures of such a model.
+fn check_finite(logits: &[f32], tasks: &[Task], read: u64) -> Result<()> {
+    let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
+    let label = tasks[place % tasks.len()].name.clone();
+    Err(Error::Prediction { label, logit: logits[place], sample: read + (place / tasks.len()) as u64 })
 }
 
 /// The figures of every task, if there are several.

@@ -1,5 +1,8 @@
 //! Ranks in lockstep: all go on, or all end, and of an error one rank speaks.
 
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
 use tch::{Kind, Tensor};
 
 use crate::distributed::{Collectives, Pending, Reduce};
@@ -10,6 +13,13 @@ use crate::{Error, Result, tensors};
 pub(crate) const STOP: i64 = 1;
 /// A rank has failed, and makes no further steps.
 pub(crate) const FAILED: i64 = 2;
+
+/// States of a rank's work.
+const WORKING: i64 = 0;
+const SUCCEEDED: i64 = 1;
+const BROKEN: i64 = 2;
+/// How long ranks that wait for another's work say nothing.
+const BEAT: Duration = Duration::from_millis(500);
 
 impl dyn Collectives + '_ {
     /// `result`, if every rank has succeeded; otherwise an error on all ranks: its own on the lowest rank that failed,
@@ -30,6 +40,50 @@ impl dyn Collectives + '_ {
             (Some(rank), Err(error)) if rank as u32 == self.rank() => Err(error),
             (Some(rank), _) => Err(reported_by(rank)),
             (None, result) => result,
+        }
+    }
+
+    /// As [`agree`](Self::agree) on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that all
+    /// of them are there. `work` does nothing that is collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`agree`](Self::agree).
+    pub fn agree_on<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.size() == 1 {
+            return work();
+        }
+        let state = (Mutex::new(WORKING), Condvar::new());
+        let (result, failed) = std::thread::scope(|scope| {
+            let watching = scope.spawn(|| self.watch(&state));
+            let result = work();
+            *state.0.lock().unwrap_or_else(PoisonError::into_inner) =
+                if result.is_ok() { SUCCEEDED } else { BROKEN };
+            state.1.notify_all();
+            (result, watching.join())
+        });
+        let failed = failed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        match (failed, result) {
+            (Some(rank), Err(error)) if rank as u32 == self.rank() => Err(error),
+            (Some(rank), _) => Err(reported_by(rank)),
+            (None, result) => result,
+        }
+    }
+
+    /// Tells the other ranks this one's state until all are done. Returns the lowest one that failed.
+    fn watch(&self, (state, changed): &(Mutex<i64>, Condvar)) -> Result<Option<usize>> {
+        loop {
+            let own = {
+                let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                let wait = changed.wait_timeout_while(state, BEAT, |state| *state == WORKING);
+                *wait.unwrap_or_else(PoisonError::into_inner).0
+            };
+            let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
+            self.all_gather(&all, &Tensor::from_slice(&[own]))?.wait()?;
+            let states = Vec::<i64>::try_from(&all)?;
+            if states.iter().all(|state| *state != WORKING) {
+                return Ok(states.iter().position(|state| *state == BROKEN));
+            }
         }
     }
 

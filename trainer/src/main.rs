@@ -3,6 +3,7 @@
 mod bench_command;
 mod check_command;
 mod measure_command;
+mod ranks;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,18 +14,21 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::process::available_threads;
+use onefold_datasets::progress::Silent;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::device::{Accelerator, DeviceName};
-use onefold_trainer::distributed::{Alone, Collectives};
+use onefold_trainer::distributed::Collectives;
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::run::Run;
 use onefold_trainer::{
     Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
     TrainOptions, TrainSummary, evaluate, export,
 };
+
+use self::ranks::{RankOptions, Ranks};
 
 onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
@@ -117,6 +121,8 @@ struct RunArguments {
     /// reading]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     memory_limit: Option<u64>,
+    #[command(flatten)]
+    ranks: RankOptions,
 }
 
 #[derive(Debug, clap::Args)]
@@ -137,6 +143,8 @@ struct EvalArguments {
     checkpoint: Option<CheckpointChoice>,
     #[command(flatten)]
     shared: SharedArguments,
+    #[command(flatten)]
+    ranks: RankOptions,
 }
 
 #[derive(Debug, clap::Args)]
@@ -161,7 +169,7 @@ struct SharedArguments {
     dedupe: DedupeArgument,
     #[command(flatten)]
     device: DeviceOption,
-    /// Threads [default: all that the machine has]
+    /// Threads [default: all that the machine has, divided by the ranks on it]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
@@ -207,7 +215,8 @@ impl SharedArguments {
     }
 
     fn threads(&self) -> usize {
-        self.threads.map_or_else(available_threads, usize::from)
+        let own = || (available_threads() / ranks::on_this_machine()).max(1);
+        self.threads.map_or_else(own, usize::from)
     }
 }
 
@@ -250,7 +259,15 @@ impl CommandLine for Cli {
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
-    let collectives: Arc<dyn Collectives> = Arc::new(Alone);
+    let ranks = Ranks::connect(&arguments.ranks)?;
+    ranks.run(|collectives| train(arguments, collectives, printer))
+}
+
+fn train(
+    arguments: &RunArguments,
+    collectives: &Arc<dyn Collectives>,
+    printer: &Printer,
+) -> anyhow::Result<()> {
     let config = collectives.agree(TrainConfig::load(&arguments.config))?;
     let existing = match (arguments.overwrite, arguments.resume) {
         (true, _) => Existing::Overwrite,
@@ -266,38 +283,56 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
         streams: resumed.as_ref().and_then(|run| run.streams),
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
-        collectives: Arc::clone(&collectives),
+        collectives: Arc::clone(collectives),
         existing,
         memory_limit: arguments.memory_limit,
         device: arguments.shared.device.open()?,
         stop: Stop::on_signals()?,
     };
-    let prepared = collectives.agree(Prepared::new(&config, &arguments.data, &options))?;
-    printer.remark(&describe_size(prepared.size()));
+    let prepared = collectives.agree_on(|| Prepared::new(&config, &arguments.data, &options))?;
+    if collectives.rank() > 0 {
+        prepared.train(&arguments.out, &Silent)?;
+        return Ok(());
+    }
+    printer.remark(&describe_size(prepared.size(), collectives.size()));
     let summary = prepared.train(&arguments.out, printer)?;
     Ok(printer.summary(&describe_run(&summary, &arguments.out), &summary)?)
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
+    let ranks = Ranks::connect(&arguments.ranks)?;
+    ranks.run(|collectives| evaluate_run(arguments, collectives, printer))
+}
+
+fn evaluate_run(
+    arguments: &EvalArguments,
+    collectives: &Arc<dyn Collectives>,
+    printer: &Printer,
+) -> anyhow::Result<()> {
     let options = EvaluateOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
         checkpoint: arguments.checkpoint,
-        collectives: Arc::new(Alone),
+        collectives: Arc::clone(collectives),
         snapshot: arguments.at,
         device: arguments.shared.device.open()?,
         partitions: arguments.partitions.clone(),
     };
+    if collectives.rank() > 0 {
+        evaluate(&arguments.run, &arguments.data, &options, &Silent)?;
+        return Ok(());
+    }
     let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;
     Ok(printer.summary(&describe_evaluation(&summary), &summary)?)
 }
 
-fn describe_size(size: &ModelSize) -> String {
+fn describe_size(size: &ModelSize, ranks: u32) -> String {
     format!(
-        "{} parameters in tables, {} in the dense part: {} with optimizer state and gradients; up to {} to read",
+        "{} parameters in tables, {} in the dense part: {} with optimizer state and gradients{}; up to {} to read",
         format_count(size.parameters.embedding),
         format_count(size.parameters.dense),
         format_bytes(size.model_bytes),
+        if ranks > 1 { format!(" on rank 0 of {ranks}") } else { String::new() },
         format_bytes(size.reader_bytes),
     )
 }

@@ -103,12 +103,11 @@ impl Run {
         let rank = collectives.rank();
         let shards = directory.join(SHARDS);
         let path = |rank: u32| shards.join(format!("{rank}.safetensors"));
-        let written = collectives.agree((|| {
+        collectives.agree_on(|| {
             fs_err::create_dir_all(&shards)?;
             Ok(tensor_file::write(&path(rank), tables::entries(&model.embeddings))?)
-        })());
-        written?;
-        let completed = (|| {
+        })?;
+        collectives.agree_on(|| {
             if rank != 0 {
                 return Ok(());
             }
@@ -128,8 +127,7 @@ impl Run {
             commit::sync_directory(directory)?;
             (self.steps, self.completed) = (steps, true);
             self.store(directory)
-        })();
-        collectives.agree(completed)
+        })
     }
 
     /// What a model's file holds of a table.

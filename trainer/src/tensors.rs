@@ -19,7 +19,8 @@ pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
 /// A new CPU tensor of this shape whose elements `fill` sets; they start as zeros.
 pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
     let mut tensor = Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-    fill(as_mut_slice(&mut tensor));
+    // SAFETY: the tensor is new, so that nobody else has its storage.
+    fill(unsafe { as_mut_slice(&mut tensor) });
     tensor
 }
 
@@ -103,24 +104,22 @@ pub(crate) fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
     }
 }
 
-/// Changes the elements of a contiguous `f32` tensor on the CPU in place. `change` must not look at the tensor, nor at
-/// one that shares its storage, by another handle.
+/// The elements of a contiguous `f32` tensor on the CPU, to be changed in place.
 ///
 /// # Panics
 ///
 /// If the tensor is of another kind.
-pub(crate) fn with_mut_slice(tensor: &mut Tensor, change: impl FnOnce(&mut [f32])) {
-    change(as_mut_slice(tensor));
-}
-
-fn as_mut_slice(tensor: &mut Tensor) -> &mut [f32] {
+///
+/// # Safety
+///
+/// As long as the slice lives, the elements are neither read nor written in another way: not by another handle of the
+/// tensor, nor by one that shares its storage.
+pub(crate) unsafe fn as_mut_slice(tensor: &mut Tensor) -> &mut [f32] {
     let length = checked_len(tensor);
     if length == 0 {
         return &mut [];
     }
-    // SAFETY: as in `as_slice`; either the tensor was made by `filled`, which holds the only handle to its storage, or
-    // the caller of `with_mut_slice` sees to it that no other handle is used meanwhile (the optimizer's closures see
-    // slices of a gradient, which has a storage of its own, and of its own vectors).
+    // SAFETY: as in `as_slice`, and the caller promises that nobody else uses the elements meanwhile.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), length) }
 }
 

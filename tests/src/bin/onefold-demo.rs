@@ -85,6 +85,7 @@ fn demo(out: &Path) -> anyhow::Result<()> {
         "loss": held_out["loss"],
         "ne": held_out["ne"],
         "auc": held_out["auc"],
+        "auc_error": held_out["auc_error"],
         "held_out_samples": held_out["samples"],
         "wall_seconds": started.elapsed().as_secs_f64(),
     });

@@ -148,7 +148,7 @@ fn target_attention_encoder_and_tasks_are_the_same_in_every_form() {
         .find(|(name, _)| name.starts_with("off") && name.to_string_lossy().contains("tfevents"));
     let (_, events) = tags.unwrap();
     let text = String::from_utf8_lossy(&events);
-    for tag in ["train/ne", "train/liked/ne", "train/label/auc", "eval/liked/calibration"] {
+    for tag in ["train/ne", "train/liked/ne", "train/label/auc", "eval/auc_error", "eval/liked/calibration"] {
         assert!(text.contains(tag), "{tag}");
     }
     let shown = dir.command("onefold-train eval off --data dataset").works();

@@ -185,21 +185,6 @@ fn the_hand_made_log_trains_and_evaluates() {
 }
 
 #[test]
-fn a_plan_for_one_rank_changes_nothing() {
-    let dir = Dir::new();
-    write_logs(&dir);
-    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
-    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
-    dir.command("onefold-shard topology --ranks 1 --memory 1GiB --out topology.json").works();
-    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
-    let losses = |plan: &str| {
-        let line = format!("onefold-train run logs/train.toml --data dataset --out run --overwrite {plan}");
-        dir.command(&line).json()["losses"].clone()
-    };
-    assert_eq!(losses("--plan plan.json"), losses(""));
-}
-
-#[test]
 fn a_generated_log_survives_the_path() {
     let dir = Dir::new();
     let log = dir.command("onefold-data generate --workload rm3 --samples 20000 --seed 5 --out logs").json();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use onefold_ikjt::hash::sigrid_hash;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use onefold_sharding::{Costs, ShardFeatures};
 use onefold_tests::Dir;
 use serde_json::{Value, json};
 
@@ -204,20 +205,19 @@ fn a_machine_is_measured_learned_and_planned_for() {
     ]);
     dir.command(&format!("{} --sets 12", profile.replace("costs", "again"))).works();
 
-    // On a busy machine, so few and short measurements may come out either way for one split, not for four.
-    let pretrain = "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 60 --folds 3 --out model.json";
-    let mut blessed = None;
-    for seed in 1..=4 {
-        let output = dir.command(&format!("{pretrain} --json --seed {seed}")).output();
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.success() {
-            let text = String::from_utf8(output.stdout).unwrap();
-            blessed = Some(serde_json::from_str::<Value>(text.lines().last().unwrap()).unwrap());
-            break;
+    // Whether a model of these times is blessed is chance on a busy machine. So it learns the sets with times of a machine on
+    // which a set takes what its lists read, and launches that its tables share.
+    for (file, factor) in [("costs.parquet", 1.0), ("again.parquet", 1.1)] {
+        let mut costs = Costs::load(&dir.path(file)).unwrap();
+        for sample in &mut costs.compute {
+            assert!(sample.ms > 0.0 && sample.ms.is_finite(), "{sample:?}");
+            let bytes = |shard: &ShardFeatures| shard.lists * shard.pooling_factor * shard.columns * 4.0;
+            sample.ms = factor * (0.3 + sample.shards.iter().map(bytes).sum::<f64>() / 1e6).powf(0.8);
         }
-        assert!(error.contains("does not beat a line") && !dir.path("model.json").exists(), "{error}");
+        costs.store(&dir.path(file)).unwrap();
     }
-    let blessed = blessed.expect("none of four models was blessed");
+    let pretrain = "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 60 --folds 3 --out model.json";
+    let blessed = dir.command(pretrain).json();
     assert_eq!(blessed["machine"], machine);
     assert_eq!(blessed["reports"][0]["repeated"]["samples"], 12);
 

@@ -130,7 +130,8 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         let delta = self.base.clone().filter(|(base, followed, of_base)| {
             *followed + 1 < self.full_every && *base != name && *of_base == layout
         });
-        let staged = collectives.agree(if rank == 0 { self.stage(&name).map(Some) } else { Ok(None) })?;
+        let staged =
+            collectives.agree_on(|| if rank == 0 { self.stage(&name).map(Some) } else { Ok(None) })?;
         let path = staged.as_ref().map(|staged| staged.path().as_os_str().as_encoded_bytes());
         let path = collectives.broadcast_bytes(path.unwrap_or_default(), 0)?;
         let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
@@ -143,12 +144,12 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         } else {
             format!("{TABLES}-{rank:05}-of-{ranks:05}.safetensors")
         };
-        let written = tensor_file::write(&path.join(&file), entries).map_err(Error::from);
-        let figures = collectives.agree(written)?;
+        let figures = collectives.agree_on(|| Ok(tensor_file::write(&path.join(&file), entries)?))?;
         let figures = serde_json::to_vec(&(file, figures)).map_err(std::io::Error::other)?;
         let files = collectives.gather_bytes(&figures)?;
         let full = delta.is_none();
-        let committed = staged.map_or(Ok(()), |staged| {
+        collectives.agree_on(|| {
+            let Some(staged) = staged else { return Ok(()) };
             let files = files.iter().map(|figures| serde_json::from_slice(figures));
             let mut files: BTreeMap<String, FileFigures> =
                 files.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?;
@@ -167,8 +168,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             commit::write_atomically(&path.join(CHECKPOINT_FILE), text.as_bytes())?;
             staged.commit()?;
             self.prune()
-        });
-        collectives.agree(committed)?;
+        })?;
         self.base = Some(match delta {
             None => (name, 0, layout),
             Some((base, followed, _)) => (base, followed + 1, layout),

@@ -111,7 +111,12 @@ pub(crate) fn write(path: &Path, entries: Vec<Entry<'_>>) -> io::Result<FileFigu
     for entry in &entries {
         let start = out.bytes;
         entry.write(&mut out)?;
-        debug_assert_eq!(out.bytes - start, entry.len(), "`{}` has another shape", entry.name);
+        let written = out.bytes - start;
+        if written != entry.len() {
+            let (path, name, length) = (path.display(), &entry.name, entry.len());
+            let message = format!("`{path}`: `{name}` has {written} bytes, and its shape takes {length}");
+            return Err(io::Error::other(message));
+        }
     }
     out.inner.flush()?;
     out.inner.get_ref().sync_all()?;
@@ -268,6 +273,16 @@ mod tests {
         assert_eq!(some.data(), bytemuck::cast_slice::<f32, u8>(&[5.0, 6.0, 1.0, 2.0]));
         assert_eq!(stored.tensor("doubles").unwrap().data(), 0.1_f64.to_le_bytes());
         assert_eq!(stored.tensor("tensor").unwrap().shape(), [1, 2]);
+    }
+
+    #[test]
+    fn values_that_do_not_fit_their_shape_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let entries =
+            vec![Entry::floats("all", vec![3, 2], &[1.0; 6]), Entry::floats("few", vec![3], &[1.0])];
+        let error = write(&path, entries).unwrap_err().to_string();
+        assert!(error.ends_with("x.safetensors`: `few` has 4 bytes, and its shape takes 12"), "{error}");
     }
 
     #[test]

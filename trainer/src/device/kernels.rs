@@ -1,7 +1,7 @@
 //! The kernels of `kernels.cu` but for the update's, each with what it assumes of its arguments.
 //!
-//! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were made: rows and
-//! inverse indices by `Batch::try_new`, ids when they were staged.
+//! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were made: rows
+//! and inverse indices by `Batch::try_new`, ids when they were staged.
 
 use tch::{Kind, Tensor};
 
@@ -64,7 +64,17 @@ impl Jagged {
 }
 
 impl Accelerator {
-    pub(super) fn launch(
+    /// Enqueues a kernel, if it is for any thread.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor is on another device.
+    ///
+    /// # Safety
+    ///
+    /// The arguments are those of the kernel's parameters, in their order; tensors have the types that it reads and writes, and
+    /// no thread reaches outside them, neither by its number nor by an index that it reads.
+    pub(super) unsafe fn launch(
         &self,
         kernel: &'static str,
         threads: i64,
@@ -79,9 +89,7 @@ impl Accelerator {
         if threads == 0 {
             return Ok(());
         }
-        // SAFETY: the methods below and those of `update.rs` are the only callers; each has asserted the types and sizes of its tensors, and passes
-        // its arguments in the order of its kernel's parameters (the tests' driver compares them with the source). What
-        // index tensors hold was checked where they were made, as the module says.
+        // SAFETY: the caller's promise is the one that the driver asks for.
         unsafe { self.driver.launch(kernel, threads, arguments) }
     }
 
@@ -100,7 +108,8 @@ impl Accelerator {
             Argument::Int(features as i32),
             Argument::Pointer(Some(&rows)),
         ];
-        self.launch("table_rows", count, &arguments)?;
+        // SAFETY: the arguments are those of `table_rows`, their lengths were checked, and it has a thread for each id.
+        unsafe { self.launch("table_rows", count, &arguments) }?;
         Ok(rows)
     }
 
@@ -115,7 +124,10 @@ impl Accelerator {
             Argument::Long(count),
             Argument::Pointer(Some(&output)),
         ];
-        self.launch("gather", count * dim, &[&weights.arguments()[..], &own].concat())?;
+        let arguments = [&weights.arguments()[..], &own].concat();
+        // SAFETY: the arguments are those of `gather`, their lengths were checked, and `rows` are rows of the tables: that is
+        // what `table_rows` gives for ids that were checked when they were staged.
+        unsafe { self.launch("gather", count * dim, &arguments) }?;
         Ok(output)
     }
 
@@ -135,7 +147,10 @@ impl Accelerator {
             Argument::Long(count),
             Argument::Pointer(Some(&output)),
         ];
-        self.launch("pool", count * dim, &[&weights.arguments()[..], &own].concat())?;
+        let arguments = [&weights.arguments()[..], &own].concat();
+        // SAFETY: the arguments are those of `pool`, and `check` has seen the lengths of the bags' tensors; rows are as for
+        // `gather`, and bags end where the rows do, as they were staged with them.
+        unsafe { self.launch("pool", count * dim, &arguments) }?;
         Ok(output)
     }
 
@@ -161,7 +176,9 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
         ];
-        self.launch("unpool", elements * dim, &arguments)?;
+        // SAFETY: the arguments are those of `unpool`, their lengths were checked, and `order` holds numbers of bags, as it was
+        // staged with them.
+        unsafe { self.launch("unpool", elements * dim, &arguments) }?;
         Ok(output)
     }
 
@@ -183,7 +200,9 @@ impl Accelerator {
             Argument::Pointer(Some(output)),
             Argument::Long(stride),
         ];
-        self.launch("expand", count * width, &arguments)
+        // SAFETY: the arguments are those of `expand`; lengths and strides were checked. `Batch::try_new` has checked that an
+        // inverse index holds numbers of the rows that `values` are of.
+        unsafe { self.launch("expand", count * width, &arguments) }
     }
 
     /// The backward of [`expand`](Self::expand): writes `[U, width]` to `output` from `values`, a matrix or columns of one.
@@ -207,7 +226,9 @@ impl Accelerator {
             Argument::Long(width),
             Argument::Pointer(Some(output)),
         ];
-        self.launch("fold", rows * width, &arguments)
+        // SAFETY: the arguments are those of `fold`; lengths and strides were checked. `order` is a permutation of the samples,
+        // and `ends` are ascending places in it: `SamplesOfRows` makes both from an inverse index.
+        unsafe { self.launch("fold", rows * width, &arguments) }
     }
 
     /// The rows of `values`, `[elements, width]`, side by side: `[rows, longest, width]`.
@@ -225,7 +246,9 @@ impl Accelerator {
             Argument::Long(longest),
             Argument::Pointer(Some(&output)),
         ];
-        self.launch("pad", rows.rows * longest * width, &arguments)?;
+        // SAFETY: the arguments are those of `pad`, and `check` has seen their lengths; rows end where `values` do, as they
+        // were staged with them.
+        unsafe { self.launch("pad", rows.rows * longest * width, &arguments) }?;
         Ok(output)
     }
 
@@ -247,7 +270,9 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
         ];
-        self.launch("unpad", elements * width, &arguments)?;
+        // SAFETY: the arguments are those of `unpad`, their lengths were checked, and `order` holds numbers of rows, none of
+        // which is longer than `longest`: they were staged together.
+        unsafe { self.launch("unpad", elements * width, &arguments) }?;
         Ok(output)
     }
 }

@@ -59,31 +59,23 @@ fn names_of_devices_are_parsed() {
     }
 }
 
-/// NVRTC needs no GPU. `make test` fetches it; without it this test says so and passes.
+/// NVRTC needs no GPU.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn nvrtc_compiles_every_kernel() {
     libtorch::load_nvrtc(None);
     for architecture in ["sm_80", "sm_90", "sm_100"] {
-        match cuda::compile(architecture) {
-            Ok(image) => {
-                // An ELF file that has every kernel's code.
-                assert!(image.starts_with(b"\x7fELF"), "{architecture}");
-                let has = |name: &str| {
-                    let section = format!(".text.{name}\0");
-                    image.windows(section.len()).any(|window| window == section.as_bytes())
-                };
-                assert_eq!(cuda::kernel_names().count(), 13);
-                for kernel in cuda::kernel_names() {
-                    assert!(has(kernel), "{architecture}: no `{kernel}`");
-                }
-            }
-            Err(message) if message.contains("cannot be loaded") => {
-                assert!(std::env::var_os("ONEFOLD_NVRTC").is_none(), "ONEFOLD_NVRTC is set, but {message}");
-                eprintln!("SKIPPED: {message}; `ONEFOLD_NVRTC=$(trainer/nvrtc.sh)` fetches it");
-                return;
-            }
-            Err(message) => panic!("{architecture}: {message}"),
+        let image = cuda::compile(architecture).unwrap_or_else(|message| {
+            panic!("{architecture}: {message}\n  `make test-rust` runs this test with ONEFOLD_NVRTC=$(trainer/nvrtc.sh)")
+        });
+        // An ELF file that has every kernel's code.
+        assert!(image.starts_with(b"\x7fELF"), "{architecture}");
+        let has = |name: &str| {
+            let section = format!(".text.{name}\0");
+            image.windows(section.len()).any(|window| window == section.as_bytes())
+        };
+        assert_eq!(cuda::kernel_names().count(), 13);
+        for kernel in cuda::kernel_names() {
+            assert!(has(kernel), "{architecture}: no `{kernel}`");
         }
     }
 }

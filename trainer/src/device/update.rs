@@ -64,7 +64,8 @@ impl Accelerator {
         let rows = [Argument::Pointer(Some(&places.keys)), length, width];
         if let Some(most) = update.max_norm {
             let arguments = [&rows[..], &[Argument::Float(most), Argument::Pointer(Some(&sums))]].concat();
-            self.launch("clip_rows", count, &arguments)?;
+            // SAFETY: the arguments are those of `clip_rows`; keys and sums have `count` rows.
+            unsafe { self.launch("clip_rows", count, &arguments) }?;
         }
         let (sums, state) = (Argument::Pointer(Some(&sums)), Argument::Pointer(Some(state)));
         let (numbers, rate) = (Numbers::of(&update.rule), Argument::Float(update.rate));
@@ -73,14 +74,20 @@ impl Accelerator {
         if let Rule::RowWiseAdagrad { .. } = update.rule {
             let steps = steps.insert(self.empty(&[count], Kind::Float)?);
             let own = [sums, rate, eps, state, Argument::Pointer(Some(steps))];
-            self.launch("accumulate_rows", count, &[&rows[..], &own].concat())?;
+            let arguments = [&rows[..], &own].concat();
+            // SAFETY: the arguments are those of `accumulate_rows`; keys, sums and steps have `count` rows, and the state has a
+            // value for every table row. Keys are table rows: `places` has sorted those that were looked up.
+            unsafe { self.launch("accumulate_rows", count, &arguments) }?;
         }
         let own = [sums, Argument::Int(numbers.rule), rate, eps];
         let moments = [numbers.betas, numbers.unbias].concat().into_iter().map(Argument::Float);
         let moments: Vec<_> = moments.chain([Argument::Pointer(steps.as_ref())]).collect();
         let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks)];
         let tables = [&weights.arguments()[..], &weights.numbers()].concat();
-        self.launch("update", count * dim, &[&rows[..], &own, &moments, &tables, &last].concat())
+        let arguments = [&rows[..], &own, &moments, &tables, &last].concat();
+        // SAFETY: the arguments are those of `update`; keys, sums and steps have `count` rows, and weights, state and marks have
+        // what the rule needs of every table row. Keys are table rows, as above.
+        unsafe { self.launch("update", count * dim, &arguments) }
     }
 
     /// `[count, D]`: the sum of each table row's gradients, in that of its first place.
@@ -101,8 +108,12 @@ impl Accelerator {
             width,
             target,
         ];
-        self.launch("sum_chunks", (count as u64).div_ceil(CHUNK) as i64 * dim, &arguments)?;
-        self.launch("sum_rows", count * dim, &[keys, length, width, target])?;
+        let threads = (count as u64).div_ceil(CHUNK) as i64 * dim;
+        // SAFETY: the arguments are those of `sum_chunks`; keys, order and sums have `count` rows. `places` made `order`, a
+        // permutation of the elements, and the gradients were checked to be of as many together.
+        unsafe { self.launch("sum_chunks", threads, &arguments) }?;
+        // SAFETY: the arguments are those of `sum_rows`; keys and sums have `count` rows.
+        unsafe { self.launch("sum_rows", count * dim, &[keys, length, width, target]) }?;
         Ok(sums)
     }
 }

@@ -1,9 +1,12 @@
 //! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Kernels that compute
 //! rather than wait for memory take sixteen where there is AVX-512.
 //!
-//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
-//! processor and calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and wider vectors add in
+//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the processor and
+//! calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and wider vectors add in
 //! another order.
+//!
+//! The vectors of AVX2 and AVX-512 are private: only [`run`] gives them to a kernel, on processors that have the
+//! instructions.
 
 /// Floats in a vector.
 pub(crate) const WIDTH: usize = 8;
@@ -11,11 +14,8 @@ pub(crate) const WIDTH: usize = 8;
 pub(crate) const WIDE: usize = 16;
 
 /// A vector of `N` floats, eight or sixteen.
-///
-/// An implementation may need instructions that not every processor has; it is named only by [`dispatched!`], inside a
-/// function that is compiled for them, and in tests by `each_copy!`, both only where the processor has them.
 pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
-    /// Eight floats, for what sixteen are too many for.
+    /// The vector of eight floats, for remainders.
     type Narrow: Lanes;
 
     /// All lanes `value`.
@@ -38,7 +38,7 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     fn mul(self, other: Self) -> Self;
     /// The larger of each lane.
     fn max(self, other: Self) -> Self;
-    /// 2 to the power of each lane, for lanes up to 127; zero below -126.
+    /// 2 to the power of each lane, for lanes up to 127; zero below -126, NaN for NaN.
     fn exp2(self) -> Self;
 
     /// The lanes as an array.
@@ -70,9 +70,9 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     }
 }
 
-/// Any processor.
+/// For any processor.
 #[derive(Clone, Copy)]
-pub(crate) struct Portable([f32; WIDTH]);
+struct Portable([f32; WIDTH]);
 
 impl Portable {
     #[inline(always)]
@@ -131,13 +131,10 @@ impl Lanes for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
-
-#[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Lanes, WIDE, WIDTH};
+    use super::{Kernel, Lanes, WIDE, WIDTH};
 
     const LN2: f64 = std::f64::consts::LN_2;
 
@@ -155,7 +152,7 @@ mod x86 {
 
     /// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
     #[inline]
-    pub(crate) fn has_avx2() -> bool {
+    pub(super) fn has_avx2() -> bool {
         is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
@@ -163,16 +160,28 @@ mod x86 {
 
     /// Whether the processor has AVX-512's foundation too; the answer is remembered.
     #[inline]
-    pub(crate) fn has_avx512() -> bool {
+    pub(super) fn has_avx512() -> bool {
         is_x86_feature_detected!("avx512f") && has_avx2()
+    }
+
+    /// Runs a kernel, compiled for these instructions.
+    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+    pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Avx512, WIDE>()
+    }
+
+    /// Runs a kernel, compiled for these instructions.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Avx2, WIDTH>()
     }
 
     /// Processors of servers since 2017.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(__m512);
+    struct Avx512(__m512);
 
-    // SAFETY: for every block below: only `dispatched!` and `each_copy!` name this type, in what runs after `has_avx512` said
-    // yes, so the processor has the instruction. Loads and stores go through references to sixteen floats.
+    // SAFETY: for every block below: the type is private, and only `with_avx512` gives it to a kernel, which may only be
+    // called where the processor has its instructions. Loads and stores go through references to sixteen floats.
     impl Lanes<WIDE> for Avx512 {
         type Narrow = Avx2;
 
@@ -240,7 +249,8 @@ mod x86 {
                 for coefficient in &SERIES[1..] {
                     series = _mm512_fmadd_ps(series, f, _mm512_set1_ps(*coefficient));
                 }
-                let enough = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(-126.0));
+                // NaN is not less either.
+                let enough = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
                 Self(_mm512_maskz_scalef_ps(enough, series, n))
             }
         }
@@ -248,10 +258,11 @@ mod x86 {
 
     /// x86-64 processors since 2013.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(__m256);
+    struct Avx2(__m256);
 
-    // SAFETY: for every block below: only `dispatched!` and `each_copy!` name this type, in what runs after `has_avx2` said
-    // yes, so the processor has the instruction. Loads and stores go through references to eight floats.
+    // SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`], `with_avx512` give
+    // it to a kernel, which may only be called where the processor has AVX2, FMA and F16C. Loads and stores go through
+    // references to eight floats.
     impl Lanes for Avx2 {
         type Narrow = Self;
 
@@ -322,90 +333,102 @@ mod x86 {
                 }
                 let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
                 let power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(series), exponent));
-                let enough = _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(-126.0));
+                // NaN is not less either.
+                let enough = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(-126.0));
                 Self(_mm256_and_ps(power, enough))
             }
         }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{has_avx2, has_avx512};
+/// A kernel and its arguments.
+pub(crate) trait Kernel: Sized {
+    /// What it returns.
+    type Output;
+    /// Whether there is a copy for AVX-512; otherwise processors that have it run the one for AVX2.
+    const WIDE: bool;
 
-/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; with `wide` before its name,
-/// of one that is generic over their number too.
+    /// Runs the kernel with these vectors.
+    fn run<L: Lanes<N>, const N: usize>(self) -> Self::Output;
+}
+
+/// Runs the copy of a kernel that fits the processor.
+#[inline]
+pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if K::WIDE && may_use(WIDE) && x86::has_avx512() {
+            // SAFETY: the processor has all that the function is compiled for.
+            return unsafe { x86::with_avx512(kernel) };
+        }
+        if may_use(WIDTH) && x86::has_avx2() {
+            // SAFETY: as above.
+            return unsafe { x86::with_avx2(kernel) };
+        }
+    }
+    kernel.run::<Portable, WIDTH>()
+}
+
+/// Whether kernels of this thread may use the processor's vectors of so many floats: always, but for [`each_copy`].
+#[inline(always)]
+fn may_use(_width: usize) -> bool {
+    #[cfg(test)]
+    return _width <= WIDEST.get();
+    #[cfg(not(test))]
+    true
+}
+
+#[cfg(test)]
+thread_local! {
+    static WIDEST: std::cell::Cell<usize> = const { std::cell::Cell::new(WIDE) };
+}
+
+/// Does `work`, which calls kernels on this thread, with each copy of them that the processor can run.
+#[cfg(test)]
+pub(crate) fn each_copy(mut work: impl FnMut()) {
+    for width in [0, WIDTH, WIDE] {
+        WIDEST.set(width);
+        work();
+    }
+}
+
+/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; with `wide` before its
+/// name, of one that is generic over their number too.
 macro_rules! dispatched {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = wide $generic:ident) => {
-        $(#[$doc])*
-        #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
-        $vis fn $name($($arg: $type),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            {
-                use $crate::kernels::simd::{Avx2, Avx512, has_avx2, has_avx512};
-                #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-                #[allow(clippy::too_many_arguments, reason = "as the function around it")]
-                fn with_avx512($($arg: $type),*) $(-> $ret)? {
-                    $generic::<Avx512, { $crate::kernels::simd::WIDE }>($($arg),*)
-                }
-                #[target_feature(enable = "avx2,fma,f16c")]
-                #[allow(clippy::too_many_arguments, reason = "as the function around it")]
-                fn with_avx2($($arg: $type),*) $(-> $ret)? {
-                    $generic::<Avx2, { $crate::kernels::simd::WIDTH }>($($arg),*)
-                }
-                if has_avx512() {
-                    // SAFETY: the processor has all that the function is compiled for.
-                    return unsafe { with_avx512($($arg),*) };
-                }
-                if has_avx2() {
-                    // SAFETY: as above.
-                    return unsafe { with_avx2($($arg),*) };
-                }
-            }
-            $generic::<$crate::kernels::simd::Portable, { $crate::kernels::simd::WIDTH }>($($arg),*)
+        $crate::kernels::simd::dispatched! {
+            @ true, [$generic::<L, N>], $(#[$doc])* $vis fn $name($($arg: $type),*) $(-> $ret)?
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = $generic:ident) => {
+        $crate::kernels::simd::dispatched! {
+            @ false, [$generic::<L::Narrow>], $(#[$doc])* $vis fn $name($($arg: $type),*) $(-> $ret)?
+        }
+    };
+    (
+        @ $wide:literal, [$($kernel:tt)*],
+        $(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?
+    ) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
         $vis fn $name($($arg: $type),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2,fma,f16c")]
-                #[allow(clippy::too_many_arguments, reason = "as the function around it")]
-                fn with_avx2($($arg: $type),*) $(-> $ret)? {
-                    $generic::<$crate::kernels::simd::Avx2>($($arg),*)
-                }
-                if $crate::kernels::simd::has_avx2() {
-                    // SAFETY: the processor has AVX2, FMA and F16C, which is all that the function is compiled for.
-                    return unsafe { with_avx2($($arg),*) };
+            struct Call<T>(T);
+            impl $crate::kernels::simd::Kernel for Call<($($type,)*)> {
+                #[allow(unused_parens, reason = "without a type it is the unit type")]
+                type Output = ($($ret)?);
+                const WIDE: bool = $wide;
+
+                #[inline(always)]
+                fn run<L: $crate::kernels::simd::Lanes<N>, const N: usize>(self) -> Self::Output {
+                    let Self(($($arg,)*)) = self;
+                    $($kernel)*($($arg),*)
                 }
             }
-            $generic::<$crate::kernels::simd::Portable>($($arg),*)
+            $crate::kernels::simd::run(Call(($($arg,)*)))
         }
     };
 }
 pub(crate) use dispatched;
-
-/// Calls each copy of a kernel that is generic over the number of lanes too, as far as the processor can run it.
-#[cfg(test)]
-macro_rules! each_copy {
-    ($generic:ident($($arg:expr),* $(,)?)) => {{
-        use $crate::kernels::simd::{Portable, WIDTH};
-        $generic::<Portable, WIDTH>($($arg),*);
-        #[cfg(target_arch = "x86_64")]
-        {
-            use $crate::kernels::simd::{Avx2, Avx512, WIDE, has_avx2, has_avx512};
-            if has_avx2() {
-                $generic::<Avx2, WIDTH>($($arg),*);
-            }
-            if has_avx512() {
-                $generic::<Avx512, WIDE>($($arg),*);
-            }
-        }
-    }};
-}
-#[cfg(test)]
-pub(crate) use each_copy;
 
 /// Sums that are carried side by side, so that an addition need not wait for the one before.
 const CHAINS: usize = 4;
@@ -490,10 +513,29 @@ mod tests {
     fn powers_of_two_are_exact_to_a_rounding() {
         let mut worst = 0.0;
         for step in 0..20_000 {
-            powers(-130.0 + step as f32 * 0.0128, &mut worst);
-            each_copy!(powers_with(-130.0 + step as f32 * 0.0128, &mut worst));
+            each_copy(|| powers(-130.0 + step as f32 * 0.0128, &mut worst));
         }
         assert!(worst < 2.5e-7, "{worst}");
+    }
+
+    fn powers_of_all_with<L: Lanes<N>, const N: usize>(exponents: &[f32; WIDE]) -> Vec<f32> {
+        exponents.as_chunks::<N>().0.iter().flat_map(|chunk| L::load(chunk).exp2().to_array()).collect()
+    }
+    dispatched! { fn powers_of_all(exponents: &[f32; WIDE]) -> Vec<f32> = wide powers_of_all_with }
+
+    #[test]
+    fn the_power_of_no_number_is_none() {
+        each_copy(|| {
+            for lane in 0..WIDE {
+                let mut exponents = [-f32::INFINITY; WIDE];
+                exponents[lane] = f32::NAN;
+                let powers = powers_of_all(&exponents);
+                assert_eq!(powers.len(), WIDE);
+                for (i, power) in powers.into_iter().enumerate() {
+                    assert!(if i == lane { power.is_nan() } else { power == 0.0 }, "{lane} {i}: {power}");
+                }
+            }
+        });
     }
 
     fn sums_with<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) {
@@ -503,10 +545,6 @@ mod tests {
     }
     dispatched! { fn sums(a: &[f32], b: &[f32]) -> (f32, f32, Vec<f32>) = wide sums_with }
 
-    fn assert_sums<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32], expected: &(f32, f32, Vec<f32>)) {
-        assert_eq!(&sums_with::<L, N>(a, b), expected);
-    }
-
     #[test]
     fn whole_and_partial_vectors_are_summed() {
         for length in 0..80 {
@@ -515,8 +553,7 @@ mod tests {
             let dot: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
             let y: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + 2.0 * b).collect();
             let expected = (dot, a.iter().sum(), y);
-            assert_eq!(sums(&a, &b), expected);
-            each_copy!(assert_sums(&a, &b, &expected));
+            each_copy(|| assert_eq!(sums(&a, &b), expected));
         }
     }
 
@@ -532,8 +569,26 @@ mod tests {
         }
     }
 
+    dispatched! { fn widens() = wide assert_widens }
+
     #[test]
     fn halves_are_widened_exactly() {
-        each_copy!(assert_widens());
+        each_copy(widens);
+    }
+
+    fn width_with<L: Lanes<N>, const N: usize>() -> usize {
+        N
+    }
+    dispatched! { fn width() -> usize = wide width_with }
+
+    #[test]
+    fn each_copy_is_run() {
+        let mut widths = Vec::new();
+        each_copy(|| widths.push(width()));
+        #[cfg(target_arch = "x86_64")]
+        let widest = if x86::has_avx512() { WIDE } else { WIDTH };
+        #[cfg(not(target_arch = "x86_64"))]
+        let widest = WIDTH;
+        assert_eq!(widths, [WIDTH, WIDTH, widest]);
     }
 }

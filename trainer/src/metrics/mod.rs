@@ -22,8 +22,10 @@ const SEGMENT_SCORE_BITS: u32 = 8;
 /// **NE** is TorchRec's: the cross-entropy of the predictions divided by that of always predicting the mean label,
 /// both in bits, predictions clamped to `[1e-12, 1 - 1e-12]`, in double precision. Below 1 is better than knowing
 /// only the base rate. **AUC** is the probability that a positive sample has a higher logit than a negative one, ties
-/// counting half; logits closer than 1 part in 2,048 tie, which keeps it within 1e-4 of the exact value in 32 KiB per
-/// power of two that logits have. **Calibration** is the sum of the predictions divided by that of the labels.
+/// counting half. Logits are counted in buckets that are at most 1 part in 2,048 wide, in 32 KiB per power of two that
+/// logits have; a positive and a negative sample in one bucket count as a tie. Half the share of such pairs is the **AUC's
+/// error**, the most that it can differ from the exact value. **Calibration** is the sum of the predictions divided by
+/// that of the labels.
 #[derive(Debug, Clone)]
 pub struct BinaryMetrics {
     samples: u64,
@@ -45,6 +47,8 @@ pub struct Figures {
     pub ne: Option<f64>,
     /// Area under the ROC curve.
     pub auc: Option<f64>,
+    /// The most that `auc` can differ from the exact value.
+    pub auc_error: Option<f64>,
     /// The mean label.
     pub base_rate: Option<f64>,
     /// Sum of the predictions ÷ sum of the labels.
@@ -107,7 +111,7 @@ impl BinaryMetrics {
         Self::default()
     }
 
-    /// Metrics of no samples, in an eighth of the memory: logits closer than 1 part in 256 tie.
+    /// Metrics of no samples, in an eighth of the memory: buckets of logits are up to 1 part in 256 wide.
     pub fn small() -> Self {
         Self::with_bits(SEGMENT_SCORE_BITS)
     }
@@ -146,11 +150,13 @@ impl BinaryMetrics {
 
     /// All figures.
     pub fn figures(&self) -> Figures {
+        let (auc, auc_error) = self.auc().unzip();
         Figures {
             samples: self.samples,
             loss: self.log_loss(),
             ne: self.ne(),
-            auc: self.auc(),
+            auc,
+            auc_error,
             base_rate: self.base_rate(),
             calibration: self.calibration(),
         }
@@ -214,18 +220,22 @@ impl BinaryMetrics {
         (self.positive > 0.0).then(|| self.predicted / self.positive)
     }
 
-    /// Area under the ROC curve; `None` unless there are both positive and negative samples.
-    pub fn auc(&self) -> Option<f64> {
+    /// Area under the ROC curve, and the most that it can differ from the exact value; `None` unless there are both
+    /// positive and negative samples.
+    pub fn auc(&self) -> Option<(f64, f64)> {
         let negative = self.weight - self.positive;
         if self.positive <= 0.0 || negative <= 0.0 {
             return None;
         }
-        let (mut below, mut area) = (0.0, 0.0);
+        let (mut below, mut area, mut ties) = (0.0, 0.0, 0.0);
         for (_, [negatives, positives]) in self.scores.buckets() {
             area += positives * (below + negatives / 2.0);
             below += negatives;
+            // Each of these pairs counts half, and exactly 0, half or 1.
+            ties += positives * negatives;
         }
-        Some(area / (self.positive * negative))
+        let pairs = self.positive * negative;
+        Some((area / pairs, ties / 2.0 / pairs))
     }
 }
 
@@ -251,7 +261,9 @@ mod tests {
         assert!((metrics.ne().unwrap() - entropy / 4.0).abs() < 1e-9);
         assert!((metrics.log_loss().unwrap() - entropy / 4.0 * 2.0_f64.ln()).abs() < 1e-9);
         // Of 2 × 2 pairs, three are in order and one ties.
-        assert!((metrics.auc().unwrap() - 3.5 / 4.0).abs() < 1e-12);
+        let figures = metrics.figures();
+        assert!((figures.auc.unwrap() - 3.5 / 4.0).abs() < 1e-12);
+        assert!((figures.auc_error.unwrap() - 0.5 / 4.0).abs() < 1e-12);
         // The predictions sum to 2, and so do the labels.
         assert!((metrics.calibration().unwrap() - 1.0).abs() < 1e-12);
     }
@@ -278,7 +290,7 @@ mod tests {
     fn one_class_has_neither_ne_nor_auc() {
         for samples in [&[][..], &[(0.3, true)], &[(0.3, false), (-1.0, false)]] {
             let figures = metrics(samples).figures();
-            assert_eq!((figures.ne, figures.auc), (None, None), "{samples:?}");
+            assert_eq!((figures.ne, figures.auc, figures.auc_error), (None, None, None), "{samples:?}");
             assert_eq!(figures.loss.is_some(), !samples.is_empty());
         }
         let both = metrics(&[(0.3, true), (0.1, false)]).figures();
@@ -303,22 +315,50 @@ mod tests {
         }
 
         #[test]
-        fn auc_is_close_to_the_exact_one(samples in prop::collection::vec((-4.0_f32..4.0, any::<bool>()), 2..200)) {
-            let positives: Vec<f32> = samples.iter().filter(|s| s.1).map(|s| s.0).collect();
-            let negatives: Vec<f32> = samples.iter().filter(|s| !s.1).map(|s| s.0).collect();
-            prop_assume!(!positives.is_empty() && !negatives.is_empty());
-            let scores = Scores::new(SCORE_BITS);
-            let mut won = 0.0;
-            let mut close = 0;
-            for p in &positives {
-                for n in &negatives {
-                    won += if p > n { 1.0 } else if p == n { 0.5 } else { 0.0 };
-                    close += usize::from(scores.bucket(*p) == scores.bucket(*n));
-                }
-            }
-            let pairs = (positives.len() * negatives.len()) as f64;
-            let error = (metrics(&samples).auc().unwrap() - won / pairs).abs();
-            prop_assert!(error <= 0.5 * close as f64 / pairs + 1e-9);
+        fn auc_differs_from_the_exact_one_by_its_error_at_most(
+            samples in prop::collection::vec(((-4.0_f32..4.0).prop_map(round), any::<bool>()), 2..200)
+        ) {
+            let figures = metrics(&samples).figures();
+            prop_assume!(figures.auc.is_some());
+            let difference = (figures.auc.unwrap() - exact_auc(&samples)).abs();
+            prop_assert!(difference <= figures.auc_error.unwrap() + 1e-9);
         }
+    }
+
+    /// Rounds some of the logits, so that there are equal ones, ones in one bucket, and others.
+    fn round(logit: f32) -> f32 {
+        if logit > 2.0 { (logit * 4.0).round() / 4.0 } else { logit / 64.0 - 1.5 }
+    }
+
+    /// The AUC by its definition, over all pairs.
+    fn exact_auc(samples: &[(f32, bool)]) -> f64 {
+        let of = |label| samples.iter().filter(move |sample| sample.1 == label).map(|sample| sample.0);
+        let (mut won, mut pairs) = (0.0, 0.0);
+        for positive in of(true) {
+            for negative in of(false) {
+                won +=
+                    if positive > negative { 1.0 } else { f64::from(u8::from(positive == negative)) / 2.0 };
+                pairs += 1.0;
+            }
+        }
+        won / pairs
+    }
+
+    #[test]
+    fn the_error_of_the_auc_is_that_of_logits_close_together() {
+        // Rare positives, all logits in six buckets: a model that has learned little more than the base rate.
+        let samples: Vec<(f32, bool)> =
+            (0..3_000).map(|i| (-3.905 + 5e-3 * i as f32 / 3_000.0, i % 40 == 39)).collect();
+        let figures = metrics(&samples).figures();
+        let (auc, error) = (figures.auc.unwrap(), figures.auc_error.unwrap());
+        let difference = (auc - exact_auc(&samples)).abs();
+        assert!(difference > 1e-4 && difference <= error, "{difference} {error}");
+        assert!((0.05..0.15).contains(&error), "{error}");
+        // The error is reached where the classes are apart within one bucket.
+        let within = [(1.0, false), (1.0001, true)];
+        let figures = metrics(&within).figures();
+        assert_eq!((exact_auc(&within), figures.auc, figures.auc_error), (1.0, Some(0.5), Some(0.5)));
+        // There is none where no bucket has both classes.
+        assert_eq!(metrics(&[(1.0, false), (1.1, true), (-2.0, false)]).figures().auc_error, Some(0.0));
     }
 }

@@ -4,6 +4,7 @@ use onefold_sharding::Pooling;
 use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
 
+use super::linear::{bias, linear};
 use super::padded::Valid;
 use crate::embedding::{Embeddings, Lookup};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
@@ -41,8 +42,8 @@ fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Seque
 
 impl SelfAttention {
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64) -> Self {
-        let project = nn::linear(path / "qkv", dim, 3 * dim, nn::LinearConfig::default());
-        let output = nn::linear(path / "output", dim, dim, nn::LinearConfig::default());
+        let project = linear(path / "qkv", dim, 3 * dim);
+        let output = linear(path / "output", dim, dim);
         Self { dim, heads, project, output }
     }
 
@@ -97,7 +98,7 @@ impl SelfAttention {
     }
 
     fn bias(&self) -> &Tensor {
-        self.project.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias")
+        bias(&self.project)
     }
 
     /// The gradients of the sequences' vectors, by value; adds those of queries and keys to the parameters'.

@@ -3,6 +3,8 @@
 use tch::Tensor;
 use tch::nn::{self, Module};
 
+use super::linear::{ZEROS, with_init, xavier_normal};
+
 /// Layers `x_{l+1} = x_0 ⊙ (W (V x_l) + b) + x_l` with `V` of `[rank, width]` and `W` of `[width, rank]` (Wang et al. 2021, as
 /// in TorchRec's `LowRankCrossNet`).
 #[derive(Debug)]
@@ -13,9 +15,10 @@ pub(super) struct CrossNet {
 impl CrossNet {
     pub(super) fn new(path: &nn::Path<'_>, width: i64, layers: i64, rank: i64) -> Self {
         let layer = |i: i64| {
-            let down = nn::LinearConfig { bias: false, ..nn::LinearConfig::default() };
-            let v = nn::linear(path / i / "v", width, rank, down);
-            (v, nn::linear(path / i / "w", rank, width, nn::LinearConfig::default()))
+            // `LowRankCrossNet` draws both kernels by `xavier_normal_`; it has one bias, of zeros.
+            let init = xavier_normal(width, rank);
+            let v = with_init(path / i / "v", width, rank, init, None);
+            (v, with_init(path / i / "w", rank, width, init, Some(ZEROS)))
         };
         Self { layers: (0..layers).map(layer).collect() }
     }

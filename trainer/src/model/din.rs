@@ -3,6 +3,7 @@
 use tch::Tensor;
 use tch::nn::{self, Module};
 
+use super::linear::linear;
 use super::lists::{Lists, gather, indices, weighted_sum};
 
 /// The local activation unit of DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"), shared by all
@@ -31,9 +32,7 @@ impl TargetAttention {
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, hidden: &[i64]) -> Self {
         let inputs = std::iter::once(4 * dim).chain(hidden.iter().copied());
         let outputs = hidden.iter().copied().chain(std::iter::once(1));
-        let layer = |(i, (from, to)): (usize, (i64, i64))| {
-            nn::linear(path / i, from, to, nn::LinearConfig::default())
-        };
+        let layer = |(i, (from, to)): (usize, (i64, i64))| linear(path / i, from, to);
         Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect() }
     }
 

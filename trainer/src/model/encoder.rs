@@ -3,13 +3,15 @@
 use tch::Tensor;
 use tch::nn::{self, Module};
 
+use super::linear::{ZEROS, bias, linear, uniform, with_init, xavier_uniform};
 use super::lists::{Lists, gather, indices, mean};
 use super::padded::Valid;
 
 /// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it, and the
 /// mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
 ///
-/// Parameters have the names and shapes of `torch.nn.TransformerEncoderLayer(D, heads, hidden, dropout=0, norm_first=True)`.
+/// Parameters have the names, shapes and initial values of
+/// `torch.nn.TransformerEncoderLayer(D, heads, hidden, dropout=0, norm_first=True)`.
 /// Without positions, the first normalisation and the projections to queries, keys and values depend on an element alone and run
 /// once per element of a timeline, however many windows share it. (Positions count from a window's start, so the same
 /// element would have another vector in every window.) The rest runs once per distinct list; the second layer of
@@ -28,20 +30,16 @@ impl Encoder {
     /// A block with `heads` heads and a hidden layer of width `hidden`.
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, hidden: i64) -> Self {
         let norm = |name: &str| nn::layer_norm(path / name, vec![dim], nn::LayerNormConfig::default());
-        let linear = |path: nn::Path<'_>, from, to| nn::linear(path, from, to, nn::LinearConfig::default());
         let attention = path / "self_attn";
-        // PyTorch's: Glorot and Bengio's for inputs of D and outputs of 3 D.
-        let bound = f64::sqrt(6.0 / (4 * dim) as f64);
-        let uniform = nn::Init::Uniform { lo: -bound, up: bound };
         Self {
             dim,
             heads,
             norm: [norm("norm1"), norm("norm2")],
             project: (
-                attention.var("in_proj_weight", &[3 * dim, dim], uniform),
-                attention.var("in_proj_bias", &[3 * dim], nn::Init::Const(0.0)),
+                attention.var("in_proj_weight", &[3 * dim, dim], xavier_uniform(dim, 3 * dim)),
+                attention.var("in_proj_bias", &[3 * dim], ZEROS),
             ),
-            output: linear(&attention / "out_proj", dim, dim),
+            output: with_init(&attention / "out_proj", dim, dim, uniform(dim), Some(ZEROS)),
             hidden: [linear(path / "linear1", dim, hidden), linear(path / "linear2", hidden, dim)],
         }
     }
@@ -91,8 +89,7 @@ impl Encoder {
     /// The rest, from the means over lists; `occupied`, `[N, 1]`, is 0 for an empty one.
     fn last(&self, residual: &Tensor, hidden: &Tensor, occupied: &Tensor) -> Tensor {
         let layer = &self.hidden[1];
-        let bias = occupied * layer.bs.as_ref().expect("a layer of `LinearConfig::default()` has a bias");
-        residual + hidden.matmul(&layer.ws.tr()) + bias
+        residual + hidden.matmul(&layer.ws.tr()) + occupied * bias(layer)
     }
 
     /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no influence, and

@@ -3,6 +3,8 @@
 use tch::Tensor;
 use tch::nn::{self, Module};
 
+use super::linear::linear;
+
 /// Linear layers with ReLU between them.
 #[derive(Debug)]
 pub(super) struct Mlp {
@@ -14,9 +16,7 @@ impl Mlp {
     /// Layers of the given widths on an input of width `input`; ReLU also after the last one if `activate_last`.
     pub(super) fn new(path: &nn::Path<'_>, input: i64, widths: &[i64], activate_last: bool) -> Self {
         let inputs = std::iter::once(&input).chain(widths);
-        let layer = |(i, (from, to)): (usize, (&i64, &i64))| {
-            nn::linear(path / i, *from, *to, nn::LinearConfig::default())
-        };
+        let layer = |(i, (from, to)): (usize, (&i64, &i64))| linear(path / i, *from, *to);
         Self { layers: inputs.zip(widths).enumerate().map(layer).collect(), activate_last }
     }
 

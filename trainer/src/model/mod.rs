@@ -6,6 +6,7 @@ mod din;
 mod encoder;
 mod forward;
 mod interact;
+mod linear;
 mod lists;
 mod mlp;
 mod on_device;

@@ -444,6 +444,7 @@ fn model(config: &TrainConfig, threads: usize) -> Model {
 fn training_is_the_same_in_every_form() {
     for kind in ["row_wise_adagrad", "adagrad", "adam"] {
         let mut config = config(kind);
+        config.optimizer.dense.learning_rate = 0.3;
         config.optimizer.tables.learning_rate = 0.05;
         // Gradients that are nothing but rounding must not become whole steps.
         config.optimizer.tables.eps = 1e-2;

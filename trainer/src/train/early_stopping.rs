@@ -51,6 +51,7 @@ mod tests {
                 loss: Some(*figure),
                 ne: Some(*figure),
                 auc: Some(*figure),
+                auc_error: None,
                 base_rate: None,
                 calibration: None,
             };

@@ -35,6 +35,7 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, SentBytes, Shard};
 use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, rank_of, tasks};
+use crate::lockstep;
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
 use crate::preprocess::Preprocessing;
@@ -104,6 +105,8 @@ pub struct TrainSummary {
     pub ne: Option<f64>,
     /// AUC of the same.
     pub auc: Option<f64>,
+    /// The most that `auc` can differ from the exact value.
+    pub auc_error: Option<f64>,
     /// Calibration of the same.
     pub calibration: Option<f64>,
     /// Figures of every task, if there are several.
@@ -243,7 +246,8 @@ impl<'a> Prepared<'a> {
         run.dataset = Some(snapshot.dataset.clone());
         run.snapshot = Some(snapshot.snapshot);
         run.streams = Some(self.reader.position(0).streams);
-        let directory = collectives.agree(self.take_directory(&mut run, out))?;
+        self.check_ranks(out)?;
+        let directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
             Evaluation { config: &self.config.evaluation, tasks: tasks(self.config, &self.schema) };
@@ -276,6 +280,41 @@ impl<'a> Prepared<'a> {
             collectives.agree(completed)?;
         }
         Ok(summary)
+    }
+
+    /// Refuses ranks that were not started for the same run.
+    fn check_ranks(&self, out: &Path) -> Result<()> {
+        let collectives = &self.options.collectives;
+        let snapshot = self.reader.snapshot();
+        let config = toml::to_string(self.config).map_err(std::io::Error::other)?;
+        let plan = self.options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
+        let own: [(&str, String); 8] = [
+            ("version of the program", env!("CARGO_PKG_VERSION").to_owned()),
+            ("configuration", config),
+            ("dataset", snapshot.dataset.clone()),
+            ("snapshot", snapshot.snapshot.to_string()),
+            ("option `plan`", plan.unwrap_or_default()),
+            ("option `out`", out.display().to_string()),
+            ("option `existing`", format!("{:?}", self.options.existing)),
+            ("option `max_steps`", format!("{:?}", self.options.max_steps)),
+        ];
+        let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
+        let all = collectives.gather_bytes(&bytes)?;
+        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Vec<(String, String)>>(bytes);
+        let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
+        for (rank, other) in all.iter().enumerate() {
+            let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
+            if let Some(((what, _), _)) = differs.filter(|_| collectives.rank() == 0) {
+                return Err(Error::Ranks {
+                    message: format!("rank {rank} has another {what} than rank 0"),
+                    hint: "start all ranks with the same program, files and options".to_owned(),
+                });
+            }
+            if differs.is_some() {
+                return Err(lockstep::reported_by(0));
+            }
+        }
+        Ok(())
     }
 
     /// Takes the run's directory, and writes what a new run begins with. The lowest rank alone does so, for all.

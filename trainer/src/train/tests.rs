@@ -63,8 +63,8 @@ learning_rate = 0.01
 /// Samples per session of the dataset.
 const SESSION: i64 = 6;
 
-/// Writes 130 samples of sessions in which a window slides; the label depends on the item.
-fn write_dataset(directory: &Path) {
+/// Writes 130 samples of sessions in which a window slides; the label depends on the item, and the dense feature on the session.
+fn write_dataset(directory: &Path, age: impl Fn(i64) -> f32) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group =
         |name: &str, deduplicated, features| FeatureGroup { name: name.into(), deduplicated, features };
@@ -96,7 +96,7 @@ fn write_dataset(directory: &Path) {
         ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(count.clone()))),
         ("clicked", floats(&|i| f32::from(u8::from(item(i) % 3 == 0)))),
         ("even", floats(&|i| f32::from(u8::from(item(i) % 2 == 0)))),
-        ("age", floats(&|i| (i / SESSION % 5) as f32)),
+        ("age", floats(&|i| age(i / SESSION))),
         ("history", ids(&window)),
         ("read", ids(&window)),
         ("wished", ids(&|i| window(i + 1))),
@@ -148,7 +148,7 @@ struct Runs {
 impl Runs {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        write_dataset(&folder.path().join("dataset"));
+        write_dataset(&folder.path().join("dataset"), |session| (session % 5) as f32);
         let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
         Self { folder, config, device: None }
     }
@@ -227,6 +227,32 @@ fn a_run_that_ended_early_does_not_go_on() {
     let again = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
     assert_eq!(ended(&again), (12, Ending::EarlyStopping));
     assert_eq!(runs.read("run", "metrics.jsonl"), metrics);
+}
+
+#[test]
+fn a_model_that_predicts_no_numbers_is_not_evaluated() {
+    let mut runs = Runs::new();
+    runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    let dataset = runs.folder.path().join("broken");
+    write_dataset(&dataset, |session| if session == 7 { f32::NAN } else { 1.0 });
+    let options = crate::EvaluateOptions {
+        dedupe: Dedupe::Exact,
+        threads: 1,
+        checkpoint: None,
+        device: None,
+        snapshot: None,
+        partitions: None,
+    };
+    let error = crate::evaluate(&runs.folder.path().join("run"), &dataset, &options, &Silent).unwrap_err();
+    let message =
+        "the logit of `clicked` is NaN in sample 42 of the evaluation, counted from 0\n  hint: clean";
+    assert!(error.to_string().starts_with(message), "{error}");
+
+    // Early stopping takes no figures of a model whose first step went to infinity.
+    runs.config.evaluation.every_steps = Some(1);
+    runs.config.optimizer.tables.learning_rate = f32::MAX;
+    let error = runs.train("diverged", Existing::Refuse, Stop::new(), &Silent).unwrap_err();
+    assert!(matches!(error, Error::Prediction { .. }), "{error}");
 }
 
 #[test]

@@ -83,21 +83,22 @@ impl<'a> Training<'a> {
         let (config, options) = (prepared.config, prepared.options);
         let kept = &config.checkpoint;
         let mut checkpoints = Checkpoints::new(directory, run.identity(), kept.keep, kept.full_every);
-        let newest = options.collectives.agree(checkpoints.newest())?;
+        let newest = options.collectives.agree_on(|| checkpoints.newest())?;
         let progress = options.collectives.agree(begin(prepared, newest.as_ref()))?;
         // The reader reads while the tables are filled.
         let unfinished = progress.position.epoch < u64::from(config.train.epochs);
         let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose();
         let ahead = options.collectives.agree(ahead.map_err(Error::from))?;
-        let model = run.initial_model(&prepared.placement, options.threads, options.device.as_ref());
-        let mut model = options.collectives.agree(model)?;
+        let (placement, device) = (&prepared.placement, options.device.as_ref());
+        let mut model =
+            options.collectives.agree_on(|| run.initial_model(placement, options.threads, device))?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
         let metrics = || TaskMetrics::new(&evaluation.tasks);
         let mut sums = Sums { before: metrics(), window: metrics(), losses: Vec::new(), loss_sum: 0.0 };
         if let Some(checkpoint) = &newest {
-            let restored = restore(checkpoint, &mut model, &mut optimizer, &mut sums);
-            options.collectives.agree(restored)?;
+            let restore = || restore(checkpoint, &mut model, &mut optimizer, &mut sums);
+            options.collectives.agree_on(restore)?;
         }
         let checkpointed = newest.is_some().then_some(progress.steps);
         let first_step = progress.steps + u64::from(newest.is_some());
@@ -391,6 +392,7 @@ impl<'a> Training<'a> {
             loss: sums.loss_sum / progress.samples.max(1) as f64,
             ne: figures.ne,
             auc: figures.auc,
+            auc_error: figures.auc_error,
             calibration: figures.calibration,
             tasks: by_task(&metrics),
             losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),

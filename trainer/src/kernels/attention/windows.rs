@@ -502,30 +502,18 @@ mod tests {
     }
 
     /// Shares, and what became of the scores, slice by slice.
-    fn by_slices<L: Lanes<N>, const N: usize>(
-        block: &Block,
-        found: &mut Vec<(Vec<f32>, Vec<f32>, Vec<f32>)>,
-    ) {
+    fn by_slices(block: &Block) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let Block { spans, first, stride, gradients, .. } = block;
         let (mut scores, mut shares) = (block.scores.clone(), block.zeros());
         let mut least = vec![f32::MAX; spans.len()];
         let hulls: Vec<Span> = (0..*stride).map(|query| hull(spans, query)).collect();
         let hulls = &hulls[*first..];
-        attend_one_by_one_with::<L, N>(&mut scores, *stride, *first, hulls, spans, &mut shares, &mut least);
+        attend_one_by_one(&mut scores, *stride, *first, hulls, spans, &mut shares, &mut least);
         assert!(least.iter().all(|least| *least > SMALLEST_SUM));
         let (mut scores, mut again) = (block.scores.clone(), block.zeros());
         let mut factors = vec![0.0; *stride];
-        gradients_one_by_one_with::<L, N>(
-            &mut scores,
-            *stride,
-            *first,
-            hulls,
-            spans,
-            &mut again,
-            gradients,
-            &mut factors,
-        );
-        found.push((shares, again, scores));
+        gradients_one_by_one(&mut scores, *stride, *first, hulls, spans, &mut again, gradients, &mut factors);
+        (shares, again, scores)
     }
 
     fn close(found: &[f32], expected: &[f32]) -> bool {
@@ -545,7 +533,7 @@ mod tests {
             windows.score_gradients(&mut scores, block.first, &mut again);
             windows.clear_outside(&mut again);
             let mut of_slices = Vec::new();
-            each_copy!(by_slices(&block, &mut of_slices));
+            each_copy(|| of_slices.push(by_slices(&block)));
             for (expected_shares, expected_again, expected_scores) in &of_slices {
                 prop_assert!(close(&shares, expected_shares));
                 prop_assert!(close(&again, expected_again));

@@ -1,0 +1,53 @@
+//! The ranks of a job, of which this process is one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onefold_trainer::Error;
+use onefold_trainer::distributed::{Collectives, Environment, Timeouts};
+
+/// Options of commands that run on several ranks.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RankOptions {
+    /// Seconds that a rank waits for the others in one operation before the job ends: more than reading a batch ever takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+}
+
+/// The ranks of a job: those that `torchrun` or `onefold-train launch` has started, or this process alone.
+pub(crate) struct Ranks(Arc<dyn Collectives>);
+
+/// The ranks on this machine.
+pub(crate) fn on_this_machine() -> usize {
+    Environment::read().map_or(1, |environment| environment.local_world_size as usize)
+}
+
+impl Ranks {
+    /// Joins the other ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ranks`] if the environment is not that of a rank, or the ranks do not find each other.
+    pub(crate) fn connect(options: &RankOptions) -> onefold_trainer::Result<Self> {
+        let operation = Duration::from_secs(options.timeout.into());
+        Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }).map(Self)
+    }
+
+    /// Runs `work`, and ends with the other ranks. Of an error one rank speaks, and the others end with status 1 in silence.
+    ///
+    /// # Errors
+    ///
+    /// That of `work`, if it is this rank's to report.
+    pub(crate) fn run(
+        self,
+        work: impl FnOnce(&Arc<dyn Collectives>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let Err(error) = work(&self.0) else { return Ok(()) };
+        match error.downcast_ref() {
+            Some(Error::ReportedElsewhere { .. } | Error::RankEnded { .. }) => std::process::exit(1),
+            Some(Error::RankLost { .. }) => {}
+            _ => self.0.abort(&format!("{error:#}")),
+        }
+        Err(error)
+    }
+}
