@@ -279,8 +279,10 @@ mod tests {
     fn values_that_do_not_fit_their_shape_are_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
-        let entries =
-            vec![Entry::floats("all", vec![3, 2], &[1.0; 6]), Entry::floats("few", vec![3], &[1.0])];
+        let entries = vec![
+            Entry::owned("all", Dtype::F32, vec![3, 2], &[1.0_f32; 6]),
+            Entry::owned("few", Dtype::F32, vec![3], &[1.0_f32]),
+        ];
         let error = write(&path, entries).unwrap_err().to_string();
         assert!(error.ends_with("x.safetensors`: `few` has 4 bytes, and its shape takes 12"), "{error}");
     }

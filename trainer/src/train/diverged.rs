@@ -17,6 +17,11 @@ const BATCH_FILE: &str = "diverged/batch.arrow";
 /// The column of the model's output; with several tasks, `logit_TASK`.
 const LOGIT_COLUMN: &str = "logit";
 
+/// Whether there is a batch to look at in the run.
+pub(super) fn is_saved(run: &Path) -> bool {
+    run.join(BATCH_FILE).is_file()
+}
+
 /// Writes the batch into the run, as an Arrow file (IPC) with a row per sample: labels, weight, dense and sparse features,
 /// and the logits of all tasks.
 pub(super) fn save(

@@ -254,7 +254,7 @@ impl<'a> Prepared<'a> {
         let mut training = Training::new(&self, &evaluation, &run, out)?;
         let outcome = training.run(&self.reader, self.held_out.as_ref(), reporter);
         let mut directory = directory;
-        if training.has_checkpoint() || matches!(outcome, Err(Error::Diverged { .. })) {
+        if training.has_checkpoint() || outcome.is_err() && diverged::is_saved(out) {
             directory.iter_mut().for_each(RunDirectory::keep);
         }
         let mut ended = outcome?;

@@ -190,14 +190,16 @@ impl<'a> Stepper<'a> {
     fn check(&self, told: &[Told], norm: f64, step: u64, batch: &Batch, logits: &[f32]) -> Result<()> {
         let bad = told.iter().position(|told| !told.loss.is_finite() || !told.finite);
         let Some(rank) = bad.or((!norm.is_finite()).then_some(0)) else { return Ok(()) };
-        let own = self.model.embeddings.collectives().rank() as usize;
-        if rank != own {
-            return Err(lockstep::reported_by(rank));
-        }
-        let cause = diverged::cause(batch, self.schema, logits);
-        let tasks = &self.evaluation.tasks;
-        let path = diverged::save(&self.directory, batch, self.schema, tasks, logits)?;
-        Err(Error::Diverged { step, loss: told.iter().map(|told| told.loss).sum(), cause, batch: path })
+        let collectives = self.model.embeddings.collectives();
+        collectives.agree_on(|| {
+            if rank != collectives.rank() as usize {
+                return Ok(());
+            }
+            let cause = diverged::cause(batch, self.schema, logits);
+            let path = diverged::save(&self.directory, batch, self.schema, &self.evaluation.tasks, logits)?;
+            let loss = told.iter().map(|told| told.loss).sum();
+            Err(Error::Diverged { step, loss, cause, batch: path })
+        })
     }
 
     /// Learning rates of the dense part and of the tables in the step after `steps`.

@@ -9,12 +9,15 @@ use arrow::datatypes::Int64Type;
 use onefold_datasets::progress::{Reporter, Silent};
 use onefold_datasets::{
     DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
+    bucket_of_session,
 };
 use onefold_ikjt::Dedupe;
 use onefold_sharding::DataType;
 use safetensors::Dtype;
 
 use super::*;
+
+mod ranks;
 
 const CONFIG: &str = r#"
 format_version = 1
@@ -63,8 +66,9 @@ learning_rate = 0.01
 /// Samples per session of the dataset.
 const SESSION: i64 = 6;
 
-/// Writes 130 samples of sessions in which a window slides; the label depends on the item, and the dense feature on the session.
-fn write_dataset(directory: &Path, age: impl Fn(i64) -> f32) {
+/// Writes 130 samples of sessions in which a window slides, in so many buckets; the label depends on the item, and the dense feature on
+/// the session.
+fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group =
         |name: &str, deduplicated, features| FeatureGroup { name: name.into(), deduplicated, features };
@@ -81,7 +85,12 @@ fn write_dataset(directory: &Path, age: impl Fn(i64) -> f32) {
             group("item", false, vec![feature("item", SparseKind::Sparse)]),
         ],
     };
-    let count = 0..130_i64;
+    // A bucket follows from the 16 high bits of 63.
+    let bucket = |i: i64| i / SESSION % i64::from(buckets);
+    let session = |i: i64| ((bucket(i) * 65_536 + 65_535) / i64::from(buckets)) << 47 | (i / SESSION);
+    let mut samples: Vec<i64> = (0..130).collect();
+    samples.sort_by_key(|&i| bucket_of_session(session(i), buckets));
+    let count = samples.iter().copied();
     let ids = |list: &dyn Fn(i64) -> Vec<i64>| -> ArrayRef {
         let lists = count.clone().map(|i| Some(list(i).into_iter().map(Some).collect::<Vec<_>>()));
         Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))
@@ -92,7 +101,7 @@ fn write_dataset(directory: &Path, age: impl Fn(i64) -> f32) {
     let item = |i: i64| i * 7 % 13;
     let window = |i: i64| (i / SESSION..i / SESSION + i % SESSION).collect();
     let columns: [(&str, ArrayRef); 9] = [
-        ("session_id", Arc::new(Int64Array::from_iter_values(count.clone().map(|i| i / SESSION)))),
+        ("session_id", Arc::new(Int64Array::from_iter_values(count.clone().map(session)))),
         ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(count.clone()))),
         ("clicked", floats(&|i| f32::from(u8::from(item(i) % 3 == 0)))),
         ("even", floats(&|i| f32::from(u8::from(item(i) % 2 == 0)))),
@@ -102,7 +111,8 @@ fn write_dataset(directory: &Path, age: impl Fn(i64) -> f32) {
         ("wished", ids(&|i| window(i + 1))),
         ("item", ids(&|i| vec![item(i)])),
     ];
-    let mut writer = DatasetWriter::create(directory, schema, WriterOptions::new(Order::Session)).unwrap();
+    let options = WriterOptions { buckets, ..WriterOptions::new(Order::Session) };
+    let mut writer = DatasetWriter::create(directory, schema, options).unwrap();
     writer.write(&PartitionKey::new(Vec::new()), &RecordBatch::try_from_iter(columns).unwrap()).unwrap();
     writer.finish().unwrap();
 }
@@ -148,7 +158,7 @@ struct Runs {
 impl Runs {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        write_dataset(&folder.path().join("dataset"), |session| (session % 5) as f32);
+        write_dataset(&folder.path().join("dataset"), 1, |session| (session % 5) as f32);
         let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
         Self { folder, config, device: None }
     }
@@ -234,12 +244,13 @@ fn a_model_that_predicts_no_numbers_is_not_evaluated() {
     let mut runs = Runs::new();
     runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap();
     let dataset = runs.folder.path().join("broken");
-    write_dataset(&dataset, |session| if session == 7 { f32::NAN } else { 1.0 });
+    write_dataset(&dataset, 1, |session| if session == 7 { f32::NAN } else { 1.0 });
     let options = crate::EvaluateOptions {
         dedupe: Dedupe::Exact,
         threads: 1,
         checkpoint: None,
         device: None,
+        collectives: Arc::new(crate::distributed::Alone),
         snapshot: None,
         partitions: None,
     };

@@ -1,0 +1,360 @@
+//! Training on ranks that are threads: the same losses as on one, and the same end for all.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use onefold_sharding::{AnalyticCost, ShardingType, Table as Planned, TablePlan, Topology};
+
+use super::*;
+use crate::config::TableOptimizerKind;
+use crate::distributed::threads;
+
+/// Learning rates that train gently, so that rounding stays rounding.
+const GENTLE: &str = r#"
+format_version = 1
+[data]
+eval = ""
+streams = 12
+[[tasks]]
+label = "clicked"
+[[tasks]]
+label = "even"
+weight = 0.5
+[train]
+batch_size = 24
+epochs = 3
+seed = 3
+log_every_steps = 4
+[evaluation]
+every_steps = 6
+segments = ["item"]
+max_segments = 5
+[checkpoint]
+every_steps = 3
+full_every = 2
+[model]
+bottom_mlp = [4]
+top_mlp = [4, 2]
+interaction = "dot"
+[embedding]
+dim = 4
+rows = 50
+[tables.history]
+pooling = "attention"
+[tables.read]
+pooling = "encoder"
+[tables.wished]
+pooling = "din"
+target = "item"
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.01
+eps = 0.1
+[optimizer.dense]
+kind = "adagrad"
+learning_rate = 0.01
+eps = 0.1
+max_grad_norm = 0.5
+"#;
+
+/// How a job divides its tables.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Division {
+    Even,
+    Rows,
+    Columns,
+    Replicas,
+    Mixed,
+}
+
+struct Jobs {
+    folder: tempfile::TempDir,
+    config: TrainConfig,
+}
+
+/// What is different from job to job.
+#[derive(Clone)]
+struct Job {
+    ranks: u32,
+    division: Division,
+    dedupe: Dedupe,
+    existing: Existing,
+    /// On the lowest rank.
+    stop_at: Option<usize>,
+}
+
+fn job(ranks: u32, division: Division, dedupe: Dedupe) -> Job {
+    Job { ranks, division, dedupe, existing: Existing::Refuse, stop_at: None }
+}
+
+fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
+    TrainOptions {
+        device: None,
+        dedupe: Dedupe::Exact,
+        threads: 1,
+        snapshot: None,
+        max_steps: None,
+        plan: None,
+        collectives,
+        streams: None,
+        existing: Existing::Refuse,
+        memory_limit: None,
+        stop: Stop::new(),
+    }
+}
+
+impl Jobs {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_dataset(&folder.path().join("dataset"), 12, |session| (session % 5) as f32);
+        Self { folder, config: TrainConfig::parse(Path::new("train.toml"), GENTLE).unwrap() }
+    }
+
+    /// A plan of this division.
+    fn plan(&self, ranks: u32, division: Division) -> Option<PathBuf> {
+        if division == Division::Even {
+            return None;
+        }
+        let tables = ["history", "read", "wished", "item"].map(|name| Planned::new(name, 50, 4));
+        let of_table = |(number, table): (usize, &Planned)| {
+            let kind = match division {
+                Division::Mixed => {
+                    [Division::Rows, Division::Columns, Division::Replicas, Division::Even][number]
+                }
+                other => other,
+            };
+            let rank = |shard: u64| ((number as u64 + shard) % u64::from(ranks)) as u32;
+            let shard = |rank, rows, columns| onefold_sharding::Shard { rank, rows, columns };
+            let mut plan = TablePlan::table_wise(table, rank(0));
+            (plan.sharding_type, plan.shards) = match kind {
+                Division::Rows => (
+                    ShardingType::RowWise,
+                    vec![
+                        shard(rank(0), 0..7, 0..4),
+                        shard(rank(1), 7..30, 0..4),
+                        shard(rank(2), 30..50, 0..4),
+                    ],
+                ),
+                Division::Columns => {
+                    (ShardingType::ColumnWise, vec![shard(rank(0), 0..50, 0..1), shard(rank(1), 0..50, 1..4)])
+                }
+                Division::Replicas => {
+                    (ShardingType::DataParallel, (0..ranks).map(|rank| shard(rank, 0..50, 0..4)).collect())
+                }
+                Division::Even | Division::Mixed => return plan,
+            };
+            plan
+        };
+        let placed = tables.iter().enumerate().map(of_table).collect();
+        let topology = Topology::h100(ranks, 1 << 30).unwrap();
+        let plan = Plan::predict("test", &tables, placed, &topology, &AnalyticCost, 8).unwrap();
+        let path = self.folder.path().join(format!("{division:?}-{ranks}.json"));
+        plan.store(&path).unwrap();
+        Some(path)
+    }
+
+    /// Trains on threads; what every rank returned.
+    fn train(&self, run: &str, job: &Job) -> Vec<Result<TrainSummary>> {
+        self.train_as(run, job, |_| self.config.clone())
+    }
+
+    fn train_as(
+        &self,
+        run: &str,
+        job: &Job,
+        config: impl Fn(u32) -> TrainConfig + Sync,
+    ) -> Vec<Result<TrainSummary>> {
+        let plan = self.plan(job.ranks, job.division);
+        let train = |collectives: Arc<dyn Collectives>| {
+            let stop = Stop::new();
+            let at = if collectives.rank() == 0 { job.stop_at.unwrap_or(0) } else { 0 };
+            let reporter = StopAt { stop: stop.clone(), at, reports: AtomicUsize::new(0) };
+            let options = TrainOptions {
+                dedupe: job.dedupe,
+                plan: plan.clone(),
+                existing: job.existing,
+                stop,
+                ..options(Arc::clone(&collectives))
+            };
+            let config = config(collectives.rank());
+            let dataset = self.folder.path().join("dataset");
+            let prepared = collectives.agree_on(|| Prepared::new(&config, &dataset, &options))?;
+            prepared.train(&self.folder.path().join(run), &reporter)
+        };
+        let ranks = threads(job.ranks, Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let train = &train;
+            let threads: Vec<_> =
+                ranks.into_iter().map(|rank| scope.spawn(move || train(Arc::new(rank)))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    /// The summary of a job that succeeds on all ranks.
+    fn summary(&self, run: &str, job: &Job) -> TrainSummary {
+        let mut summaries: Vec<_> = self.train(run, job).into_iter().map(|rank| rank.unwrap()).collect();
+        for other in &summaries {
+            let same = |summary: &TrainSummary| {
+                (summary.ended, summary.losses.clone(), summary.ne, summary.auc, summary.samples)
+            };
+            assert_eq!(same(other), same(&summaries[0]), "all ranks end alike");
+            let figures =
+                |summary: &TrainSummary| summary.eval.as_ref().map(EvaluationSummary::without_times);
+            let figures =
+                [other, &summaries[0]].map(|summary| serde_json::to_value(figures(summary)).unwrap());
+            assert_eq!(figures[0], figures[1], "figures are global");
+        }
+        summaries.swap_remove(0)
+    }
+}
+
+fn losses(summary: &TrainSummary) -> Vec<f64> {
+    summary.losses.clone().unwrap()
+}
+
+fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (step, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "{what}, step {step}: {a} {b}");
+    }
+}
+
+/// The losses of steps and the figures of evaluations are those of one rank, however tables are divided. With row-wise Adagrad column
+/// shards have accumulators of their own: there the reference is one rank with the same shards.
+#[test]
+fn ranks_train_as_one_does() {
+    let mut jobs = Jobs::new();
+    let kinds = [
+        TableOptimizerKind::Adagrad,
+        TableOptimizerKind::Sgd,
+        TableOptimizerKind::Adam,
+        TableOptimizerKind::RowWiseAdagrad,
+    ];
+    for kind in kinds {
+        jobs.config.optimizer.tables.kind = kind;
+        for (form, dedupe) in [Dedupe::Off, Dedupe::Exact, Dedupe::Window].into_iter().enumerate() {
+            let one = jobs.summary(&format!("{kind:?}-{form}"), &job(1, Division::Even, dedupe));
+            assert!(losses(&one)[17] < 0.98 * losses(&one)[0], "the loss falls: {:?}", one.losses);
+            let divisions =
+                [Division::Even, Division::Rows, Division::Columns, Division::Replicas, Division::Mixed];
+            for (number, division) in divisions.into_iter().enumerate() {
+                let ranks = 2 + (number + form) as u32 % 3;
+                let name = format!("{kind:?}-{form}-{division:?}-{ranks}");
+                let columns = matches!(division, Division::Columns | Division::Mixed);
+                let reference = if columns && kind == TableOptimizerKind::RowWiseAdagrad {
+                    // Two ranks divide the columns as any number does.
+                    let of_two = jobs.summary(&format!("{name}-of-two"), &job(2, division, dedupe));
+                    assert_ne!(losses(&of_two), losses(&one), "an accumulator a shard");
+                    of_two
+                } else {
+                    one.clone()
+                };
+                let found = jobs.summary(&name, &job(ranks, division, dedupe));
+                assert_near(&name, &losses(&found), &losses(&reference));
+                let figures = |summary: &TrainSummary| {
+                    let eval = summary.eval.as_ref().unwrap();
+                    [eval.figures.loss, eval.figures.ne, eval.figures.calibration].map(Option::unwrap)
+                };
+                assert_near(&name, &figures(&found), &figures(&reference));
+                assert_eq!(found.dedupe_factor, reference.dedupe_factor, "{name}");
+                assert_eq!(found.eval.unwrap().segments["item"].len(), 6, "five ids and the others");
+            }
+        }
+    }
+}
+
+/// Stopped again and again and resumed with another number of ranks and another plan, a job has the losses of one that was not
+/// stopped; with the same ranks and plan it has the same bits.
+#[test]
+fn jobs_are_resumed_by_any_ranks_and_plan() {
+    let jobs = Jobs::new();
+    for division in [Division::Mixed, Division::Rows] {
+        // Adagrad's accumulators are those of one table, however it is divided.
+        let mut jobs = Jobs { config: jobs.config.clone(), ..Jobs::new() };
+        jobs.config.optimizer.tables.kind = TableOptimizerKind::Adagrad;
+        let whole = jobs.summary("whole", &job(2, division, Dedupe::Exact));
+        let same = Job { stop_at: Some(8), ..job(2, division, Dedupe::Exact) };
+        assert_eq!(jobs.summary("same", &same).ended, Ending::Stopped);
+        let same = jobs.summary("same", &Job { existing: Existing::Resume, stop_at: None, ..same });
+        assert_eq!(losses(&same), losses(&whole), "the same bits");
+        let read = |run: &str, file: &str| fs_err::read(jobs.folder.path().join(run).join(file)).unwrap();
+        for file in ["model.safetensors", "metrics.jsonl"] {
+            assert!(read("same", file) == read("whole", file), "{file}");
+        }
+        let turns = [(3, Division::Even), (4, Division::Columns), (1, Division::Even), (2, division)];
+        for (turn, (ranks, division)) in turns.into_iter().enumerate() {
+            let existing = if turn == 0 { Existing::Refuse } else { Existing::Resume };
+            let stop_at = (turn < 3).then_some(6);
+            let job = Job { existing, stop_at, ..job(ranks, division, Dedupe::Exact) };
+            let summary = jobs.summary("moving", &job);
+            let expected = if turn < 3 { Ending::Stopped } else { Ending::Completed };
+            assert_eq!(summary.ended, expected, "turn {turn}");
+            let losses = losses(&summary);
+            assert_near("moving", &losses, &self::losses(&whole)[..losses.len()]);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_do_not_belong_together_are_refused() {
+    let jobs = Jobs::new();
+    let other = |rank: u32| {
+        let mut config = jobs.config.clone();
+        config.optimizer.dense.learning_rate *= f64::from(rank % 2 + 1);
+        config
+    };
+    let results = jobs.train_as("run", &job(3, Division::Even, Dedupe::Exact), other);
+    let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
+    assert_eq!(
+        errors[0].to_string(),
+        "rank 1 has another configuration than rank 0\n  hint: start all ranks with the same program, files and options"
+    );
+    assert!(errors[1..].iter().all(|error| matches!(error, Error::ReportedElsewhere { rank: 0, .. })));
+    assert!(!jobs.folder.path().join("run").exists());
+
+    let four = jobs.plan(4, Division::Mixed).unwrap();
+    fs_err::rename(four, jobs.folder.path().join("Mixed-2.json")).unwrap();
+    let plan = jobs.folder.path().join("Mixed-2.json");
+    let [collectives, other]: [_; 2] = threads(2, Duration::from_secs(60)).try_into().unwrap();
+    drop(other);
+    let options = TrainOptions { plan: Some(plan), ..options(Arc::new(collectives)) };
+    let error = Prepared::new(&jobs.config, &jobs.folder.path().join("dataset"), &options).unwrap_err();
+    let expected = "the plan is for 4 ranks, and the job has 2 ranks\n  hint: plan for 2 ranks, or start";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// An error that one rank meets ends all, and that rank speaks.
+#[test]
+fn an_error_of_one_rank_ends_all() {
+    let mut jobs = Jobs::new();
+    // `item` has ids up to 12; the table takes those of some ranks' batches only.
+    let text = GENTLE.replace("[tables.history]", "[tables.item]\nrows = 12\n[tables.history]");
+    jobs.config = TrainConfig::parse(Path::new("train.toml"), &text).unwrap();
+    jobs.config.data.preprocess = None;
+    let results = jobs.train("run", &job(3, Division::Even, Dedupe::Exact));
+    let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
+    let own = errors.iter().filter(|error| !matches!(error, Error::ReportedElsewhere { .. }));
+    assert_eq!(own.count(), 1, "{errors:?}");
+}
+
+/// A loss that is no number on one rank ends all before anything is updated.
+#[test]
+fn a_loss_that_is_no_number_ends_all() {
+    let jobs = Jobs::new();
+    write_dataset(
+        &jobs.folder.path().join("broken"),
+        12,
+        |session| if session == 7 { f32::NAN } else { 1.0 },
+    );
+    fs_err::rename(jobs.folder.path().join("dataset"), jobs.folder.path().join("sound")).unwrap();
+    fs_err::rename(jobs.folder.path().join("broken"), jobs.folder.path().join("dataset")).unwrap();
+    let results = jobs.train("run", &job(4, Division::Even, Dedupe::Exact));
+    let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
+    // Session 7 is in bucket 7, which rank 3 of 4 reads.
+    assert!(matches!(errors[3], Error::Diverged { step: 1, .. }), "{errors:?}");
+    assert!(
+        errors[..3].iter().all(|error| matches!(error, Error::ReportedElsewhere { rank: 3, .. })),
+        "{errors:?}"
+    );
+    assert!(jobs.folder.path().join("run/diverged/batch.arrow").is_file());
+}
