@@ -4,6 +4,7 @@
 // Tensors are `at::Tensor*`, as tch holds them. The object behind an out parameter belongs to the caller, and the function
 // named `..._free` ends it.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -76,6 +78,10 @@ void onefold_text_free(char* message) {
 char* onefold_store_open(
     const char* host, uint16_t port, int listener, const char* prefix, int64_t timeout, void** store) {
   return guarded([&] {
+    // c10d warns of each lost connection with a stack trace, between the errors that say what it means.
+    if (getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+      FLAGS_caffe2_log_level = std::max<int>(FLAGS_caffe2_log_level, c10::GLOG_ERROR);
+    }
     c10d::TCPStoreOptions options;
     options.port = port;
     options.isServer = listener >= 0;

@@ -1,6 +1,5 @@
 //! Ranks that are processes, connected through c10d's Gloo.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +28,8 @@ pub struct Gloo {
 /// What operations under way share.
 #[derive(Debug)]
 struct Job {
-    group: ManuallyDrop<Group>,
+    /// There until this is dropped.
+    group: Option<Group>,
     watch: Watch,
     /// How long an operation may take.
     timeout: Duration,
@@ -38,7 +38,7 @@ struct Job {
 impl Gloo {
     /// The collectives of a group whose ranks are connected.
     pub(super) fn new(group: Group, watch: Watch, (rank, size): (u32, u32), timeout: Duration) -> Self {
-        Self { rank, size, job: Arc::new(Job { group: ManuallyDrop::new(group), watch, timeout }) }
+        Self { rank, size, job: Arc::new(Job { group: Some(group), watch, timeout }) }
     }
 
     /// Starts an operation on `tensors`, which live until it ends.
@@ -50,7 +50,8 @@ impl Gloo {
     ) -> Result<Pending> {
         let job = &self.job;
         job.watch.count_operation()?;
-        let work = start(&job.group, &tensors, job.timeout);
+        let group = job.group.as_ref().expect("the group is there until the job is dropped");
+        let work = start(group, &tensors, job.timeout);
         let work = work.map_err(|message| job.failed(operation, &message))?;
         let job = Arc::clone(job);
         Ok(Pending::new(move || {
@@ -77,7 +78,8 @@ impl Job {
     }
 
     fn failed(&self, operation: &'static str, message: &str) -> crate::Error {
-        self.watch.fail(if message.to_lowercase().contains("timed out") {
+        // "Timed out waiting …" where the time is over first, "Application timeout caused pair closure" elsewhere.
+        self.watch.fail(if ["Timed out", "timeout"].iter().any(|text| message.contains(text)) {
             format!("`{operation}` had no answer within {:?}", self.timeout)
         } else {
             // Gloo puts its source's place in front: `[…/pair.cc:534] Connection closed by peer [127.0.0.1]:4711`.
@@ -94,9 +96,8 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         // The group waits for its works. When a rank is lost that can take long, and this process ends anyway.
-        if !self.watch.has_failed() {
-            // SAFETY: the group is dropped once, here, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.group) }
+        if self.watch.has_failed() {
+            std::mem::forget(self.group.take());
         }
     }
 }

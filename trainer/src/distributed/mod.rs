@@ -13,6 +13,7 @@ mod alone;
 mod c10d;
 mod environment;
 mod gloo;
+mod launch;
 mod loss;
 mod threads;
 
@@ -23,6 +24,7 @@ use tch::{Device, Kind, Tensor};
 pub use alone::Alone;
 pub use environment::{Environment, Timeouts};
 pub use gloo::Gloo;
+pub use launch::{Exit, PATIENCE, launch};
 pub use threads::{ThreadCollectives, threads};
 
 use crate::{Error, Result};

@@ -1,0 +1,178 @@
+//! Starts the ranks of a job on this host, as `torchrun --nproc-per-node` does.
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::c10d::Store;
+use crate::{Error, Result};
+
+/// How long the other ranks have to end when one has failed, before they are killed.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often the ranks and the signals are looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// How a rank ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// The rank.
+    pub rank: u32,
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// Whether it was killed because it did not end after another rank had failed.
+    pub killed: bool,
+}
+
+/// Runs `program` with `arguments` once for every rank, with the variables of [`Environment`](super::Environment), and waits
+/// until all have ended. Returns how they ended, in the order of ranks.
+///
+/// The ranks' stdin is empty, stdout and stderr are this process's. SIGTERM and SIGINT go to the ranks. When a rank fails, the
+/// others have `patience` to end. No rank outlives this process, nor the thread that calls this.
+///
+/// # Errors
+///
+/// [`Error::Ranks`] or [`Error::Io`] if not all ranks could be started; those that were are killed.
+pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
+    let failed = |message: String| Error::Ranks {
+        message: format!("the ranks' store could not be started: {message}"),
+        hint: "see whether the loopback interface works (`ping 127.0.0.1`)".to_owned(),
+    };
+    // In this process, so that the death of no rank takes it along.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(error.to_string()))?;
+    let port = listener.local_addr()?.port();
+    let timeout = Duration::from_secs(10);
+    let _store = Store::open("127.0.0.1", port, Some(listener), "launch", timeout).map_err(failed)?;
+    let signals = Signals::catch()?;
+    let mut running = Running(Vec::new());
+    for rank in 0..ranks {
+        let child =
+            command(program, arguments, (rank, ranks), port).spawn().map_err(|error| Error::Ranks {
+                message: format!("rank {rank} could not be started: `{}`: {error}", program.display()),
+                hint: "name a program that can be run".to_owned(),
+            })?;
+        running.0.push((rank, child));
+    }
+    running.wait(&signals, patience)
+}
+
+/// The command of one rank.
+fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), port: u16) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    for (name, value) in
+        [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", ranks)]
+    {
+        command.env(name, value.to_string());
+    }
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.env("TORCHELASTIC_USE_AGENT_STORE", "True").env("TORCHELASTIC_RESTART_COUNT", "0");
+    // A group of its own, so that a terminal's Ctrl-C reaches a rank once, through this process.
+    command.process_group(0);
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only `prctl` and `getppid` are called, which are system calls and nothing else, and the
+    // errors allocate nothing.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // The parent may have died before.
+            if u32::try_from(libc::getppid()) != Ok(parent) {
+                return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        });
+    }
+    command
+}
+
+/// SIGTERM and SIGINT, caught while this lives.
+struct Signals {
+    /// The last signal that has come, or 0.
+    last: Arc<AtomicUsize>,
+    registered: Vec<SigId>,
+}
+
+impl Signals {
+    fn catch() -> Result<Self> {
+        let mut signals = Self { last: Arc::default(), registered: Vec::new() };
+        for signal in [SIGTERM, SIGINT] {
+            let last = Arc::clone(&signals.last);
+            signals.registered.push(signal_hook::flag::register_usize(signal, last, signal as usize)?);
+        }
+        Ok(signals)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.registered.drain(..).for_each(|id| {
+            signal_hook::low_level::unregister(id);
+        });
+    }
+}
+
+/// Ranks that may still run. They are killed when this is dropped.
+struct Running(Vec<(u32, Child)>);
+
+impl Running {
+    /// Waits for all, passes signals on, and kills those that do not end after another has failed.
+    fn wait(&mut self, signals: &Signals, patience: Duration) -> Result<Vec<Exit>> {
+        let mut exits: Vec<Exit> = Vec::new();
+        let mut deadline = None;
+        let mut killed = false;
+        loop {
+            let mut index = 0;
+            while let Some((rank, child)) = self.0.get_mut(index) {
+                let Some(status) = child.try_wait()? else {
+                    index += 1;
+                    continue;
+                };
+                exits.push(Exit { rank: *rank, status, killed });
+                if !status.success() {
+                    deadline.get_or_insert_with(|| Instant::now() + patience);
+                }
+                self.0.remove(index);
+            }
+            if self.0.is_empty() {
+                exits.sort_by_key(|exit| exit.rank);
+                return Ok(exits);
+            }
+            let signal = signals.last.swap(0, Ordering::Relaxed);
+            if signal != 0 {
+                self.signal(signal as libc::c_int);
+            }
+            if !killed && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                killed = true;
+                self.signal(libc::SIGKILL);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        for (_, child) in &self.0 {
+            // SAFETY: a system call. The child has not been waited for, so that its id is not another process's.
+            unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+        for (_, child) in &mut self.0 {
+            // It was killed, so that this does not last.
+            let _ = child.wait();
+        }
+    }
+}

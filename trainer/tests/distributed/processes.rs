@@ -1,0 +1,333 @@
+//! Ranks that are processes: this program, started again with the name of a scenario in [`SCENARIO`].
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use onefold_trainer::distributed::{Collectives, Environment, Reduce, Timeouts, launch};
+use onefold_trainer::{Error, Result};
+use tch::{Device, Kind, Tensor};
+
+use crate::operations::check_operations;
+
+/// What a started process does.
+const SCENARIO: &str = "ONEFOLD_TEST_SCENARIO";
+/// After this time a test fails, and kills what it started.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where every process that a test starts begins; as a test it does nothing.
+#[test]
+fn child() {
+    let Ok(scenario) = std::env::var(SCENARIO) else { return };
+    let ended = match scenario.split_once(' ') {
+        Some(("launch", task)) => launched(task),
+        _ => rank(&scenario),
+    };
+    if let Err(error) = &ended {
+        eprintln!("error: {error}");
+    }
+    std::process::exit(i32::from(ended.is_err()));
+}
+
+/// A launcher of three ranks: how many seconds its patience lasts, and their scenario.
+fn launched(task: &str) -> Result<()> {
+    let (patience, scenario) = task.split_once(' ').expect("a patience and a scenario");
+    let patience = Duration::from_secs(patience.parse().expect("a number of seconds"));
+    let program = std::env::current_exe()?.into_os_string();
+    let variable = format!("{SCENARIO}={scenario}").into();
+    let arguments: Vec<_> = [variable, program].into_iter().chain(CHILD.map(Into::into)).collect();
+    for exit in launch(3, Path::new("env"), &arguments, patience)? {
+        eprintln!("rank {}: {}, killed: {}", exit.rank, exit.status, exit.killed);
+    }
+    Ok(())
+}
+
+const CHILD: [&str; 3] = ["processes::child", "--exact", "--nocapture"];
+
+/// A rank of a job.
+fn rank(scenario: &str) -> Result<()> {
+    let timeouts = Timeouts { join: Duration::from_secs(20), operation: Duration::from_secs(3) };
+    let timeouts = match scenario {
+        "alone" => Timeouts { join: Duration::from_secs(2), ..timeouts },
+        _ => timeouts,
+    };
+    let ranks = Environment::read()?.connect(timeouts)?;
+    println!("rank {} is process {}", ranks.rank(), std::process::id());
+    if let Some(seed) = scenario.strip_prefix("operations ") {
+        return check_operations(&*ranks, seed.parse().unwrap(), 200);
+    }
+    for step in 1..=5 {
+        ranks.set_step(step);
+        sum(&*ranks)?;
+    }
+    if scenario == "ignores" {
+        // Nobody but the launcher notices that rank 1 is gone.
+        if ranks.rank() == 1 {
+            std::process::exit(9);
+        }
+        std::thread::sleep(LIMIT);
+    }
+    if ranks.rank() == 1 {
+        misbehave(&*ranks, scenario)?;
+    }
+    loop {
+        sum(&*ranks)?;
+    }
+}
+
+/// Sums rank numbers, with an exchange on the way.
+fn sum(ranks: &dyn Collectives) -> Result<()> {
+    let size = i64::from(ranks.size());
+    let tensor = Tensor::full([1000 * size], i64::from(ranks.rank()), (Kind::Float, Device::Cpu));
+    let received = tensor.zeros_like();
+    let splits = vec![1000; size as usize];
+    let exchanged = ranks.all_to_all(&received, &splits, &tensor, &splits)?;
+    let sum = Tensor::from_slice(&[i64::from(ranks.rank())]);
+    let summed = ranks.all_reduce(&sum, Reduce::Sum)?;
+    exchanged.wait()?;
+    summed.wait()?;
+    assert_eq!(i64::try_from(&sum).unwrap(), size * (size - 1) / 2);
+    Ok(())
+}
+
+fn misbehave(ranks: &dyn Collectives, scenario: &str) -> Result<()> {
+    match scenario {
+        "dies" => std::process::exit(9),
+        "stops" => send(std::process::id(), libc::SIGSTOP),
+        "sleeps" => std::thread::sleep(LIMIT),
+        "aborts" => {
+            ranks.abort("the loss is NaN");
+            return Err(Error::Collective { operation: "none", message: "the loss is NaN".to_owned() });
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Sends a signal to this process, or to a child that has not been waited for.
+fn send(process: u32, signal: i32) {
+    // SAFETY: a system call; the id is that of no other process.
+    unsafe { libc::kill(process as libc::pid_t, signal) };
+}
+
+/// Processes that are killed when a test ends.
+struct Job(Vec<Child>);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn command(scenario: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(CHILD).env(SCENARIO, scenario).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Job {
+    /// Starts `size` ranks, of which rank 0 hosts the store.
+    fn start(size: u32, scenario: &str) -> Self {
+        let port = free_port().to_string();
+        let start = |rank: u32| {
+            let mut command = command(scenario);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
+            command.env("MASTER_ADDR", "localhost").env("MASTER_PORT", &port);
+            command.env_remove("TORCHELASTIC_USE_AGENT_STORE").spawn().unwrap()
+        };
+        Self((0..size).map(start).collect())
+    }
+
+    /// Waits for these processes. Returns each one's exit code and stderr.
+    fn ended<const N: usize>(&mut self, indices: [usize; N]) -> [(Option<i32>, String); N] {
+        let deadline = Instant::now() + LIMIT;
+        let ended = |child: &mut Child| child.try_wait().unwrap().is_some();
+        while !indices.iter().all(|index| ended(&mut self.0[*index])) {
+            assert!(Instant::now() < deadline, "processes hang");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        indices.map(|index| {
+            let mut text = String::new();
+            self.0[index].stderr.take().unwrap().read_to_string(&mut text).unwrap();
+            (self.0[index].wait().unwrap().code(), text)
+        })
+    }
+}
+
+#[test]
+fn operations_of_processes_equal_their_references() {
+    for size in 1..5 {
+        let mut job = Job::start(size, &format!("operations {size}"));
+        for index in 0..size as usize {
+            let [(code, text)] = job.ended([index]);
+            assert_eq!((code, text.as_str()), (Some(0), ""));
+        }
+    }
+}
+
+/// Rank 1 of three misbehaves. Returns what the others said: exactly rank 0 reports it.
+fn with_rank_1_lost(scenario: &str) -> String {
+    let mut job = Job::start(3, scenario);
+    let [(first, report), (second, follows)] = job.ended([0, 2]);
+    assert_eq!((first, second), (Some(1), Some(1)), "{report}\n{follows}");
+    assert_eq!(follows, "error: ended because of rank 1, as rank 0 reports\n");
+    report
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_others() {
+    let report = with_rank_1_lost("dies");
+    assert!(report.starts_with("error: rank 1 was lost at step 5: "), "{report}");
+    assert!(report.contains("Connection closed by peer"), "{report}");
+}
+
+#[test]
+fn a_rank_that_is_stopped_ends_the_others() {
+    let report = with_rank_1_lost("stops");
+    assert!(report.starts_with("error: rank 1 was lost at step 5: "), "{report}");
+    assert!(report.contains("had no answer within 3s"), "{report}");
+}
+
+#[test]
+fn a_rank_that_does_not_come_ends_the_others() {
+    let report = with_rank_1_lost("sleeps");
+    assert!(report.starts_with("error: rank 1 was lost at step 5: "), "{report}");
+    assert!(report.contains("had no answer within 3s"), "{report}");
+}
+
+#[test]
+fn a_rank_with_an_error_of_its_own_ends_the_others_with_it() {
+    let report = with_rank_1_lost("aborts");
+    assert_eq!(report, "error: rank 1 ended at step 5: the loss is NaN\n");
+}
+
+#[test]
+fn the_loss_of_the_stores_host_ends_the_others() {
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let mut job = Job::start(3, "works");
+        job.0.iter_mut().for_each(|child| {
+            read_process(child);
+        });
+        send(job.0[0].id(), signal);
+        let [(first, report), (second, follows)] = job.ended([1, 2]);
+        assert_eq!((first, second), (Some(1), Some(1)), "{report}\n{follows}");
+        assert!(report.starts_with("error: rank 0 was lost at step "), "{report}");
+        assert_eq!(follows, "error: ended because of rank 0, as rank 1 reports\n");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_an_error() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = command("alone");
+    command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
+    command.env("MASTER_PORT", taken.local_addr().unwrap().port().to_string());
+    let mut job = Job(vec![command.spawn().unwrap()]);
+    let [(code, text)] = job.ended([0]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("rank 0 cannot listen at 127.0.0.1:") && text.contains("in use"), "{text}");
+    assert!(text.contains("hint: choose another MASTER_PORT"), "{text}");
+}
+
+#[test]
+fn missing_ranks_are_named() {
+    for (rank, expected) in [("0", "ranks 1 and 2 were missing"), ("1", "cannot reach the job's store")] {
+        let mut command = command("alone");
+        command.env("RANK", rank).env("WORLD_SIZE", "3").env("MASTER_ADDR", "127.0.0.1");
+        command.env("MASTER_PORT", free_port().to_string());
+        let mut job = Job(vec![command.spawn().unwrap()]);
+        let [(code, text)] = job.ended([0]);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_without_an_address_is_an_error() {
+    let mut command = command("alone");
+    command.env("RANK", "0").env("WORLD_SIZE", "2").env_remove("MASTER_ADDR");
+    let mut job = Job(vec![command.spawn().unwrap()]);
+    let [(code, text)] = job.ended([0]);
+    assert_eq!(code, Some(1));
+    assert!(
+        text.starts_with("error: RANK is 0, but the environment variable MASTER_ADDR is not set"),
+        "{text}"
+    );
+}
+
+/// Reads "rank R is process P" from a process's stdout. Returns P.
+fn read_process(child: &mut Child) -> i32 {
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap());
+    loop {
+        let mut line = String::new();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the process ended");
+        if let Some((_, process)) = line.trim().split_once(" is process ") {
+            return process.parse().unwrap();
+        }
+    }
+}
+
+/// Starts a launcher. Its ranks run when this returns.
+fn launcher(scenario: &str) -> Job {
+    let mut job = Job(vec![command(&format!("launch {scenario}")).spawn().unwrap()]);
+    read_process(&mut job.0[0]);
+    job
+}
+
+#[test]
+fn a_launched_rank_that_dies_ends_the_job() {
+    let [(code, text)] = launcher("30 dies").ended([0]);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(text.matches("error: rank 1 was lost at step 5: ").count(), 1, "{text}");
+    assert!(text.contains("rank 1: exit status: 9, killed: false"), "{text}");
+    for rank in [0, 2] {
+        assert!(text.contains(&format!("rank {rank}: exit status: 1, killed: false")), "{text}");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_end_are_killed() {
+    let [(_, text)] = launcher("1 ignores").ended([0]);
+    assert!(text.contains("rank 1: exit status: 9, killed: false"), "{text}");
+    for rank in [0, 2] {
+        assert!(text.contains(&format!("rank {rank}: signal: 9 (SIGKILL), killed: true")), "{text}");
+    }
+}
+
+#[test]
+fn a_launcher_passes_signals_on() {
+    let mut job = launcher("30 works");
+    send(job.0[0].id(), libc::SIGTERM);
+    let [(code, text)] = job.ended([0]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("signal: 15 (SIGTERM), killed: false"), "{text}");
+}
+
+#[test]
+fn no_rank_outlives_its_launcher() {
+    let mut job = launcher("30 works");
+    let mut output = job.0[0].stdout.take().unwrap();
+    job.0[0].kill().unwrap();
+    // The end of the output comes when no rank has it open any more.
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(output.read_to_end(&mut Vec::new())));
+    receiver.recv_timeout(LIMIT).expect("ranks still run").unwrap();
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_named() {
+    let error = launch(2, Path::new("no-such-program"), &[], Duration::ZERO).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0 could not be started: `no-such-program`"), "{error}");
+}
