@@ -19,7 +19,7 @@ const MAX_HEADER: u64 = 100 << 20;
 /// Bytes that a checksum takes at a time.
 const BLOCK: usize = 1 << 20;
 
-/// A tensor on its way to a file.
+/// A tensor to be written.
 pub(crate) struct Entry<'a> {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
@@ -49,7 +49,7 @@ pub(crate) enum Source<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Numbers that are made for the file.
+    /// A copy of numbers.
     pub(crate) fn owned<T: bytemuck::NoUninit>(
         name: impl Into<String>,
         dtype: Dtype,
@@ -67,7 +67,7 @@ impl<'a> Entry<'a> {
         Self { name: name.into(), dtype: Dtype::F32, shape, source: Source::Tensor(tensor) }
     }
 
-    /// Floats that live as long as the writing takes.
+    /// Borrowed floats.
     pub(crate) fn floats(name: impl Into<String>, shape: Vec<usize>, values: &'a [f32]) -> Self {
         let source = Source::Bytes(bytemuck::cast_slice(values));
         Self { name: name.into(), dtype: Dtype::F32, shape, source }
@@ -178,7 +178,7 @@ pub(crate) fn figures(path: &Path) -> io::Result<FileFigures> {
     }
 }
 
-/// An open safetensors file. Its errors are what is wrong with it.
+/// An open safetensors file. Errors are texts that say what is wrong with it.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     file: fs_err::File,

@@ -30,7 +30,7 @@ impl Mlp {
         self.layers.first().expect("a configuration without layers is refused")
     }
 
-    /// From what the first layer gives, `[B, first width]`, to `[B, last width]`.
+    /// The rest of the layers: from the first one's output, `[B, first width]`, to `[B, last width]`.
     pub(super) fn forward_after_first(&self, first: &Tensor) -> Tensor {
         let activate = |value: Tensor, layer: usize| {
             if self.activate_last || layer + 1 < self.layers.len() { value.relu() } else { value }
