@@ -57,7 +57,7 @@ impl EvaluationSummary {
         task.and_then(|task| self.tasks.get(task)).unwrap_or(&self.figures)
     }
 
-    /// What is the same whenever it is evaluated.
+    /// The summary without times, which differ from run to run.
     pub(crate) fn without_times(&self) -> Self {
         Self { wall_seconds: None, samples_per_second: None, ..self.clone() }
     }
@@ -122,7 +122,7 @@ pub fn evaluate(
     let (model, steps) =
         description.load_model(run, options.checkpoint, &placement, options.threads, device)?;
     let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
-    // Nobody stops it.
+    // Only an evaluation during training can be stopped.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
     let summary = summary.map(|summary| EvaluationSummary { steps: Some(steps), ..summary });
     summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())

@@ -51,6 +51,14 @@ enum Command {
     ///
     /// Example: onefold-train run logs/train.toml --data dataset --out run
     Run(RunArguments),
+    /// Start a command on several ranks of this machine, without Python
+    ///
+    /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give it. SIGTERM and
+    /// Ctrl-C reach all of them. If a rank fails, the others end within 30 seconds. Over several machines start the ranks with
+    /// `torchrun --no-python`.
+    ///
+    /// Example: onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --out run --plan plan.json
+    Launch(ranks::LaunchArguments),
     /// Evaluate a trained model on a dataset's held-out partitions
     ///
     /// Example: onefold-train eval run --data dataset --partitions split=holdout
@@ -236,6 +244,7 @@ impl CommandLine for Cli {
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
             Command::Run(arguments) => run(arguments, printer),
+            Command::Launch(arguments) => ranks::launch(arguments),
             Command::Eval(arguments) => eval(arguments, printer),
             Command::Export(arguments) => {
                 let summary =

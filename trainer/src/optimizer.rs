@@ -51,7 +51,7 @@ impl DenseOptimizer {
         Self::with_state(config, parameters, threads, in_memory)
     }
 
-    /// The same; the state of parameters that `in_memory` does not want there is tensors.
+    /// The same; where `in_memory` is false, a parameter's state is tensors on its device.
     fn with_state(
         config: &DenseOptimizerConfig,
         parameters: impl IntoIterator<Item = (String, Tensor)>,

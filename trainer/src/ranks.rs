@@ -1,10 +1,11 @@
 //! The ranks of a job, of which this process is one.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_trainer::Error;
-use onefold_trainer::distributed::{Collectives, Environment, Timeouts};
+use onefold_trainer::distributed::{Collectives, Environment, PATIENCE, Timeouts};
 
 /// Options of commands that run on several ranks.
 #[derive(Debug, clap::Args)]
@@ -50,4 +51,26 @@ impl Ranks {
         }
         Err(error)
     }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LaunchArguments {
+    /// How many ranks to start
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: u32,
+    /// The command of `onefold-train` that every rank runs, with its options
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs a command on ranks of this machine, and ends with status 1 if one of them has failed.
+pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
+    let program = std::env::current_exe()?;
+    let exits =
+        onefold_trainer::distributed::launch(arguments.ranks, &program, &arguments.command, PATIENCE)?;
+    // A rank has said why, unless a signal ended it.
+    if exits.iter().any(|exit| !exit.status.success()) {
+        std::process::exit(1);
+    }
+    Ok(())
 }

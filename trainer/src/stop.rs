@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A wish that training should end after the step that it is in: cheap to clone, raised once.
+/// A cooperative stop flag, checked between steps: cheap to clone, raised once.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// A wish that nobody has yet.
+    /// A flag that is not raised.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Raises the wish on SIGTERM and SIGINT. The second signal ends the process at once, as it would have without.
+    /// Raises the flag on SIGTERM and SIGINT. The second signal ends the process at once, as it would have without.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Raises the wish.
+    /// Raises the flag.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::kernels::fresh::write_all;
 
-/// Runs `work` with libtorch's generator of random numbers seeded. All threads have that generator in common, so all that draws from
-/// it does so in here, one after the other.
+/// Runs `work` with libtorch's generator of random numbers seeded. All threads share that generator, so everything that draws
+/// from it runs in here, one at a time.
 pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
@@ -24,7 +24,7 @@ pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
     tensor
 }
 
-/// A new CPU tensor of this shape, whose elements are those that `write` returns, all of what it is given.
+/// A new CPU tensor of this shape. `write` must initialize all of the memory that it is given, and return it.
 pub(crate) fn written(shape: &[i64], write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32]) -> Tensor {
     let tensor = Tensor::empty(shape, (Kind::Float, Device::Cpu));
     let length = checked_len(&tensor);

@@ -18,7 +18,7 @@ const MAX_HEADER: u64 = 100 << 20;
 /// Bytes that a checksum takes at a time.
 const BLOCK: usize = 1 << 20;
 
-/// A tensor on its way to a file.
+/// A tensor to be written.
 pub(crate) struct Entry<'a> {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
@@ -39,7 +39,7 @@ pub(crate) enum Source<'a> {
 pub(crate) type Stream<'a> = dyn Fn(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> + 'a;
 
 impl<'a> Entry<'a> {
-    /// Numbers that are made for the file.
+    /// A copy of numbers.
     pub(crate) fn owned<T: bytemuck::NoUninit>(
         name: impl Into<String>,
         dtype: Dtype,
@@ -156,7 +156,7 @@ pub(crate) fn figures(path: &Path) -> io::Result<FileFigures> {
     }
 }
 
-/// An open safetensors file. Its errors are what is wrong with it.
+/// An open safetensors file. Errors are texts that say what is wrong with it.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     file: fs_err::File,

@@ -29,9 +29,9 @@ pub(crate) struct Jagged {
 /// Rows that are pooled.
 #[derive(Debug)]
 pub(crate) struct Bags {
-    /// What is pooled.
+    /// The rows.
     pub(crate) jagged: Jagged,
-    /// `[rows]`: what each sum is taken times.
+    /// `[rows]`: the factor of each sum.
     pub(crate) scales: Tensor,
     /// `[elements]`: a factor for every element.
     pub(crate) factors: Option<Tensor>,
@@ -64,7 +64,7 @@ impl Jagged {
 }
 
 impl Accelerator {
-    /// Enqueues a kernel, if it is for any thread.
+    /// Enqueues a kernel, unless `threads` is 0.
     ///
     /// # Panics
     ///

@@ -21,7 +21,7 @@ pub(crate) struct Places {
     count: i64,
 }
 
-/// What is done to every row that was looked up.
+/// The update of every row that was looked up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Update {
     /// How a row follows its gradient.
@@ -30,7 +30,7 @@ pub(crate) struct Update {
     pub(crate) rate: f32,
     /// A row's summed gradient is scaled down to this L2 norm where it is longer.
     pub(crate) max_norm: Option<f32>,
-    /// What the noise of rounding is made from in this step: [`step_key`](crate::kernels::element::step_key).
+    /// The key of this step's rounding noise: [`step_key`](crate::kernels::element::step_key).
     pub(crate) noise: u64,
 }
 

@@ -137,7 +137,7 @@ fn pool_block_of<L: Lanes, E: Element>(
         }
         for (i, (row, vector)) in bags.rows[start..end].iter().zip(gathered.chunks_exact_mut(dim)).enumerate()
         {
-            ask_for(table, bags, dim, start + i + AHEAD);
+            prefetch_row(table, bags, dim, start + i + AHEAD);
             widen_row::<L, E>(&table[*row as usize * dim..][..dim], vector);
         }
     }
@@ -149,7 +149,7 @@ fn pool_block_of<L: Lanes, E: Element>(
             let vectors = gathered[(span.start - start) * dim..(span.end - start) * dim].chunks_exact(dim);
             sum_vectors::<L, Fp32>(|i| vectors.clone().nth(i), weights, scale, output);
         } else {
-            (span.clone()).for_each(|i| ask_for(table, bags, dim, i + AHEAD));
+            (span.clone()).for_each(|i| prefetch_row(table, bags, dim, i + AHEAD));
             let ids = &bags.rows[span];
             let vector = |i: usize| ids.get(i).map(|row| &table[*row as usize * dim..][..dim]);
             sum_vectors::<L, E>(vector, weights, scale, output);
@@ -158,7 +158,7 @@ fn pool_block_of<L: Lanes, E: Element>(
 }
 
 #[inline(always)]
-fn ask_for<T>(table: &[T], bags: &Bags<'_>, dim: usize, id: usize) {
+fn prefetch_row<T>(table: &[T], bags: &Bags<'_>, dim: usize, id: usize) {
     if let Some(row) = bags.rows.get(id) {
         prefetch(&table[*row as usize * dim..][..dim]);
     }

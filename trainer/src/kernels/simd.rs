@@ -20,11 +20,11 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
 
     /// All lanes `value`.
     fn splat(value: f32) -> Self;
-    /// The floats.
+    /// Loads floats.
     fn load(values: &[f32; N]) -> Self;
-    /// The floats whose upper halves these are.
+    /// Widens bfloat16 numbers, the upper halves of floats.
     fn load_bf16(values: &[u16; N]) -> Self;
-    /// The floats of these bits of 16-bit floats.
+    /// Widens 16-bit floats of IEEE 754.
     fn load_fp16(values: &[u16; N]) -> Self;
     /// Writes the lanes.
     fn store(self, values: &mut [f32; N]);
@@ -479,7 +479,7 @@ pub(crate) fn axpy<L: Lanes<N>, const N: usize>(y: &mut [f32], a: f32, x: &[f32]
     y_rest.iter_mut().zip(x_rest).for_each(|(y, x)| *y += a * x);
 }
 
-/// Asks the processor for the cache lines of `values`, which are read soon.
+/// Prefetches the cache lines of `values`.
 #[inline(always)]
 pub(crate) fn prefetch<T>(values: &[T]) {
     #[cfg(target_arch = "x86_64")]
@@ -524,7 +524,7 @@ mod tests {
     dispatched! { fn powers_of_all(exponents: &[f32; WIDE]) -> Vec<f32> = wide powers_of_all_with }
 
     #[test]
-    fn the_power_of_no_number_is_none() {
+    fn the_power_of_nan_is_nan() {
         each_copy(|| {
             for lane in 0..WIDE {
                 let mut exponents = [-f32::INFINITY; WIDE];

@@ -280,7 +280,7 @@ fn run_of<L: Lanes, E: Element>(
             axpy::<L, _>(&mut gradient, scale, &sources.values[source * sources.stride..][..dim]);
         }
         if let Some(max) = *max_norm {
-            shorten::<L>(&mut gradient, max);
+            clip_norm::<L>(&mut gradient, max);
         }
         let own = row - first_row;
         let (weights, state) = (&mut weights[own * dim..][..dim], &mut state[own * width..][..width]);
@@ -292,7 +292,7 @@ fn run_of<L: Lanes, E: Element>(
 
 /// Scales a gradient down to the norm `max` if it is longer.
 #[inline(always)]
-fn shorten<L: Lanes>(gradient: &mut [f32], max: f32) {
+fn clip_norm<L: Lanes>(gradient: &mut [f32], max: f32) {
     let square = dot::<L, _>(gradient, gradient);
     // The square of a gradient that is not infinite itself may be.
     let norm = if square.is_finite() {

@@ -12,7 +12,7 @@ pub use self::tasks::{Task, TaskMetrics};
 
 /// TorchRec's clamp of predictions.
 const ETA: f64 = 1e-12;
-/// Bits of a score's mantissa that the AUC tells apart.
+/// Bits of a logit's mantissa that choose its bucket of the AUC.
 const SCORE_BITS: u32 = 11;
 /// The same for segments, of which there are many.
 const SEGMENT_SCORE_BITS: u32 = 8;
@@ -55,7 +55,7 @@ pub struct Figures {
     pub calibration: Option<f64>,
 }
 
-/// All that [`BinaryMetrics`] have summed up, for a checkpoint.
+/// The sums of [`BinaryMetrics`], for a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MetricState {
     pub(crate) samples: u64,
@@ -162,7 +162,7 @@ impl BinaryMetrics {
         }
     }
 
-    /// What a checkpoint holds.
+    /// The sums, for a checkpoint.
     pub(crate) fn state(&self) -> MetricState {
         let (buckets, weights): (Vec<u32>, Vec<[f64; 2]>) = self.scores.buckets().unzip();
         MetricState {
@@ -181,7 +181,7 @@ impl BinaryMetrics {
         Some(())
     }
 
-    /// What [`state`](Self::state) gave of metrics made by [`new`](Self::new); `None` if it cannot be.
+    /// Metrics made by [`new`](Self::new) with these sums; `None` if a bucket is invalid.
     pub(crate) fn from_state(state: &MetricState) -> Option<Self> {
         let [weight, positive, predicted, entropy] = state.sums;
         let scores = Scores::from_buckets(SCORE_BITS, &state.buckets, &state.weights)?;

@@ -23,7 +23,7 @@ pub(super) struct SelfAttention {
     output: nn::Linear,
 }
 
-/// What the block gave, and what its backward needs.
+/// The block's output, and what its backward pass needs.
 #[derive(Debug)]
 pub(super) struct Attended {
     /// `[ΣU, D]`, the rows of all features of a batch that pool by attention, in order.
@@ -47,7 +47,7 @@ impl SelfAttention {
         Self { dim, heads, project, output }
     }
 
-    /// All features of a batch that pool by attention. An empty row gives what a mean of zero gives.
+    /// All features of a batch that pool by attention. An empty row has the output of a mean of zero.
     pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &Embeddings) -> Attended {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(lookups, embeddings);

@@ -85,12 +85,12 @@ impl TargetAttention {
         self.layers[0].ws.narrow(1, i * self.dim, self.dim)
     }
 
-    /// What the first layer makes of queries, `[U, H]`.
+    /// The queries' part of the first layer, `[U, H]`.
     fn of_queries(&self, queries: &Tensor) -> Tensor {
         queries.linear(&(self.part(0) + self.part(2)), self.layers[0].bs.as_ref())
     }
 
-    /// What the first layer makes of elements, `[T, H]`.
+    /// The elements' part of the first layer, `[T, H]`.
     fn of_keys(&self, vectors: &Tensor) -> Tensor {
         vectors.matmul(&(self.part(1) - self.part(2)).tr())
     }

@@ -127,7 +127,7 @@ impl Encoder {
                 if position < size {
                     valid.push(elements.len() as i64);
                 }
-                // Any element will do beyond the end: nobody attends to it.
+                // Positions behind the end hold any element; the mask hides them.
                 elements.push(offset + position.min(size - 1));
                 mask.push(if position < size { 0.0 } else { f32::NEG_INFINITY });
             }

@@ -1,11 +1,11 @@
-//! When held-out figures no longer get better.
+//! Early stopping: ends training when held-out figures no longer improve.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{EarlyStoppingConfig, WatchedMetric};
 use crate::metrics::Figures;
 
-/// What early stopping has seen.
+/// State of early stopping.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EarlyStopping {
@@ -16,7 +16,7 @@ pub(crate) struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Takes note of an evaluation; whether training should end. A figure that cannot be computed is no improvement.
+    /// Records an evaluation, and says whether training should end. A figure that cannot be computed is no improvement.
     pub(crate) fn should_stop(&mut self, config: &EarlyStoppingConfig, figures: &Figures) -> bool {
         let figure = match config.metric {
             WatchedMetric::Ne => figures.ne,
