@@ -152,7 +152,8 @@ impl Model {
             .measure(Stage::Attention, || self.blocks.forward(batch, &lookups.groups, &self.embeddings));
         let size = batch.size() as i64;
         let bottom = self.bottom.as_ref().map(|bottom| {
-            let dense = tensors::from_f32(batch.dense(), &[size, batch.dense_width() as i64]);
+            // Of no samples a batch does not know its dense features.
+            let dense = tensors::from_f32(batch.dense(), &[size, self.dense_features]);
             profile.measure(Stage::Mlps, || bottom.forward(&dense))
         });
         let rows = Detached::new(bottom.as_ref(), &sequences);

@@ -40,6 +40,7 @@ use crate::{Result, TrainConfig, tensors};
 #[derive(Debug)]
 pub struct Model {
     variables: nn::VarStore,
+    dense_features: i64,
     bottom: Option<Mlp>,
     blocks: Blocks,
     crosses: Option<CrossNet>,
@@ -82,8 +83,18 @@ impl Model {
             (bottom, blocks, crosses, top)
         });
         let (triangle, profile) = (OnceCell::new(), Profile::default());
-        let mut model =
-            Self { variables, bottom, blocks, crosses, top, tasks, triangle, embeddings, profile };
+        let mut model = Self {
+            variables,
+            dense_features: dense,
+            bottom,
+            blocks,
+            crosses,
+            top,
+            tasks,
+            triangle,
+            embeddings,
+            profile,
+        };
         if let Some(store) = model.embeddings.on_device() {
             let device = store.tables().accelerator().torch();
             guarded(device, || {

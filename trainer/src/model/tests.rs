@@ -398,6 +398,47 @@ fn a_batch_may_have_no_element_of_any_sequence() {
     assert_gradients_of_no_elements("cpu", &model);
 }
 
+/// A rank's streams may end before those of others: of no samples there is no loss, and no gradient but zeros.
+#[test]
+fn a_batch_may_have_no_samples() {
+    for interaction in [Interaction::Dot, Interaction::Dcn] {
+        let mut config = config("sgd");
+        config.model.interaction = interaction;
+        (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
+        let mut model = model(&config, 1);
+        let group = |group: &Group| {
+            let none: [Vec<i64>; 0] = [];
+            let features = group.features().iter().map(|f| Feature::from_rows(f.name(), &none).unwrap());
+            Group::try_new(group.name(), None, features.collect()).unwrap()
+        };
+        let none = || Vec::new().into();
+        let empty = Batch::try_new(BatchParts {
+            size: 0,
+            dense: none(),
+            labels: none(),
+            weights: None,
+            timestamps: None,
+            groups: batch(1).groups().iter().map(group).collect(),
+        });
+        let empty = empty.unwrap();
+        let before: Vec<_> = (0..tables().len()).map(|i| model.embeddings.weights(i).unwrap()).collect();
+        let forward = model.predict(&empty).unwrap();
+        assert_eq!(forward.logits.size(), [0, 1]);
+        let loss = model.loss(&forward.logits, &empty, 24.0);
+        assert_eq!(loss.double_value(&[]), 0.0);
+        let gradients = model.backward(&empty, &forward, &loss, || Ok(())).unwrap();
+        for (parameter, value) in model.named_dense_parameters() {
+            let gradient = value.grad();
+            assert!(!gradient.defined() || gradient.abs().max().double_value(&[]) == 0.0, "{parameter}");
+        }
+        let sent = model.send_gradients(&forward, &gradients).unwrap();
+        model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
+        for (table, before) in before.into_iter().enumerate() {
+            assert_eq!(model.embeddings.weights(table).unwrap(), before);
+        }
+    }
+}
+
 fn compare_with_plain_libtorch(config: &TrainConfig) {
     let plain = batch(1);
     for (name, batch) in forms(&plain) {
