@@ -69,7 +69,7 @@ fn lookup_and_update(criterion: &mut Criterion) {
         bencher.iter(|| {
             let sources = Sources { values: &gradient, stride: DIM, scales: None };
             let update = Update::new(Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
-            for mut piece in pieces(&places, sources, DIM, &mut table, &mut state) {
+            for mut piece in pieces(&places, &[sources], DIM, &mut table, &mut state) {
                 piece.run(&update);
             }
         });
@@ -81,7 +81,7 @@ fn lookup_and_update(criterion: &mut Criterion) {
                     if name == "bf16" { ElementsMut::Bf16(&mut bf16) } else { ElementsMut::Fp16(&mut fp16) };
                 let sources = Sources { values: &gradient, stride: DIM, scales: None };
                 let update = Update::new(Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
-                for mut piece in pieces(&places, sources, DIM, elements, &mut state) {
+                for mut piece in pieces(&places, &[sources], DIM, elements, &mut state) {
                     piece.run(&update);
                 }
             });

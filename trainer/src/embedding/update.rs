@@ -61,7 +61,8 @@ pub(super) fn update(
     let (dim, max_norm, noise) = (table.dim(), optimizer.max_row_grad_norm, table.noise(step));
     let update = Update { max_norm, noise, ..Update::new(rule(optimizer, step), optimizer.learning_rate) };
     let (weights, state) = table.values_mut();
-    let pieces = update::pieces(&gradient.places, gradient.sources(), dim, weights, state);
+    let sources = gradient.sources();
+    let pieces = update::pieces(&gradient.places, &sources, dim, weights, state);
     pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
 }
 
@@ -79,15 +80,21 @@ pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Ve
     let mut sums = vec![0.0; rows.len() * table.dim()];
     // SGD at a rate of -1 adds the gradient to zeros.
     let update = Update { noise: Noise::new(0, 0, 0), ..Update::new(Rule::Sgd, -1.0) };
-    let pieces = update::pieces(&gradient.places, gradient.sources(), table.dim(), &mut sums[..], &mut []);
+    let sources = gradient.sources();
+    let pieces = update::pieces(&gradient.places, &sources, table.dim(), &mut sums[..], &mut []);
     pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
     (rows, sums)
 }
 
 /// The gradient of a table: where its rows were looked up, and a gradient for each place.
 struct TableGradient<'a> {
-    /// Sorted by table row.
+    /// Sorted by table row; those of a row are in the order of the parts.
     places: Vec<Place>,
+    parts: Vec<Part<'a>>,
+}
+
+/// The gradients of one contribution.
+struct Part<'a> {
     values: Cow<'a, [f32]>,
     offset: usize,
     stride: usize,
@@ -96,36 +103,45 @@ struct TableGradient<'a> {
 
 impl<'a> TableGradient<'a> {
     fn new(contributions: Vec<Contribution<'a>>, table: &Table) -> Self {
-        let dim = table.dim();
-        let mut parts: Vec<Self> = contributions.into_iter().map(|one| Self::of(one, table)).collect();
-        let mut gradient = if parts.len() == 1 { parts.swap_remove(0) } else { Self::joined(&parts, dim) };
-        sort_places(&mut gradient.places, table.config().rows);
-        gradient
-    }
-
-    /// The gradients of several contributions, one behind the other.
-    fn joined(parts: &[Self], dim: usize) -> Self {
-        let (mut places, mut values) = (Vec::new(), Vec::new());
-        for part in parts {
-            let first = (values.len() / dim) as u64;
-            places.extend(part.places.iter().map(|place| place + first));
-            let own = part.values.get(part.offset..).unwrap_or(&[]).chunks(part.stride).enumerate();
-            for (number, vector) in own {
-                let scale = part.scales.as_ref().map_or(1.0, |scales| scales[number]);
-                values.extend(vector[..dim].iter().map(|value| scale * value));
+        let count = contributions.len();
+        let (mut places, mut parts) = (Vec::new(), Vec::with_capacity(count));
+        for (number, contribution) in contributions.into_iter().enumerate() {
+            let (own, part) = Part::of(contribution, table);
+            let numbered = |place: Place| {
+                let source = update::number(number, place as u32 as usize, count);
+                let source = source.expect("a table has fewer than 2^32 gradients in a step");
+                self::place((place >> 32) as u32, source)
+            };
+            if count == 1 {
+                places = own;
+            } else {
+                places.extend(own.into_iter().map(numbered));
             }
+            parts.push(part);
         }
-        Self { places, values: values.into(), offset: 0, stride: dim, scales: None }
+        sort_places(&mut places, table.config().rows);
+        Self { places, parts }
     }
 
-    /// One contribution; its places are not sorted.
-    fn of(contribution: Contribution<'a>, table: &Table) -> Self {
+    fn sources(&self) -> Vec<Sources<'_>> {
+        // Of no rows there is no gradient to skip to.
+        fn of_part<'b>(part: &'b Part<'_>) -> Sources<'b> {
+            let values = part.values.get(part.offset..).unwrap_or(&[]);
+            Sources { values, stride: part.stride, scales: part.scales.as_deref() }
+        }
+        self.parts.iter().map(of_part).collect()
+    }
+}
+
+impl<'a> Part<'a> {
+    /// One contribution and its places, which are not sorted.
+    fn of(contribution: Contribution<'a>, table: &Table) -> (Vec<Place>, Self) {
         let dim = table.dim();
         let (feature, upstream) = match contribution {
             Contribution::Feature(feature, upstream) => (feature, upstream),
             Contribution::Rows(rows, values) => {
                 let places = rows.iter().enumerate().map(|(i, &row)| place(row, i as u32)).collect();
-                return Self { places, values: values.into(), offset: 0, stride: dim, scales: None };
+                return (places, Self { values: values.into(), offset: 0, stride: dim, scales: None });
             }
         };
         let bags = feature.bags(table);
@@ -148,22 +164,15 @@ impl<'a> TableGradient<'a> {
                     places.extend(rows.iter().map(|&table_row| place(table_row, row as u32)));
                 }
                 let (offset, stride) = (i * dim, features * dim);
-                Self { places, values: values.into(), offset, stride, scales }
+                (places, Self { values: values.into(), offset, stride, scales })
             }
         }
     }
 
-    fn of_values(feature: &FeatureLookup, values: Cow<'a, [f32]>, dim: usize) -> Self {
+    fn of_values(feature: &FeatureLookup, values: Cow<'a, [f32]>, dim: usize) -> (Vec<Place>, Self) {
         // A value that is in no row was not looked up.
         let rows = feature.table_rows.iter().enumerate().zip(feature.rows.covered(feature.table_rows.len()));
         let places = rows.filter(|(_, covered)| *covered).map(|((value, &row), _)| place(row, value as u32));
-        let places = places.collect();
-        Self { places, values, offset: 0, stride: dim, scales: None }
-    }
-
-    fn sources(&self) -> Sources<'_> {
-        // Of no rows there is no gradient to skip to.
-        let values = self.values.get(self.offset..).unwrap_or(&[]);
-        Sources { values, stride: self.stride, scales: self.scales.as_deref() }
+        (places.collect(), Self { values, offset: 0, stride: dim, scales: None })
     }
 }

@@ -55,7 +55,8 @@ pub fn sort_places(places: &mut Vec<Place>, rows: u64) {
     }
 }
 
-/// Gradients by number: number `s` is `scales[s] * values[s * stride ..][.. D]`.
+/// Gradients by number: number `s` is `scales[s] * values[s * stride ..][.. D]`. A table's gradients may be in several such parts,
+/// which [`number`] tells apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Sources<'a> {
     /// All gradients.
@@ -64,6 +65,17 @@ pub struct Sources<'a> {
     pub stride: usize,
     /// A factor for each; 1 without.
     pub scales: Option<&'a [f32]>,
+}
+
+/// The lower bits of a gradient's number that say which one of its part it is, where there are so many parts.
+fn bits(parts: usize) -> u32 {
+    u32::BITS - parts.max(1).next_power_of_two().trailing_zeros()
+}
+
+/// The number of gradient `source` of part `part`, of so many parts, or `None` if it does not fit.
+pub fn number(part: usize, source: usize, parts: usize) -> Option<u32> {
+    let fits = (source as u64) >> bits(parts) == 0;
+    fits.then(|| ((part as u64) << bits(parts)) as u32 | source as u32)
 }
 
 /// An update rule; `state` are the values that it keeps for a row, `g` the row's summed gradient.
@@ -158,7 +170,7 @@ impl Update {
 #[derive(Debug)]
 pub struct Piece<'a> {
     places: &'a [Place],
-    sources: Sources<'a>,
+    sources: &'a [Sources<'a>],
     first_row: usize,
     dim: usize,
     weights: ElementsMut<'a>,
@@ -173,7 +185,7 @@ pub struct Piece<'a> {
 /// If a place is in no row of the table.
 pub fn pieces<'a>(
     places: &'a [Place],
-    sources: Sources<'a>,
+    sources: &'a [Sources<'a>],
     dim: usize,
     weights: impl Into<ElementsMut<'a>>,
     state: &'a mut [f32],
@@ -208,7 +220,7 @@ impl Piece<'_> {
         let width = update.rule.state_width(self.dim);
         assert_eq!(self.state.len(), rows * width, "the state is of another optimizer");
         let Self { places, sources, first_row, dim, weights, state } = self;
-        let work = Work { places, sources: *sources, first_row: *first_row, dim: *dim };
+        let work = Work { places, sources, first_row: *first_row, dim: *dim };
         match weights {
             ElementsMut::Fp32(weights) => run_fp32(&work, weights, state, update),
             ElementsMut::Bf16(weights) => run_bf16(&work, weights, state, update),
@@ -220,7 +232,7 @@ impl Piece<'_> {
 /// What a piece reads.
 struct Work<'a> {
     places: &'a [Place],
-    sources: Sources<'a>,
+    sources: &'a [Sources<'a>],
     first_row: usize,
     dim: usize,
 }
@@ -261,6 +273,12 @@ fn run_of<L: Lanes, E: Element>(
     let Update { rule, rate, max_norm, noise } = update;
     let width = rule.state_width(dim);
     let (mut gradient, mut buffer) = (vec![0.0; dim], vec![0.0; dim]);
+    let bits = bits(sources.len());
+    // Part and number of a place's gradient.
+    let split = |place: Place| {
+        let number = place & u64::from(u32::MAX);
+        (&sources[(number >> bits) as usize], (number & ((1 << bits) - 1)) as usize)
+    };
     let mut start = 0;
     while let Some(place) = places.get(start) {
         let row = row_of(*place);
@@ -273,11 +291,12 @@ fn run_of<L: Lanes, E: Element>(
         gradient.fill(0.0);
         for (i, place) in places[start..start + length].iter().enumerate() {
             if let Some(ahead) = places.get(start + i + AHEAD) {
-                prefetch(&sources.values[*ahead as u32 as usize * sources.stride..][..dim]);
+                let (part, source) = split(*ahead);
+                prefetch(&part.values[source * part.stride..][..dim]);
             }
-            let source = *place as u32 as usize;
-            let scale = sources.scales.map_or(1.0, |scales| scales[source]);
-            axpy::<L, _>(&mut gradient, scale, &sources.values[source * sources.stride..][..dim]);
+            let (part, source) = split(*place);
+            let scale = part.scales.map_or(1.0, |scales| scales[source]);
+            axpy::<L, _>(&mut gradient, scale, &part.values[source * part.stride..][..dim]);
         }
         if let Some(max) = *max_norm {
             clip_norm::<L>(&mut gradient, max);
@@ -409,7 +428,7 @@ mod tests {
                     rule => rule,
                 };
                 let update = Update { max_norm, ..Update::new(rule, 0.1) };
-                for mut piece in pieces(&places, sources, dim, &mut weights, &mut state) {
+                for mut piece in pieces(&places, &[sources], dim, &mut weights, &mut state) {
                     piece.run(&update);
                 }
                 naive(&rule, f64::from(0.1_f32), &gradients, &mut expected, &mut expected_state);
@@ -429,7 +448,7 @@ mod tests {
             let gradient: Vec<f32> = weights.iter().map(|w| 2.0 * w).collect();
             let sources = Sources { values: &gradient, stride: 2, scales: None };
             let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step };
-            for mut piece in pieces(&[place(0, 0)], sources, 2, &mut weights, &mut state) {
+            for mut piece in pieces(&[place(0, 0)], &[sources], 2, &mut weights, &mut state) {
                 piece.run(&Update::new(rule, 0.1));
             }
         }
@@ -464,7 +483,7 @@ mod tests {
                 let elements =
                     if bf16 { ElementsMut::Bf16(&mut weights) } else { ElementsMut::Fp16(&mut weights) };
                 let update = Update { noise: Noise::new(seed, step, 0), ..Update::new(rule, 0.01) };
-                for mut piece in pieces(&[place(0, 0)], sources, dim, elements, &mut state) {
+                for mut piece in pieces(&[place(0, 0)], &[sources], dim, elements, &mut state) {
                     piece.run(&update);
                 }
                 for ((found, expected), sum) in widen(&weights).into_iter().zip(&expected).zip(&mut sums) {
@@ -491,7 +510,9 @@ mod tests {
         for step in 0..1000 {
             let update = Update { noise: Noise::new(7, step, 0), ..Update::new(Rule::Sgd, 1e-4) };
             let elements = ElementsMut::Bf16(&mut weights);
-            pieces(&[place(0, 0)], sources, dim, elements, &mut []).iter_mut().for_each(|p| p.run(&update));
+            pieces(&[place(0, 0)], &[sources], dim, elements, &mut [])
+                .iter_mut()
+                .for_each(|p| p.run(&update));
         }
         // A step is 0.004 below 1, a thousand updates are 0.1 together.
         let mean = Elements::Bf16(&weights).to_f32().iter().sum::<f32>() / dim as f32;
@@ -504,7 +525,7 @@ mod tests {
         let sources = Sources { values: &values, stride: 2, scales: None };
         let mut weights = vec![0.0; 2];
         let update = Update { max_norm: Some(10.0), ..Update::new(Rule::Sgd, 1.0) };
-        pieces(&[place(0, 0)], sources, 2, &mut weights, &mut []).iter_mut().for_each(|p| p.run(&update));
+        pieces(&[place(0, 0)], &[sources], 2, &mut weights, &mut []).iter_mut().for_each(|p| p.run(&update));
         assert!((weights[0] + 6.0).abs() < 1e-5 && (weights[1] - 8.0).abs() < 1e-5, "{weights:?}");
     }
 
@@ -513,8 +534,8 @@ mod tests {
         let places: Vec<Place> = (0..3 * PIECE as u32).map(|i| place(i / 3, i)).collect();
         let values = vec![1.0; places.len()];
         let (mut weights, mut state) = (vec![0.0; PIECE], vec![]);
-        let sources = Sources { values: &values, stride: 1, scales: None };
-        let mut cut = pieces(&places, sources, 1, &mut weights, &mut state);
+        let sources = [Sources { values: &values, stride: 1, scales: None }];
+        let mut cut = pieces(&places, &sources, 1, &mut weights, &mut state);
         assert_eq!(cut.len(), 3);
         cut.iter_mut().rev().for_each(|piece| piece.run(&Update::new(Rule::Sgd, 1.0)));
         assert!(weights.iter().all(|weight| *weight == -3.0));

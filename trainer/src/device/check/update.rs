@@ -168,7 +168,7 @@ pub(super) fn check_rounding(
         } else {
             ElementsMut::Fp16(&mut stored)
         };
-        host::pieces(&places, sources, dim, elements, &mut [])
+        host::pieces(&places, &[sources], dim, elements, &mut [])
             .iter_mut()
             .for_each(|piece| piece.run(&update));
         expected.push(stored);
