@@ -38,7 +38,7 @@ test-python: build ## Build the wheel and run the tests of the Python package (i
 .PHONY: test-torchrec
 test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, loaders, models (installs 2.3 GB the first time)
 	@$(WITH_LIBTORCH) ONEFOLD_TORCHREC="$$(sharding/torchrec.sh)" && export ONEFOLD_TORCHREC && \
-	    $(CARGO) test --locked --release --workspace --test e2e -- --ignored torchrec
+	    $(CARGO) test --locked --release --workspace --test e2e --test distributed -- --ignored torchrec
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
 .PHONY: wheel
