@@ -1,7 +1,7 @@
 # What a person does here: `make demo`, `make test`. CONTRIBUTING.md says more.
 #
 # Everything builds in one profile (release) and for the whole workspace, so that nothing is compiled twice.
-# CARGO_TARGET_DIR, LIBTORCH and ONEFOLD_CACHE are respected when they are set.
+# CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_GLOO and ONEFOLD_CACHE are respected when they are set.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,8 +9,8 @@ SHELL := bash
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Evaluated in each recipe that needs it: fetches libtorch the first time, prints its path afterwards.
-WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && export LIBTORCH &&
+# Evaluated in each recipe that needs it: fetches libtorch and Gloo's headers the first time, prints their paths afterwards.
+WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && ONEFOLD_GLOO="$$(trainer/gloo.sh)" && export LIBTORCH ONEFOLD_GLOO &&
 
 .PHONY: help
 help: ## Show this list
@@ -38,7 +38,7 @@ test-python: build ## Build the wheel and run the tests of the Python package (i
 .PHONY: test-torchrec
 test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, loaders, models (installs 2.3 GB the first time)
 	@$(WITH_LIBTORCH) ONEFOLD_TORCHREC="$$(sharding/torchrec.sh)" && export ONEFOLD_TORCHREC && \
-	    $(CARGO) test --locked --release --workspace --test e2e -- --ignored torchrec
+	    $(CARGO) test --locked --release --workspace --test e2e --test distributed -- --ignored torchrec
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
 .PHONY: wheel

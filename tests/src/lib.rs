@@ -286,6 +286,13 @@ impl TestCommand {
         quiet.spawn().unwrap_or_else(|error| panic!("`{}` cannot be started: {error}", self.line))
     }
 
+    /// The same with its stderr kept, for `wait_with_output`.
+    #[track_caller]
+    pub fn spawn_with_stderr(mut self) -> Child {
+        let piped = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        piped.spawn().unwrap_or_else(|error| panic!("`{}` cannot be started: {error}", self.line))
+    }
+
     #[track_caller]
     fn check(&self, holds: bool, expectation: &str, output: &Output) {
         if holds {

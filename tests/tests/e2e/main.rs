@@ -17,6 +17,7 @@ mod outage;
 mod parity;
 mod path;
 mod planner;
+mod ranks;
 mod remote;
 mod row_groups;
 mod samples;

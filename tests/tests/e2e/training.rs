@@ -37,7 +37,7 @@ final_factor = 0.1
 ";
 
 /// A folder with a small dataset of rm3's proportions, a small model of it, and `settings` at the end of `train.toml`.
-fn with_dataset(settings: &str) -> Dir {
+pub(crate) fn with_dataset(settings: &str) -> Dir {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 7 --out logs").works();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
@@ -556,65 +556,4 @@ fn gradients_of_table_rows_are_clipped() {
     dir.edit("logs/train.toml", "max_row_grad_norm = 1e-9", "max_row_grad_norm = -1.0");
     dir.command(&format!("{RUN} other"))
         .fails(&["`[optimizer.tables].max_row_grad_norm` is -1", "give a positive norm"]);
-}
-
-/// A plan's ranks in one process train what one rank does, and are resumed, evaluated and exported as it is.
-#[test]
-fn simulated_ranks_train_the_same_model() {
-    let dir = with_dataset("\n[checkpoint]\nevery_steps = 10\nkeep = 2\nfull_every = 3\n");
-    // An accumulator per weight is the same however columns are divided.
-    dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
-    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
-    dir.command("onefold-shard topology --ranks 3 --memory 1GiB --out topology.json").works();
-    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
-    let mut plan: Value = serde_json::from_str(&dir.text("plan.json")).unwrap();
-    let shard = |rank: u64, rows: [u64; 2], columns: [u64; 2]| {
-        let range = |[start, end]: [u64; 2]| serde_json::json!({ "start": start, "end": end });
-        serde_json::json!({ "rank": rank, "rows": range(rows), "columns": range(columns) })
-    };
-    let divided = [
-        ("row_wise", vec![shard(0, [0, 100], [0, 16]), shard(2, [100, 500], [0, 16])]),
-        ("column_wise", vec![shard(1, [0, 500], [0, 4]), shard(2, [0, 500], [4, 16])]),
-        ("data_parallel", (0..3).map(|rank| shard(rank, [0, 500], [0, 16])).collect()),
-    ];
-    for (table, (kind, shards)) in plan["tables"].as_array_mut().unwrap().iter_mut().zip(divided) {
-        (table["sharding_type"], table["shards"]) = (kind.into(), shards.into());
-    }
-    dir.write("plan.json", plan.to_string());
-
-    let run = |name: &str, more: &str| dir.command(&format!("{RUN} {name} {more}")).json();
-    let planned = "--plan plan.json --simulate-ranks";
-    let (local, whole) = (run("local", "--max-steps 40"), run("whole", &format!("{planned} --max-steps 40")));
-    let losses = |run: &Value| -> Vec<f64> {
-        run["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
-    };
-    for (step, (a, b)) in losses(&local).into_iter().zip(losses(&whole)).enumerate() {
-        assert!((a - b).abs() <= 1e-4 * a, "step {step}: {a} {b}");
-    }
-    run("parts", &format!("{planned} --max-steps 17"));
-    let rest = run("parts", &format!("{planned} --max-steps 40 --resume"));
-    assert_eq!(rest["resumed_from_step"].as_u64(), Some(17));
-    assert_equal_runs(&dir, "whole", "parts");
-    let eval = |more: &str| {
-        dir.command(&format!("onefold-train eval whole --data dataset --threads 2{more}")).json()["loss"]
-            .as_f64()
-    };
-    let expected = whole["eval"]["loss"].as_f64().unwrap();
-    for more in ["", " --checkpoint latest"] {
-        let loss = eval(more).unwrap();
-        assert!((loss - expected).abs() < 1e-6, "{more}: {loss} {expected}");
-    }
-    dir.command("onefold-train export whole --out a").works();
-    dir.command("onefold-train export whole --checkpoint latest --out b").works();
-    assert!(dir.read("a/model.safetensors") == dir.read("b/model.safetensors"));
-
-    dir.command(&format!("{RUN} whole --resume"))
-        .fails(&["another value of `--plan`", "in another directory, with `--out`"]);
-    dir.command(&format!("{RUN} other --plan plan.json")).fails(&["for 3 ranks, and this trains on one"]);
-    dir.edit("plan.json", "\"end\":100", "\"end\":99");
-    dir.command(&format!("{RUN} other {planned}")).fails(&[
-        "plan.json",
-        "the plan is not valid",
-        "onefold-shard",
-    ]);
 }

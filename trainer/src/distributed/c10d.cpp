@@ -78,9 +78,9 @@ void onefold_text_free(char* message) {
 char* onefold_store_open(
     const char* host, uint16_t port, int listener, const char* prefix, int64_t timeout, void** store) {
   return guarded([&] {
-    // c10d warns of each lost connection with a stack trace, between the errors that say what it means.
+    // c10d logs each lost connection with a stack trace, between the errors that say what it means.
     if (getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
-      FLAGS_caffe2_log_level = std::max<int>(FLAGS_caffe2_log_level, c10::GLOG_ERROR);
+      FLAGS_caffe2_log_level = std::max<int>(FLAGS_caffe2_log_level, c10::GLOG_FATAL);
     }
     c10d::TCPStoreOptions options;
     options.port = port;

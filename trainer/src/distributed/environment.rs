@@ -18,8 +18,8 @@ use crate::{Error, Result};
 const THREADS: u32 = 2;
 /// How often is looked for ranks that join.
 const POLL: Duration = Duration::from_millis(50);
-/// What connecting may take longer than its limit before it counts as hanging.
-const SLACK: Duration = Duration::from_secs(2);
+/// What connecting may take longer than its limits before it counts as hanging: c10d tries once more when its time is over.
+const SLACK: Duration = Duration::from_secs(5);
 
 /// How long a rank waits for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,8 +144,9 @@ impl Environment {
             // Nobody listens any more after the limit.
             let _ = sender.send(environment.join(&meeting, timeouts));
         })?;
-        let gloo = receiver.recv_timeout(timeouts.join + SLACK).unwrap_or_else(|_| {
-            let message = format!("rank {} could not connect within {:?}", self.rank, timeouts.join);
+        let limit = timeouts.join + timeouts.operation + SLACK;
+        let gloo = receiver.recv_timeout(limit).unwrap_or_else(|_| {
+            let message = format!("rank {} could not connect within {limit:?}", self.rank);
             Err(invalid(message, "look at what the other ranks are doing"))
         })?;
         Ok(Arc::new(gloo))

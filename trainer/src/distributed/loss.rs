@@ -16,7 +16,8 @@ use crate::{Error, Result};
 const POLL: Duration = Duration::from_millis(250);
 /// How long the ranks have for their notes.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How much longer a rank that hosts the store stays, so that the others can read the notes.
+/// How much longer a rank stays that hosts the store, so that the others can read the notes, or that ends with an error of its
+/// own, so that they can report it before `torchrun` sees that it has ended, and ends them too.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long an operation may still take when another rank has failed. It may have ended well everywhere.
 const GRACE: Duration = Duration::from_secs(1);
@@ -193,7 +194,8 @@ impl Shared {
         }
         self.lock().noticed.get_or_insert_with(Instant::now);
         let verdict = self.settle(store).unwrap_or_else(|_| self.store_lost());
-        if self.hosted_by_rank_0 && self.rank == 0 {
+        let ends = self.lock().note.as_ref().is_some_and(|note| note.ended);
+        if ends || (self.hosted_by_rank_0 && self.rank == 0) {
             std::thread::sleep(LINGER);
         }
         self.lock().verdict.get_or_insert(verdict);

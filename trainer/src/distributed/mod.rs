@@ -40,11 +40,12 @@ pub enum Reduce {
 
 /// What a job's ranks do together. Every rank calls the same operations in the same order.
 ///
-/// Tensors are contiguous and on [`device`](Self::device). Between the start of an operation and its end, nobody may write to a
-/// tensor that it sends, nor look at one that it receives into.
+/// Tensors are contiguous, on [`device`](Self::device), and own their memory. Between the start of an operation and its end,
+/// nobody may write to a tensor that it sends, nor look at one that it receives into.
 ///
 /// Each operation fails with [`Error::Collective`] if its arguments do not fit, and with [`Error::RankLost`],
-/// [`Error::RankEnded`] or [`Error::ReportedElsewhere`] if another rank is not there any more.
+/// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Ranks`] if not all ranks are
+/// there any more.
 pub trait Collectives: fmt::Debug + Send + Sync {
     /// This process's rank, 0 to [`size`](Self::size) - 1.
     fn rank(&self) -> u32;

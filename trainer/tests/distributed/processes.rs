@@ -15,6 +15,8 @@ use crate::operations::check_operations;
 
 /// What a started process does.
 const SCENARIO: &str = "ONEFOLD_TEST_SCENARIO";
+/// What variables the ranks of a launcher get in addition, as `NAME=VALUE NAME=VALUE`.
+const VARIABLES: &str = "ONEFOLD_TEST_VARIABLES";
 /// After this time a test fails, and kills what it started.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -37,8 +39,9 @@ fn launched(task: &str) -> Result<()> {
     let (patience, scenario) = task.split_once(' ').expect("a patience and a scenario");
     let patience = Duration::from_secs(patience.parse().expect("a number of seconds"));
     let program = std::env::current_exe()?.into_os_string();
-    let variable = format!("{SCENARIO}={scenario}").into();
-    let arguments: Vec<_> = [variable, program].into_iter().chain(CHILD.map(Into::into)).collect();
+    let more = std::env::var(VARIABLES).unwrap_or_default();
+    let variables = more.split_whitespace().map(Into::into).chain([format!("{SCENARIO}={scenario}").into()]);
+    let arguments: Vec<_> = variables.chain([program]).chain(CHILD.map(Into::into)).collect();
     for exit in launch(3, Path::new("env"), &arguments, patience)? {
         eprintln!("rank {}: {}, killed: {}", exit.rank, exit.status, exit.killed);
     }
@@ -327,7 +330,46 @@ fn no_rank_outlives_its_launcher() {
 }
 
 #[test]
+fn the_network_interface_can_be_named() {
+    // An address that is not recognised as the loopback interface's.
+    let variables = |interface: &str| format!("MASTER_ADDR=::ffff:127.0.0.1 GLOO_SOCKET_IFNAME={interface}");
+    for (interface, code) in [("lo", 0), ("no-such-interface", 1)] {
+        let mut command = command("launch 30 operations 6");
+        let mut job = Job(vec![command.env(VARIABLES, variables(interface)).spawn().unwrap()]);
+        let [(_, text)] = job.ended([0]);
+        for rank in 0..3 {
+            assert!(text.contains(&format!("rank {rank}: exit status: {code}, killed: false")), "{text}");
+        }
+        let named =
+            text.contains("could not connect to the other ranks") && text.contains("GLOO_SOCKET_IFNAME");
+        assert_eq!(named, code == 1, "{text}");
+    }
+}
+
+#[test]
 fn a_program_that_cannot_be_started_is_named() {
     let error = launch(2, Path::new("no-such-program"), &[], Duration::ZERO).unwrap_err().to_string();
     assert!(error.starts_with("rank 0 could not be started: `no-such-program`"), "{error}");
+}
+
+/// What starts ranks with torch's own launcher, which hosts the store.
+fn torchrun(scenario: &str) -> Job {
+    let torch = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
+    let mut command = Command::new("python3");
+    command.args(["-m", "torch.distributed.run", "--nproc-per-node=3", "--master-addr=127.0.0.1"]);
+    command.arg(format!("--master-port={}", free_port())).arg("--no-python");
+    command.arg(std::env::current_exe().unwrap()).args(CHILD);
+    command.env("PYTHONPATH", torch).env(SCENARIO, scenario);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    Job(vec![command.spawn().unwrap()])
+}
+
+#[test]
+#[ignore = "needs PyPI's torch: make test-torchrec"]
+fn torchrun_of_torchrecs_torch_starts_ranks() {
+    let [(code, text)] = torchrun("operations 5").ended([0]);
+    assert_eq!(code, Some(0), "{text}");
+    let [(code, text)] = torchrun("aborts").ended([0]);
+    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(text.matches("error: rank 1 ended at step 5: the loss is NaN\n").count(), 1, "{text}");
 }

@@ -1,0 +1,169 @@
+//! Training on ranks that are processes: launched, divided by a plan, killed, and resumed by other ranks.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use onefold_tests::Dir;
+use serde_json::Value;
+
+use crate::training::make_small;
+
+const RUN: &str = "run logs/train.toml --data dataset";
+
+/// A folder with a small dataset of rm3's proportions in 12 buckets, read in 12 streams, and a small model that trains gently.
+fn with_dataset() -> Dir {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm3 --samples 3072 --seed 7 --out logs").works();
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset --buckets 12").works();
+    make_small(&dir, "logs/train.toml");
+    for (key, value) in [("batch_size", "48"), ("eps", "1e-1"), ("learning_rate", "0.01")] {
+        dir.set("logs/train.toml", key, value);
+    }
+    dir.edit("logs/train.toml", "label = \"label\"", "label = \"label\"\neval = \"\"\nstreams = 12");
+    // An accumulator per weight is the same however columns are divided.
+    dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
+    let text = dir.text("logs/train.toml") + "\n[checkpoint]\nevery_steps = 5\nkeep = 3\nfull_every = 3\n";
+    dir.write("logs/train.toml", text);
+    dir
+}
+
+/// Writes a plan for three ranks that divides tables in every way.
+fn write_plan(dir: &Dir) {
+    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
+    dir.command("onefold-shard topology --ranks 3 --memory 1GiB --out topology.json").works();
+    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
+    let mut plan: Value = serde_json::from_str(&dir.text("plan.json")).unwrap();
+    let shard = |rank: u64, rows: [u64; 2], columns: [u64; 2]| {
+        let range = |[start, end]: [u64; 2]| serde_json::json!({ "start": start, "end": end });
+        serde_json::json!({ "rank": rank, "rows": range(rows), "columns": range(columns) })
+    };
+    let divided = [
+        ("row_wise", vec![shard(0, [0, 100], [0, 16]), shard(2, [100, 500], [0, 16])]),
+        ("column_wise", vec![shard(1, [0, 500], [0, 4]), shard(2, [0, 500], [4, 16])]),
+        ("data_parallel", (0..3).map(|rank| shard(rank, [0, 500], [0, 16])).collect()),
+    ];
+    for (table, (kind, shards)) in plan["tables"].as_array_mut().unwrap().iter_mut().zip(divided) {
+        (table["sharding_type"], table["shards"]) = (kind.into(), shards.into());
+    }
+    dir.write("plan.json", plan.to_string());
+}
+
+fn losses(run: &Value) -> Vec<f64> {
+    run["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
+}
+
+fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (step, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "{what}, step {step}: {a} {b}");
+    }
+}
+
+#[test]
+fn launched_ranks_train_the_same_model() {
+    let dir = with_dataset();
+    write_plan(&dir);
+    let launch = |ranks: u32, more: &str| {
+        dir.command(&format!("onefold-train launch --ranks {ranks} -- {RUN} {more}")).json()
+    };
+    let local = dir.command(&format!("onefold-train {RUN} --out local --max-steps 40 --threads 1")).json();
+    let whole = launch(3, "--plan plan.json --out whole --max-steps 40");
+    assert_near("planned", &losses(&whole), &losses(&local));
+    assert_eq!(whole["ranks"].as_u64(), Some(3));
+    for kind in ["requests", "answers", "gradients"] {
+        assert!(whole["sent_bytes"][kind].as_u64().unwrap() > 0, "{kind}");
+    }
+    launch(3, "--plan plan.json --out parts --max-steps 17");
+    let same = launch(3, "--plan plan.json --out parts --max-steps 40 --resume");
+    assert_eq!((same["resumed_from_step"].as_u64(), losses(&same)), (Some(17), losses(&whole)));
+    assert!(dir.read("parts/model.safetensors") == dir.read("whole/model.safetensors"));
+    // Other ranks without the plan, half-way.
+    launch(3, "--plan plan.json --out moved --max-steps 17");
+    let moved = launch(2, "--out moved --max-steps 40 --resume");
+    assert_near("moved", &losses(&moved), &losses(&whole));
+
+    let expected = whole["eval"]["loss"].as_f64().unwrap();
+    for command in [
+        "onefold-train eval whole --data dataset",
+        "onefold-train eval whole --data dataset --checkpoint latest",
+        "onefold-train launch --ranks 4 -- eval whole --data dataset",
+        "onefold-train launch --ranks 2 -- eval whole --data dataset --checkpoint latest",
+    ] {
+        let loss = dir.command(command).json()["loss"].as_f64().unwrap();
+        assert!((loss - expected).abs() < 1e-6, "{command}: {loss} {expected}");
+    }
+    dir.command("onefold-train export whole --out a").works();
+    dir.command("onefold-train export whole --checkpoint latest --out b").works();
+    assert!(dir.read("a/model.safetensors") == dir.read("b/model.safetensors"));
+
+    let refused = |command: &str, parts: &[&str]| {
+        let message = dir.command(command).fails(parts);
+        assert_eq!(message.matches("error:").count(), 1, "one rank speaks: {message}");
+    };
+    refused(
+        &format!("onefold-train {RUN} --out other --plan plan.json"),
+        &["for 3 ranks", "the job has 1 rank"],
+    );
+    refused(
+        &format!("onefold-train launch --ranks 5 -- {RUN} --out other"),
+        &["12 streams cannot be divided among 5 ranks"],
+    );
+    refused(&format!("onefold-train launch --ranks 2 -- {RUN} --out whole"), &["`whole` already exists"]);
+    refused(
+        "onefold-train launch --ranks 2 -- run nothing.toml --data dataset --out other",
+        &["`nothing.toml`"],
+    );
+    dir.edit("plan.json", "\"end\":100", "\"end\":99");
+    refused(
+        &format!("onefold-train launch --ranks 3 -- {RUN} --out other --plan plan.json"),
+        &["plan.json", "the plan is not valid", "onefold-shard"],
+    );
+    assert!(!dir.path("other").exists());
+}
+
+/// The ranks that a launcher has started, by rank.
+fn ranks_of(launcher: u32) -> Vec<u32> {
+    let children = fs_err::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
+    let mut ranks: Vec<u32> =
+        children.unwrap_or_default().split_whitespace().map(|id| id.parse().unwrap()).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+fn steps(folder: &Path) -> usize {
+    fs_err::read_to_string(folder.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// Any rank may be killed at any moment: the others end with one error that names it, and other ranks go on.
+#[test]
+fn a_job_whose_rank_is_killed_is_resumed_by_other_ranks() {
+    let dir = with_dataset();
+    // Long enough to be killed within.
+    dir.set("logs/train.toml", "epochs", "12");
+    let whole = dir.command(&format!("onefold-train {RUN} --out whole --threads 1")).json();
+    let turns = [(2, 1), (3, 0), (4, 2), (2, 0), (3, 2), (4, 3)];
+    for (turn, (ranks, victim)) in turns.into_iter().enumerate() {
+        let command = format!("onefold-train launch --ranks {ranks} -- {RUN} --out run --resume");
+        let mut child = dir.command(&command).spawn_with_stderr();
+        let (begun, started) = (steps(&dir.path("run")), Instant::now());
+        // A few more steps, a different number each time.
+        while steps(&dir.path("run")) <= begun + 9 * turn % 13 && child.try_wait().unwrap().is_none() {
+            assert!(started.elapsed() < Duration::from_secs(60), "nothing happened within a minute");
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        let victims = ranks_of(child.id());
+        assert_eq!(victims.len(), ranks as usize, "turn {turn}: the job is under way");
+        let victim_id = victims[victim].to_string();
+        assert!(Command::new("kill").args(["-9", &victim_id]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(&format!("rank {victim} was lost at step ")), "turn {turn}: {message}");
+        assert_eq!(message.matches("error:").count(), 1, "one rank speaks: {message}");
+    }
+    let last = format!("onefold-train launch --ranks 3 -- {RUN} --out run --resume");
+    let resumed = dir.command(&last).json();
+    assert!(resumed["resumed_from_step"].as_u64().unwrap() > 0);
+    assert_near("resumed", &losses(&resumed), &losses(&whole));
+}
