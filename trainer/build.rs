@@ -1,5 +1,5 @@
-//! Compiles what calls torch's c10d (`src/distributed/c10d.cpp`), and makes the binaries of this crate find the libtorch that
-//! they were built with, without LD_LIBRARY_PATH.
+//! Compiles what calls torch's c10d (`src/distributed/c10d.cpp`), and makes the binaries of this crate find the
+//! libtorch that they were built with, without LD_LIBRARY_PATH.
 
 use std::path::{Path, PathBuf};
 
