@@ -221,7 +221,7 @@ fn checkpoints_that_cannot_be_resumed_from() {
     let description = format!("{newest}/checkpoint.json");
     let text = dir.text(&description);
     damage(&description, &text.as_bytes()[..text.len() / 2], &[&description, "EOF", "damaged"]);
-    let newer = text.replacen("\"format_version\": 1", "\"format_version\": 9", 1);
+    let newer = text.replacen("\"format_version\": 2", "\"format_version\": 9", 1);
     damage(&description, newer.as_bytes(), &["format version Some(9)", "the program that wrote it"]);
     let foreign = text.replacen("\"run\": \"", "\"run\": \"0", 1);
     damage(&description, foreign.as_bytes(), &[newest, "the checkpoint of another run"]);

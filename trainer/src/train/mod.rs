@@ -164,6 +164,37 @@ pub struct Prepared<'a> {
     size: ModelSize,
 }
 
+/// Refuses a number of streams that the ranks, the dataset or the batch cannot be divided by.
+fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> Result<()> {
+    let ranks = options.collectives.size() as usize;
+    let streams = config.data.streams.or(options.streams).unwrap_or(ranks);
+    let batch = config.train.batch_size;
+    let wrong =
+        |message: String, hint: String| Err(Error::Config { path: config.path().to_owned(), message, hint });
+    if streams == 0 || !streams.is_multiple_of(ranks) {
+        return wrong(
+            format!("{streams} streams cannot be divided among {ranks} ranks"),
+            "start a number of ranks that divides `streams` under `[data]`, or begin a run with other `streams`".to_owned(),
+        );
+    }
+    if !(buckets as usize).is_multiple_of(streams) {
+        return wrong(
+            format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
+            format!(
+                "build the dataset with a multiple of {streams} buckets (`onefold-ingest build --buckets {streams}`), or set `streams` \
+                 under `[data]` to a number that divides {buckets} and is a multiple of the number of ranks"
+            ),
+        );
+    }
+    if !batch.is_multiple_of(streams) {
+        return wrong(
+            format!("a batch of {batch} samples cannot be divided among {streams} streams"),
+            format!("set `batch_size` under `[train]` to a multiple of {streams}"),
+        );
+    }
+    Ok(())
+}
+
 /// Where the tables are: as the plan says, or every table whole on one rank.
 fn placement(config: &TrainConfig, options: &TrainOptions, tables: &[TableConfig]) -> Result<Placement> {
     let collectives = Arc::clone(&options.collectives);
@@ -198,6 +229,7 @@ impl<'a> Prepared<'a> {
         let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
         let tables = config.tables(&snapshot, &schema)?;
         let parameters = config.parameters(&tables, schema.dense.len());
+        check_streams(config, options, snapshot.buckets)?;
         let placement = placement(config, options, &tables)?;
         let size = ModelSize::within(config, parameters, &tables, &placement, options.memory_limit)?;
         let eval = config.eval_partitions()?;
