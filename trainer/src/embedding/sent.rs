@@ -12,8 +12,8 @@ pub struct SentBytes {
     pub answers: u64,
     /// The gradients of both.
     pub gradients: u64,
-    /// The gradients of the dense part, which are no embeddings': `2 (W - 1) / W` times their bytes in each step on W ranks, what a rank
-    /// sends in an all-reduce on a ring (Patarasuk and Yuan 2009).
+    /// The gradients of the dense part, which are no embeddings': `2 (W - 1) / W` times their bytes in each
+    /// step on W ranks, what a rank sends in an all-reduce on a ring (Patarasuk and Yuan 2009).
     pub dense: u64,
 }
 

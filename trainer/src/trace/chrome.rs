@@ -1,15 +1,16 @@
 //! A timeline in Chrome's trace format, which Perfetto opens.
 //!
-//! The format is Google's "Trace Event Format": complete events (`"ph": "X"`) with microseconds in `ts` and `dur`, and metadata
-//! events (`"ph": "M"`) that name processes.
+//! The format is Google's "Trace Event Format": complete events (`"ph": "X"`) with microseconds in `ts` and
+//! `dur`, and metadata events (`"ph": "M"`) that name processes.
 
 use serde_json::{Value, json};
 
 use super::Timeline;
 
 impl Timeline {
-    /// The timeline as JSON of Chrome's trace format: a process for each rank, with an event for each step and in it one for each
-    /// span, whose category is its kind. Times are microseconds since the first step's begin.
+    /// The timeline as JSON of Chrome's trace format: a process for each rank, with an event for each step and
+    /// in it one for each span, whose category is its kind. Times are microseconds since the first step's
+    /// begin.
     pub fn chrome(&self) -> String {
         let begin = self.steps.iter().map(|step| step.began_micros).min().unwrap_or(0);
         let mut events: Vec<Value> = Vec::new();
@@ -21,7 +22,10 @@ impl Timeline {
         for step in &self.steps {
             let event = |name: &str, category: &str, start: u64, length: u64| {
                 let ts = step.began_micros - begin + start;
-                json!({ "ph": "X", "name": name, "cat": category, "ts": ts, "dur": length, "pid": step.rank, "tid": 0 })
+                json!({
+                    "ph": "X", "name": name, "cat": category, "ts": ts, "dur": length,
+                    "pid": step.rank, "tid": 0,
+                })
             };
             let mut whole = event(&format!("step {}", step.step), "step", 0, step.length_micros);
             whole["args"] = json!({ "step": step.step, "sent_bytes": step.sent_bytes });

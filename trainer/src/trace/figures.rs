@@ -53,12 +53,12 @@ pub(crate) struct Work {
 }
 
 impl OverRanks {
-    /// A figure of every rank, by rank.
-    pub(super) fn new(by_rank: impl Iterator<Item = f64>) -> Self {
+    /// A figure of ranks, each with its number.
+    fn new(of_ranks: impl Iterator<Item = (u32, f64)>) -> Self {
         let (mut sum, mut count, mut max, mut max_rank) = (0.0, 0_u32, f64::NEG_INFINITY, 0);
-        for value in by_rank {
+        for (rank, value) in of_ranks {
             if value > max {
-                (max, max_rank) = (value, count);
+                (max, max_rank) = (value, rank);
             }
             sum += value;
             count += 1;
@@ -68,9 +68,10 @@ impl OverRanks {
 }
 
 impl RankTimes {
-    /// Of milliseconds by rank and kind, in the order of [`Kind::ALL`].
-    pub(super) fn new(by_rank: &[[f64; 4]]) -> Self {
-        let of = |kind: Kind| OverRanks::new(by_rank.iter().map(|times| times[kind as usize]));
+    /// Of ranks with their milliseconds by kind, in the order of [`Kind::ALL`].
+    pub(super) fn new(of_ranks: impl Iterator<Item = (u32, [f64; 4])> + Clone) -> Self {
+        let of =
+            |kind: Kind| OverRanks::new(of_ranks.clone().map(|(rank, times)| (rank, times[kind as usize])));
         Self {
             waiting_ms: of(Kind::Waiting),
             exchange_ms: of(Kind::Exchange),
@@ -125,7 +126,7 @@ impl Work {
         if collectives.size() == 1 {
             return Ok(None);
         }
-        Ok(Some(RankTimes::new(&self.gathered(collectives)?.0)))
+        Ok(Some(RankTimes::new((0..).zip(self.gathered(collectives)?.0))))
     }
 
     /// A step of all ranks on average, if there are several. Every rank calls it.
@@ -136,6 +137,6 @@ impl Work {
         let (mut times, sent) = self.gathered(collectives)?;
         times.iter_mut().flatten().for_each(|time| *time /= self.steps as f64);
         let sent = sent.named().map(|(_, bytes)| (bytes as f64 / self.steps as f64).round() as u64);
-        Ok(Some(RankFigures { times: RankTimes::new(&times), sent_bytes: sent.into() }))
+        Ok(Some(RankFigures { times: RankTimes::new((0..).zip(times)), sent_bytes: sent.into() }))
     }
 }

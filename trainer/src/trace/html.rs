@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use onefold_datasets::units::{format_bytes, format_count};
 
-use super::{Kind, OfRank, Timeline, TracedStep};
+use super::{Kind, OfRank, OverRanks, RankTimes, Timeline, TracedStep};
 
 /// The page's looks; a colour has the name of its kind.
 const STYLE: &str = include_str!("style.css");
@@ -35,19 +35,15 @@ impl Timeline {
         let steps: Vec<&[TracedStep]> = self.by_step().collect();
         let body = [
             format!("<h1>{title}</h1>\n{}", facts(self, &ranks)),
-            format!("<p class=\"verdict\">{}</p>", verdict(&ranks)),
+            format!("<p class=\"verdict\">{}</p>", verdict(self)),
             section(
                 "A step of each rank, on average",
-                "Ranks wait for the slowest one. If one rank computes longer than the others, and the others wait, its tables or its \
-                 machine are the cause. If all wait for the exchange, it is the network or the plan; if all wait for input, the \
-                 reader.",
+                "Ranks wait for the slowest one. If one rank computes longer than the others, and the others \
+                 wait, its tables or its machine are the cause. If all wait for the exchange, it is the network \
+                 or the plan; if all wait for input, the reader.",
                 &(legend() + &table(&ranks)),
             ),
-            section(
-                "All traced steps",
-                "A line is where a step begins.",
-                &(legend() + &overview(self, &steps)),
-            ),
+            section("All traced steps", "A line is where a step begins.", &overview(self, &steps)),
             section("Step by step", &lead(steps.len()), &(legend() + &one_by_one(self, &steps))),
         ];
         format!(
@@ -81,35 +77,24 @@ fn facts(timeline: &Timeline, ranks: &[OfRank]) -> String {
 }
 
 /// What the timeline comes to, in a sentence or two.
-fn verdict(ranks: &[OfRank]) -> String {
-    let mean = |kind: Kind| {
-        ranks.iter().map(|rank| rank.times_ms[kind as usize]).sum::<f64>() / ranks.len().max(1) as f64
-    };
-    let step = Kind::ALL.map(mean).iter().sum::<f64>();
-    let share = |kind| percent(mean(kind) / step.max(f64::MIN_POSITIVE));
+fn verdict(timeline: &Timeline) -> String {
+    let RankTimes { waiting_ms, exchange_ms, compute_ms, all_reduce_ms } = timeline.times();
+    let step = [waiting_ms, exchange_ms, compute_ms, all_reduce_ms].iter().map(|time| time.mean).sum::<f64>();
+    let share = |time: OverRanks| percent(time.mean / step.max(f64::MIN_POSITIVE));
     let text = format!(
-        "A step takes <b>{}</b>. Of that a rank computes <b>{}</b>, and waits {} for the exchange of table rows, {} for the \
-         all-reduce and {} for input.",
+        "A step takes <b>{}</b>. Of that a rank computes <b>{}</b>, and waits {} for the exchange of table \
+         rows, {} for the all-reduce and {} for input.",
         millis(step),
-        share(Kind::Compute),
-        share(Kind::Exchange),
-        share(Kind::AllReduce),
-        share(Kind::Waiting),
+        share(compute_ms),
+        share(exchange_ms),
+        share(all_reduce_ms),
+        share(waiting_ms),
     );
-    let compute = |rank: &OfRank| rank.times_ms[Kind::Compute as usize];
-    let Some((slowest, rank)) =
-        ranks.iter().enumerate().max_by(|(_, a), (_, b)| compute(a).total_cmp(&compute(b)))
-    else {
-        return text;
-    };
-    if ranks.len() == 1 {
+    if timeline.ranks == 1 {
         return text;
     }
-    format!(
-        "{text} Rank {slowest} computes longest: {} a step, where the mean is {}.",
-        millis(compute(rank)),
-        millis(mean(Kind::Compute))
-    )
+    let (rank, longest, mean) = (compute_ms.max_rank, millis(compute_ms.max), millis(compute_ms.mean));
+    format!("{text} Rank {rank} computes longest: {longest} a step, where the mean is {mean}.")
 }
 
 /// Times and bytes of every rank.
@@ -140,7 +125,8 @@ fn table(ranks: &[OfRank]) -> String {
         "<div class=\"scroll\"><table>\n<thead><tr><th></th><th></th><th colspan=\"5\">milliseconds</th>\
          <th colspan=\"4\">sent to other ranks</th></tr>\n\
          <tr><th>rank</th><th></th><th>step</th><th>compute</th><th>exchange</th><th>all-reduce</th><th>input</th>\
-         <th>requests</th><th>answers</th><th>gradients</th><th>dense</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
+         <th>requests</th><th>answers</th><th>gradients</th><th>dense</th></tr></thead>\n\
+         <tbody>\n{rows}</tbody></table></div>\n"
     )
 }
 
@@ -158,8 +144,8 @@ fn legend() -> String {
 }
 
 fn lead(steps: usize) -> String {
-    let scale = "All steps have one scale. A name stands in a span that has room for it, and all names, times and bytes are shown \
-                 where the pointer rests.";
+    let scale = "All steps have one scale. A name stands in a span that has room for it, and all names, times \
+                 and bytes are shown where the pointer rests.";
     match steps > STEPS {
         true => format!("The first {STEPS} of {} steps. {scale}", format_count(steps as u64)),
         false => scale.to_owned(),
@@ -203,7 +189,7 @@ fn one_by_one(timeline: &Timeline, steps: &[&[TracedStep]]) -> String {
         let number = format_count(of_step[0].step);
         let svg = picture.finish(end, &format!("Step {number} over time"));
         let length = millis((end - begin) as f64 / 1e3);
-        let _ = write!(page, "<figure><h3>Step {number} <span>{length}</span></h3>{svg}</figure>\n");
+        let _ = writeln!(page, "<figure><h3>Step {number} <span>{length}</span></h3>{svg}</figure>");
     }
     page
 }
@@ -286,7 +272,7 @@ impl<'a> Picture<'a> {
             self.text(x, bottom + 17.0, "time", &format!("{} ms", (tick * 1e3).round() / 1e3));
         }
         let (height, body) = (bottom + 22.0, self.body);
-        format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{label}\">{body}</svg>\n")
+        format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{label}\">{body}</svg>")
     }
 }
 

@@ -1,13 +1,15 @@
-//! What the ranks of a job do in a step, and for how long: computing, or waiting for the reader and for each other.
+//! What the ranks of a job do in a step, and for how long: computing, or waiting for the reader and for each
+//! other.
 //!
 //! ```text
 //! Recorder ─ step's marks ─▶ Watch ─▶ Work ─ gathered every window ─▶ RankFigures: metrics.jsonl, TensorBoard, summary.json
 //!                              └────▶ RUN/timeline/rank-00000.jsonl ─▶ Timeline ─▶ HTML, Chrome's trace format
 //! ```
 //!
-//! A step is divided without gaps: at every moment a rank computes or waits for one thing ([`Activity`]). A span starts by the clock of
-//! the rank's machine and lasts by a monotonic one. Ranks of one machine share the clock; lanes of ranks on different machines are
-//! shifted against each other by as much as their clocks differ. Lengths do not depend on it.
+//! A step is divided without gaps: at every moment a rank computes or waits for one thing ([`Activity`]). A
+//! span starts by the clock of the rank's machine and lasts by a monotonic one. Ranks of one machine share the
+//! clock; lanes of ranks on different machines are shifted against each other by as much as their clocks
+//! differ. Lengths do not depend on it.
 
 mod chrome;
 mod figures;

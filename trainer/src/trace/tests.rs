@@ -65,6 +65,9 @@ fn ranks_are_compared() {
     let times = timeline.times();
     assert_eq!(times.compute_ms, OverRanks { mean: 5.925, max: 9.1, max_rank: 1 });
     assert_eq!(times.waiting_ms, OverRanks { mean: 1.0, max: 2.0, max_rank: 0 });
+    // A rank that was killed before its first traced step counts as little.
+    let times = load(&["", RANKS[1]]).times();
+    assert_eq!(times.compute_ms, OverRanks { mean: 9.1, max: 9.1, max_rank: 1 });
 }
 
 #[test]

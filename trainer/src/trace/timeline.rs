@@ -166,9 +166,10 @@ impl Timeline {
             return Err(Error::Run {
                 path: run.to_owned(),
                 message: "the run has no timeline".to_owned(),
-                hint: "train with `onefold-train run --trace-steps FIRST..LAST`; without it steps 10 to 20 are traced, \
-                       on several ranks"
-                    .to_owned(),
+                hint:
+                    "train with `onefold-train run --trace-steps FIRST..LAST`; without it steps 10 to 20 are \
+                       traced, on several ranks"
+                        .to_owned(),
             });
         };
         let ranks = first.ranks;
@@ -207,10 +208,15 @@ impl Timeline {
         (0..self.ranks).map(of_rank).collect()
     }
 
-    /// The times of a step, on average.
+    /// The times of a step on average, of the ranks that have steps.
     pub fn times(&self) -> RankTimes {
-        let times: Vec<_> = self.by_rank().iter().map(|rank| rank.times_ms).collect();
-        RankTimes::new(&times)
+        let ranks = self.by_rank();
+        RankTimes::new(
+            (0..)
+                .zip(&ranks)
+                .filter(|(_, of_rank)| of_rank.steps > 0)
+                .map(|(rank, of_rank)| (rank, of_rank.times_ms)),
+        )
     }
 
     /// The first and the last step.
