@@ -1,26 +1,41 @@
 """The reference models of rm1, rm2 and rm3 in TorchRec on the CPU: what `onefold-train bench` is compared with.
 
-    python3 -m venv venv && . venv/bin/activate
-    pip install torch==2.11.0 numpy pyarrow iopath torchmetrics tqdm tensordict psutil pyre-extensions
-    pip install --no-deps fbgemm-gpu-cpu==1.6.0 torchrec==1.6.1
+    export PYTHONPATH=$(sharding/torchrec.sh)       # installs TorchRec 1.6.1 once; pyarrow is needed too
     onefold-ingest build rm1/dataset.toml --out rm1-rows --layout rows
-    LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=narenas:2,thp:always python trainer/benches/against_torchrec.py \
-        --workload rm1 --data rm1-rows --threads 2
+    export LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=narenas:2,thp:always
+    python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --threads 2
+    python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --ranks 2 --plan plan.json
 
 `plain` gives every sample its own lists. `deduplicated` is what a TorchRec user can write by hand: rows of user
-features that repeat are looked up, pooled and attended to once, and an index select expands them; finding them counts.
-Both train the same batches: fused table-batched embeddings with row-wise Adagrad, TorchRec's DLRM modules, fused
-Adagrad, float32. Prints one JSON object: median milliseconds of a step and samples per second of each.
+features that repeat are looked up, pooled and attended to once, and an index select expands them; the search for
+them counts. Both train the same batches of 2,048 samples, in turns and with one set of weights: fused
+table-batched embeddings with row-wise Adagrad, TorchRec's DLRM modules, fused Adagrad, float32.
+
+Without `--ranks`, one process calls FBGEMM's tables itself. With it, the script starts that many processes, and
+TorchRec's DistributedModelParallel trains on Gloo: every table on one rank, everything else on all ranks with DDP.
+Rank r of N takes the r-th of N equal parts of every batch, and deduplicates it before ids and vectors are
+exchanged. A table is on the rank that `plan.json` of `onefold-shard plan` names; without `--plan`, tables go
+round robin.
+
+Prints one JSON object. Each variant has the median milliseconds of a step (of its slowest rank), the samples per
+second of all ranks, the mean loss, and `first_losses`: the losses of its first steps, warm-up included. The
+initial weights are the same on any number of ranks, so these losses agree to about 1e-6.
 """
 
 import argparse
+import functools
+import gc
 import json
 import logging
+import os
 import statistics
+import tempfile
 import time
+import warnings
 from pathlib import Path
 
 logging.disable(logging.WARNING)
+warnings.filterwarnings("ignore", module="torchrec")
 
 import numpy
 import pyarrow.parquet
@@ -28,9 +43,21 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, ComputeDevice, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec import KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 
 BATCH, ROWS, DIM, HEADS = 2048, 200_000, 64, 2
+WARM_UP, FIRST_LOSSES = 2, 8
+TABLE_OPTIMIZER = {
+    "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.005, "eps": 1e-8,
+    "bounds_check_mode": BoundsCheckMode.NONE,
+}
 
 
 class Attention(torch.nn.Module):
@@ -53,7 +80,9 @@ class Attention(torch.nn.Module):
             padded = torch.ops.fbgemm.jagged_to_padded_dense(projected, [offsets], [longest], 0.0)
         heads = padded.view(rows, longest, 3, HEADS, DIM // HEADS).permute(2, 0, 3, 1, 4)
         # Rows of full length need no mask, which saves the plain and the deduplicated variant the same.
-        mask = None if full else (torch.arange(longest) < lengths.clamp(min=1).unsqueeze(1)).view(rows, 1, 1, longest)
+        mask = None
+        if not full:
+            mask = (torch.arange(longest) < lengths.clamp(min=1).unsqueeze(1)).view(rows, 1, 1, longest)
         attended = torch.nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=mask)
         attended = attended.transpose(1, 2).reshape(rows, longest, DIM)
         if not full:
@@ -61,51 +90,138 @@ class Attention(torch.nn.Module):
         return self.output(attended.sum(1) / lengths.clamp(min=1).unsqueeze(1))
 
 
-def tables(count):
-    """`count` fused tables; lists of length one make it a lookup without pooling."""
-    specs = [(ROWS, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)] * count
-    fused = SplitTableBatchedEmbeddingBagsCodegen(
-        specs, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.005, eps=1e-8,
-        bounds_check_mode=BoundsCheckMode.NONE,
-    )
-    for weights in fused.split_embedding_weights():
-        weights.uniform_(-(ROWS**-0.5), ROWS**-0.5)
-    return fused
+def initialize(number, weights):
+    """Fills table `number` of the schema, with the same weights on whichever rank it is."""
+    if not weights.is_meta:
+        with torch.no_grad():
+            weights.uniform_(-(ROWS**-0.5), ROWS**-0.5, generator=torch.Generator().manual_seed(number))
 
 
-class Model(torch.nn.Module):
+def all_features(groups):
+    return [name for group in groups for name in group["features"]]
+
+
+def bounds_per_feature(group, offsets):
+    """Where the rows of each feature begin and end in the ids of its group: `R + 1` offsets for each."""
+    count = len(group["features"])
+    rows = (len(offsets) - 1) // count
+    return [offsets[f * rows : (f + 1) * rows + 1] for f in range(count)]
+
+
+class FusedTables(torch.nn.Module):
+    """The tables of one process: FBGEMM's, without a collection around them.
+
+    Gives per group what `Collections` gives.
+    """
+
     def __init__(self, groups):
         super().__init__()
         self.groups = groups
         self.tables = torch.nn.ModuleList()
-        features = 0
+        number = 0
         for group in groups:
-            features += len(group["features"])
+            # A sequence has a table alone: lists of length one make it a lookup without pooling.
+            counts = [1] * len(group["features"]) if group["sequence"] else [len(group["features"])]
+            self.tables.append(torch.nn.ModuleList())
+            for count in counts:
+                specs = [(ROWS, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)] * count
+                fused = SplitTableBatchedEmbeddingBagsCodegen(specs, **TABLE_OPTIMIZER)
+                for weights in fused.split_embedding_weights():
+                    initialize(number, weights)
+                    number += 1
+                self.tables[-1].append(fused)
+
+    def forward(self, inputs):
+        result = []
+        for tables, group, (values, offsets, _) in zip(self.tables, self.groups, inputs):
             if group["sequence"]:
-                self.tables.append(torch.nn.ModuleList(tables(1) for _ in group["features"]))
+                ids = [values[bounds[0] : bounds[-1]] for bounds in bounds_per_feature(group, offsets)]
+                result.append([table(own, torch.arange(len(own) + 1)) for table, own in zip(tables, ids)])
             else:
-                self.tables.append(tables(len(group["features"])))
+                result.append(tables[0](values, offsets))
+        return result
+
+
+class Collections(torch.nn.Module):
+    """The tables as TorchRec's collections, for DistributedModelParallel to shard.
+
+    Gives per group its pooled vectors, `[R, F * D]`, or of sequences a vector per id: for each feature `[ids, D]`.
+    """
+
+    def __init__(self, groups):
+        super().__init__()
+        self.groups = groups
+        # Collections share their exchanges, so there are few: pooled or not, deduplicated by hand or not.
+        self.members = {}
+        for number, group in enumerate(groups):
+            kind = "sequences" if group["sequence"] else "pooled"
+            kind += "_deduplicated" if group["deduplicated"] else ""
+            self.members.setdefault(kind, []).append(number)
+        numbers = {name: number for number, name in enumerate(all_features(groups))}
+        self.collections = torch.nn.ModuleDict()
+        for kind, members in self.members.items():
+            config, collection = EmbeddingBagConfig, EmbeddingBagCollection
+            if kind.startswith("sequences"):
+                config, collection = EmbeddingConfig, EmbeddingCollection
+            tables = []
+            for name in all_features(groups[n] for n in members):
+                fill = functools.partial(initialize, numbers[name])
+                tables.append(config(ROWS, DIM, name, feature_names=[name], init_fn=fill))
+            self.collections[kind] = collection(tables, device=torch.device("meta"))
+
+    def keyed(self, members, inputs):
+        """The ids of several groups as one KeyedJaggedTensor.
+
+        Deduplicated groups differ a little in their number of rows. Empty rows at the end make them equal.
+        """
+        names = [self.groups[n]["features"] for n in members]
+        # `[F, R]` each.
+        lengths = [inputs[n][1].diff().view(len(own), -1) for own, n in zip(names, members)]
+        rows = max(own.shape[1] for own in lengths)
+        lengths = [torch.nn.functional.pad(own, (0, rows - own.shape[1])) for own in lengths]
+        values = torch.cat([inputs[n][0] for n in members])
+        return KeyedJaggedTensor(sum(names, []), values, lengths=torch.cat(lengths).view(-1))
+
+    def forward(self, inputs):
+        # All exchanges are under way before the first one is waited for.
+        started = {
+            kind: self.collections[kind](self.keyed(members, inputs)) for kind, members in self.members.items()
+        }
+        result = [None] * len(inputs)
+        for kind, members in self.members.items():
+            looked_up = started[kind].wait()
+            names = [self.groups[n]["features"] for n in members]
+            if kind.startswith("sequences"):
+                vectors = [[looked_up[name].values() for name in own] for own in names]
+            else:
+                vectors = KeyedTensor.regroup([looked_up], names)
+            for n, own in zip(members, vectors):
+                result[n] = own
+        return result
+
+
+class Model(torch.nn.Module):
+    """The DLRM of a workload. `tables` looks rows up, here or on all ranks; everything else is the same."""
+
+    def __init__(self, groups, tables):
+        super().__init__()
+        self.groups = groups
+        self.tables = tables
+        torch.manual_seed(0)
+        features = len(all_features(groups))
         self.attention = Attention()
         self.bottom = DenseArch(13, [512, 256, DIM])
         self.interaction = InteractionArch(features)
         width = DIM + (features + 1) * features // 2
         self.top = OverArch(width, [512, 256, 1])
 
-    def forward(self, dense, groups):
+    def forward(self, dense, inputs):
+        """The logits `[B]`, from dense features `[B, 13]` and what `inputs_of` gives."""
         vectors = []
-        for tables_, group, (values, offsets, inverse) in zip(self.tables, self.groups, groups):
-            count = len(group["features"])
-            rows = (len(offsets) - 1) // count
+        for group, pooled, (_, offsets, inverse) in zip(self.groups, self.tables(inputs), inputs):
             if group["sequence"]:
-                pooled = []
-                for f, table in enumerate(tables_):
-                    bounds = offsets[f * rows : (f + 1) * rows + 1]
-                    own = values[bounds[0] : bounds[-1]]
-                    looked_up = table(own, torch.arange(len(own) + 1))
-                    pooled.append(self.attention(looked_up, bounds - bounds[0]))
-                pooled = torch.cat(pooled, 1)
-            else:
-                pooled = tables_(values, offsets)
+                bounds = bounds_per_feature(group, offsets)
+                pooled = torch.cat([self.attention(own, b - b[0]) for own, b in zip(pooled, bounds)], 1)
             if inverse is not None:
                 pooled = pooled.index_select(0, inverse)
             vectors.append(pooled)
@@ -113,35 +229,73 @@ class Model(torch.nn.Module):
         return self.top(self.interaction(self.bottom(dense), sparse)).squeeze(1)
 
 
-def read(directory, batches):
-    """The first batches: dense features, labels, and per group the lists of its features, `[F, B]`."""
-    manifest = json.loads((directory / "manifest.json").read_text())
-    schema = manifest["schema"]
-    file = next(iter(sorted(directory.glob("**/*.parquet"))))
-    table = pyarrow.parquet.ParquetFile(file)
-    rows = next(table.iter_batches(batch_size=batches * BATCH))
-    rows = pyarrow.Table.from_batches([rows]).slice(0, batches * BATCH)
-    if rows.num_rows < batches * BATCH:
-        raise SystemExit(f"{file}: {rows.num_rows} samples, too few for {batches} batches of {BATCH}")
+def owners(features, ranks, plan):
+    """The rank of every table: as Onefold's `plan.json` says, or round robin in the order of the schema."""
+    if plan is None:
+        return {name: number % ranks for number, name in enumerate(features)}
+    content = json.loads(plan.read_text())
+    if content["topology"]["ranks"] != ranks:
+        raise SystemExit(f"{plan}: the plan is for {content['topology']['ranks']} ranks, --ranks is {ranks}")
+    tables = {table["name"]: table for table in content["tables"]}
+    if sorted(tables) != sorted(features):
+        raise SystemExit(f"{plan}: its tables are not the {len(features)} features of the data")
+    for name, table in tables.items():
+        if table["sharding_type"] != "table_wise":
+            raise SystemExit(
+                f"{plan}: table `{name}` is {table['sharding_type']}, and only whole tables are compared\n"
+                "  hint: `onefold-shard plan --search greedy_by_lookups` does not divide tables"
+            )
+    return {name: tables[name]["shards"][0]["rank"] for name in features}
+
+
+def distribute(model, rank_of, ranks):
+    """The model on `ranks` ranks: every table on the rank of `rank_of`, and everything else on all of them."""
+    modules = {}
+    for kind, collection in model.tables.collections.items():
+        tables = {
+            name: table_wise(rank_of[name], compute_kernel="fused")
+            for n in model.tables.members[kind] for name in model.groups[n]["features"]
+        }
+        modules[f"tables.collections.{kind}"] = construct_module_sharding_plan(
+            collection, tables, local_size=ranks, world_size=ranks, device_type="cpu"
+        )
+    sharders = [EmbeddingBagCollectionSharder(TABLE_OPTIMIZER), EmbeddingCollectionSharder(TABLE_OPTIMIZER)]
+    plan = ShardingPlan(modules)
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+
+
+def groups_of(directory):
+    """The feature groups of a dataset, in the order of its schema; and the whole schema."""
+    schema = json.loads(max(directory.glob("snapshots/*.json")).read_text())["schema"]
     groups = []
     for group in schema["groups"]:
         features = [feature["name"] for feature in group["features"]]
         sequence = group["features"][0]["kind"] == "sequence"
         groups.append({"features": features, "sequence": sequence, "deduplicated": group["deduplicated"]})
+    return groups, schema
+
+
+def read(directory, batches, rank, ranks):
+    """The groups, and of the first batches the part of `rank`: dense features, labels, `[F, B]` lists a group."""
+    groups, schema = groups_of(directory)
+    file = min(directory.glob("data/**/*.parquet"))
+    rows = next(pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=batches * BATCH))
+    rows = pyarrow.Table.from_batches([rows])
+    if rows.num_rows < batches * BATCH:
+        raise SystemExit(f"{file}: {rows.num_rows} samples, too few for {batches} batches of {BATCH}")
     result = []
-    for start in range(0, batches * BATCH, BATCH):
-        part = rows.slice(start, BATCH)
+    share = BATCH // ranks
+    for start in range(rank * share, batches * BATCH, BATCH):
+        part = rows.slice(start, share)
         column = lambda name: part.column(name).combine_chunks()
         dense = numpy.stack([column(name).to_numpy() for name in schema["dense"]], 1)
         labels = column(schema["labels"][0]).to_numpy()
         lists = []
         for group in groups:
-            values, lengths = [], []
-            for name in group["features"]:
-                array = column(name)
-                values.append(array.flatten().to_numpy())
-                lengths.append(array.value_lengths().to_numpy())
-            lists.append((numpy.concatenate(values), numpy.concatenate(lengths)))
+            arrays = [column(name) for name in group["features"]]
+            values = numpy.concatenate([array.flatten().to_numpy() for array in arrays])
+            lengths = numpy.concatenate([array.value_lengths().to_numpy() for array in arrays])
+            lists.append((values, lengths))
         result.append((torch.from_numpy(dense.copy()), torch.from_numpy(labels.copy()), lists))
     return groups, result
 
@@ -153,11 +307,14 @@ def offsets_of(lengths):
 
 
 def deduplicate(group, values, lengths):
-    """Rows of a group that differ from the sample before, by hand: sessions stand together, so that finds nearly all."""
-    count = len(group["features"])
-    per_feature = lengths.reshape(count, BATCH)
+    """The ids, offsets and inverse index of the rows of a group that differ from the sample before.
+
+    Sessions stand together, so that this finds nearly all duplicates.
+    """
+    per_feature = lengths.reshape(len(group["features"]), -1)
+    samples = per_feature.shape[1]
     offsets = offsets_of(lengths)
-    starts = offsets[:-1].reshape(count, BATCH)
+    starts = offsets[:-1].reshape(per_feature.shape)
     same = (per_feature[:, 1:] == per_feature[:, :-1]).all(0)
     # Lists of equal length as the one before: compare value by value where all features agree in length.
     length = numpy.where(same, per_feature[:, 1:], 0)
@@ -167,7 +324,7 @@ def deduplicate(group, values, lengths):
     position = numpy.arange(total) - numpy.repeat(numpy.cumsum(flat) - flat, flat)
     now = values[numpy.repeat(starts[:, 1:].reshape(-1), flat) + position]
     before = values[numpy.repeat(starts[:, :-1].reshape(-1), flat) + position]
-    different = numpy.bincount(owner[now != before] % (BATCH - 1), minlength=BATCH - 1) > 0
+    different = numpy.bincount(owner[now != before] % (samples - 1), minlength=samples - 1) > 0
     new = numpy.concatenate([[True], ~same | different])
     inverse = numpy.cumsum(new) - 1
     kept = per_feature[:, new].reshape(-1)
@@ -177,53 +334,118 @@ def deduplicate(group, values, lengths):
     return torch.from_numpy(values[index]), torch.from_numpy(kept_offsets), torch.from_numpy(inverse)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", required=True, choices=["rm1", "rm2", "rm3"])
-    parser.add_argument("--data", required=True, type=Path, help="a dataset in the `rows` layout")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=10)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    groups, batches = read(arguments.data, arguments.batches)
-    model = Model(groups)
-    optimizer = torch.optim.Adagrad(
-        [parameter for name, parameter in model.named_parameters() if not name.startswith("tables")],
-        lr=0.001, eps=1e-8, fused=True,
-    )
+def inputs_of(groups, lists, by_hand):
+    """Per group its ids, offsets, and the row of every sample, or None where each sample has a row of its own."""
+    inputs = []
+    for group, (values, lengths) in zip(groups, lists):
+        if by_hand and group["deduplicated"]:
+            inputs.append(deduplicate(group, values, lengths))
+        else:
+            inputs.append((torch.from_numpy(values), torch.from_numpy(offsets_of(lengths)), None))
+    return inputs
+
+
+def over_ranks(numbers, operation):
+    """The sums or maxima of the ranks' numbers."""
+    numbers = torch.tensor(numbers, dtype=torch.float64)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(numbers, operation)
+    return numbers.tolist()
+
+
+def measure(model, groups, batches, rounds):
+    """Trains both variants in turns: of each the seconds of every step, of the slowest rank, and the loss."""
+    dense_parameters = [p for name, p in model.named_parameters() if not name.startswith("tables")]
+    optimizer = torch.optim.Adagrad(dense_parameters, lr=0.001, eps=1e-8, fused=True)
     loss_of = torch.nn.BCEWithLogitsLoss()
 
-    def step(batch, folds):
+    def step(batch, by_hand):
         dense, labels, lists = batch
-        inputs = []
-        for group, (values, lengths) in zip(groups, lists):
-            if folds and group["deduplicated"]:
-                inputs.append(deduplicate(group, values, lengths))
-            else:
-                inputs.append((torch.from_numpy(values), torch.from_numpy(offsets_of(lengths)), None))
         optimizer.zero_grad()
-        loss = loss_of(model(dense, inputs), labels)
+        loss = loss_of(model(dense, inputs_of(groups, lists, by_hand)), labels)
         loss.backward()
         optimizer.step()
         return loss.item()
 
     times = {"plain": [], "deduplicated": []}
     losses = {"plain": [], "deduplicated": []}
-    for turn in range(arguments.rounds + 2):
+    for turn in range(rounds + WARM_UP):
         for number, name in enumerate(times):
+            if torch.distributed.is_initialized():
+                torch.distributed.barrier()
             started = time.perf_counter()
             loss = step(batches[(turn + 3 * number) % len(batches)], name == "deduplicated")
-            if turn >= 2:
-                times[name].append(time.perf_counter() - started)
-                losses[name].append(loss)
-    report = {"workload": arguments.workload, "batch_size": BATCH, "threads": arguments.threads}
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        report[name] = {
-            "step_ms": 1e3 * median, "samples_per_second": BATCH / median, "loss": statistics.mean(losses[name]),
+            times[name].append(time.perf_counter() - started)
+            losses[name].append(loss)
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    for name in times:
+        times[name] = over_ranks(times[name], torch.distributed.ReduceOp.MAX)
+        losses[name] = [loss / ranks for loss in over_ranks(losses[name], torch.distributed.ReduceOp.SUM)]
+    return times, losses
+
+
+def report(arguments, rank=0, rank_of=None):
+    """Trains in this process, or with tables on the ranks of `rank_of`. The result is the report."""
+    torch.set_num_threads(arguments.threads)
+    groups, batches = read(arguments.data, arguments.batches, rank, arguments.ranks or 1)
+    if rank_of is None:
+        model = Model(groups, FusedTables(groups))
+    else:
+        model = distribute(Model(groups, Collections(groups)), rank_of, arguments.ranks)
+    times, losses = measure(model, groups, batches, arguments.rounds)
+    result = {
+        "workload": arguments.workload, "batch_size": BATCH,
+        "ranks": arguments.ranks, "threads": arguments.threads,
+        "plan": None if arguments.plan is None else str(arguments.plan),
+    }
+    for name in times:
+        median = statistics.median(times[name][WARM_UP:])
+        result[name] = {
+            "step_ms": 1e3 * median, "samples_per_second": BATCH / median,
+            "loss": statistics.mean(losses[name][WARM_UP:]), "first_losses": losses[name][:FIRST_LOSSES],
         }
-    print(json.dumps(report))
+    return result
 
 
-main()
+def run_rank(rank, arguments, rank_of, store):
+    """One process of several, which meet at the file `store`. Rank 0 prints the report."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks
+    )
+    result = report(arguments, rank, rank_of)
+    if rank == 0:
+        print(json.dumps(result))
+    # A model that still refers to the process group keeps Gloo's threads, which abort the process at its end.
+    gc.collect()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", required=True, choices=["rm1", "rm2", "rm3"])
+    parser.add_argument("--data", required=True, type=Path, help="a dataset in the `rows` layout")
+    parser.add_argument("--ranks", type=int, help="train with DistributedModelParallel on this many processes")
+    parser.add_argument("--plan", type=Path, help="Onefold's plan.json for these ranks, table-wise")
+    parser.add_argument("--threads", type=int, help="threads of a process [default: 2, with --ranks 1]")
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args()
+    if arguments.threads is None:
+        arguments.threads = 2 if arguments.ranks is None else 1
+    if arguments.ranks is None:
+        if arguments.plan is not None:
+            parser.error("--plan needs --ranks")
+        print(json.dumps(report(arguments)))
+        return
+    if arguments.ranks < 1 or BATCH % arguments.ranks != 0:
+        parser.error(f"--ranks must divide the {BATCH} samples of a batch")
+    rank_of = owners(all_features(groups_of(arguments.data)[0]), arguments.ranks, arguments.plan)
+    with tempfile.TemporaryDirectory() as folder:
+        rest = (arguments, rank_of, f"{folder}/store")
+        torch.multiprocessing.spawn(run_rank, args=rest, nprocs=arguments.ranks)
+
+
+if __name__ == "__main__":
+    main()

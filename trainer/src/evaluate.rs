@@ -86,9 +86,9 @@ pub struct EvaluateOptions {
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
+/// [`Error::Run`] if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
 /// schema;
-/// [`Error::Read`](crate::Error::Read) for damaged data; [`Error::Prediction`](crate::Error::Prediction) for a prediction that is no
+/// [`Error::Read`] for damaged data; [`Error::Prediction`] for a prediction that is no
 /// finite number.
 pub fn evaluate(
     run: &Path,

@@ -182,8 +182,9 @@ impl DenseOptimizer {
             let state = [state.next().unwrap_or_default(), state.next().unwrap_or_default()];
             let values = gradient.contiguous();
             let slice = tensors::as_slice(&values);
-            // SAFETY: `update` is given the weights, the gradient, whose storage is another one, and vectors of ours. Whoever
-            // else has a handle of the parameter, as the model does, computes before a step or after it, on this thread.
+            // SAFETY: `update` is given the weights, the gradient, whose storage is another one, and vectors of
+            // ours. Whoever else has a handle of the parameter, as the model does, computes before a step or after
+            // it, on this thread.
             let weights = unsafe { tensors::as_mut_slice(&mut parameter.tensor) };
             threads.install(|| update.apply(weights, slice, state));
             let _ = tch::no_grad(|| gradient.zero_());

@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::kernels::fresh::write_all;
 
-/// Runs `work` with libtorch's generator of random numbers seeded. All threads share that generator, so everything that draws
-/// from it runs in here, one at a time.
+/// Runs `work` with libtorch's generator of random numbers seeded. All threads share that generator, so everything
+/// that draws from it runs in here, one at a time.
 pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,8 +112,8 @@ pub(crate) fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
 ///
 /// # Safety
 ///
-/// As long as the slice lives, the elements are neither read nor written in another way: not by another handle of the
-/// tensor, nor by one that shares its storage.
+/// As long as the slice lives, the elements are neither read nor written in another way: not by another handle of
+/// the tensor, nor by one that shares its storage.
 pub(crate) unsafe fn as_mut_slice(tensor: &mut Tensor) -> &mut [f32] {
     let length = checked_len(tensor);
     if length == 0 {

@@ -81,9 +81,9 @@ fn after_changes(folder: &Path, times: usize) -> impl Fn() -> bool {
     }
 }
 
-/// Kills `write`, which makes the dataset of the commands `whole` of the one that [`BUILD`] makes, at its start and after each
-/// of the first changes of the dataset's files: the old dataset stays whole, and so does the new one if it was committed;
-/// when it is run again, it does what it does at once.
+/// Kills `write`, which makes the dataset of the commands `whole` of the one that [`BUILD`] makes, at its start
+/// and after each of the first changes of the dataset's files: the old dataset stays whole, and so does the new
+/// one if it was committed; when it is run again, it does what it does at once.
 fn check_killed_anywhere(write: &str, whole: &[&str]) {
     let dir = with_logs();
     dir.command(BUILD).works();

@@ -51,9 +51,10 @@ fn training_is_the_same_with_deduplication_off_and_exact() {
     for (step, (a, b)) in plain.iter().zip(&folded).enumerate() {
         assert!((a - b).abs() <= 1e-4 * a.abs().max(b.abs()), "step {}: {a} off, {b} exact", step + 1);
     }
-    // The comparison says something only if the model moved and rows were shared.
+    // The comparison says something only if the model moved and rows were shared. A few batches of whole sessions
+    // may be easy.
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    assert!(mean(&plain[150..]) < 0.98 * mean(&plain[..10]), "the loss did not fall: {plain:?}");
+    assert!(mean(&plain[150..]) < 0.98 * mean(&plain[..50]), "the loss did not fall: {plain:?}");
     let factors = |summary: &Value| summary["dedupe_factor"].as_object().unwrap().clone();
     assert!(factors(&off).values().all(|factor| factor.as_f64() == Some(1.0)));
     for (group, factor) in factors(&exact) {

@@ -155,8 +155,8 @@ fn a_run_killed_while_it_writes_checkpoints_goes_on_from_the_one_before() {
     };
     let newest = || checkpoints(&run).last().copied().unwrap_or(0);
     let mut last = 0;
-    // In the middle of an epoch, before its last step, and at its end. What one step changes is smaller than the limit, and
-    // all tables are larger, so the process is killed in the middle of its first or second checkpoint.
+    // In the middle of an epoch, before its last step, and at its end. What one step changes is smaller than the
+    // limit, and all tables are larger, so the process is killed in the middle of its first or second checkpoint.
     for steps in [1, 30, 63, 64, 100] {
         dir.command(&format!("{RUN} killed --resume --max-steps {steps}")).works();
         assert_eq!(newest(), steps);

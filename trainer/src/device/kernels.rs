@@ -1,7 +1,7 @@
 //! The kernels of `kernels.cu` but for the update's, each with what it assumes of its arguments.
 //!
-//! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were made: rows
-//! and inverse indices by `Batch::try_new`, ids when they were staged.
+//! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were
+//! made: rows and inverse indices by `Batch::try_new`, ids when they were staged.
 
 use tch::{Kind, Tensor};
 
@@ -72,8 +72,8 @@ impl Accelerator {
     ///
     /// # Safety
     ///
-    /// The arguments are those of the kernel's parameters, in their order; tensors have the types that it reads and writes, and
-    /// no thread reaches outside them, neither by its number nor by an index that it reads.
+    /// The arguments are those of the kernel's parameters, in their order; tensors have the types that it reads
+    /// and writes, and no thread reaches outside them, neither by its number nor by an index that it reads.
     pub(super) unsafe fn launch(
         &self,
         kernel: &'static str,
@@ -108,7 +108,8 @@ impl Accelerator {
             Argument::Int(features as i32),
             Argument::Pointer(Some(&rows)),
         ];
-        // SAFETY: the arguments are those of `table_rows`, their lengths were checked, and it has a thread for each id.
+        // SAFETY: the arguments are those of `table_rows`, their lengths were checked, and it has a thread for
+        // each id.
         unsafe { self.launch("table_rows", count, &arguments) }?;
         Ok(rows)
     }
@@ -125,8 +126,8 @@ impl Accelerator {
             Argument::Pointer(Some(&output)),
         ];
         let arguments = [&weights.arguments()[..], &own].concat();
-        // SAFETY: the arguments are those of `gather`, their lengths were checked, and `rows` are rows of the tables: that is
-        // what `table_rows` gives for ids that were checked when they were staged.
+        // SAFETY: the arguments are those of `gather`, their lengths were checked, and `rows` are rows of the
+        // tables: that is what `table_rows` gives for ids that were checked when they were staged.
         unsafe { self.launch("gather", count * dim, &arguments) }?;
         Ok(output)
     }
@@ -148,8 +149,8 @@ impl Accelerator {
             Argument::Pointer(Some(&output)),
         ];
         let arguments = [&weights.arguments()[..], &own].concat();
-        // SAFETY: the arguments are those of `pool`, and `check` has seen the lengths of the bags' tensors; rows are as for
-        // `gather`, and bags end where the rows do, as they were staged with them.
+        // SAFETY: the arguments are those of `pool`, and `check` has seen the lengths of the bags' tensors; rows
+        // are as for `gather`, and bags end where the rows do, as they were staged with them.
         unsafe { self.launch("pool", count * dim, &arguments) }?;
         Ok(output)
     }
@@ -176,8 +177,8 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `unpool`, their lengths were checked, and `order` holds numbers of bags, as it was
-        // staged with them.
+        // SAFETY: the arguments are those of `unpool`, their lengths were checked, and `order` holds numbers of
+        // bags, as it was staged with them.
         unsafe { self.launch("unpool", elements * dim, &arguments) }?;
         Ok(output)
     }
@@ -200,8 +201,8 @@ impl Accelerator {
             Argument::Pointer(Some(output)),
             Argument::Long(stride),
         ];
-        // SAFETY: the arguments are those of `expand`; lengths and strides were checked. `Batch::try_new` has checked that an
-        // inverse index holds numbers of the rows that `values` are of.
+        // SAFETY: the arguments are those of `expand`; lengths and strides were checked. `Batch::try_new` has
+        // checked that an inverse index holds numbers of the rows that `values` are of.
         unsafe { self.launch("expand", count * width, &arguments) }
     }
 
@@ -226,8 +227,8 @@ impl Accelerator {
             Argument::Long(width),
             Argument::Pointer(Some(output)),
         ];
-        // SAFETY: the arguments are those of `fold`; lengths and strides were checked. `order` is a permutation of the samples,
-        // and `ends` are ascending places in it: `SamplesOfRows` makes both from an inverse index.
+        // SAFETY: the arguments are those of `fold`; lengths and strides were checked. `order` is a permutation of
+        // the samples, and `ends` are ascending places in it: `SamplesOfRows` makes both from an inverse index.
         unsafe { self.launch("fold", rows * width, &arguments) }
     }
 
@@ -246,8 +247,8 @@ impl Accelerator {
             Argument::Long(longest),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `pad`, and `check` has seen their lengths; rows end where `values` do, as they
-        // were staged with them.
+        // SAFETY: the arguments are those of `pad`, and `check` has seen their lengths; rows end where `values`
+        // do, as they were staged with them.
         unsafe { self.launch("pad", rows.rows * longest * width, &arguments) }?;
         Ok(output)
     }
@@ -270,8 +271,8 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `unpad`, their lengths were checked, and `order` holds numbers of rows, none of
-        // which is longer than `longest`: they were staged together.
+        // SAFETY: the arguments are those of `unpad`, their lengths were checked, and `order` holds numbers of
+        // rows, none of which is longer than `longest`: they were staged together.
         unsafe { self.launch("unpad", elements * width, &arguments) }?;
         Ok(output)
     }

@@ -75,8 +75,9 @@ impl Accelerator {
             let steps = steps.insert(self.empty(&[count], Kind::Float)?);
             let own = [sums, rate, eps, state, Argument::Pointer(Some(steps))];
             let arguments = [&rows[..], &own].concat();
-            // SAFETY: the arguments are those of `accumulate_rows`; keys, sums and steps have `count` rows, and the state has a
-            // value for every table row. Keys are table rows: `places` has sorted those that were looked up.
+            // SAFETY: the arguments are those of `accumulate_rows`; keys, sums and steps have `count` rows, and
+            // the state has a value for every table row. Keys are table rows: `places` has sorted those that were
+            // looked up.
             unsafe { self.launch("accumulate_rows", count, &arguments) }?;
         }
         let own = [sums, Argument::Int(numbers.rule), rate, eps];
@@ -85,8 +86,8 @@ impl Accelerator {
         let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks)];
         let tables = [&weights.arguments()[..], &weights.numbers()].concat();
         let arguments = [&rows[..], &own, &moments, &tables, &last].concat();
-        // SAFETY: the arguments are those of `update`; keys, sums and steps have `count` rows, and weights, state and marks have
-        // what the rule needs of every table row. Keys are table rows, as above.
+        // SAFETY: the arguments are those of `update`; keys, sums and steps have `count` rows, and weights, state
+        // and marks have what the rule needs of every table row. Keys are table rows, as above.
         unsafe { self.launch("update", count * dim, &arguments) }
     }
 
@@ -109,8 +110,8 @@ impl Accelerator {
             target,
         ];
         let threads = (count as u64).div_ceil(CHUNK) as i64 * dim;
-        // SAFETY: the arguments are those of `sum_chunks`; keys, order and sums have `count` rows. `places` made `order`, a
-        // permutation of the elements, and the gradients were checked to be of as many together.
+        // SAFETY: the arguments are those of `sum_chunks`; keys, order and sums have `count` rows. `places` made
+        // `order`, a permutation of the elements, and the gradients were checked to be of as many together.
         unsafe { self.launch("sum_chunks", threads, &arguments) }?;
         // SAFETY: the arguments are those of `sum_rows`; keys and sums have `count` rows.
         unsafe { self.launch("sum_rows", count * dim, &[keys, length, width, target]) }?;

@@ -1,9 +1,9 @@
 //! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Kernels that compute
 //! rather than wait for memory take sixteen where there is AVX-512.
 //!
-//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the processor and
-//! calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and wider vectors add in
-//! another order.
+//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
+//! processor and calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and
+//! wider vectors add in another order.
 //!
 //! The vectors of AVX2 and AVX-512 are private: only [`run`] gives them to a kernel, on processors that have the
 //! instructions.
@@ -180,8 +180,9 @@ mod x86 {
     #[derive(Clone, Copy)]
     struct Avx512(__m512);
 
-    // SAFETY: for every block below: the type is private, and only `with_avx512` gives it to a kernel, which may only be
-    // called where the processor has its instructions. Loads and stores go through references to sixteen floats.
+    // SAFETY: for every block below: the type is private, and only `with_avx512` gives it to a kernel, which may
+    // only be called where the processor has its instructions. Loads and stores go through references to sixteen
+    // floats.
     impl Lanes<WIDE> for Avx512 {
         type Narrow = Avx2;
 
@@ -260,9 +261,9 @@ mod x86 {
     #[derive(Clone, Copy)]
     struct Avx2(__m256);
 
-    // SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`], `with_avx512` give
-    // it to a kernel, which may only be called where the processor has AVX2, FMA and F16C. Loads and stores go through
-    // references to eight floats.
+    // SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`],
+    // `with_avx512` give it to a kernel, which may only be called where the processor has AVX2, FMA and F16C.
+    // Loads and stores go through references to eight floats.
     impl Lanes for Avx2 {
         type Narrow = Self;
 
@@ -369,7 +370,8 @@ pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Portable, WIDTH>()
 }
 
-/// Whether kernels of this thread may use the processor's vectors of so many floats: always, but for [`each_copy`].
+/// Whether kernels of this thread may use the processor's vectors of so many floats: always, but for `each_copy`
+/// in tests.
 #[inline(always)]
 fn may_use(_width: usize) -> bool {
     #[cfg(test)]
@@ -392,8 +394,8 @@ pub(crate) fn each_copy(mut work: impl FnMut()) {
     }
 }
 
-/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; with `wide` before its
-/// name, of one that is generic over their number too.
+/// Makes of a kernel that is generic over [`Lanes`] a function that runs the copy for this processor; with `wide`
+/// before its name, of one that is generic over their number too.
 macro_rules! dispatched {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = wide $generic:ident) => {
         $crate::kernels::simd::dispatched! {

@@ -21,11 +21,11 @@ const SEGMENT_SCORE_BITS: u32 = 8;
 ///
 /// **NE** is TorchRec's: the cross-entropy of the predictions divided by that of always predicting the mean label,
 /// both in bits, predictions clamped to `[1e-12, 1 - 1e-12]`, in double precision. Below 1 is better than knowing
-/// only the base rate. **AUC** is the probability that a positive sample has a higher logit than a negative one, ties
-/// counting half. Logits are counted in buckets that are at most 1 part in 2,048 wide, in 32 KiB per power of two that
-/// logits have; a positive and a negative sample in one bucket count as a tie. Half the share of such pairs is the **AUC's
-/// error**, the most that it can differ from the exact value. **Calibration** is the sum of the predictions divided by
-/// that of the labels.
+/// only the base rate. **AUC** is the probability that a positive sample has a higher logit than a negative one,
+/// ties counting half. Logits are counted in buckets that are at most 1 part in 2,048 wide, in 32 KiB per power of
+/// two that logits have; a positive and a negative sample in one bucket count as a tie. Half the share of such
+/// pairs is the **AUC's error**, the most that it can differ from the exact value. **Calibration** is the sum of
+/// the predictions divided by that of the labels.
 #[derive(Debug, Clone)]
 pub struct BinaryMetrics {
     samples: u64,
@@ -220,8 +220,8 @@ impl BinaryMetrics {
         (self.positive > 0.0).then(|| self.predicted / self.positive)
     }
 
-    /// Area under the ROC curve, and the most that it can differ from the exact value; `None` unless there are both
-    /// positive and negative samples.
+    /// Area under the ROC curve, and the most that it can differ from the exact value; `None` unless there are
+    /// both positive and negative samples.
     pub fn auc(&self) -> Option<(f64, f64)> {
         let negative = self.weight - self.positive;
         if self.positive <= 0.0 || negative <= 0.0 {

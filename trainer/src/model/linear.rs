@@ -8,8 +8,8 @@ use tch::nn::{self, Init};
 /// Zeros.
 pub(super) const ZEROS: Init = Init::Const(0.0);
 
-/// A layer from `input` to `output` values, initialized as `torch.nn.Linear`: weights and bias uniform in ±1/√`input`.
-/// TorchRec's `MLP` consists of such layers.
+/// A layer from `input` to `output` values, initialized as `torch.nn.Linear`: weights and bias uniform in
+/// ±1/√`input`. TorchRec's `MLP` consists of such layers.
 pub(super) fn linear(path: nn::Path<'_>, input: i64, output: i64) -> nn::Linear {
     let init = uniform(input);
     with_init(path, input, output, init, Some(init))

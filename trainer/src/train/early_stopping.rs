@@ -16,7 +16,8 @@ pub(crate) struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Records an evaluation, and says whether training should end. A figure that cannot be computed is no improvement.
+    /// Records an evaluation, and says whether training should end. A figure that cannot be computed is no
+    /// improvement.
     pub(crate) fn should_stop(&mut self, config: &EarlyStoppingConfig, figures: &Figures) -> bool {
         let figure = match config.metric {
             WatchedMetric::Ne => figures.ne,
