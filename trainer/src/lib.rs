@@ -14,6 +14,8 @@
 //!
 //! [`device`] is a GPU: there the tables' kernels are CUDA's, and the dense part libtorch's operations.
 //!
+//! [`trace`] watches the ranks of a job.
+//!
 //! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
 //!
 //! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
@@ -39,6 +41,7 @@ pub mod run;
 mod stop;
 pub mod tensorboard;
 mod tensors;
+pub mod trace;
 mod train;
 
 pub use config::{

@@ -126,12 +126,14 @@ pub(crate) fn go_on(statuses: &[Status]) -> Result<bool> {
 pub(crate) struct Bucket {
     parameters: Vec<Tensor>,
     under_way: Option<(Pending, Tensor)>,
+    /// Bytes that this rank has sent: an all-reduce on a ring sends `2 (W - 1) / W` times its tensor's.
+    pub(crate) sent_bytes: u64,
 }
 
 impl Bucket {
     /// A bucket of these parameters, in one order on all ranks.
     pub(crate) fn new(parameters: Vec<Tensor>) -> Self {
-        Self { parameters, under_way: None }
+        Self { parameters, under_way: None, sent_bytes: 0 }
     }
 
     /// Begins to sum up the gradients as they are.
@@ -149,6 +151,8 @@ impl Bucket {
             if gradient.defined() { gradient } else { parameter.detach().zeros_like() }.reshape([-1])
         });
         let flat = Tensor::cat(&gradients.collect::<Vec<_>>(), 0);
+        let ranks = u64::from(collectives.size());
+        self.sent_bytes += 2 * (ranks - 1) * 4 * flat.numel() as u64 / ranks;
         self.under_way = Some((collectives.all_reduce(&flat, Reduce::Sum)?, flat));
         Ok(())
     }

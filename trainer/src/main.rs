@@ -4,9 +4,11 @@ mod bench_command;
 mod check_command;
 mod measure_command;
 mod ranks;
+mod trace_command;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,6 +72,12 @@ enum Command {
     ///
     /// Example: onefold-train export run --out exported
     Export(ExportArguments),
+    /// Draw what the ranks of a run did in some of its steps: a page, and a trace for Perfetto
+    ///
+    /// `run --trace-steps FIRST..LAST` says which steps; on several ranks 10 to 20 are traced by default.
+    ///
+    /// Example: onefold-train trace run --html timeline.html --chrome timeline.json
+    Trace(trace_command::TraceArguments),
     /// Measure training steps of a workload's reference model, with deduplication off and on
     ///
     /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
@@ -119,6 +127,10 @@ struct RunArguments {
     /// rank that has the fewest bytes]
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
+    /// The steps, counted from 1, of which every rank keeps a timeline for `onefold-train trace` [default: 10..20 on several
+    /// ranks, none on one]
+    #[arg(long, value_name = "FIRST..LAST", value_parser = trace_command::parse_steps)]
+    trace_steps: Option<RangeInclusive<u64>>,
     /// Replace the run that is at `--out`, once the new one is complete
     #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
     overwrite: bool,
@@ -259,6 +271,7 @@ impl CommandLine for Cli {
                 );
                 Ok(printer.summary(&text, &summary)?)
             }
+            Command::Trace(arguments) => trace_command::run(arguments, printer),
             Command::Bench(arguments) => bench_command::run(arguments, printer),
             Command::CheckDevice(arguments) => check_command::run(arguments, printer),
             Command::Profile(arguments) => measure_command::profile_tables(arguments, printer),
@@ -292,6 +305,7 @@ fn train(
         streams: resumed.as_ref().and_then(|run| run.streams),
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
+        trace_steps: arguments.trace_steps.clone(),
         collectives: Arc::clone(collectives),
         existing,
         memory_limit: arguments.memory_limit,
@@ -366,6 +380,11 @@ fn describe_run(summary: &TrainSummary, out: &Path) -> String {
     );
     if let Some(step) = summary.resumed_from_step {
         let _ = writeln!(text, "resumed from step {}", format_count(step));
+    }
+    if let Some(times) = &summary.rank_times {
+        let steps = summary.steps - summary.resumed_from_step.unwrap_or(0);
+        let _ =
+            writeln!(text, "a step of {} ranks: {}", summary.ranks, trace_command::describe(times, steps));
     }
     match summary.ended {
         Ending::EarlyStopping => text.push_str("stopped early: held-out figures got no better\n"),

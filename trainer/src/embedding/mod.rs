@@ -18,6 +18,7 @@
 mod device;
 mod exchange;
 mod lookup;
+mod sent;
 mod shard;
 mod store;
 mod table;
@@ -36,6 +37,7 @@ pub(crate) use self::device::{DeviceGradients, DeviceLookup, DeviceStore};
 use self::exchange::{Exchange, Exchanged, Gradients};
 use self::lookup::GroupLookup;
 pub use self::lookup::{FeatureLookup, Lookup};
+pub use self::sent::SentBytes;
 pub use self::shard::{Buffer, RowSet, Shard};
 use self::store::HostStore;
 pub use self::table::Table;
@@ -46,6 +48,7 @@ use crate::device::Accelerator;
 use crate::distributed::{Alone, Collectives};
 use crate::kernels::attention::Sequence;
 use crate::kernels::element::Elements;
+use crate::trace::Recorder;
 
 /// What a rank tells the others with every request.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -82,17 +85,6 @@ pub struct Lookups {
 /// Gradients on their way to the ranks that own the tables.
 #[derive(Debug)]
 pub struct SentGradients(Gradients);
-
-/// Bytes that this rank sent to others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-pub struct SentBytes {
-    /// Table rows of distinct rows' ids.
-    pub requests: u64,
-    /// Pooled rows, and the vectors of sequences' elements.
-    pub answers: u64,
-    /// The gradients of both.
-    pub gradients: u64,
-}
 
 /// How tables are divided, and the ranks that have them.
 #[derive(Debug, Clone)]
@@ -252,12 +244,17 @@ impl Embeddings {
         self.threads.install(work)
     }
 
-    /// Bytes sent to other ranks so far.
+    /// Bytes sent to other ranks so far, for the tables.
     pub fn sent_bytes(&self) -> SentBytes {
         let sent = &self.exchange.sent;
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (requests, answers) = (load(&sent.requests), load(&sent.answers));
-        SentBytes { requests, answers, gradients: load(&sent.gradients) }
+        SentBytes { requests, answers, gradients: load(&sent.gradients), dense: 0 }
+    }
+
+    /// What this rank does in a step, and how long it waits for others.
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.exchange.recorder
     }
 
     /// Begins to ask the owners for the rows of every group of a batch, whose features are in the order of the tables, and to tell all

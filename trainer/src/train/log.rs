@@ -1,4 +1,4 @@
-//! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs, and TensorBoard's event files, which have
+//! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs of one rank, and TensorBoard's event files, which have
 //! times and rates too.
 
 use std::collections::BTreeMap;
@@ -10,13 +10,14 @@ use serde::Serialize;
 use crate::evaluate::EvaluationSummary;
 use crate::metrics::Figures;
 use crate::tensorboard::EventWriter;
+use crate::trace::RankFigures;
 use crate::{Error, Result};
 
 /// The file of the figures, one JSON object a line.
 pub(super) const METRICS_FILE: &str = "metrics.jsonl";
 
 /// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`; every `log_every_steps` one with `train`, the figures
-/// since the one before; of every evaluation one with `eval`.
+/// since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with `eval`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Line<'a> {
     pub(super) step: u64,
@@ -29,6 +30,9 @@ pub(super) struct Line<'a> {
     pub(super) grad_norm: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) train: Option<Window>,
+    /// A step on average since the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ranks: Option<RankFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) eval: Option<&'a EvaluationSummary>,
 }

@@ -19,6 +19,7 @@ mod tests;
 mod training;
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,6 +42,7 @@ use crate::metrics::Figures;
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 use crate::stop::Stop;
+use crate::trace::RankTimes;
 use crate::{Error, Result, TrainConfig};
 
 use self::progress::Progress;
@@ -61,6 +63,8 @@ pub struct TrainOptions {
     pub plan: Option<PathBuf>,
     /// The ranks that train together.
     pub collectives: Arc<dyn Collectives>,
+    /// The steps, counted from 1, of which the ranks keep a timeline; if `None`, 10 to 20 on several ranks.
+    pub trace_steps: Option<RangeInclusive<u64>>,
     /// The streams of a run that goes on, if its configuration names none.
     pub streams: Option<usize>,
     /// What happens to a run that is there.
@@ -139,6 +143,9 @@ pub struct TrainSummary {
     pub ranks: u32,
     /// Bytes of ids, vectors and gradients that all ranks of this process's job sent each other.
     pub sent_bytes: SentBytes,
+    /// Where the ranks' time went in all steps of this process, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank_times: Option<RankTimes>,
     /// Figures on the evaluation partitions, if the configuration names any.
     pub eval: Option<EvaluationSummary>,
 }
@@ -320,7 +327,7 @@ impl<'a> Prepared<'a> {
         let snapshot = self.reader.snapshot();
         let config = toml::to_string(self.config).map_err(std::io::Error::other)?;
         let plan = self.options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
-        let own: [(&str, String); 8] = [
+        let own: [(&str, String); 9] = [
             ("version of the program", env!("CARGO_PKG_VERSION").to_owned()),
             ("configuration", config),
             ("dataset", snapshot.dataset.clone()),
@@ -329,6 +336,7 @@ impl<'a> Prepared<'a> {
             ("option `out`", out.display().to_string()),
             ("option `existing`", format!("{:?}", self.options.existing)),
             ("option `max_steps`", format!("{:?}", self.options.max_steps)),
+            ("option `trace_steps`", format!("{:?}", self.options.trace_steps)),
         ];
         let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
         let all = collectives.gather_bytes(&bytes)?;

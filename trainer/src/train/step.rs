@@ -20,6 +20,7 @@ use crate::lockstep::{self, Bucket, STOP};
 use crate::model::{Input, Model};
 use crate::optimizer::DenseOptimizer;
 use crate::stop::Stop;
+use crate::trace::{Activity, Recorder};
 use crate::{Error, Result, TrainConfig, tensors};
 
 /// What steps work on.
@@ -105,7 +106,7 @@ impl<'a> Stepper<'a> {
 
     /// Fetches a batch, and begins its input.
     fn request(&self, batches: &mut Batches, stop: &Stop) -> Result<Option<(Step, Input)>> {
-        let step = match batches.next() {
+        let step = match self.recorder().during(Activity::Input, || batches.next()) {
             None => return Ok(None),
             Some(step) => step.map_err(Error::from),
         };
@@ -136,9 +137,12 @@ impl<'a> Stepper<'a> {
     ) -> Result<Option<Taken>> {
         let Some((Step { batch, position }, mut input)) = self.upcoming.take() else { return Ok(None) };
         self.model.embeddings.collectives().set_step(progress.steps + 1);
+        self.recorder().begin(Activity::Forward);
         let weight = self.model.statuses(&mut input)?.iter().map(|status| status.weight).sum();
         let forward = self.model.forward(&batch, input)?;
+        self.recorder().turn_to(Activity::Request);
         self.upcoming = self.request(batches, stop)?;
+        self.recorder().turn_to(Activity::Backward);
         let loss = self.model.loss(&forward.logits, &batch, weight);
         let logits = forward.logits.detach().to_device(tch::Device::Cpu).contiguous();
         let logits = tensors::as_slice(&logits).to_vec();
@@ -152,9 +156,14 @@ impl<'a> Stepper<'a> {
             top.start(&**model.embeddings.collectives())
         })?;
         rest.start(&**model.embeddings.collectives())?;
+        model.embeddings.recorder().turn_to(Activity::SendGradients);
         let sent = model.send_gradients(&forward, &gradients)?;
         let (told, values) = self.tell(&batch, loss.double_value(&[]), gradients.are_finite())?;
-        self.buckets.iter_mut().try_for_each(Bucket::finish)?;
+        self.model
+            .embeddings
+            .recorder()
+            .during(Activity::DenseGradient, || self.buckets.iter_mut().try_for_each(Bucket::finish))?;
+        self.recorder().turn_to(Activity::Update);
         let norm = self.optimizer.gradient_norm();
         self.check(&told, norm, progress.steps + 1, &batch, &logits)?;
         self.learning_rates = self.next_learning_rates(progress.steps);
@@ -175,7 +184,8 @@ impl<'a> Stepper<'a> {
         let mut own = vec![loss, f64::from(u8::from(finite)), batch.size() as f64];
         let groups = batch.groups();
         own.extend(groups.iter().flat_map(|group| [group.sample_values() as f64, group.row_values() as f64]));
-        let all = self.model.embeddings.collectives().gather(&own)?;
+        let collectives = self.model.embeddings.collectives();
+        let all = self.recorder().during(Activity::Losses, || collectives.gather(&own))?;
         let told = |of_rank: &Vec<f64>| Told {
             loss: of_rank[0],
             finite: of_rank[1] != 0.0,
@@ -210,12 +220,22 @@ impl<'a> Stepper<'a> {
         (optimizer.dense.learning_rate * factors[0], tables as f32)
     }
 
-    /// Bytes that all ranks sent to others, by kind.
-    pub(super) fn sent_bytes(&self) -> Result<SentBytes> {
-        let SentBytes { requests, answers, gradients } = self.model.embeddings.sent_bytes();
-        let own = [requests, answers, gradients].map(|bytes| bytes as f64);
+    /// What this rank does in a step, until [`Watch`](crate::trace::Watch) ends it.
+    pub(super) fn recorder(&self) -> &Recorder {
+        self.model.embeddings.recorder()
+    }
+
+    /// Bytes that this rank sent to others so far.
+    pub(super) fn sent_bytes(&self) -> SentBytes {
+        let dense = self.buckets.iter().map(|bucket| bucket.sent_bytes).sum();
+        SentBytes { dense, ..self.model.embeddings.sent_bytes() }
+    }
+
+    /// Bytes that all ranks sent to others so far. Every rank calls it.
+    pub(super) fn all_sent_bytes(&self) -> Result<SentBytes> {
+        let own = self.sent_bytes().named().map(|(_, bytes)| bytes as f64);
         let all = self.model.embeddings.collectives().gather(&own)?;
-        let sum = |place: usize| all.iter().map(|of_rank| of_rank[place] as u64).sum();
-        Ok(SentBytes { requests: sum(0), answers: sum(1), gradients: sum(2) })
+        let sum = |kind: usize| all.iter().map(|of_rank| of_rank[kind] as u64).sum();
+        Ok(SentBytes::from(std::array::from_fn(sum)))
     }
 }

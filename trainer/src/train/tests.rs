@@ -178,6 +178,7 @@ impl Runs {
             max_steps: None,
             plan: None,
             collectives: Arc::new(crate::distributed::Alone),
+            trace_steps: None,
             streams: None,
             existing,
             memory_limit: None,

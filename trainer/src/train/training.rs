@@ -22,6 +22,7 @@ use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
 use crate::run::{Run, dense_entries};
 use crate::stop::Stop;
+use crate::trace::{Activity, RankFigures, Watch};
 use crate::{Error, Result, TrainConfig};
 
 /// Losses of this many steps stand in the summary; all of them stand in `metrics.jsonl`.
@@ -47,6 +48,7 @@ pub(super) struct Training<'a> {
     checkpointed: Option<u64>,
     last_evaluation: Option<EvaluationSummary>,
     clock: Clock,
+    watch: Watch,
 }
 
 /// Where this process's time went.
@@ -121,6 +123,7 @@ impl<'a> Training<'a> {
             checkpointed,
             last_evaluation: None,
             clock: Clock { resumed_from_step: checkpointed, ..Clock::default() },
+            watch: Watch::new(directory, options.trace_steps.clone(), &*options.collectives),
         })
     }
 
@@ -218,10 +221,14 @@ impl<'a> Training<'a> {
     /// Takes a step with the next batch; whether there was one.
     fn next_step(&mut self, batches: &mut Batches, reporter: &dyn Reporter) -> Result<bool> {
         let (started, waited) = (Instant::now(), batches.waited());
+        let sent = self.stepper.sent_bytes();
         let Some(taken) = self.stepper.next(batches, &self.progress, self.stop)? else { return Ok(false) };
         self.progress.position = taken.position.clone();
         self.progress.optimizer_steps = self.stepper.optimizer.steps();
+        self.stepper.recorder().turn_to(Activity::Record);
         self.record(&taken)?;
+        let sent = self.stepper.sent_bytes() - sent;
+        self.watch.end_step(self.progress.steps, self.stepper.recorder(), sent)?;
         self.progress.evaluation_due = is_due(self.config.evaluation.every_steps, self.progress.steps);
         self.clock.samples += taken.samples;
         self.clock.waited += batches.waited() - waited;
@@ -263,6 +270,7 @@ impl<'a> Training<'a> {
         self.sums.window = TaskMetrics::new(&self.evaluation.tasks);
         let (step, samples) = (self.progress.steps, self.progress.samples);
         let rates = self.clock.end_window();
+        let ranks = self.watch.end_window(&**self.stepper.model.embeddings.collectives())?;
         let mut scalars = tagged_by_task("train", &figures, &tasks);
         for (name, value) in [
             ("train/samples_per_second", rates.samples_per_second),
@@ -272,10 +280,11 @@ impl<'a> Training<'a> {
         ] {
             scalars.push((name.to_owned(), value));
         }
+        scalars.extend(ranks.iter().flat_map(RankFigures::scalars));
         let (learning_rate_dense, learning_rate_tables) = (dense, f64::from(table_rate));
         let train = Window { figures, tasks, learning_rate_dense, learning_rate_tables };
         let Some(log) = &mut self.log else { return Ok(()) };
-        log.line(&Line { step, samples, train: Some(train), ..Line::default() })?;
+        log.line(&Line { step, samples, train: Some(train), ranks, ..Line::default() })?;
         log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))
     }
 
@@ -407,7 +416,8 @@ impl<'a> Training<'a> {
             checkpoints: clock.checkpoints,
             peak_rss_bytes: peak_rss_bytes(),
             ranks: self.collectives().size(),
-            sent_bytes: self.stepper.sent_bytes()?,
+            sent_bytes: self.stepper.all_sent_bytes()?,
+            rank_times: self.watch.totals(self.collectives())?,
             eval,
         })
     }

@@ -29,6 +29,7 @@ use crate::distributed::{Collectives, Pending};
 use crate::kernels::element::{Elements, nearest_bf16, nearest_fp16};
 use crate::kernels::fresh::fill_pieces;
 use crate::kernels::pool::{Bags, pool_into, pool_some};
+use crate::trace::{Activity, Recorder};
 use crate::{Error, Result, tensors};
 
 /// Words of the header that ranks send each other before a request: its length, and the sender's status.
@@ -67,6 +68,8 @@ pub(super) struct Exchange {
     /// By rank: what it asks this one for.
     serves: Vec<Vec<Block>>,
     pub(super) sent: Sent,
+    /// How long this rank waits for others is counted here.
+    pub(super) recorder: Recorder,
 }
 
 /// A batch's lookups, on their way to the owners.
@@ -163,6 +166,7 @@ impl Exchange {
             collectives,
             dtype,
             sent: Sent::default(),
+            recorder: Recorder::default(),
         }
     }
 
@@ -209,7 +213,8 @@ impl Exchange {
     /// Waits until it is known what all ranks send, and begins to send it. Returns the ranks' statuses.
     pub(super) fn announce<'a>(&self, request: &'a mut Request) -> Result<&'a [Status]> {
         if let State::Announced(pending, received) = &mut request.state {
-            std::mem::replace(pending, Pending::done()).wait()?;
+            let pending = std::mem::replace(pending, Pending::done());
+            self.recorder.during(Activity::Requests, || pending.wait())?;
             let header = Vec::<i64>::try_from(&*received)?;
             let (header, _) = header.as_chunks::<HEADER>();
             let status = |[_, flags, weight]: &[i64; HEADER]| Status {
@@ -244,7 +249,8 @@ impl Exchange {
         let State::Sent(pending, words, splits) = &mut request.state else {
             unreachable!("it was announced")
         };
-        std::mem::replace(pending, Pending::done()).wait()?;
+        let pending = std::mem::replace(pending, Pending::done());
+        self.recorder.during(Activity::Requests, || pending.wait())?;
         let words = Vec::<i32>::try_from(&*words)?;
         let mut rest = words.as_slice();
         let mut served = Vec::with_capacity(splits.len());
@@ -291,7 +297,7 @@ impl Exchange {
         let received_sizes: Vec<Vec<usize>> = self.asks.iter().zip(&request.asked).map(sizes).collect();
         let (pending, received) =
             self.exchange(&answers, &sent_sizes, &received_sizes, &self.sent.answers)?;
-        pending.wait()?;
+        self.recorder.during(Activity::Answers, || pending.wait())?;
         let parts = self.parts(&request.asked, &received_sizes, elements(&received, self.dtype));
         let groups = threads.install(|| {
             let groups = request.groups.into_par_iter().with_max_len(1);
@@ -468,7 +474,7 @@ impl Exchange {
         sent: Gradients,
         apply: impl FnOnce(Vec<(usize, Contribution<'_>)>),
     ) -> Result<()> {
-        sent.pending.wait()?;
+        self.recorder.during(Activity::Gradients, || sent.pending.wait())?;
         let widened;
         let received = match elements(&sent.received, self.dtype) {
             Elements::Fp32(values) => values,

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use onefold_sharding::{AnalyticCost, ShardingType, Table as Planned, TablePlan, Topology};
 
+use serde_json::Value;
+
 use super::*;
 use crate::config::TableOptimizerKind;
 use crate::distributed::threads;
+use crate::trace::{Kind, Timeline};
 
 /// Learning rates that train gently, so that rounding stays rounding.
 const GENTLE: &str = r#"
@@ -81,10 +84,11 @@ struct Job {
     existing: Existing,
     /// On the lowest rank.
     stop_at: Option<usize>,
+    traced: Option<RangeInclusive<u64>>,
 }
 
 fn job(ranks: u32, division: Division, dedupe: Dedupe) -> Job {
-    Job { ranks, division, dedupe, existing: Existing::Refuse, stop_at: None }
+    Job { ranks, division, dedupe, existing: Existing::Refuse, stop_at: None, traced: None }
 }
 
 fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
@@ -96,6 +100,7 @@ fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
         max_steps: None,
         plan: None,
         collectives,
+        trace_steps: None,
         streams: None,
         existing: Existing::Refuse,
         memory_limit: None,
@@ -173,6 +178,7 @@ impl Jobs {
                 dedupe: job.dedupe,
                 plan: plan.clone(),
                 existing: job.existing,
+                trace_steps: job.traced.clone(),
                 stop,
                 ..options(Arc::clone(&collectives))
             };
@@ -188,6 +194,12 @@ impl Jobs {
                 ranks.into_iter().map(|rank| scope.spawn(move || train(Arc::new(rank)))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
+    }
+
+    /// The lines of a run's `metrics.jsonl`.
+    fn metrics(&self, run: &str) -> Vec<Value> {
+        let text = fs_err::read_to_string(self.folder.path().join(run).join("metrics.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// The summary of a job that succeeds on all ranks.
@@ -278,9 +290,13 @@ fn jobs_are_resumed_by_any_ranks_and_plan() {
         let same = jobs.summary("same", &Job { existing: Existing::Resume, stop_at: None, ..same });
         assert_eq!(losses(&same), losses(&whole), "the same bits");
         let read = |run: &str, file: &str| fs_err::read(jobs.folder.path().join(run).join(file)).unwrap();
-        for file in ["model.safetensors", "metrics.jsonl"] {
-            assert!(read("same", file) == read("whole", file), "{file}");
-        }
+        assert!(read("same", "model.safetensors") == read("whole", "model.safetensors"));
+        let without_times = |run: &str| -> Vec<Value> {
+            let mut lines = jobs.metrics(run);
+            lines.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove("ranks")));
+            lines
+        };
+        assert_eq!(without_times("same"), without_times("whole"));
         let turns = [(3, Division::Even), (4, Division::Columns), (1, Division::Even), (2, division)];
         for (turn, (ranks, division)) in turns.into_iter().enumerate() {
             let existing = if turn == 0 { Existing::Refuse } else { Existing::Resume };
@@ -357,4 +373,57 @@ fn a_loss_that_is_no_number_ends_all() {
         "{errors:?}"
     );
     assert!(jobs.folder.path().join("run/diverged/batch.arrow").is_file());
+}
+
+/// Every rank keeps a timeline of the steps that it is told to trace, and the log compares the ranks.
+#[test]
+fn ranks_are_watched() {
+    let jobs = Jobs::new();
+    let traced = Job { traced: Some(3..=5), ..job(2, Division::Columns, Dedupe::Exact) };
+    let summary = jobs.summary("run", &traced);
+    let timeline = Timeline::load(&jobs.folder.path().join("run")).unwrap();
+    let places: Vec<_> = timeline.steps.iter().map(|step| (step.step, step.rank)).collect();
+    assert_eq!((timeline.ranks, places), (2, vec![(3, 0), (3, 1), (4, 0), (4, 1), (5, 0), (5, 1)]));
+    let dense = 4 * summary.parameters.dense;
+    for step in &timeline.steps {
+        // Spans leave out what is shorter than a microsecond.
+        let sum: f64 = step.times_ms().iter().sum();
+        assert!(sum <= step.length_micros as f64 / 1e3 + 1e-9, "{step:?}");
+        assert!(step.spans.iter().any(|span| span.name.kind() == Kind::Compute), "{step:?}");
+        let sent = step.sent_bytes;
+        assert!(sent.requests > 0 && sent.answers > 0 && sent.gradients > 0, "{step:?}");
+        // Two ranks send all of it once.
+        assert_eq!(sent.dense, dense);
+    }
+    assert!(timeline.html("run").contains("rank 1, step 5"));
+
+    let windows: Vec<Value> =
+        jobs.metrics("run").into_iter().filter(|line| line["train"].is_object()).collect();
+    assert_eq!(windows.len() as u64, summary.steps / 4);
+    for line in &windows {
+        let ranks = &line["ranks"];
+        for kind in ["waiting_ms", "exchange_ms", "compute_ms", "all_reduce_ms"] {
+            let (mean, max) = (ranks[kind]["mean"].as_f64().unwrap(), ranks[kind]["max"].as_f64().unwrap());
+            assert!(0.0 <= mean && mean <= max, "{line}");
+            assert!(ranks[kind]["max_rank"].as_u64().unwrap() < 2, "{line}");
+        }
+        assert!(ranks["compute_ms"]["mean"].as_f64().unwrap() > 0.0, "{line}");
+        assert_eq!(ranks["sent_bytes"]["dense"], 2 * dense);
+        assert!(ranks["sent_bytes"]["answers"].as_u64().unwrap() > 0, "{line}");
+    }
+    assert_eq!(summary.sent_bytes.dense, 2 * dense * summary.steps);
+    let totals = summary.rank_times.unwrap();
+    let in_windows: f64 =
+        windows.iter().map(|line| line["ranks"]["compute_ms"]["mean"].as_f64().unwrap()).sum();
+    assert!(totals.compute_ms.mean >= 4.0 * in_windows * (1.0 - 1e-9), "windows are of four steps");
+
+    // One rank has no others to wait for: its log says nothing of them, and it keeps a timeline only if told to.
+    let alone = jobs.summary("alone", &job(1, Division::Even, Dedupe::Exact));
+    assert!(alone.rank_times.is_none());
+    assert!(jobs.metrics("alone").iter().all(|line| line.get("ranks").is_none()));
+    assert!(!jobs.folder.path().join("alone/timeline").exists());
+    let error = Timeline::load(&jobs.folder.path().join("alone")).unwrap_err().to_string();
+    assert!(error.contains("the run has no timeline") && error.contains("--trace-steps"), "{error}");
+    jobs.summary("traced", &Job { traced: Some(2..=2), ..job(1, Division::Even, Dedupe::Exact) });
+    assert_eq!(Timeline::load(&jobs.folder.path().join("traced")).unwrap().steps.len(), 1);
 }

@@ -1,0 +1,254 @@
+//! The files of a run's timeline: a line for every traced step of a rank.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use fs_err::File;
+use serde::{Deserialize, Serialize};
+
+use super::{Activity, RankTimes};
+use crate::embedding::SentBytes;
+use crate::run::Run;
+use crate::{Error, Result};
+
+/// The folder of the timeline in a run.
+pub(super) const DIRECTORY: &str = "timeline";
+/// Times in a file are below this, so that sums of a few do not overflow and doubles are exact: the year 2112.
+const LATEST: u64 = 1 << 52;
+
+/// What a rank did without a break.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Span {
+    /// What it did.
+    pub name: Activity,
+    /// Microseconds after the step's begin.
+    pub start_micros: u64,
+    /// Likewise, exclusive.
+    pub end_micros: u64,
+}
+
+/// A step of a rank: a line of `timeline/rank-00000.jsonl`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TracedStep {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// The rank.
+    pub rank: u32,
+    /// The number of ranks of its job.
+    pub ranks: u32,
+    /// Its begin in microseconds since 1970, by the clock of the rank's machine.
+    pub began_micros: u64,
+    /// Its length in microseconds.
+    pub length_micros: u64,
+    /// Bytes that the rank sent to others meanwhile.
+    pub sent_bytes: SentBytes,
+    /// In ascending order, without gaps of a microsecond or more.
+    pub spans: Vec<Span>,
+}
+
+/// The traced steps of a run's ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timeline {
+    /// The number of ranks of the job.
+    pub ranks: u32,
+    /// At least one, by step and then by rank. A job that was killed may lack steps of some ranks.
+    pub steps: Vec<TracedStep>,
+}
+
+/// The steps of a rank, on average.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OfRank {
+    /// The number of its steps.
+    pub steps: u64,
+    /// Milliseconds by kind, in the order of [`Kind::ALL`](super::Kind::ALL).
+    pub times_ms: [f64; 4],
+    /// Bytes that it sent to others.
+    pub sent_bytes: SentBytes,
+}
+
+/// The file of a rank in the timeline's folder.
+fn file_name(rank: u32) -> String {
+    format!("rank-{rank:05}.jsonl")
+}
+
+/// The rank that a file is of.
+fn rank_of(name: &str) -> Option<u32> {
+    name.strip_prefix("rank-")?.strip_suffix(".jsonl")?.parse().ok()
+}
+
+/// The ranks that have a file in the timeline's folder.
+fn ranks_in(directory: &Path) -> Result<Vec<u32>> {
+    if !directory.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut ranks = Vec::new();
+    for entry in fs_err::read_dir(directory)? {
+        ranks.extend(entry?.file_name().to_str().and_then(rank_of));
+    }
+    ranks.sort_unstable();
+    Ok(ranks)
+}
+
+/// Begins the file of a rank; rank 0 removes those of an earlier job with more ranks.
+pub(super) fn create(directory: &Path, rank: u32, ranks: u32) -> Result<File> {
+    fs_err::create_dir_all(directory)?;
+    for other in ranks_in(directory)?.into_iter().filter(|other| rank == 0 && *other >= ranks) {
+        fs_err::remove_file(directory.join(file_name(other)))?;
+    }
+    Ok(File::create(directory.join(file_name(rank)))?)
+}
+
+impl TracedStep {
+    /// Writes the line.
+    pub(super) fn write(&self, out: &mut impl Write) -> Result<()> {
+        let mut line = serde_json::to_vec(self).map_err(std::io::Error::from)?;
+        line.push(b'\n');
+        Ok(out.write_all(&line)?)
+    }
+
+    /// Reads a line of the file of `rank`; what is wrong with it, if anything is.
+    fn parse(line: &str, rank: u32) -> Result<Self, String> {
+        let step: Self = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        if step.rank != rank {
+            return Err(format!("it is of rank {}", step.rank));
+        }
+        if step.rank >= step.ranks {
+            return Err(format!("there is no rank {rank} among {} ranks", step.ranks));
+        }
+        if step.began_micros >= LATEST || step.length_micros >= LATEST {
+            return Err("its time is out of range".to_owned());
+        }
+        let mut end = 0;
+        for span in &step.spans {
+            if span.start_micros < end || span.end_micros < span.start_micros {
+                return Err(format!("the span that starts at {} µs overlaps another", span.start_micros));
+            }
+            end = span.end_micros;
+        }
+        if end > step.length_micros {
+            return Err(format!("a span ends at {end} µs, and the step at {} µs", step.length_micros));
+        }
+        Ok(step)
+    }
+
+    /// Its end in microseconds since 1970.
+    pub(super) fn ended_micros(&self) -> u64 {
+        self.began_micros + self.length_micros
+    }
+
+    /// Milliseconds by kind, in the order of [`Kind::ALL`](super::Kind::ALL).
+    pub fn times_ms(&self) -> [f64; 4] {
+        let mut times = [0.0; 4];
+        for span in &self.spans {
+            times[span.name.kind() as usize] += (span.end_micros - span.start_micros) as f64 / 1e3;
+        }
+        times
+    }
+}
+
+impl Timeline {
+    /// Reads the timeline of the run in `run`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if there is no run or it has no timeline, or a line is damaged.
+    pub fn load(run: &Path) -> Result<Self> {
+        let directory = run.join(DIRECTORY);
+        let files = ranks_in(&directory)?;
+        let mut steps = Vec::new();
+        for rank in &files {
+            steps.extend(read(&directory.join(file_name(*rank)), *rank)?);
+        }
+        let Some(first) = steps.first() else {
+            Run::load(run)?;
+            return Err(Error::Run {
+                path: run.to_owned(),
+                message: "the run has no timeline".to_owned(),
+                hint:
+                    "train with `onefold-train run --trace-steps FIRST..LAST`; without it steps 10 to 20 are \
+                       traced, on several ranks"
+                        .to_owned(),
+            });
+        };
+        let ranks = first.ranks;
+        if let Some(other) = steps.iter().find(|step| step.ranks != ranks) {
+            return Err(Error::Run {
+                path: directory,
+                message: format!(
+                    "`{}` is of a job of {ranks} ranks, and `{}` of one of {}",
+                    file_name(first.rank),
+                    file_name(other.rank),
+                    other.ranks
+                ),
+                hint: "a resumed run ended before all ranks had traced a step: remove the older files, or train on"
+                    .to_owned(),
+            });
+        }
+        steps.sort_by_key(|step| (step.step, step.rank));
+        Ok(Self { ranks, steps })
+    }
+
+    /// Every rank's steps on average, by rank.
+    pub fn by_rank(&self) -> Vec<OfRank> {
+        let of_rank = |rank: u32| {
+            let steps: Vec<_> = self.steps.iter().filter(|step| step.rank == rank).collect();
+            let count = steps.len().max(1) as f64;
+            let times: Vec<[f64; 4]> = steps.iter().map(|step| step.times_ms()).collect();
+            let sent = steps.iter().fold(SentBytes::default(), |sum, step| sum + step.sent_bytes);
+            OfRank {
+                steps: steps.len() as u64,
+                times_ms: std::array::from_fn(|kind| {
+                    times.iter().map(|times| times[kind]).sum::<f64>() / count
+                }),
+                sent_bytes: sent.named().map(|(_, bytes)| (bytes as f64 / count).round() as u64).into(),
+            }
+        };
+        (0..self.ranks).map(of_rank).collect()
+    }
+
+    /// The times of a step on average, of the ranks that have steps.
+    pub fn times(&self) -> RankTimes {
+        let ranks = self.by_rank();
+        RankTimes::new(
+            (0..)
+                .zip(&ranks)
+                .filter(|(_, of_rank)| of_rank.steps > 0)
+                .map(|(rank, of_rank)| (rank, of_rank.times_ms)),
+        )
+    }
+
+    /// The first and the last step.
+    pub fn range(&self) -> (u64, u64) {
+        let step = |step: Option<&TracedStep>| step.map_or(0, |step| step.step);
+        (step(self.steps.first()), step(self.steps.last()))
+    }
+
+    /// The steps, each with its ranks' lines in the order of ranks.
+    pub(super) fn by_step(&self) -> impl Iterator<Item = &[TracedStep]> {
+        self.steps.chunk_by(|a, b| a.step == b.step)
+    }
+}
+
+/// The lines of a rank's file.
+fn read(path: &PathBuf, rank: u32) -> Result<Vec<TracedStep>> {
+    let text = fs_err::read_to_string(path)?;
+    let mut steps: Vec<TracedStep> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let step = TracedStep::parse(line, rank).and_then(|step| match steps.last() {
+            Some(last) if last.step >= step.step => Err(format!("step {} comes twice", step.step)),
+            _ => Ok(step),
+        });
+        steps.push(step.map_err(|message| {
+            Error::Run {
+                path: path.clone(),
+                message: format!("line {number} is damaged: {message}"),
+                hint:
+                    "remove the line, or trace steps again with `onefold-train run --trace-steps FIRST..LAST`"
+                        .to_owned(),
+            }
+        })?);
+    }
+    Ok(steps)
+}

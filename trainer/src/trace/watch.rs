@@ -1,0 +1,96 @@
+//! One rank's steps: added up, and some of them written down.
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use fs_err::File;
+
+use super::figures::Work;
+use super::timeline::{self, TracedStep};
+use super::{RankFigures, RankTimes, Recorder};
+use crate::Result;
+use crate::distributed::Collectives;
+use crate::embedding::SentBytes;
+
+/// The steps of which a job with several ranks keeps a timeline, unless it is told otherwise.
+const TRACED: RangeInclusive<u64> = 10..=20;
+
+/// Watches the steps of this rank.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    rank: u32,
+    ranks: u32,
+    directory: PathBuf,
+    traced: Option<RangeInclusive<u64>>,
+    /// Opened at the first traced step, so that a resumed run that has none keeps the file that is there.
+    file: Option<File>,
+    /// Since the last window.
+    window: Work,
+    total: Work,
+}
+
+impl Watch {
+    /// Watches a rank of the run in `run`, whose timeline has the steps `traced`.
+    pub(crate) fn new(
+        run: &Path,
+        traced: Option<RangeInclusive<u64>>,
+        collectives: &dyn Collectives,
+    ) -> Self {
+        let (rank, ranks) = (collectives.rank(), collectives.size());
+        Self {
+            rank,
+            ranks,
+            directory: run.join(timeline::DIRECTORY),
+            traced: traced.or((ranks > 1).then_some(TRACED)),
+            file: None,
+            window: Work::default(),
+            total: Work::default(),
+        }
+    }
+
+    /// Ends `step`, in which this rank sent `sent`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io) if the timeline cannot be written.
+    pub(crate) fn end_step(&mut self, step: u64, recorder: &Recorder, sent: SentBytes) -> Result<()> {
+        let Some(recorded) = recorder.end() else { return Ok(()) };
+        let times = recorded.times();
+        self.window.add(times, sent);
+        self.total.add(times, sent);
+        if !self.traced.as_ref().is_some_and(|traced| traced.contains(&step)) {
+            return Ok(());
+        }
+        let line = TracedStep {
+            step,
+            rank: self.rank,
+            ranks: self.ranks,
+            began_micros: recorded.began_micros,
+            length_micros: recorded.length.as_micros() as u64,
+            sent_bytes: sent,
+            spans: recorded.spans(),
+        };
+        if self.file.is_none() {
+            self.file = Some(timeline::create(&self.directory, self.rank, self.ranks)?);
+        }
+        self.file.as_mut().map_or(Ok(()), |file| line.write(file))
+    }
+
+    /// A step since the last call of all ranks on average, if there are several. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// Those of all operations.
+    pub(crate) fn end_window(&mut self, collectives: &dyn Collectives) -> Result<Option<RankFigures>> {
+        std::mem::take(&mut self.window).per_step(collectives)
+    }
+
+    /// The times of all ranks in all steps so far, if there are several. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// Those of all operations.
+    pub(crate) fn totals(&self, collectives: &dyn Collectives) -> Result<Option<RankTimes>> {
+        self.total.totals(collectives)
+    }
+}
