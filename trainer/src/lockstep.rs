@@ -43,12 +43,12 @@ impl dyn Collectives + '_ {
         }
     }
 
-    /// As [`agree`](Self::agree) on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that all
+    /// As `agree` on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that all
     /// of them are there. `work` does nothing that is collective.
     ///
     /// # Errors
     ///
-    /// As [`agree`](Self::agree).
+    /// As `agree`.
     pub fn agree_on<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.size() == 1 {
             return work();
