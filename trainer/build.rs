@@ -1,5 +1,5 @@
-//! Compiles what calls torch's c10d (`src/distributed/c10d.cpp`), and makes the binaries of this crate find the libtorch that
-//! they were built with, without LD_LIBRARY_PATH.
+//! Compiles what calls torch's c10d (`src/distributed/c10d.cpp`), and makes the binaries of this crate find the
+//! libtorch that they were built with, without LD_LIBRARY_PATH.
 
 use std::path::{Path, PathBuf};
 
@@ -25,8 +25,9 @@ fn compile_c10d(library: &Path) {
         } else {
             format!("ONEFOLD_GLOO={} holds no gloo/context.h", gloo.display())
         };
-        eprintln!("error: {problem}\n  hint: run `make build`, or export ONEFOLD_GLOO=$(trainer/gloo.sh)");
-        std::process::exit(1);
+        println!("cargo::error={problem}");
+        println!("cargo::error=hint: run `make build`, or export ONEFOLD_GLOO=$(trainer/gloo.sh)");
+        return;
     }
     let home = std::env::var_os("LIBTORCH_INCLUDE").map(PathBuf::from);
     let home = home.unwrap_or_else(|| library.parent().expect("`lib` is in libtorch's folder").to_owned());

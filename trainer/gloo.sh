@@ -3,9 +3,10 @@
 #
 #   export ONEFOLD_GLOO=$(trainer/gloo.sh)
 #
-# libtorch contains Gloo, and PyPI's wheel has c10d's headers, but not those of Gloo that they include. Debian's `libgloo-dev`
-# has them; apt downloads it without installing it. No code of these headers runs, so their version matters little. They are
-# unpacked as libtorch.sh unpacks libtorch: into the cache, checked against their hash, by one rename.
+# libtorch contains Gloo, and PyPI's wheel has c10d's headers, but not those of Gloo that they include. Debian's
+# `libgloo-dev` has them; apt downloads it without installing it. No code of these headers runs, so their version
+# matters little. They are unpacked as libtorch.sh unpacks libtorch: into the cache, checked against their hash, by
+# one rename.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
@@ -20,8 +21,7 @@ fi
 
 cache=${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/onefold}
 home=$cache/gloo-20220518
-own="copy the folder gloo of any Gloo's headers (those of a distribution's libgloo-dev, or of its repository) somewhere, and \
-set ONEFOLD_GLOO to the folder that it is in"
+own="set ONEFOLD_GLOO to a folder that holds Gloo's headers as gloo/context.h (a distribution's libgloo-dev has them)"
 if [ ! -d "$home" ]; then
     for tool in apt-get dpkg-deb; do
         command -v "$tool" >/dev/null || die "there is no $tool, which fetches the headers of Gloo" "$own"
@@ -47,8 +47,11 @@ own_lists=(-o "Dir::Cache=$work/apt-cache")
 if ! fetch; then
     mkdir -p "$work/lists/partial" "$work/apt-cache/archives/partial"
     own_lists+=(-o "Dir::State::lists=$work/lists" -o APT::Sandbox::User=)
-    apt-get "${own_lists[@]}" --quiet --quiet update >"$work/update.log" 2>&1 || { cat "$work/update.log" >&2; }
-    fetch || { cat "$work/apt.log" >&2; die "apt could not fetch $package (its message is above)" "check the network" "$own"; }
+    apt-get "${own_lists[@]}" --quiet --quiet update >"$work/update.log" 2>&1 || cat "$work/update.log" >&2
+    fetch || {
+        cat "$work/apt.log" >&2
+        die "apt could not fetch $package (its message is above)" "check the network" "$own"
+    }
 fi
 echo "80529c9fd8af452faf489e686b94bf87075965c40673803810c4f41634b1e299  $(ls "$work"/libgloo-dev_*.deb)" |
     sha256sum --check --quiet >&2 || die "the package libgloo-dev is not the one whose hash is pinned here" "$own"

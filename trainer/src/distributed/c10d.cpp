@@ -1,8 +1,8 @@
 // What `c10d.rs` calls of torch's c10d: a TCPStore, a ProcessGroupGloo and the works that it gives.
 //
-// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
-// Tensors are `at::Tensor*`, as tch holds them. The object behind an out parameter belongs to the caller, and the function
-// named `..._free` ends it.
+// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this
+// file. Tensors are `at::Tensor*`, as tch holds them. The object behind an out parameter belongs to the caller,
+// and the function named `..._free` ends it.
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +23,8 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
-// Through the base class all calls are virtual: no inline function of Gloo's own headers, which are of another version, runs.
+// Through the base class all calls are virtual: no inline function of Gloo's own headers, which are of another
+// version, runs.
 using GroupPointer = c10::intrusive_ptr<c10d::Backend>;
 
 char* text(const char* message) {
@@ -126,8 +127,8 @@ char* onefold_store_get(void* store, const char* key, char** value, size_t* leng
   });
 }
 
-// `address` binds to the interface of that address, otherwise `interfaces` (names, separated by commas) says to which;
-// if both are null, Gloo takes that of the host's name.
+// `address` binds to the interface of that address, otherwise `interfaces` (names, separated by commas) says to
+// which; if both are null, Gloo takes that of the host's name.
 char* onefold_gloo_open(
     void* store,
     int rank,
@@ -209,7 +210,8 @@ char* onefold_group_barrier(void* group, int64_t timeout, void** work) {
   });
 }
 
-// Waits at most `patience` milliseconds, at least one. `ended` says whether the work has ended; the message is its error.
+// Waits at most `patience` milliseconds, at least one. `ended` says whether the work has ended; the message is its
+// error.
 char* onefold_work_wait(void* work, int64_t patience, int* ended) {
   *ended = 0;
   return guarded([&] {

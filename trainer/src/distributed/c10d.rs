@@ -125,8 +125,8 @@ fn milliseconds(duration: Duration) -> i64 {
 #[derive(Debug)]
 pub(super) struct Store(NonNull<c_void>);
 
-// SAFETY: it is an `intrusive_ptr<c10d::Store>`, whose count is atomic, to a PrefixStore over a TCPStore, which takes a lock in
-// every call; the object is freed once, by `Drop`.
+// SAFETY: it is an `intrusive_ptr<c10d::Store>`, whose count is atomic, to a PrefixStore over a TCPStore, which
+// takes a lock in every call; the object is freed once, by `Drop`.
 unsafe impl Send for Store {}
 // SAFETY: as above; no call changes the pointer itself.
 unsafe impl Sync for Store {}
@@ -154,7 +154,8 @@ impl Store {
     /// Sets the value of a key.
     pub(super) fn set(&self, key: &str, value: &[u8]) -> Said<()> {
         let key = c_string(key)?;
-        // SAFETY: the store is alive; key and value live during the call, and `value` has the length that is given.
+        // SAFETY: the store is alive; key and value live during the call, and `value` has the length that is
+        // given.
         said(unsafe { onefold_store_set(self.0.as_ptr(), key.as_ptr(), value.as_ptr(), value.len()) })
     }
 
@@ -182,7 +183,8 @@ impl Store {
         let (key, mut value, mut length) = (c_string(key)?, null_mut(), 0);
         // SAFETY: the store is alive; what is pointed to lives during the call.
         said(unsafe { onefold_store_get(self.0.as_ptr(), key.as_ptr(), &mut value, &mut length) })?;
-        // SAFETY: without an error, `value` points to `length` bytes that belong to us, and that are freed once, here.
+        // SAFETY: without an error, `value` points to `length` bytes that belong to us, and that are freed once,
+        // here.
         unsafe {
             let bytes = std::slice::from_raw_parts(value.cast::<u8>(), length).to_vec();
             onefold_text_free(value);
@@ -216,12 +218,13 @@ pub(super) struct Group(Mutex<Handle>);
 #[derive(Debug)]
 struct Handle(NonNull<c_void>);
 
-// SAFETY: it is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used on any thread, on one at a
-// time, which the mutex around the handle sees to.
+// SAFETY: it is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used on any
+// thread, on one at a time, which the mutex around the handle sees to.
 unsafe impl Send for Handle {}
 
 impl Group {
-    /// Connects the ranks of a job through Gloo with `threads` threads for its works. Waits for all for at most `timeout`.
+    /// Connects the ranks of a job through Gloo with `threads` threads for its works. Waits for all for at most
+    /// `timeout`.
     pub(super) fn gloo(
         store: &Store,
         (rank, size): (u32, u32),
@@ -325,7 +328,8 @@ impl Drop for Handle {
     }
 }
 
-/// Something that a process group does. c10d keeps its tensors until it has ended, whether it is waited for or not.
+/// Something that a process group does. c10d keeps its tensors until it has ended, whether it is waited for or
+/// not.
 #[derive(Debug)]
 pub(super) struct Work(NonNull<c_void>);
 

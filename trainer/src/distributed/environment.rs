@@ -18,7 +18,8 @@ use crate::{Error, Result};
 const THREADS: u32 = 2;
 /// How often is looked for ranks that join.
 const POLL: Duration = Duration::from_millis(50);
-/// What connecting may take longer than its limits before it counts as hanging: c10d tries once more when its time is over.
+/// What connecting may take longer than its limits before it counts as hanging: c10d tries once more when its time
+/// is over.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// How long a rank waits for others.
@@ -59,7 +60,8 @@ struct Meeting {
     host: String,
     /// `MASTER_PORT`.
     port: u16,
-    /// Whether rank 0 hosts the store there, and not what started the ranks: `TORCHELASTIC_USE_AGENT_STORE` is not `True`.
+    /// Whether rank 0 hosts the store there, and not what started the ranks: `TORCHELASTIC_USE_AGENT_STORE` is not
+    /// `True`.
     hosted_by_rank_0: bool,
     /// How often the job was restarted: `TORCHELASTIC_RESTART_COUNT`.
     restarts: u64,
@@ -138,7 +140,8 @@ impl Environment {
         let Some(meeting) = self.meeting.clone().filter(|_| self.world_size > 1) else {
             return Ok(Arc::new(Alone));
         };
-        // Calls of the store and of Gloo can hang when another process does, so they get a thread that may stay behind.
+        // Calls of the store and of Gloo can hang when another process does, so they get a thread that may stay
+        // behind.
         let (environment, (sender, receiver)) = (self.clone(), mpsc::channel());
         std::thread::Builder::new().name("rank-connect".to_owned()).spawn(move || {
             // Nobody listens any more after the limit.

@@ -32,11 +32,11 @@ pub struct Exit {
     pub killed: bool,
 }
 
-/// Runs `program` with `arguments` once for every rank, with the variables of [`Environment`](super::Environment), and waits
-/// until all have ended. Returns how they ended, in the order of ranks.
+/// Runs `program` with `arguments` once for every rank, with the variables of [`Environment`](super::Environment),
+/// and waits until all have ended. Returns how they ended, in the order of ranks.
 ///
-/// The ranks' stdin is empty, stdout and stderr are this process's. SIGTERM and SIGINT go to the ranks. When a rank fails, the
-/// others have `patience` to end. No rank outlives this process, nor the thread that calls this.
+/// The ranks' stdin is empty, stdout and stderr are this process's. SIGTERM and SIGINT go to the ranks. When a
+/// rank fails, the others have `patience` to end. No rank outlives this process, nor the thread that calls this.
 ///
 /// # Errors
 ///
@@ -78,8 +78,8 @@ fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), po
     // A group of its own, so that a terminal's Ctrl-C reaches a rank once, through this process.
     command.process_group(0);
     let parent = std::process::id();
-    // SAFETY: between fork and exec only `prctl` and `getppid` are called, which are system calls and nothing else, and the
-    // errors allocate nothing.
+    // SAFETY: between fork and exec only `prctl` and `getppid` are called, which are system calls and nothing
+    // else, and the errors allocate nothing.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {

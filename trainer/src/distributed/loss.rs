@@ -1,9 +1,9 @@
 //! Who is lost when an operation of all ranks fails.
 //!
-//! Every rank has a thread that looks at the store. A rank whose operation fails, or that ends with an error of its own, leaves a
-//! note there; the threads of the others see it and leave notes too, whatever their ranks are doing. Whoever has left none after
-//! [`SETTLE`] is lost. All ranks judge by the same notes, so that they agree, and that the lowest of those that are left
-//! reports it.
+//! Every rank has a thread that looks at the store. A rank whose operation fails, or that ends with an error of
+//! its own, leaves a note there; the threads of the others see it and leave notes too, whatever their ranks are
+//! doing. Whoever has left none after [`SETTLE`] is lost. All ranks judge by the same notes, so that they agree,
+//! and that the lowest of those that are left reports it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,8 +16,8 @@ use crate::{Error, Result};
 const POLL: Duration = Duration::from_millis(250);
 /// How long the ranks have for their notes.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How much longer a rank stays that hosts the store, so that the others can read the notes, or that ends with an error of its
-/// own, so that they can report it before `torchrun` sees that it has ended, and ends them too.
+/// How much longer a rank stays that hosts the store, so that the others can read the notes, or that ends with an
+/// error of its own, so that they can report it before `torchrun` sees that it has ended, and ends them too.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long an operation may still take when another rank has failed. It may have ended well everywhere.
 const GRACE: Duration = Duration::from_secs(1);

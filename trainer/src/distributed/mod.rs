@@ -6,8 +6,8 @@
 //!                                        threads(n) ─────────────────────▶ ThreadCollectives (tests)
 //! ```
 //!
-//! Every rank calls the same operations in the same order. An operation starts at its call and ends at [`Pending::wait`], so
-//! others can start in between.
+//! Every rank calls the same operations in the same order. An operation starts at its call and ends at
+//! [`Pending::wait`], so others can start in between.
 
 mod alone;
 mod c10d;
@@ -40,12 +40,12 @@ pub enum Reduce {
 
 /// What a job's ranks do together. Every rank calls the same operations in the same order.
 ///
-/// Tensors are contiguous, on [`device`](Self::device), and own their memory. Between the start of an operation and its end,
-/// nobody may write to a tensor that it sends, nor look at one that it receives into.
+/// Tensors are contiguous, on [`device`](Self::device), and own their memory. Between the start of an operation
+/// and its end, nobody may write to a tensor that it sends, nor look at one that it receives into.
 ///
 /// Each operation fails with [`Error::Collective`] if its arguments do not fit, and with [`Error::RankLost`],
-/// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Ranks`] if not all ranks are
-/// there any more.
+/// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Ranks`] if not
+/// all ranks are there any more.
 pub trait Collectives: fmt::Debug + Send + Sync {
     /// This process's rank, 0 to [`size`](Self::size) - 1.
     fn rank(&self) -> u32;
@@ -59,8 +59,8 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     }
 
     /// Sends rows (of the first dimension) of `sent` to the ranks: the first `sent_splits[0]` to rank 0, the next
-    /// `sent_splits[1]` to rank 1, and so on; receives `received_splits[r]` rows from rank r into `received`, in the order of
-    /// ranks. Tensors of any kind; the splits have W elements and sum up to the tensors' rows.
+    /// `sent_splits[1]` to rank 1, and so on; receives `received_splits[r]` rows from rank r into `received`, in
+    /// the order of ranks. Tensors of any kind; the splits have W elements and sum up to the tensors' rows.
     ///
     /// # Errors
     ///
@@ -104,8 +104,8 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     /// Says which training step this rank is in, for the errors of all ranks.
     fn set_step(&self, _step: u64) {}
 
-    /// Tells the others that this rank ends with an error of its own, so that they end with [`Error::RankEnded`]. Returns when
-    /// they know, or after a few seconds. No operation may follow.
+    /// Tells the others that this rank ends with an error of its own, so that they end with [`Error::RankEnded`].
+    /// Returns when they know, or after a few seconds. No operation may follow.
     fn abort(&self, _message: &str) {}
 
     /// Gives every rank's bytes to every rank, in the order of ranks. For small messages of different lengths.

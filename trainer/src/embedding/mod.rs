@@ -141,7 +141,7 @@ pub struct Embeddings {
 #[derive(Debug)]
 enum Store {
     Host(HostStore),
-    Device(DeviceStore),
+    Device(Box<DeviceStore>),
 }
 
 impl Embeddings {
@@ -190,7 +190,7 @@ impl Embeddings {
     ) -> Result<Self> {
         let threads = Arc::new(thread_pool(threads)?);
         let store = DeviceStore::new(accelerator, configs, optimizer, seed, Arc::clone(&threads))?;
-        Ok(Self::of(configs.to_vec(), Store::Device(store), &Placement::alone(configs), threads))
+        Ok(Self::of(configs.to_vec(), Store::Device(Box::new(store)), &Placement::alone(configs), threads))
     }
 
     fn of(

@@ -73,7 +73,7 @@ const GRADIENT: f32 = 0.001;
 
 /// A rank's tables, and the batch that its steps look up.
 pub(super) enum Rank {
-    Processor { embeddings: Embeddings, groups: Vec<Group>, threads: usize },
+    Processor { embeddings: Box<Embeddings>, groups: Vec<Group>, threads: usize },
     Device { accelerator: Accelerator, parts: Vec<Part> },
 }
 
@@ -97,7 +97,11 @@ impl Rank {
             tables.push(table.unwrap_or_else(initial));
             groups.push(group);
         }
-        Ok(Self::Processor { embeddings: Embeddings::from_tables(tables, threads)?, groups, threads })
+        Ok(Self::Processor {
+            embeddings: Box::new(Embeddings::from_tables(tables, threads)?),
+            groups,
+            threads,
+        })
     }
 
     fn on_device(filled: &[Filled], accelerator: &Accelerator, threads: usize) -> Result<Self> {

@@ -51,11 +51,13 @@ pub(super) struct Taken {
     /// L2 norm of the dense part's gradient, before clipping.
     pub(super) norm: f64,
     pub(super) samples: u64,
-    /// Ids of samples and of rows, by group.
-    pub(super) values: Vec<(u64, u64)>,
+    pub(super) values: ValuesByGroup,
     /// Where the reader stands after the step.
     pub(super) position: Position,
 }
+
+/// Ids of samples and of rows, by group.
+type ValuesByGroup = Vec<(u64, u64)>;
 
 /// What ranks tell each other of a step, besides the values by group.
 struct Told {
@@ -179,7 +181,7 @@ impl<'a> Stepper<'a> {
     }
 
     /// Tells all ranks of this one's step: by rank, and the values by group of all together.
-    fn tell(&self, batch: &Batch, loss: f64, finite: bool) -> Result<(Vec<Told>, Vec<(u64, u64)>)> {
+    fn tell(&self, batch: &Batch, loss: f64, finite: bool) -> Result<(Vec<Told>, ValuesByGroup)> {
         // Counts stay far below 2^53, up to which doubles are exact.
         let mut own = vec![loss, f64::from(u8::from(finite)), batch.size() as f64];
         let groups = batch.groups();

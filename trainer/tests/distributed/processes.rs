@@ -1,5 +1,7 @@
 //! Ranks that are processes: this program, started again with the name of a scenario in [`SCENARIO`].
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the processes tell the tests what they see")]
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::Path;

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Are the losses of several ranks those of one?
+
+Trains one model on the same global batches on one rank and on several, with tables divided in every way, and prints the largest
+relative difference of a step's loss to that of one rank. A dataset of 12 buckets serves 1, 2, 3 and 4 ranks (`streams = 12`).
+
+    trainer/benches/rank_parity.py --config rm3/train.toml --data rm3-dataset --work parity [--steps 100] [--bin target/release]
+        [--ranks 2,3,4] [--forms off,exact,window] [--divisions even,rows,columns,copies,mixed] [--set tables.eps=1e-1]
+
+With row-wise Adagrad a column shard has an accumulator of its own: there `columns` and `mixed` are compared with the same plan on two
+ranks instead. `--set` changes a line of the configuration as in `parity.py`. `rounding` is one rank with libtorch's plain kernels in
+place of its vectorised ones: how far rounding alone takes the same computation.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+from parity import changed
+
+DIVISIONS = ["even", "rows", "columns", "copies", "mixed"]
+PLAIN_KERNELS = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="its dataset, in 12 buckets")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for runs and plans")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--ranks", default="2,3,4")
+    parser.add_argument("--forms", default="off,exact,window")
+    parser.add_argument("--divisions", default=",".join(DIVISIONS))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
+    return parser.parse_args()
+
+
+def shards(kind, number, ranks, rows, dim):
+    """The shards of table `number`, divided in one way over the ranks."""
+    rank = lambda shard: (number + shard) % ranks
+    shard = lambda at, rows, columns: {
+        "rank": at,
+        "rows": {"start": rows[0], "end": rows[1]},
+        "columns": {"start": columns[0], "end": columns[1]},
+    }
+    if kind == "rows" and rows >= ranks:
+        bounds = [rows * part // ranks for part in range(ranks + 1)]
+        return "row_wise", [shard(rank(i), bounds[i : i + 2], (0, dim)) for i in range(ranks)]
+    if kind == "columns" and dim % 8 == 0:
+        return "column_wise", [shard(rank(0), (0, rows), (0, dim // 2)), shard(rank(1), (0, rows), (dim // 2, dim))]
+    if kind == "copies":
+        return "data_parallel", [shard(i, (0, rows), (0, dim)) for i in range(ranks)]
+    return "table_wise", [shard(rank(0), (0, rows), (0, dim))]
+
+
+def write_plan(options, division, ranks, tables):
+    """A plan that divides all tables in one way, or each in another; what it predicts is made up."""
+    kinds = ["rows", "columns", "copies", "even"]
+    placed = []
+    for number, table in enumerate(tables):
+        kind = kinds[number % len(kinds)] if division == "mixed" else division
+        sharding_type, parts = shards(kind, number, ranks, table["rows"], table["dim"])
+        placed.append({"name": table["feature"], "rows": table["rows"], "dim": table["dim"],
+                       "sharding_type": sharding_type, "shards": parts})
+    topology = options.work / f"topology-{ranks}.json"
+    run(options, "onefold-shard", "topology", "--ranks", ranks, "--memory", "64GiB", "--out", topology, "--overwrite")
+    prediction = lambda rank: {"rank": rank, "compute_ms": 1.0, "communication_ms": 0.0, "memory_bytes": 1}
+    plan = {"format_version": 1, "search": "rank_parity", "cost_model": "none", "batch_size": 1,
+            "topology": json.loads(topology.read_text()), "max_cost_ms": 1.0,
+            "ranks": [prediction(rank) for rank in range(ranks)], "tables": placed}
+    path = options.work / f"{division}-{ranks}.json"
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def run(options, program, *parts, environment=None):
+    command = [str(part) for part in (options.bin / program, *parts)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **(environment or {})})
+    return result.stdout
+
+
+def losses(options, config, form, name, ranks=1, plan=None, environment=None):
+    train = ["run", config, "--data", options.data, "--out", options.work / name, "--overwrite", "--dedupe", form,
+             "--max-steps", options.steps, "--json"]
+    train += ["--plan", plan] if plan else []
+    launched = ["launch", "--ranks", ranks, "--", *train] if ranks > 1 else train
+    summary = run(options, "onefold-train", *launched, environment=environment).splitlines()[-1]
+    return json.loads(summary)["losses"]
+
+
+def difference(found, expected):
+    assert len(found) == len(expected)
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected))
+
+
+def main():
+    options = arguments()
+    options.work.mkdir(parents=True, exist_ok=True)
+    text = options.config.read_text()
+    for setting in options.set:
+        text = changed(text, setting)
+    if not re.search(r"(?m)^streams = ", text):
+        text = text.replace("[data]\n", "[data]\nstreams = 12\n", 1)
+    config = options.work / "train.toml"
+    config.write_text(text)
+    row_wise = '"row_wise_adagrad"' in text
+    print(f"largest relative difference of {options.steps} steps' losses")
+    for form in options.forms.split(","):
+        one = losses(options, config, form, "one")
+        tables = json.loads((options.work / "one" / "run.json").read_text())["tables"]
+        rounding = losses(options, config, form, "rounding", environment=PLAIN_KERNELS)
+        print(f"{form:8} loss {one[0]:.4f} to {one[-1]:.4f}; rounding {difference(rounding, one):.1e}", flush=True)
+        for division in options.divisions.split(","):
+            expected, of = one, "one rank"
+            if row_wise and division in ("columns", "mixed"):
+                plan = write_plan(options, division, 2, tables)
+                expected, of = losses(options, config, form, "reference", 2, plan), "two ranks"
+            for ranks in (int(ranks) for ranks in options.ranks.split(",")):
+                plan = write_plan(options, division, ranks, tables)
+                found = losses(options, config, form, "ranks", ranks, plan)
+                print(f"{form:8} {division:8} {ranks} ranks  {difference(found, expected):.1e} of {of}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
