@@ -1,6 +1,7 @@
 //! The ranks of a job, of which this process is one.
 
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,9 +69,16 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
     let program = std::env::current_exe()?;
     let exits =
         onefold_trainer::distributed::launch(arguments.ranks, &program, &arguments.command, PATIENCE)?;
-    // A rank has said why, unless a signal ended it.
-    if exits.iter().any(|exit| !exit.status.success()) {
-        std::process::exit(1);
+    if exits.iter().all(|exit| exit.status.success()) {
+        return Ok(());
     }
-    Ok(())
+    // A rank has said why, unless one was ended before the others knew it.
+    let ended =
+        exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit.rank, exit.status.signal()?)));
+    match ended {
+        Some((rank, signal)) if exits.iter().any(|exit| exit.killed) => anyhow::bail!(
+            "signal {signal} ended rank {rank} before all ranks had joined\n  hint: look for what sent it (the system, where memory is short), and run the command again"
+        ),
+        _ => std::process::exit(1),
+    }
 }

@@ -258,8 +258,8 @@ impl StoredTables {
             return Ok(());
         }
         let message = format!(
-            "rows {rows:?} of columns {:?} of the table of `{}` are stored {} times out of {all}",
-            wanted.columns, wanted.feature, covered
+            "`{PREFIX}{}` has {covered} of the {all} values of rows {rows:?} and columns {:?}",
+            wanted.feature, wanted.columns
         );
         Err(damaged(self.paths.first().map_or(Path::new(""), PathBuf::as_path), &message))
     }

@@ -209,7 +209,12 @@ fn placement(config: &TrainConfig, options: &TrainOptions, tables: &[TableConfig
         return Err(Error::Config {
             path: path.clone(),
             message: format!("the plan is for {}, and the job has {}", of(plan.topology.ranks), of(ranks)),
-            hint: format!("plan for {}, or start as many ranks as the plan is for", of(ranks)),
+            hint: format!(
+                "make a plan for {} (`onefold-shard topology --ranks {ranks}`), or start as many ranks as the plan is for \
+                 (`onefold-train launch --ranks {}`)",
+                of(ranks),
+                plan.topology.ranks
+            ),
         });
     }
     placement.shards = Shard::of_plan(&plan, tables).map_err(sharding)?;

@@ -149,7 +149,7 @@ fn plans_that_cannot_be_run() {
     plan(2);
     let planned = format!("{TRAIN} --plan plan.json");
     dir.command(&planned)
-        .fails(&["for 2 ranks, and this trains on one", "`onefold-shard topology --ranks 1`"]);
+        .fails(&["for 2 ranks, and the job has 1 rank", "`onefold-shard topology --ranks 1`"]);
     let one = plan(1);
     let cases: &[(String, &[&str])] = &[
         (
