@@ -84,3 +84,18 @@ pub(crate) fn describe(times: &RankTimes, steps: u64) -> String {
     ];
     parts.map(part).join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_steps_have_both_ends() {
+        assert_eq!(parse_steps("10..20"), Ok(10..=20));
+        assert_eq!(parse_steps("3..3"), Ok(3..=3));
+        for wrong in ["", "10", "10..", "..20", "0..4", "5..4", "1..=4", "a..b"] {
+            let error = parse_steps(wrong).unwrap_err();
+            assert!(error.starts_with(&format!("`{wrong}` is no range of steps\n  hint: ")), "{error}");
+        }
+    }
+}

@@ -93,7 +93,11 @@ fn ranks_in(directory: &Path) -> Result<Vec<u32>> {
 
 /// Begins the file of a rank; rank 0 removes those of an earlier job with more ranks.
 pub(super) fn create(directory: &Path, rank: u32, ranks: u32) -> Result<File> {
-    fs_err::create_dir_all(directory)?;
+    // Another rank may be first. The run itself is never made anew: it is gone where rank 0 has failed.
+    match fs_err::create_dir(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
     for other in ranks_in(directory)?.into_iter().filter(|other| rank == 0 && *other >= ranks) {
         fs_err::remove_file(directory.join(file_name(other)))?;
     }
