@@ -74,7 +74,7 @@ pub use search::greedy::Greedy;
 pub use search::torchrec::TorchrecDefault;
 pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error};
-pub use table::{DataType, Table, TableFile, TableOptimizer};
+pub use table::{DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
 pub use tables::{
     EmbeddingConfig, HASH_SALT, IdPolicy, Pooling, TableConfig, TableOverride, check_ids, resolve_tables,
 };
