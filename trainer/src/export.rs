@@ -2,7 +2,8 @@
 //!
 //! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without sequences loads
 //! into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower triangle and
-//! TorchRec's in that of the upper one: the columns of the first layer above are exchanged accordingly.
+//! TorchRec's in that of the upper one, with the features of a shared table side by side: the columns of the first layer above are
+//! exchanged accordingly.
 
 use std::path::Path;
 
@@ -142,6 +143,9 @@ fn describe(run: &Run) -> Export {
         ids: features[0].ids,
         tensor: tensor_of(table, features),
     };
+    let name = |(_, feature): (usize, Option<&FeatureConfig>)| {
+        feature.map_or(DENSE_VECTOR, |feature| &feature.feature).to_owned()
+    };
     let model = &run.config.model;
     let by = |pooling| run.tables.iter().any(|table| table.pooling == pooling);
     Export {
@@ -149,7 +153,7 @@ fn describe(run: &Run) -> Export {
         labels: run.config.all_tasks().into_iter().map(|task| task.label).collect(),
         dense_features: run.schema.dense.clone(),
         tables: tables(run).iter().map(table).collect(),
-        vectors: vectors(run),
+        vectors: vectors(run).into_iter().map(name).collect(),
         interaction: model.interaction,
         attention_heads: by(Pooling::Attention).then_some(model.attention_heads),
         encoder_heads: by(Pooling::Encoder).then_some(model.encoder_heads),
@@ -157,18 +161,24 @@ fn describe(run: &Run) -> Export {
     }
 }
 
-/// What interacts, in the model's order: in every group the features that the dense part pools come last.
-fn vectors(run: &Run) -> Vec<String> {
-    let mut vectors: Vec<String> =
-        (!run.schema.dense.is_empty()).then(|| DENSE_VECTOR.to_owned()).into_iter().collect();
-    let mut tables = run.tables.iter();
+/// What interacts, in the order of the exported weights: its number in the model's order, and the feature if it is one. The model has
+/// the features that it pools itself last in every group.
+fn vectors(run: &Run) -> Vec<(usize, Option<&FeatureConfig>)> {
+    let mut vectors = Vec::new();
+    vectors.extend((!run.schema.dense.is_empty()).then_some(None));
+    let mut features = run.tables.iter();
     for group in &run.schema.groups {
-        let tables: Vec<_> = tables.by_ref().take(group.features.len()).collect();
-        let (last, first): (Vec<_>, Vec<_>) =
-            tables.into_iter().partition(|table| table.pooling.is_sequence());
-        vectors.extend(first.into_iter().chain(last).map(|table| table.feature.clone()));
+        let own: Vec<_> = features.by_ref().take(group.features.len()).collect();
+        let (last, first): (Vec<_>, Vec<_>) = own.into_iter().partition(|own| own.pooling.is_sequence());
+        vectors.extend(first.into_iter().chain(last).map(Some));
     }
-    vectors
+    let mut order: Vec<usize> = (0..vectors.len()).collect();
+    if run.config.model.interaction == Interaction::Dot {
+        // TorchRec has the features of a table side by side.
+        let table = |number: usize| vectors[number].map(FeatureConfig::table_name);
+        order.sort_by_key(|&own| (0..own).find(|other| table(*other) == table(own)).unwrap_or(own));
+    }
+    order.into_iter().map(|number| (number, vectors[number])).collect()
 }
 
 /// The tables, each with its features.
@@ -229,14 +239,18 @@ fn torchrec_name(name: &str, top_layers: usize) -> String {
     }
 }
 
-/// `[out, D + pairs]` weights with the columns of the pairs in the order of the upper triangle.
+/// `[out, D + pairs]` weights with the columns of the pairs in the order of the upper triangle of the exported vectors.
 fn upper_triangle(run: &Run, weights: &Tensor) -> Tensor {
-    let vectors = vectors(run).len();
+    let order: Vec<usize> = vectors(run).into_iter().map(|(number, _)| number).collect();
     let dense = if run.schema.dense.is_empty() { 0 } else { run.config.embedding.dim as i64 };
     let mut columns: Vec<i64> = (0..dense).collect();
-    for first in 0..vectors {
-        // Of the pair (second, first) in the lower triangle, row by row.
-        columns.extend((first + 1..vectors).map(|second| dense + (second * (second - 1) / 2 + first) as i64));
+    for (place, &first) in order.iter().enumerate() {
+        // Of the pair in the model's lower triangle, row by row.
+        let column = |&second: &usize| {
+            let (low, high) = (first.min(second), first.max(second));
+            dense + (high * (high - 1) / 2 + low) as i64
+        };
+        columns.extend(order[place + 1..].iter().map(column));
     }
     weights.index_select(1, &Tensor::from_slice(&columns)).contiguous()
 }

@@ -492,7 +492,10 @@ mod tests {
 
     use super::*;
     use crate::cost::rank_costs;
-    use crate::{AccessBins, ComputeSample, Costs, PretrainOptions, Shard, ShardingType, Table, pretrain};
+    use crate::{
+        AccessBins, ComputeSample, Costs, FurtherFeature, Pooling, PretrainOptions, Shard, ShardingType,
+        Table, pretrain,
+    };
 
     fn model() -> LearnedCost {
         let sample = |i: usize| {
@@ -526,10 +529,22 @@ mod tests {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
+        let further = |pooling_factor: f64| FurtherFeature {
+            feature: "other".into(),
+            pooling: Pooling::Attention,
+            pooling_factor: 8.0 - pooling_factor,
+            dedupe_factor: 2.0,
+            access_bins: None,
+        };
         let check = |drawn: Vec<(u64, u64, f64)>| {
             let tables: Vec<Table> = drawn
                 .into_iter()
-                .map(|(rows, dim, pooling_factor)| Table { pooling_factor, ..Table::new("t", rows, 4 * dim) })
+                .map(|(rows, dim, pooling_factor)| Table {
+                    pooling_factor,
+                    // Every other table is shared by two features.
+                    further_features: vec![further(pooling_factor); usize::from(rows % 2 == 0)],
+                    ..Table::new("t", rows, 4 * dim)
+                })
                 .collect();
             let shards: Vec<Shard> = tables.iter().map(|table| Shard::whole(table, 0)).collect();
             let loads: Vec<ShardLoad<'_>> = tables

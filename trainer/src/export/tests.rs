@@ -40,6 +40,8 @@ pooling = "encoder"
 table = "items"
 pooling = "din"
 target = "item"
+[tables.city]
+table = "items"
 [tables.item]
 table = "items"
 ids = "hashed"
@@ -295,19 +297,19 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, 7, &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
-    // Four tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
+    // Three tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
     // each weights and biases.
-    assert_eq!(summary.tensors, 4 + 2 * (2 + 3 + 2 + 3 + 6));
+    assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2 + 3 + 6));
 
     let forward = model.predict(&batch()).unwrap().logits.contiguous();
     let mut exported = Exported::open(&out);
-    assert_eq!(exported.export.vectors, ["dense", "city", "history", "read", "wished", "item"]);
+    assert_eq!(exported.export.vectors, ["dense", "city", "wished", "item", "history", "read"]);
     assert_eq!(exported.export.labels, ["liked", "clicked"]);
     let names = exported.export.tables.iter().map(|table| (table.name.as_str(), table.features.len()));
-    let expected = [("t_history", 1), ("t_city", 1), ("t_read", 1), ("t_items", 2)];
+    let expected = [("t_history", 1), ("t_items", 3), ("t_read", 1)];
     assert_eq!(names.collect::<Vec<_>>(), expected);
     assert_eq!(
-        exported.export.tables[3].tensor,
+        exported.export.tables[1].tensor,
         "sparse_arch.embedding_bag_collection.embedding_bags.t_items.weight"
     );
     for (sample, logits) in tensors::as_slice(&forward.detach()).chunks_exact(2).enumerate() {
