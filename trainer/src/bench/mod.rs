@@ -18,7 +18,7 @@ use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};
 use onefold_raw_logs::generate::Workload;
-use onefold_sharding::TableConfig;
+use onefold_sharding::FeatureConfig;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -170,14 +170,14 @@ fn name(dedupe: Dedupe) -> &'static str {
 /// The model's tables, on the processor or on a device.
 fn embeddings(
     config: &TrainConfig,
-    tables: &[TableConfig],
+    features: &[FeatureConfig],
     threads: usize,
     device: Option<&Accelerator>,
 ) -> Result<Embeddings> {
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
     match device {
-        None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, threads),
-        Some(device) => Embeddings::on_accelerator(device, tables, optimizer, seed, threads),
+        None => Embeddings::new(features, &Placement::alone(features), optimizer, seed, threads),
+        Some(device) => Embeddings::on_accelerator(device, features, optimizer, seed, threads),
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_ikjt::{Batch, Feature, Group};
-use onefold_sharding::{IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{FeatureConfig, IdPolicy, Pooling};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
@@ -130,15 +130,20 @@ impl Drop for Staged {
     }
 }
 
-/// A feature with its table.
+/// A feature and its number, which that of its configuration is.
 struct Planned<'a> {
     feature: &'a Feature,
     group: usize,
-    table: usize,
+    number: usize,
     layout: Layout,
 }
 
-fn plan<'a>(feature: &'a Feature, group: usize, table: usize, config: &TableConfig) -> Result<Planned<'a>> {
+fn plan<'a>(
+    feature: &'a Feature,
+    group: usize,
+    number: usize,
+    config: &FeatureConfig,
+) -> Result<Planned<'a>> {
     if config.ids == IdPolicy::Checked {
         // The largest as an unsigned number: negative ids are larger than all others.
         let wrong =
@@ -147,10 +152,10 @@ fn plan<'a>(feature: &'a Feature, group: usize, table: usize, config: &TableConf
             return Err(Error::Id { feature: feature.name().to_owned(), id, rows: config.rows });
         }
     }
-    Ok(Planned { feature, group, table, layout: Layout::new(feature) })
+    Ok(Planned { feature, group, number, layout: Layout::new(feature) })
 }
 
-fn plan_all<'a>(groups: &'a [Group], configs: &[TableConfig]) -> Result<Vec<Planned<'a>>> {
+fn plan_all<'a>(groups: &'a [Group], configs: &[FeatureConfig]) -> Result<Vec<Planned<'a>>> {
     let of_group = |(i, group): (usize, &'a Group)| group.features().iter().map(move |feature| (i, feature));
     let features: Vec<_> = groups.iter().enumerate().flat_map(of_group).zip(configs).enumerate().collect();
     features.par_iter().map(|(i, ((group, feature), config))| plan(feature, *group, *i, config)).collect()
@@ -196,16 +201,21 @@ impl Stage {
         }
     }
 
-    /// Begins to copy a batch to the device. `first_rows` are the tables' first rows in the array of all of them.
+    /// Begins to copy a batch to the device. `first_rows` are, by feature, its table's first row in the array of all of them.
     ///
     /// # Errors
     ///
     /// [`Error::Id`] for an id that its table has no row for, [`Error::Device`] if memory cannot be had.
-    pub(super) fn stage(&self, batch: &Batch, configs: &[TableConfig], first_rows: &[i64]) -> Result<Staged> {
+    pub(super) fn stage(
+        &self,
+        batch: &Batch,
+        configs: &[FeatureConfig],
+        first_rows: &[i64],
+    ) -> Result<Staged> {
         self.threads.install(|| self.stage_here(batch, configs, first_rows))
     }
 
-    fn stage_here(&self, batch: &Batch, configs: &[TableConfig], first_rows: &[i64]) -> Result<Staged> {
+    fn stage_here(&self, batch: &Batch, configs: &[FeatureConfig], first_rows: &[i64]) -> Result<Staged> {
         let planned = plan_all(batch.groups(), configs)?;
         let elements: usize = planned.iter().map(|planned| planned.layout.elements).sum();
         if i32::try_from(elements).is_err() {
@@ -213,9 +223,9 @@ impl Stage {
             return Err(super::failed(self.accelerator.torch(), message, "lower `[train].batch_size`"));
         }
         let mut parcel = Parcel::default();
-        let by = |pooling| planned.iter().filter(move |planned| configs[planned.table].pooling == pooling);
+        let by = |pooling| planned.iter().filter(move |planned| configs[planned.number].pooling == pooling);
         let sequences = BLOCKS.map(|pooling| by(pooling).collect::<Vec<_>>());
-        let pooled = planned.iter().filter(|planned| !configs[planned.table].pooling.is_sequence());
+        let pooled = planned.iter().filter(|planned| !configs[planned.number].pooling.is_sequence());
         let pooled: Vec<&Planned<'_>> = pooled.collect();
         let in_order = pooled.iter().chain(sequences.iter().flatten());
         let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs, first_rows);
@@ -269,16 +279,16 @@ impl Stage {
 fn add_ids<'a>(
     parcel: &mut Parcel<'a>,
     features: impl Iterator<Item = &'a &'a Planned<'a>>,
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
     first_rows: &[i64],
 ) -> (Section, Section, Section) {
     let (mut starts, mut tables, mut count) = (Vec::new(), Vec::new(), 0);
     let mut first = None;
     for planned in features {
-        let config = &configs[planned.table];
+        let config = &configs[planned.number];
         starts.push(count as i64);
         let hashed = i64::from(config.ids == IdPolicy::Hashed);
-        tables.extend([first_rows[planned.table], config.rows as i64, hashed]);
+        tables.extend([first_rows[planned.number], config.rows as i64, hashed]);
         let part = Part::Ids(planned.feature.values(), planned.layout.runs.clone());
         let section = parcel.add_unaligned(part, first.is_none());
         first.get_or_insert(section.word);
@@ -293,7 +303,7 @@ fn add_bags(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
     planned: &[Planned<'_>],
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
 ) -> (JaggedSections, Section) {
     let mut parts = JaggedParts::default();
     let mut scales = Vec::new();
@@ -302,14 +312,14 @@ fn add_bags(
         let features = &planned[table..table + group.features().len()];
         table += features.len();
         let pooled: Vec<_> =
-            features.iter().filter(|planned| !configs[planned.table].pooling.is_sequence()).collect();
+            features.iter().filter(|planned| !configs[planned.number].pooling.is_sequence()).collect();
         let (first_bag, rows) = (parts.offsets.len(), group.rows());
         parts.offsets.resize(first_bag + rows * pooled.len(), 0);
         parts.sizes.resize(first_bag + rows * pooled.len(), 0);
         scales.resize(first_bag + rows * pooled.len(), 1.0);
         for (i, planned) in pooled.iter().enumerate() {
             let bag = |row: usize| first_bag + row * pooled.len() + i;
-            let mean = configs[planned.table].pooling == Pooling::Mean;
+            let mean = configs[planned.number].pooling == Pooling::Mean;
             for (row, &size) in planned.feature.sizes().iter().enumerate() {
                 parts.offsets[bag(row)] = planned.layout.offsets[row] + element as i32;
                 parts.sizes[bag(row)] = size;
@@ -377,7 +387,7 @@ fn add_sequences(
 }
 
 /// What each table that pools by `din` attends with.
-fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
+fn targets(groups: &[Group], configs: &[FeatureConfig]) -> Vec<Target> {
     let mut pooled: Vec<(&str, Target)> = Vec::new();
     let mut rest = configs;
     for (group, features) in groups.iter().map(|group| group.features().len()).enumerate() {
@@ -386,7 +396,7 @@ fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
         pooled.extend(own.map(|(config, feature)| (config.feature.as_str(), Target { group, feature })));
         rest = others;
     }
-    let target = |config: &TableConfig| {
+    let target = |config: &FeatureConfig| {
         let found = pooled.iter().find(|(feature, _)| config.target.as_deref() == Some(*feature));
         found.expect("`resolve_tables` has seen that there is one").1
     };
@@ -397,7 +407,7 @@ fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
 fn add_groups(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
     samples: Vec<Option<SamplesOfRows>>,
 ) -> Vec<GroupSections> {
     let (mut table, mut first_bag) = (0, 0);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::TableConfig;
+use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Kind, Tensor};
 
 use super::stage::Stage;
@@ -20,13 +20,14 @@ const AHEAD: usize = 2;
 #[derive(Debug)]
 pub(crate) struct DeviceTables {
     accelerator: Accelerator,
+    features: Vec<FeatureConfig>,
     configs: Vec<TableConfig>,
     weights: Weights,
     /// `[R, state width]`, R being the rows of all tables.
     state: Tensor,
     /// A byte for every row: whether it was updated since that was last asked.
     marks: Tensor,
-    /// Where each table's rows begin.
+    /// By feature: where its table's rows begin.
     first_rows: Vec<i64>,
     stage: Stage,
     /// Batches that were staged ahead, the next one first.
@@ -45,7 +46,7 @@ pub(crate) struct LookedUp {
 }
 
 impl DeviceTables {
-    /// Memory for these tables, with weights and state of zero; `threads` put batches together.
+    /// Memory for the tables of these features, with weights and state of zero; `threads` put batches together.
     ///
     /// # Errors
     ///
@@ -53,14 +54,15 @@ impl DeviceTables {
     /// 2^31 rows.
     pub(crate) fn new(
         accelerator: &Accelerator,
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         state_width: usize,
         threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
+        let (configs, table_of) = tables_of(features);
         let device = accelerator.torch();
         let dim = configs.first().map_or(1, |config| config.dim);
         if let Some(other) = configs.iter().find(|config| config.dim != dim) {
-            let message = format!("`{}` has dimension {}, other tables {dim}", other.feature, other.dim);
+            let message = format!("`{}` has dimension {}, other tables {dim}", other.name, other.dim);
             return Err(failed(
                 device,
                 message,
@@ -72,11 +74,12 @@ impl DeviceTables {
         Ok(Self {
             state: accelerator.zeros(&[weights.rows(), state_width as i64], Kind::Float)?,
             marks: accelerator.zeros(&[weights.rows()], Kind::Uint8)?,
-            first_rows: (0..configs.len()).map(|table| weights.rows_of(table).start).collect(),
+            first_rows: table_of.into_iter().map(|table| weights.rows_of(table).start).collect(),
             weights,
             stage: Stage::new(accelerator, threads),
             accelerator: accelerator.clone(),
-            configs: configs.to_vec(),
+            features: features.to_vec(),
+            configs,
             ahead: RefCell::new(Vec::new()),
         })
     }
@@ -100,7 +103,7 @@ impl DeviceTables {
     /// The rows of each table that were updated since the last call, ascending.
     pub(crate) fn take_touched(&self) -> Vec<Vec<u32>> {
         let touched = |(table, config): (usize, &TableConfig)| {
-            let marks = self.marks.narrow(0, self.first_rows[table], config.rows as i64);
+            let marks = self.marks.narrow(0, self.weights.rows_of(table).start, config.rows as i64);
             let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).unwrap_or_default();
             rows.into_iter().map(|row| row as u32).collect()
         };
@@ -117,7 +120,7 @@ impl DeviceTables {
     /// As [`staged`](Self::staged).
     pub(crate) fn stage_ahead(&self, batch: &Batch) -> Result<()> {
         if self.ahead.borrow().len() < AHEAD {
-            let staged = self.stage.stage(batch, &self.configs, &self.first_rows)?;
+            let staged = self.stage.stage(batch, &self.features, &self.first_rows)?;
             self.ahead.borrow_mut().push(staged);
         }
         Ok(())
@@ -137,7 +140,7 @@ impl DeviceTables {
             None => None,
         };
         if staged.is_none() {
-            staged = Some(self.stage.stage(batch, &self.configs, &self.first_rows)?);
+            staged = Some(self.stage.stage(batch, &self.features, &self.first_rows)?);
         }
         let mut staged = staged.expect("it was staged just now");
         staged.arrive()?;

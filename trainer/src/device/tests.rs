@@ -1,7 +1,7 @@
 //! The kernels and the driver, as far as they go without a GPU.
 
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
 use super::host::emulated;
@@ -112,9 +112,10 @@ fn other_panics_stay_panics() {
 const ROWS: u64 = 12;
 const DIM: usize = 4;
 
-fn configs() -> [TableConfig; 4] {
-    let config = |feature: &str, pooling, ids, dtype| TableConfig {
+fn configs() -> [FeatureConfig; 4] {
+    let config = |feature: &str, pooling, ids, dtype| FeatureConfig {
         feature: feature.into(),
+        table: None,
         rows: ROWS,
         dim: DIM as u64,
         pooling,
@@ -130,7 +131,7 @@ fn configs() -> [TableConfig; 4] {
     ]
 }
 
-fn tables_of(configs: &[TableConfig], state_width: usize) -> Result<DeviceTables> {
+fn tables_of(configs: &[FeatureConfig], state_width: usize) -> Result<DeviceTables> {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
     DeviceTables::new(&emulated(), configs, state_width, threads)
 }
@@ -162,7 +163,7 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
 }
 
 /// What a table row of `config` is for `id`.
-fn row_of(config: &TableConfig, id: i64) -> usize {
+fn row_of(config: &FeatureConfig, id: i64) -> usize {
     match config.ids {
         IdPolicy::Checked => id as usize,
         IdPolicy::Hashed => onefold_ikjt::hash::sigrid_hash(id, 0, config.rows as i64) as usize,
@@ -285,7 +286,7 @@ fn slots_are_used_in_turns_and_wrong_ids_are_refused() {
     }
     let error = tables.staged(&batch(12)).unwrap_err().to_string();
     assert!(error.contains("feature `a`: id 12 is outside the table's rows 0..12"), "{error}");
-    let mixed = [configs[0].clone(), TableConfig { dim: 8, ..configs[1].clone() }];
+    let mixed = [configs[0].clone(), FeatureConfig { dim: 8, ..configs[1].clone() }];
     let error = tables_of(&mixed, 1).unwrap_err().to_string();
     assert!(error.contains("`b` has dimension 8, other tables 4"), "{error}");
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::TableConfig;
+use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Device, Kind, Tensor};
 
 use super::shard::{Buffer, RowSet, Shard};
@@ -53,14 +53,14 @@ impl DeviceStore {
     /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension.
     pub(super) fn new(
         accelerator: &Accelerator,
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         optimizer: &TableOptimizerConfig,
         seed: u64,
         threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let mut store = Self::of_zeros(accelerator, configs, optimizer, threads)?;
+        let mut store = Self::of_zeros(accelerator, features, optimizer, threads)?;
         store.seed = seed;
-        for (i, config) in configs.iter().enumerate() {
+        for (i, config) in tables_of(features).0.iter().enumerate() {
             // One table at a time is in this machine's memory.
             let table = Table::of_shard(config, seed, &Shard::whole(i, config, 0), 0);
             let [mut weights, _] = store.tables.table(i);
@@ -79,17 +79,18 @@ impl DeviceStore {
     /// As [`new`](Self::new).
     pub(crate) fn of_zeros(
         accelerator: &Accelerator,
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         optimizer: &TableOptimizerConfig,
         threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
+        let (configs, _) = tables_of(features);
         let dim = configs.first().map_or(1, |config| config.dim as usize);
         let state_width = rule(optimizer, 1).state_width(dim);
         let weights = |config: &TableConfig| config.rows * config.dim.max(1) * config.dtype.bytes();
         let rows = configs.iter().map(|config| config.rows).sum::<u64>();
         let weights = configs.iter().map(weights).sum::<u64>();
         accelerator.check_memory(weights + rows * (4 * state_width as u64 + 1))?;
-        let tables = DeviceTables::new(accelerator, configs, state_width, threads)?;
+        let tables = DeviceTables::new(accelerator, features, state_width, threads)?;
         let touched = configs.iter().map(|config| Touched::new(config.rows)).collect();
         Ok(Self { tables, state_width, seed: 0, touched: RefCell::new(touched) })
     }
@@ -275,11 +276,11 @@ mod tests {
     const ROWS: u64 = 12;
     const DIM: u64 = 8;
 
-    fn configs() -> Vec<TableConfig> {
+    fn configs() -> Vec<FeatureConfig> {
         let dtypes = [DataType::Fp16, DataType::Fp32, DataType::Bf16, DataType::Fp16];
         let config = |(i, dtype)| {
             let (feature, pooling, ids) = (format!("f{i}"), Pooling::Sum, IdPolicy::Checked);
-            TableConfig { feature, rows: ROWS, dim: DIM, pooling, target: None, ids, dtype }
+            FeatureConfig { feature, table: None, rows: ROWS, dim: DIM, pooling, target: None, ids, dtype }
         };
         dtypes.into_iter().enumerate().map(config).collect()
     }
@@ -289,7 +290,7 @@ mod tests {
         let rows: Vec<Vec<i64>> = (0..4)
             .map(|sample| (0..3).map(|i| (5 * (3 * sample + i) + step) % ROWS as i64).collect())
             .collect();
-        let feature = |config: TableConfig| Feature::from_rows(config.feature, &rows).unwrap();
+        let feature = |config: FeatureConfig| Feature::from_rows(config.feature, &rows).unwrap();
         Group::try_new("g", None, configs().into_iter().map(feature).collect()).unwrap()
     }
 
@@ -383,7 +384,7 @@ mod tests {
         let accelerator = emulated();
         // The emulated device has 1 GiB: room for so many weights of 16 bits, and not of 32.
         let with = |dtype| {
-            let config = TableConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
+            let config = FeatureConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
             let threads = Arc::new(super::super::thread_pool(1).unwrap());
             DeviceStore::of_zeros(&accelerator, &[config], &optimizer, threads)
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use onefold_ikjt::{Batch, BatchParts, Group};
-use onefold_sharding::ShardFeatures;
+use onefold_sharding::{ShardFeatures, tables_of};
 use rand_chacha::ChaCha8Rng;
 use tch::Tensor;
 
@@ -85,9 +85,10 @@ pub(super) struct Part {
 
 impl Rank {
     fn on_processor(filled: Vec<Filled>, threads: usize) -> Result<Self> {
-        let mut tables = Vec::with_capacity(filled.len());
-        let mut groups = Vec::with_capacity(filled.len());
-        for Filled { config, group, .. } in filled {
+        let (features, groups): (Vec<_>, Vec<_>) =
+            filled.into_iter().map(|filled| (filled.config, filled.group)).unzip();
+        let mut tables = Vec::with_capacity(features.len());
+        for config in tables_of(&features).0 {
             // Pages that were never written would be read from one and the same.
             let weights = vec![0.01; (config.rows * config.dim) as usize];
             let accumulators = vec![0.0; config.rows as usize];
@@ -95,10 +96,9 @@ impl Rank {
             // The sizes are the configuration's own.
             let initial = || Table::initial(&config, &optimizer(), 0, &Shard::whole(0, &config, 0));
             tables.push(table.unwrap_or_else(initial));
-            groups.push(group);
         }
         Ok(Self::Processor {
-            embeddings: Box::new(Embeddings::from_tables(tables, threads)?),
+            embeddings: Box::new(Embeddings::from_tables(&features, tables, threads)?),
             groups,
             threads,
         })
