@@ -103,6 +103,7 @@ fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
         trace_steps: None,
         streams: None,
         existing: Existing::Refuse,
+        checkpoints: None,
         memory_limit: None,
         stop: Stop::new(),
     }
@@ -338,6 +339,49 @@ fn ranks_that_do_not_belong_together_are_refused() {
     let expected =
         "the plan is for 4 ranks, and the job has 2 ranks\n  hint: make a plan for 2 ranks (`onefold-shard";
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Every file of a checkpoint is verified by one rank. If it is damaged, that rank speaks, and all end.
+#[test]
+fn ranks_divide_the_files_that_they_verify() {
+    let mut jobs = Jobs::new();
+    jobs.config.checkpoint.full_every = 100;
+    let stopped = Job { stop_at: Some(8), ..job(3, Division::Mixed, Dedupe::Exact) };
+    assert_eq!(jobs.summary("run", &stopped).ended, Ending::Stopped);
+    let resumed = Job { existing: Existing::Resume, stop_at: None, ..stopped };
+    let folder = jobs.folder.path().join("run/checkpoints");
+    let mut names: Vec<_> = fs_err::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    let described = |path: &Path| -> Value {
+        serde_json::from_slice(&fs_err::read(path.join("checkpoint.json")).unwrap()).unwrap()
+    };
+    let files = |path: &Path| -> Vec<PathBuf> {
+        let file = described(path);
+        let folder = path.join(file["attempt"].as_str().unwrap());
+        file["files"].as_object().unwrap().keys().map(|name| folder.join(name)).collect()
+    };
+    let newest = names.last().unwrap();
+    let base = folder.join(described(newest)["base"].as_str().unwrap());
+    let all = [files(newest), files(&base)].concat();
+    assert_eq!(all.len(), 10, "two of rank 0, and one of each of three ranks, twice");
+    for (number, file) in all.iter().enumerate() {
+        let whole = fs_err::read(file).unwrap();
+        let mut damaged = whole.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        fs_err::write(file, damaged).unwrap();
+        let results = jobs.train("run", &resumed);
+        fs_err::write(file, whole).unwrap();
+        let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
+        let speaker = number % 3;
+        let message = errors[speaker].to_string();
+        assert!(message.contains(&*file.to_string_lossy()) && message.contains("checksum"), "{errors:?}");
+        let follow = |(rank, error): (usize, &Error)| {
+            rank == speaker
+                || matches!(error, Error::ReportedElsewhere { rank, .. } if *rank as usize == speaker)
+        };
+        assert!(errors.iter().enumerate().all(follow), "{errors:?}");
+    }
+    assert_eq!(jobs.summary("run", &resumed).ended, Ending::Completed);
 }
 
 /// An error that one rank meets ends all, and that rank speaks.
