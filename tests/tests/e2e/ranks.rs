@@ -114,6 +114,13 @@ fn launched_ranks_train_the_same_model() {
         "onefold-train launch --ranks 2 -- run nothing.toml --data dataset --out other",
         &["`nothing.toml`"],
     );
+    refused(
+        "onefold-train launch --ranks 2 -- export whole --out other",
+        &["only `run` and `eval` work on several"],
+    );
+    let misused = dir.command("onefold-train launch --ranks 2 -- run --nonsense").output();
+    let message = String::from_utf8_lossy(&misused.stderr).into_owned();
+    assert_eq!((misused.status.code(), message.matches("error:").count()), (Some(2), 1), "{message}");
     dir.edit("plan.json", "\"end\":100", "\"end\":99");
     refused(
         &format!("onefold-train launch --ranks 3 -- {RUN} --out other --plan plan.json"),

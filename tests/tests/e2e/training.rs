@@ -85,7 +85,7 @@ fn assert_equal_runs(dir: &Dir, a: &str, b: &str) {
 }
 
 /// The folders of a run's checkpoints: the step of each, and whether it is a checkpoint or what a killed process left.
-pub(crate) fn checkpoint_folders(run: &Path) -> Vec<(u64, bool)> {
+fn checkpoint_folders(run: &Path) -> Vec<(u64, bool)> {
     let Ok(entries) = fs_err::read_dir(run.join("checkpoints")) else { return Vec::new() };
     let folder = |entry: std::io::Result<fs_err::DirEntry>| {
         let entry = entry.unwrap();
@@ -98,7 +98,7 @@ pub(crate) fn checkpoint_folders(run: &Path) -> Vec<(u64, bool)> {
 }
 
 /// The steps of the checkpoints of a run.
-fn checkpoints(run: &Path) -> Vec<u64> {
+pub(crate) fn checkpoints(run: &Path) -> Vec<u64> {
     checkpoint_folders(run).into_iter().filter_map(|(step, whole)| whole.then_some(step)).collect()
 }
 

@@ -188,7 +188,6 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             let figures = tensor_file::copy_from(&self.storage, &path, metrics)?;
             file.files.insert(METRICS_FILE.to_owned(), figures);
         }
-        self.check_written(name, &file)?;
         let other_job = |step: &str| Error::Run {
             path: self.storage.shown(FOLDER),
             message: format!("another job has written the checkpoint `{step}` of the run meanwhile"),
@@ -197,6 +196,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         if let Some(newer) = self.names()?.last().filter(|newest| newest.as_str() >= name) {
             return Err(other_job(newer));
         }
+        self.check_written(name, &file)?;
         let text = serde_json::to_string_pretty(&file).map_err(std::io::Error::other)? + "\n";
         match self.storage.create(&format!("{FOLDER}/{name}/{CHECKPOINT_FILE}"), text.into_bytes())? {
             Created::Yes => Ok(()),

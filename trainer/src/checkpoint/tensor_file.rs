@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        let (folder, storage) = storage();
+        let (_folder, storage) = storage();
         written(&storage);
         let file = TensorFile::open(&storage, NAME).unwrap();
         assert_eq!(file.read::<f32>("some", Dtype::F32).unwrap(), [5.0, 6.0, 1.0, 2.0]);

@@ -37,11 +37,10 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, SentBytes, Shard};
 use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, rank_of, tasks};
-use crate::lockstep;
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
 use crate::preprocess::Preprocessing;
-use crate::run::Run;
+use crate::run::{RUN_FILE, Run};
 use crate::stop::Stop;
 use crate::trace::RankTimes;
 use crate::{Error, Result, TrainConfig};
@@ -332,38 +331,22 @@ impl<'a> Prepared<'a> {
 
     /// Refuses ranks that were not started for the same run.
     fn check_ranks(&self, out: &Path) -> Result<()> {
-        let collectives = &self.options.collectives;
+        let options = self.options;
         let snapshot = self.reader.snapshot();
         let config = toml::to_string(self.config).map_err(std::io::Error::other)?;
-        let plan = self.options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
-        let own: [(&str, String); 9] = [
-            ("configuration", config),
-            ("dataset", snapshot.dataset.clone()),
-            ("snapshot", snapshot.snapshot.to_string()),
-            ("option `plan`", plan.unwrap_or_default()),
-            ("option `out`", out.display().to_string()),
-            ("option `checkpoints`", format!("{:?}", self.options.checkpoints)),
-            ("option `existing`", format!("{:?}", self.options.existing)),
-            ("option `max_steps`", format!("{:?}", self.options.max_steps)),
-            ("option `trace_steps`", format!("{:?}", self.options.trace_steps)),
-        ];
-        let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
-        let all = collectives.gather_bytes(&bytes)?;
-        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Vec<(String, String)>>(bytes);
-        let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
-        for (rank, other) in all.iter().enumerate() {
-            let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
-            if let Some(((what, _), _)) = differs.filter(|_| collectives.rank() == 0) {
-                return Err(Error::Ranks {
-                    message: format!("rank {rank} has another {what} than rank 0"),
-                    hint: "start all ranks with the same program, files and options".to_owned(),
-                });
-            }
-            if differs.is_some() {
-                return Err(lockstep::reported_by(0));
-            }
-        }
-        Ok(())
+        let plan = options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
+        options.collectives.check_same(&[
+            ("the configuration", config),
+            ("the dataset", snapshot.dataset.clone()),
+            ("the snapshot", snapshot.snapshot.to_string()),
+            ("the option `plan`", plan.unwrap_or_default()),
+            ("the option `out`", out.display().to_string()),
+            ("the option `checkpoints`", format!("{:?}", options.checkpoints)),
+            ("the option `existing = resume`", (options.existing == Existing::Resume).to_string()),
+            ("the option `existing = overwrite`", (options.existing == Existing::Overwrite).to_string()),
+            ("the option `max_steps`", format!("{:?}", options.max_steps)),
+            ("the option `trace_steps`", format!("{:?}", options.trace_steps)),
+        ])
     }
 
     /// Takes the run's directory, and writes what a new run begins with. The lowest rank alone does so, for all.
@@ -398,7 +381,19 @@ impl<'a> Prepared<'a> {
             });
         }
         let begun = if elsewhere { Run::find(&files)? } else { here };
-        let Some(begun) = begun else { return Ok(None) };
+        let Some(begun) = begun else {
+            // A store that has no such bucket says so here.
+            if elsewhere && !files.entries("")?.is_empty() {
+                return Err(onefold_datasets::Error::Exists {
+                    path: files.location().to_owned(),
+                    hint: format!(
+                        "it holds no `{RUN_FILE}`, so it is not the folder of a run; give another one with the option `checkpoints`"
+                    ),
+                }
+                .into());
+            }
+            return Ok(None);
+        };
         if elsewhere && self.options.existing != Existing::Resume {
             return Err(onefold_datasets::Error::Exists {
                 path: files.location().to_owned(),
