@@ -302,11 +302,7 @@ struct Begun {
 /// What a run that goes on was begun with, as the lowest rank finds it: other machines may lack the run's directory.
 fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<Begun> {
     let find = || {
-        let there = arguments.checkpoints.as_ref();
-        let checkpoints = match there.filter(|there| !is_url(there)) {
-            Some(path) => Some(std::path::absolute(path)?),
-            None => there.cloned(),
-        };
+        let checkpoints = arguments.checkpoints.as_deref().map(absolute).transpose()?;
         if collectives.rank() > 0 || !arguments.resume {
             return Ok(Begun { checkpoints, ..Begun::default() });
         }
@@ -330,6 +326,14 @@ fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_t
         return Ok(own);
     }
     Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
+}
+
+/// A location by the one name that a run keeps of it.
+fn absolute(location: &Path) -> std::io::Result<PathBuf> {
+    match location.to_str() {
+        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
+        _ => std::path::absolute(location),
+    }
 }
 
 fn train(

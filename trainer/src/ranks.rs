@@ -27,17 +27,21 @@ pub(crate) fn on_this_machine() -> usize {
 }
 
 impl Ranks {
-    /// Joins the other ranks.
+    /// Joins the other ranks. Ends with status 1 in silence if another rank, or what started the ranks, says why they do not join.
     ///
     /// # Errors
     ///
     /// [`Error::Ranks`] if the environment is not that of a rank, or the ranks do not find each other.
     pub(crate) fn connect(options: &RankOptions) -> onefold_trainer::Result<Self> {
         let operation = Duration::from_secs(options.timeout.into());
-        Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }).map(Self)
+        match Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }) {
+            Err(Error::ReportedElsewhere { .. }) => std::process::exit(1),
+            joined => joined.map(Self),
+        }
     }
 
-    /// Runs `work` of the command `name`, which is that of all ranks, and ends with the other ranks. Of an error one rank speaks, and the others end with status 1 in silence.
+    /// Runs `work` of the command `name`, which is that of all ranks, and ends with the other ranks. Of an error one rank speaks,
+    /// and the others end with status 1 in silence.
     ///
     /// # Errors
     ///

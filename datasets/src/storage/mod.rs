@@ -1,4 +1,4 @@
-//! Where datasets lie: folders of a local disk or of an object store, through one interface.
+//! Where datasets and the checkpoints of runs lie: folders of a local disk or of an object store, through one interface.
 //!
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
 //! [`object_store`] parses). Credentials and endpoints come from the environment only (`AWS_…`, `GOOGLE_…`, `AZURE_…`).

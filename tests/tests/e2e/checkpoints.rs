@@ -111,6 +111,7 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     // On the ranks of another number, and from the directory alone.
     let moved = launch(2, "--out elsewhere --max-steps 44 --resume").json();
     assert_eq!(moved["resumed_from_step"].as_u64(), Some(40));
+    launch(2, &format!("--out elsewhere --checkpoints {REMOTE}/ --max-steps 45 --resume")).works();
 }
 
 /// Preprocessing is in the store too; and a folder of a disk, or a URL of one, is such a place as well.
