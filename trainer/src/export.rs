@@ -88,8 +88,8 @@ pub struct ExportSummary {
     pub bytes_on_disk: u64,
 }
 
-/// Exports the model of the run in `run`, a path or a URL, or that of one of its checkpoints, to the directory `out`: `model.safetensors`, `export.json`, and the run's
-/// preprocessing if it has any.
+/// Exports the model of the run in `run`, a path or a URL, or that of one of its checkpoints, to the directory `out`:
+/// `model.safetensors`, `export.json`, and the run's preprocessing if it has any.
 ///
 /// # Errors
 ///
