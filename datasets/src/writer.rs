@@ -421,7 +421,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
         }
         (None, _) => {
             let ours: BTreeSet<&str> = [DATA, VOCABULARIES, crate::snapshot::SNAPSHOTS].into();
-            let foreign = storage.entries()?.into_iter().find(|name| !ours.contains(name.as_str()));
+            let foreign = storage.entries("")?.into_iter().find(|name| !ours.contains(name.as_str()));
             match foreign {
                 None => Ok(None),
                 Some(name) => Err(exists(&format!(

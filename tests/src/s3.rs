@@ -419,9 +419,9 @@ impl Shared {
             (state.begin(&request, &line), state.latency)
         };
         tokio::time::sleep(latency).await;
-        for action in self.state().actions(&line) {
-            action();
-        }
+        // An action may send requests itself, which others of the runtime's threads answer.
+        let actions = self.state().actions(&line);
+        tokio::task::block_in_place(|| actions.into_iter().for_each(|action| action()));
         let refused = match fault {
             Some(Fault::SlowDown) => Some((StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
             Some(Fault::InternalError) => Some((StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),

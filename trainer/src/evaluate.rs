@@ -82,10 +82,11 @@ pub struct EvaluateOptions {
     pub partitions: Option<PartitionFilter>,
 }
 
-/// Evaluates the run in `run` on `dataset`.
+/// Evaluates the run in `run`, a path or a URL, on `dataset`. Every rank calls it.
 ///
 /// # Errors
 ///
+/// [`Error::ReportedElsewhere`] if another rank has the error;
 /// [`Error::Run`] if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
 /// schema;
 /// [`Error::Read`] for damaged data; [`Error::Prediction`] for a prediction that is no
@@ -96,6 +97,31 @@ pub fn evaluate(
     options: &EvaluateOptions,
     reporter: &dyn Reporter,
 ) -> Result<EvaluationSummary> {
+    let collectives = &options.collectives;
+    let (description, reader) = collectives.agree_on(|| open(run, dataset, options))?;
+    let config = &description.config;
+    let snapshot = reader.snapshot();
+    collectives.check_same(&[
+        ("the run", description.digest()?),
+        ("the option `checkpoint`", format!("{:?}", options.checkpoint)),
+        ("the dataset", snapshot.dataset.clone()),
+        ("the snapshot", snapshot.snapshot.to_string()),
+        ("the option `partitions`", format!("{:?}", options.partitions)),
+    ])?;
+    tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
+    let device = options.device.as_ref();
+    let placement = Placement::even(&description.tables, Arc::clone(collectives));
+    let (model, steps) =
+        description.load_model(run, options.checkpoint, &placement, options.threads, device)?;
+    let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
+    // Only an evaluation during training can be stopped.
+    let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
+    let summary = summary.map(|summary| EvaluationSummary { steps: Some(steps), ..summary });
+    summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
+}
+
+/// The run, and a reader of what it is evaluated on.
+fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, Reader)> {
     let description = Run::load(run)?;
     let config = &description.config;
     let partitions = match &options.partitions {
@@ -103,7 +129,7 @@ pub fn evaluate(
         None => config.eval_partitions()?.unwrap_or_default(),
     };
     let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
-    let preprocessing = Preprocessing::of_run(config, run)?;
+    let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     let reader = ReaderOptions {
         dedupe: options.dedupe,
@@ -116,16 +142,7 @@ pub fn evaluate(
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
     let reader = open_for_evaluation(dataset, &snapshot, reader, &workers)?;
-    tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
-    let device = options.device.as_ref();
-    let placement = Placement::even(&description.tables, Arc::clone(&options.collectives));
-    let (model, steps) =
-        description.load_model(run, options.checkpoint, &placement, options.threads, device)?;
-    let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
-    // Only an evaluation during training can be stopped.
-    let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
-    let summary = summary.map(|summary| EvaluationSummary { steps: Some(steps), ..summary });
-    summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
+    Ok((description, reader))
 }
 
 /// The labels that a model predicts.

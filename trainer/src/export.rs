@@ -7,7 +7,8 @@
 
 use std::path::Path;
 
-use onefold_datasets::commit::{StagedDirectory, write_atomically};
+use onefold_datasets::commit::StagedDirectory;
+use onefold_datasets::storage::Storage;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, TableConfig, tables_of};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -17,6 +18,7 @@ use crate::checkpoint::CheckpointChoice;
 use crate::checkpoint::tables::StoredTables;
 use crate::checkpoint::tensor_file::{self, Entry};
 use crate::config::Interaction;
+use crate::distributed::Alone;
 use crate::embedding::{Buffer, stored_dtype};
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
@@ -95,8 +97,8 @@ pub struct ExportSummary {
     pub bytes_on_disk: u64,
 }
 
-/// Exports the model of the run in `run`, or that of one of its checkpoints, to the directory `out`: `model.safetensors`, `export.json`, and the run's
-/// preprocessing if it has any.
+/// Exports the model of the run in `run`, a path or a URL, or that of one of its checkpoints, to the directory `out`:
+/// `model.safetensors`, `export.json`, and the run's preprocessing if it has any.
 ///
 /// # Errors
 ///
@@ -109,20 +111,21 @@ pub fn export(
     overwrite: bool,
 ) -> Result<ExportSummary> {
     let description = Run::load(run)?;
-    let mut stored = description.stored(run, checkpoint)?;
+    let stored = description.stored(run, checkpoint, &Alone)?;
     let steps = stored.steps;
     let staged = StagedDirectory::create(out, EXPORT_FILE, overwrite)?;
-    if let Some(steps) = Preprocessing::of_run(&description.config, run)? {
-        steps.store(staged.path())?;
+    let exported = Storage::open(staged.path())?;
+    if let Some(steps) = Preprocessing::of_run(&description.config, &description.files(run)?)? {
+        steps.store(&exported)?;
     }
     let dense = stored.dense.parameters()?;
     let tables = tables(&description);
     let entries = entries(&description, &tables, &stored.tables, &dense);
     let parameters = |entry: &Entry<'_>| entry.shape.iter().product::<usize>() as u64;
     let (tensors, parameters) = (entries.len() as u64, entries.iter().map(parameters).sum());
-    let figures = tensor_file::write(&staged.path().join(MODEL_FILE), entries)?;
+    let figures = tensor_file::write(&exported, MODEL_FILE, entries)?;
     let text = serde_json::to_string_pretty(&describe(&description)).map_err(std::io::Error::other)? + "\n";
-    write_atomically(&staged.path().join(EXPORT_FILE), text.as_bytes())?;
+    exported.replace(EXPORT_FILE, text.into_bytes())?;
     staged.commit()?;
     Ok(ExportSummary { steps, tensors, parameters, bytes_on_disk: figures.bytes })
 }

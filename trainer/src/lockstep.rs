@@ -87,6 +87,30 @@ impl dyn Collectives + '_ {
         }
     }
 
+    /// Refuses ranks that are not the same in all that is named, as ``the option `plan` ``; the lowest rank reports it. Every rank
+    /// calls it with the same names.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ranks`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all operations.
+    pub fn check_same(&self, own: &[(&str, String)]) -> Result<()> {
+        let all = self.gather_bytes(&serde_json::to_vec(own).map_err(std::io::Error::other)?)?;
+        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Vec<(String, String)>>(bytes);
+        let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
+        for (rank, other) in all.iter().enumerate() {
+            let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
+            let Some(((what, _), _)) = differs else { continue };
+            return Err(match self.rank() {
+                0 => Error::Ranks {
+                    message: format!("rank {rank} differs from rank 0 in {what}"),
+                    hint: "start all ranks with the same program, files and options".to_owned(),
+                },
+                _ => reported_by(0),
+            });
+        }
+        Ok(())
+    }
+
     /// Every rank's `values`, by rank.
     ///
     /// # Errors

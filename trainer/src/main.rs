@@ -17,6 +17,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::progress::Silent;
+use onefold_datasets::storage::is_url;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
@@ -26,9 +27,10 @@ use onefold_trainer::distributed::Collectives;
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::run::Run;
 use onefold_trainer::{
-    Ending, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
+    Ending, Error, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
     TrainOptions, TrainSummary, evaluate, export,
 };
+use serde::{Deserialize, Serialize};
 
 use self::ranks::{RankOptions, Ranks};
 
@@ -121,6 +123,10 @@ struct RunArguments {
     /// Directory of the run: checkpoints, metrics, model, summary
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
+    /// A folder for the checkpoints and the model that all ranks reach: a path, or a URL as `s3://bucket/folder` [default: RUN; with
+    /// `--resume` that of the run]
+    #[arg(long, value_name = "LOCATION")]
+    checkpoints: Option<PathBuf>,
     #[command(flatten)]
     shared: SharedArguments,
     /// End after this many steps, those before a resumption included
@@ -150,7 +156,7 @@ struct RunArguments {
 
 #[derive(Debug, clap::Args)]
 struct EvalArguments {
-    /// Directory of the run
+    /// Directory of the run, or the folder that its `--checkpoints` named: a path or a URL
     run: PathBuf,
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET")]
@@ -172,7 +178,7 @@ struct EvalArguments {
 
 #[derive(Debug, clap::Args)]
 struct ExportArguments {
-    /// Directory of the run
+    /// Directory of the run, or the folder that its `--checkpoints` named: a path or a URL
     run: PathBuf,
     /// A checkpoint in place of the run's model: `latest`, or a step [default: the model of the completed run]
     #[arg(long, value_name = "STEP")]
@@ -285,7 +291,52 @@ impl CommandLine for Cli {
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
     let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run(|collectives| train(arguments, collectives, printer))
+    ranks.run("run", |collectives| train(arguments, collectives, printer))
+}
+
+/// What a run is begun with, if its options do not say it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Begun {
+    snapshot: Option<u64>,
+    streams: Option<usize>,
+    checkpoints: Option<PathBuf>,
+}
+
+/// What a run that goes on was begun with, as the lowest rank finds it: other machines may lack the run's directory.
+fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<Begun> {
+    let find = || {
+        let checkpoints = arguments.checkpoints.as_deref().map(absolute).transpose()?;
+        if collectives.rank() > 0 || !arguments.resume {
+            return Ok(Begun { checkpoints, ..Begun::default() });
+        }
+        // A run that is there and cannot be read is an error when it is resumed.
+        let here = Run::load(&arguments.out).ok();
+        let run = match (here, &checkpoints) {
+            (None, Some(there)) => match Run::load(there) {
+                Err(Error::Run { .. }) => None,
+                run => Some(run?),
+            },
+            (here, _) => here,
+        };
+        let Some(run) = run else { return Ok(Begun { checkpoints, ..Begun::default() }) };
+        let checkpoints = checkpoints.or(run.checkpoints);
+        Ok(Begun { snapshot: run.snapshot, streams: run.streams, checkpoints })
+    };
+    let own = collectives.agree_on(find)?;
+    let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
+    let bytes = collectives.broadcast_bytes(&bytes, 0)?;
+    if !arguments.resume {
+        return Ok(own);
+    }
+    Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
+}
+
+/// A location by the one name that a run keeps of it.
+fn absolute(location: &Path) -> std::io::Result<PathBuf> {
+    match location.to_str() {
+        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
+        _ => std::path::absolute(location),
+    }
 }
 
 fn train(
@@ -299,20 +350,20 @@ fn train(
         (false, true) => Existing::Resume,
         (false, false) => Existing::Refuse,
     };
-    // A run that cannot be read is an error when it is resumed.
-    let resumed = arguments.resume.then(|| Run::load(&arguments.out).ok()).flatten();
+    let resumed = resumed(arguments, &**collectives)?;
     let options = TrainOptions {
         dedupe: arguments.shared.dedupe(),
         threads: arguments.shared.threads(),
-        snapshot: arguments.at.or_else(|| resumed.as_ref()?.snapshot),
-        streams: resumed.as_ref().and_then(|run| run.streams),
+        snapshot: arguments.at.or(resumed.snapshot),
+        streams: resumed.streams,
         max_steps: arguments.max_steps,
         plan: arguments.plan.clone(),
         trace_steps: arguments.trace_steps.clone(),
         collectives: Arc::clone(collectives),
         existing,
+        checkpoints: resumed.checkpoints,
         memory_limit: arguments.memory_limit,
-        device: arguments.shared.device.open()?,
+        device: collectives.agree(arguments.shared.device.open())?,
         stop: Stop::on_signals()?,
     };
     let prepared = collectives.agree_on(|| Prepared::new(&config, &arguments.data, &options))?;
@@ -327,7 +378,7 @@ fn train(
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
     let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run(|collectives| evaluate_run(arguments, collectives, printer))
+    ranks.run("eval", |collectives| evaluate_run(arguments, collectives, printer))
 }
 
 fn evaluate_run(
@@ -341,7 +392,7 @@ fn evaluate_run(
         checkpoint: arguments.checkpoint,
         collectives: Arc::clone(collectives),
         snapshot: arguments.at,
-        device: arguments.shared.device.open()?,
+        device: collectives.agree(arguments.shared.device.open())?,
         partitions: arguments.partitions.clone(),
     };
     if collectives.rank() > 0 {

@@ -141,7 +141,7 @@ pub(crate) struct MeasurePlansArguments {
 
 pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> Result<()> {
     let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run(|collectives| measure_with(arguments, collectives, printer))
+    ranks.run("measure-plans", |collectives| measure_with(arguments, collectives, printer))
 }
 
 impl MeasurePlansArguments {
@@ -173,6 +173,10 @@ fn measure_with(
             machine.device.is_none(),
             "`--device` is given on {ranks} ranks\n  hint: plans are measured on the processors of several ranks, or without ranks on a GPU"
         );
+        collectives.check_same(&[
+            ("the tables and plans", format!("{sets:?}")),
+            ("the options", format!("{:?}", (arguments.steps, arguments.seed))),
+        ])?;
         let options = StepOptions { threads, local_ranks, steps: arguments.steps, seed: arguments.seed };
         let reporter: &dyn Reporter = if collectives.rank() == 0 { printer } else { &Silent };
         measure_on_ranks(&sets, collectives, &options, reporter)?

@@ -1,14 +1,18 @@
 //! The preprocessing of a run: read from where `train.toml` says, kept in the run, so that evaluation does the same.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use onefold_datasets::{Schema, commit};
+use onefold_datasets::Schema;
+use onefold_datasets::storage::Storage;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 
 use crate::{Result, TrainConfig};
 
 /// Where a run keeps its steps.
 const STORED: &str = "preprocess/preprocess.toml";
+/// The folder of that and of what it names.
+pub(crate) const FOLDER: &str = "preprocess";
 /// The key of a step that names a file.
 const TABLE_FILE: &str = "table_file";
 
@@ -17,6 +21,8 @@ const TABLE_FILE: &str = "table_file";
 pub(crate) struct Preprocessing {
     pub(crate) config: PreprocessConfig,
     path: PathBuf,
+    /// Where files of an object store are as long as they are needed.
+    _copies: Option<Arc<tempfile::TempDir>>,
 }
 
 impl Preprocessing {
@@ -27,12 +33,25 @@ impl Preprocessing {
     }
 
     /// Those of the run in `run`, if its configuration names any.
-    pub(crate) fn of_run(config: &TrainConfig, run: &Path) -> Result<Option<Self>> {
-        config.data.preprocess.as_ref().map(|_| Self::load(run.join(STORED))).transpose()
+    pub(crate) fn of_run(config: &TrainConfig, run: &Storage) -> Result<Option<Self>> {
+        if config.data.preprocess.is_none() {
+            return Ok(None);
+        }
+        if let Some(local) = run.local() {
+            return Self::load(local.join(STORED)).map(Some);
+        }
+        let copies = tempfile::tempdir()?;
+        fs_err::create_dir(copies.path().join(FOLDER))?;
+        for object in run.list(FOLDER, None)? {
+            let bytes = run.read(&object.path)?.unwrap_or_default();
+            fs_err::write(copies.path().join(&object.path), bytes)?;
+        }
+        let path = copies.path().join(STORED);
+        Ok(Some(Self { config: PreprocessConfig::load(&path)?, path, _copies: Some(Arc::new(copies)) }))
     }
 
     fn load(path: PathBuf) -> Result<Self> {
-        Ok(Self { config: PreprocessConfig::load(&path)?, path })
+        Ok(Self { config: PreprocessConfig::load(&path)?, path, _copies: None })
     }
 
     /// The schema of the batches.
@@ -55,7 +74,7 @@ impl Preprocessing {
             if let Some(toml::Value::String(file)) = step.get_mut(TABLE_FILE) {
                 let bytes = fs_err::read(directory.join(file.as_str()))?;
                 *file = format!("table-{}.txt", files.len());
-                files.push((format!("preprocess/{file}"), bytes));
+                files.push((format!("{FOLDER}/{file}"), bytes));
             }
         }
         let text = toml::to_string(&document).map_err(std::io::Error::other)?;
@@ -64,20 +83,21 @@ impl Preprocessing {
     }
 
     /// Keeps the steps, and the files that they name, in the run in `run`.
-    pub(crate) fn store(&self, run: &Path) -> Result<()> {
+    pub(crate) fn store(&self, run: &Storage) -> Result<()> {
         for (name, bytes) in self.files()? {
-            let path = run.join(name);
-            fs_err::create_dir_all(path.parent().unwrap_or(run))?;
-            commit::write_atomically(&path, &bytes)?;
+            run.replace(&name, bytes)?;
         }
         Ok(())
     }
 
     /// Whether the run in `run` was begun with the same steps.
-    pub(crate) fn is_stored(&self, run: &Path) -> Result<bool> {
-        let same =
-            |(name, bytes): (String, Vec<u8>)| fs_err::read(run.join(name)).is_ok_and(|found| found == bytes);
-        Ok(self.files()?.into_iter().all(same))
+    pub(crate) fn is_stored(&self, run: &Storage) -> Result<bool> {
+        for (name, bytes) in self.files()? {
+            if run.read(&name)?.is_none_or(|found| found != bytes) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -95,14 +115,15 @@ mod tests {
             "format_version = 1\n[[step]]\nop = \"map_id\"\ninputs = [\"x\"]\ntable_file = \"maps/a.txt\"\n";
         fs_err::write(from.join("steps.toml"), step).unwrap();
         let steps = Preprocessing::load(from.join("steps.toml")).unwrap();
-        assert!(!steps.is_stored(&run).unwrap());
-        steps.store(&run).unwrap();
-        assert!(steps.is_stored(&run).unwrap());
+        let storage = Storage::open(&run).unwrap();
+        assert!(!steps.is_stored(&storage).unwrap());
+        steps.store(&storage).unwrap();
+        assert!(steps.is_stored(&storage).unwrap());
         // What is kept stands on its own, and is itself kept the same.
         let kept = Preprocessing::load(run.join(STORED)).unwrap();
-        assert!(kept.is_stored(&run).unwrap());
+        assert!(kept.is_stored(&storage).unwrap());
         fs_err::write(from.join("maps/a.txt"), "3\n6\n").unwrap();
-        assert!(!Preprocessing::load(from.join("steps.toml")).unwrap().is_stored(&run).unwrap());
+        assert!(!Preprocessing::load(from.join("steps.toml")).unwrap().is_stored(&storage).unwrap());
         fs_err::remove_dir_all(&from).unwrap();
         assert!(Preprocessing::load(run.join(STORED)).is_ok());
     }

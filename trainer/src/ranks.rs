@@ -1,12 +1,14 @@
 //! The ranks of a job, of which this process is one.
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Parser;
 use onefold_trainer::Error;
 use onefold_trainer::distributed::{Collectives, Environment, PATIENCE, Timeouts};
+
+use crate::{Cli, Command};
 
 /// Options of commands that run on several ranks.
 #[derive(Debug, clap::Args)]
@@ -25,26 +27,32 @@ pub(crate) fn on_this_machine() -> usize {
 }
 
 impl Ranks {
-    /// Joins the other ranks.
+    /// Joins the other ranks. Ends with status 1 in silence if another rank, or what started the ranks, says why they do not join.
     ///
     /// # Errors
     ///
     /// [`Error::Ranks`] if the environment is not that of a rank, or the ranks do not find each other.
     pub(crate) fn connect(options: &RankOptions) -> onefold_trainer::Result<Self> {
         let operation = Duration::from_secs(options.timeout.into());
-        Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }).map(Self)
+        match Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }) {
+            Err(Error::ReportedElsewhere { .. }) => std::process::exit(1),
+            joined => joined.map(Self),
+        }
     }
 
-    /// Runs `work`, and ends with the other ranks. Of an error one rank speaks, and the others end with status 1 in silence.
+    /// Runs `work` of the command `name`, which is that of all ranks, and ends with the other ranks. Of an error one rank speaks,
+    /// and the others end with status 1 in silence.
     ///
     /// # Errors
     ///
     /// That of `work`, if it is this rank's to report.
     pub(crate) fn run(
         self,
+        name: &str,
         work: impl FnOnce(&Arc<dyn Collectives>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let Err(error) = work(&self.0) else { return Ok(()) };
+        let same = self.0.check_same(&[("the command", name.to_owned())]).map_err(anyhow::Error::from);
+        let Err(error) = same.and_then(|()| work(&self.0)) else { return Ok(()) };
         match error.downcast_ref() {
             Some(Error::ReportedElsewhere { .. } | Error::RankEnded { .. }) => std::process::exit(1),
             Some(Error::RankLost { .. }) => {}
@@ -59,26 +67,28 @@ pub(crate) struct LaunchArguments {
     /// How many ranks to start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
-    /// The command of `onefold-train` that every rank runs, with its options
+    /// `run`, `eval` or `measure-plans`, with its options
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 /// Runs a command on ranks of this machine, and ends with status 1 if one of them has failed.
 pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
+    // Here, so that one error is printed and not that of every rank.
+    let words = std::iter::once("onefold-train".into()).chain(arguments.command.iter().cloned());
+    match Cli::try_parse_from(words) {
+        Err(error) => error.exit(),
+        Ok(Cli { command: Command::Run(_) | Command::Eval(_) | Command::MeasurePlans(_), .. }) => {}
+        Ok(_) => anyhow::bail!(
+            "only `run`, `eval` and `measure-plans` work on several ranks\n  hint: start the command without `launch`"
+        ),
+    }
     let program = std::env::current_exe()?;
     let exits =
         onefold_trainer::distributed::launch(arguments.ranks, &program, &arguments.command, PATIENCE)?;
     if exits.iter().all(|exit| exit.status.success()) {
         return Ok(());
     }
-    // A rank has said why, unless one was ended before the others knew it.
-    let ended =
-        exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit.rank, exit.status.signal()?)));
-    match ended {
-        Some((rank, signal)) if exits.iter().any(|exit| exit.killed) => anyhow::bail!(
-            "signal {signal} ended rank {rank} before all ranks had joined\n  hint: look for what sent it (the system, where memory is short), and run the command again"
-        ),
-        _ => std::process::exit(1),
-    }
+    // A rank has said why.
+    std::process::exit(1)
 }

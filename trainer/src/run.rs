@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::{FeatureGroup, Schema, commit};
+use onefold_datasets::storage::{Created, Storage};
+use onefold_datasets::{FeatureGroup, Schema};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,7 @@ use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
 use crate::checkpoint::{CheckpointChoice, Checkpoints, damaged};
 use crate::device::Accelerator;
+use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement};
 use crate::model::Model;
 use crate::{Error, Result, TrainConfig, tensors};
@@ -21,7 +23,7 @@ pub const RUN_FILE: &str = "run.json";
 /// The parameters.
 pub const MODEL_FILE: &str = "model.safetensors";
 /// Where the ranks' shards are while they become one model.
-const SHARDS: &str = ".shards";
+pub(crate) const SHARDS: &str = ".shards";
 /// What names of the dense part's parameters begin with.
 const DENSE: &str = "dense.";
 /// The version this code writes; it reads 1 too, which has fewer settings.
@@ -56,6 +58,9 @@ pub struct Run {
     /// Whether training came to its end, so that the model is there.
     #[serde(default = "yes")]
     pub completed: bool,
+    /// The path or URL of the folder that holds the model and the checkpoints, if it is not that of this description.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoints: Option<PathBuf>,
 }
 
 /// Runs of version 1 appeared when they were complete.
@@ -78,42 +83,67 @@ impl Run {
             _shards_of_earlier_versions: serde::de::IgnoredAny,
             steps: 0,
             completed: false,
+            checkpoints: None,
         }
     }
 
-    /// Writes the description into `directory`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if it cannot be written.
-    pub fn store(&self, directory: &Path) -> Result<()> {
+    /// The bytes of `run.json`.
+    fn to_json(&self) -> Result<Vec<u8>> {
         let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         text.push('\n');
-        Ok(commit::write_atomically(&directory.join(RUN_FILE), text.as_bytes())?)
+        Ok(text.into_bytes())
     }
 
-    /// Writes the model that was trained into `directory`, and says so in the description. Every rank calls it; the lowest one
-    /// puts the shards of all together, from disk, so that no process has all tables in memory.
+    /// Writes the description into `directory`, and into the folder of the checkpoints if that is another.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if a file cannot be written; that of another rank.
+    /// [`Error::Dataset`] if it cannot be written.
+    pub fn store(&self, directory: &Path) -> Result<()> {
+        if self.checkpoints.is_some() {
+            self.files(directory)?.replace(RUN_FILE, self.beside_checkpoints().to_json()?)?;
+        }
+        Ok(Storage::open(directory)?.replace(RUN_FILE, self.to_json()?)?)
+    }
+
+    /// Writes the description into `files`, the folder of the checkpoints, unless there is one.
+    pub(crate) fn create_in(&self, files: &Storage) -> Result<Created> {
+        Ok(files.create(RUN_FILE, self.beside_checkpoints().to_json()?)?)
+    }
+
+    /// The description for the folder of the checkpoints.
+    fn beside_checkpoints(&self) -> Self {
+        Self { checkpoints: None, ..self.clone() }
+    }
+
+    /// Where the model and the checkpoints are of a run whose description is at `location`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if it is a URL that no store has.
+    pub(crate) fn files(&self, location: &Path) -> Result<Storage> {
+        Ok(Storage::open(self.checkpoints.as_deref().unwrap_or(location))?)
+    }
+
+    /// Writes the model that was trained to where the checkpoints are, and says so in the description in `directory`. Every rank calls
+    /// it; the lowest one puts the shards of all together, a few rows at a time, so that no process has all tables in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if a file cannot be written; that of another rank.
     pub fn complete(&mut self, model: &Model, steps: u64, directory: &Path) -> Result<()> {
         let collectives = model.embeddings.collectives();
-        let rank = collectives.rank();
-        let shards = directory.join(SHARDS);
-        let path = |rank: u32| shards.join(format!("{rank}.safetensors"));
-        collectives.agree_on(|| {
-            fs_err::create_dir_all(&shards)?;
-            Ok(tensor_file::write(&path(rank), tables::entries(&model.embeddings))?)
-        })?;
+        let (rank, files) = (collectives.rank(), self.files(directory)?);
+        let path = |rank: u32| format!("{SHARDS}/{rank}.safetensors");
+        collectives
+            .agree_on(|| tensor_file::write(&files, &path(rank), tables::entries(&model.embeddings)))?;
         collectives.agree_on(|| {
             if rank != 0 {
                 return Ok(());
             }
             let (tables, _) = tables_of(&self.tables);
-            let files: Vec<PathBuf> = (0..collectives.size()).map(path).collect();
-            let stored = StoredTables::open(&files, &[])?;
+            let shards: Vec<String> = (0..collectives.size()).map(path).collect();
+            let stored = StoredTables::open(&files, &shards, &[])?;
             let mut entries = dense_entries(model);
             for config in &tables {
                 for buffer in self.buffers(config) {
@@ -121,11 +151,8 @@ impl Run {
                     entries.push(stored.whole(name, &config.name, config.rows, config.dim, buffer));
                 }
             }
-            let temporary = directory.join(format!(".{MODEL_FILE}.tmp"));
-            tensor_file::write(&temporary, entries)?;
-            fs_err::rename(&temporary, directory.join(MODEL_FILE))?;
-            fs_err::remove_dir_all(&shards)?;
-            commit::sync_directory(directory)?;
+            tensor_file::write(&files, MODEL_FILE, entries)?;
+            files.remove_folder(SHARDS, None)?;
             (self.steps, self.completed) = (steps, true);
             self.store(directory)
         })
@@ -139,9 +166,12 @@ impl Run {
     /// What the parameters depend on besides the samples: a digest of configuration, schema and tables. What only says
     /// how long training goes on and what is logged does not count.
     pub(crate) fn identity(&self) -> String {
-        use sha2::Digest as _;
-        let text = serde_json::to_vec(&self.identifying()).unwrap_or_default();
-        sha2::Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256(&serde_json::to_vec(&self.identifying()).unwrap_or_default())
+    }
+
+    /// A digest of the whole description, wherever it is.
+    pub(crate) fn digest(&self) -> Result<String> {
+        Ok(sha256(&self.beside_checkpoints().to_json()?))
     }
 
     fn identifying(&self) -> Vec<(&'static str, serde_json::Value)> {
@@ -182,76 +212,98 @@ impl Run {
         }
     }
 
-    /// Reads a run's description.
+    /// Reads a run's description at `location`, a path or a URL.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if `directory` holds no run, or one of another version.
-    pub fn load(directory: &Path) -> Result<Self> {
-        let path = directory.join(RUN_FILE);
-        let wrong =
-            |message: String, hint: &str| Error::Run { path: path.clone(), message, hint: hint.to_owned() };
-        let text = fs_err::read_to_string(&path).map_err(|error| {
-            wrong(format!("not a run: {error}"), "give the directory that `onefold-train run --out` wrote")
-        })?;
-        let again = "train again, or use the program that wrote it";
-        let run: Self = serde_json::from_str(&text).map_err(|error| wrong(error.to_string(), again))?;
-        if !(1..=FORMAT_VERSION).contains(&run.format_version) {
-            return Err(wrong(
-                format!("format version {}, this program reads {FORMAT_VERSION}", run.format_version),
-                again,
-            ));
-        }
-        Ok(run)
+    /// [`Error::Run`] if there is no run, or one of another version; [`Error::Dataset`] if the store does not answer.
+    pub fn load(location: &Path) -> Result<Self> {
+        let storage = Storage::open(location)?;
+        Self::find(&storage)?.ok_or_else(|| Error::Run {
+            path: storage.shown(RUN_FILE),
+            message: "not a run: it is missing".to_owned(),
+            hint: "give the directory that `onefold-train run --out` wrote, or the folder of its checkpoints"
+                .to_owned(),
+        })
     }
 
-    /// The files of the run's model, or of one of its checkpoints.
+    /// The description of the run in `storage`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub(crate) fn find(storage: &Storage) -> Result<Option<Self>> {
+        let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
+        let hint = "train again, or use the program that wrote it";
+        let wrong =
+            |message: String| Error::Run { path: storage.shown(RUN_FILE), message, hint: hint.to_owned() };
+        let run: Self = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if !(1..=FORMAT_VERSION).contains(&run.format_version) {
+            let message =
+                format!("format version {}, this program reads {FORMAT_VERSION}", run.format_version);
+            return Err(wrong(message));
+        }
+        Ok(Some(run))
+    }
+
+    /// The files of the model of the run at `location`, or of one of its checkpoints. Every rank calls it.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or a file is missing or
-    /// damaged.
-    pub(crate) fn stored(&self, directory: &Path, checkpoint: Option<CheckpointChoice>) -> Result<Stored> {
+    /// damaged; that of another rank.
+    pub(crate) fn stored(
+        &self,
+        location: &Path,
+        checkpoint: Option<CheckpointChoice>,
+        collectives: &dyn Collectives,
+    ) -> Result<Stored> {
+        let files = self.files(location)?;
         if let Some(choice) = checkpoint {
-            let checkpoint = Checkpoints::<Taken>::new(directory, self.identity(), 1, 1).choose(choice)?;
+            let checkpoints = Checkpoints::<Taken>::new(files, self.identity(), 1, 1);
+            let checkpoint = checkpoints.choose(choice, collectives)?;
             let Taken { steps } = *checkpoint.progress();
             return Ok(Stored { dense: checkpoint.dense()?, tables: checkpoint.tables()?, steps });
         }
         if !self.completed {
-            return Err(Error::Run {
-                path: directory.to_owned(),
+            return collectives.agree(Err(Error::Run {
+                path: location.to_owned(),
                 message: "training is not complete, so there is no model yet".to_owned(),
                 hint:
                     "continue it with `onefold-train run --resume`, or use the option `checkpoint = latest`"
                         .to_owned(),
-            });
+            }));
         }
-        let path = directory.join(MODEL_FILE);
-        fs_err::metadata(&path)?;
-        let tables = StoredTables::open(std::slice::from_ref(&path), &[])?;
-        Ok(Stored { dense: DenseFile::open(&path)?, tables, steps: self.steps })
+        collectives.agree_on(|| {
+            let tables = StoredTables::open(&files, &[MODEL_FILE.to_owned()], &[])?;
+            Ok(Stored { dense: DenseFile::open(&files, MODEL_FILE)?, tables, steps: self.steps })
+        })
     }
 
     /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or whole on `device`;
-    /// and the steps that it was trained for.
+    /// and the steps that it was trained for. Every rank calls it.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or the
-    /// parameters are missing, damaged, or of other shapes than the configuration's.
+    /// parameters are missing, damaged, or of other shapes than the configuration's; that of another rank.
     pub fn load_model(
         &self,
-        directory: &Path,
+        location: &Path,
         checkpoint: Option<CheckpointChoice>,
         placement: &Placement,
         threads: usize,
         device: Option<&Accelerator>,
     ) -> Result<(Model, u64)> {
-        let mut stored = self.stored(directory, checkpoint)?;
-        let mut model = self.initial_model(placement, threads, device)?;
-        stored.dense.restore(&model)?;
-        // The optimizer's state is for training alone.
-        stored.tables.restore(&mut model.embeddings, 1)?;
+        let collectives = &placement.collectives;
+        let stored = self.stored(location, checkpoint, &**collectives)?;
+        let model = collectives.agree_on(|| {
+            let mut model = self.initial_model(placement, threads, device)?;
+            stored.dense.restore(&model)?;
+            // The optimizer's state is for training alone.
+            stored.tables.restore(&mut model.embeddings, 1)?;
+            Ok(model)
+        })?;
         Ok((model, stored.steps))
     }
 
@@ -304,6 +356,11 @@ impl Run {
     }
 }
 
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn describe_group(group: &FeatureGroup) -> String {
     let names: Vec<_> = group.features.iter().map(|feature| feature.name.as_str()).collect();
     format!("{} ({})", group.name, names.join(", "))
@@ -343,8 +400,8 @@ impl DenseFile {
     /// # Errors
     ///
     /// [`Error::Run`] if it is damaged.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), file: tables::open(path)? })
+    pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self> {
+        Ok(Self { path: storage.shown(name), file: tables::open(storage, name)? })
     }
 
     /// Reads a tensor of `f32` that stands beside the parameters.
@@ -352,9 +409,9 @@ impl DenseFile {
     /// # Errors
     ///
     /// [`Error::Run`] if it is missing or has another length.
-    pub(crate) fn read_into(&mut self, name: &str, values: &mut [f32]) -> Result<()> {
+    pub(crate) fn read_into(&self, name: &str, values: &mut [f32]) -> Result<()> {
         let read = self.file.read_into(name, Dtype::F32, bytemuck::cast_slice_mut(values));
-        read.map_err(|message| damaged(&self.path, &message))
+        read.map_err(|fault| damaged(&self.path, fault))
     }
 
     /// Puts the parameters into a model.
@@ -362,7 +419,7 @@ impl DenseFile {
     /// # Errors
     ///
     /// [`Error::Run`] if the file holds another model's.
-    pub(crate) fn restore(&mut self, model: &Model) -> Result<()> {
+    pub(crate) fn restore(&self, model: &Model) -> Result<()> {
         for (name, mut parameter) in model.named_dense_parameters() {
             let mut values = vec![0.0_f32; parameter.numel()];
             self.read_into(&format!("{DENSE}{name}"), &mut values)?;
@@ -377,7 +434,7 @@ impl DenseFile {
     /// # Errors
     ///
     /// [`Error::Run`] if the file is damaged.
-    pub(crate) fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
+    pub(crate) fn parameters(&self) -> Result<Vec<(String, Tensor)>> {
         let infos = self.file.infos().filter_map(|(name, info)| Some((name.strip_prefix(DENSE)?, info)));
         let shapes: Vec<(String, Vec<i64>)> = infos
             .map(|(name, info)| (name.to_owned(), info.shape.iter().map(|side| *side as i64).collect()))

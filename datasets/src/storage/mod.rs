@@ -1,4 +1,4 @@
-//! Where datasets lie: folders of a local disk or of an object store, through one interface.
+//! Where datasets and the checkpoints of runs lie: folders of a local disk or of an object store, through one interface.
 //!
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
 //! [`object_store`] parses). Credentials and endpoints come from the environment only (`AWS_…`, `GOOGLE_…`, `AZURE_…`).
@@ -44,8 +44,8 @@ pub(crate) use self::upload::HashingWriter;
 pub use self::upload::Upload;
 use crate::{Error, Result, commit, units};
 
-/// The size of the requests for an object that is digested.
-const DIGESTED_REQUEST: u64 = 4 << 20;
+/// The size of the requests for an object that is read from its first byte to its last.
+const STREAMED_REQUEST: u64 = 4 << 20;
 /// Requests of an object that is digested, where each part is dropped at once: enough to wait little, in 16 MiB.
 pub const FEW_REQUESTS: usize = 4;
 /// Requests of an object that is digested and kept: more of them cost no more memory.
@@ -269,6 +269,21 @@ impl Storage {
         Ok(())
     }
 
+    /// Fills `output` with the bytes of an object from number `first` on.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_ranges`](Self::read_ranges).
+    pub fn read_at(&self, path: &str, object: &Object, first: u64, output: &mut [u8]) -> Result<()> {
+        let wanted = std::iter::once(first..first + output.len() as u64).collect();
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let parts = self.wait(path, ranges::fetch_parts(store, key, wanted, object.e_tag.clone()))?;
+        for (start, bytes) in parts {
+            output[(start - first) as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
     fn request_ranges(
         &self,
         path: &str,
@@ -279,28 +294,27 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// The SHA-256 of an object, in hexadecimal. `read` is given the bytes as they come, from the first to the last; an error
-    /// of it ends the work. Up to `requests` of 4 MiB are under way at a time.
+    /// Reads an object from its first byte to its last. `read` is given the bytes as they come; an error of it ends the work. Up
+    /// to `requests` of 4 MiB are under way at a time.
     ///
     /// # Errors
     ///
     /// As [`read_ranges`](Self::read_ranges), and that of `read`.
-    pub fn sha256(
+    pub fn read_through(
         &self,
         path: &str,
         object: &Object,
         requests: usize,
         mut read: impl FnMut(Ranges) -> io::Result<()>,
-    ) -> Result<String> {
+    ) -> Result<()> {
         let request = |start: u64| {
             let (sender, answer) = sync_channel(1);
-            let wanted = std::iter::once(start..object.bytes.min(start + DIGESTED_REQUEST)).collect();
+            let wanted = std::iter::once(start..object.bytes.min(start + STREAMED_REQUEST)).collect();
             let then = move |ranges| drop(sender.send(ranges));
             self.start_reading(path, object.bytes, wanted, object.e_tag.clone(), then)?;
             Ok::<_, Error>(answer)
         };
-        let mut digest = Sha256::new();
-        let mut starts = (0..object.bytes).step_by(DIGESTED_REQUEST as usize);
+        let mut starts = (0..object.bytes).step_by(STREAMED_REQUEST as usize);
         let mut on_their_way = VecDeque::new();
         loop {
             while on_their_way.len() < requests.max(1)
@@ -308,12 +322,28 @@ impl Storage {
             {
                 on_their_way.push_back(request(start)?);
             }
-            let Some(answer) = on_their_way.pop_front() else { break };
-            let ranges =
-                answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??;
-            ranges.parts().iter().for_each(|(_, bytes)| digest.update(bytes));
-            read(ranges)?;
+            let Some(answer) = on_their_way.pop_front() else { return Ok(()) };
+            read(answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??)?;
         }
+    }
+
+    /// The SHA-256 of an object, in hexadecimal, which [`read_through`](Self::read_through) reads for `read` too.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_through`](Self::read_through).
+    pub fn sha256(
+        &self,
+        path: &str,
+        object: &Object,
+        requests: usize,
+        mut read: impl FnMut(Ranges) -> io::Result<()>,
+    ) -> Result<String> {
+        let mut digest = Sha256::new();
+        self.read_through(path, object, requests, |ranges| {
+            ranges.parts().for_each(|(_, bytes)| digest.update(bytes));
+            read(ranges)
+        })?;
         Ok(units::format_hex(&digest.finalize()))
     }
 
@@ -370,7 +400,7 @@ impl Storage {
         created.map_err(|error| self.write_error(path, &error))
     }
 
-    /// Writes an object whole, also over one that is there.
+    /// Writes an object whole, also over one that is there. On a local disk it is synced, and so is its folder.
     ///
     /// # Errors
     ///
@@ -378,7 +408,9 @@ impl Storage {
     pub fn replace(&self, path: &str, bytes: Vec<u8>) -> Result<()> {
         if let Some(local) = &self.local {
             let path = local.join(path);
-            return commit::write_atomically(&path, &bytes).map_err(|error| Error::write(path, error));
+            let write = || commit::write_atomically(&path, &bytes);
+            let written = commit::in_folder(path.parent().unwrap_or(local), write);
+            return written.map_err(|error| Error::write(path, error));
         }
         let (store, key, bytes) = (Arc::clone(&self.store), self.key(path)?, Bytes::from(bytes));
         let put = async move { retry::repeat(|| store.put(&key, bytes.clone().into())).await };
@@ -392,6 +424,16 @@ impl Storage {
     ///
     /// [`Error::Write`] if a local file cannot be created.
     pub fn upload(&self, path: &str) -> Result<Upload> {
+        self.upload_of(path, 0)
+    }
+
+    /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to accept their
+    /// number. Four of them are in memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`upload`](Self::upload).
+    pub fn upload_of(&self, path: &str, bytes: u64) -> Result<Upload> {
         self.key(path)?;
         let multipart = match self.local.as_ref().map(|local| local.join(path)) {
             // The upload begins with a file in this folder.
@@ -402,7 +444,7 @@ impl Storage {
             }
             None => None,
         };
-        Ok(Upload::new(self.clone(), path.to_owned(), multipart))
+        Ok(Upload::new(self.clone(), path.to_owned(), multipart, bytes))
     }
 
     /// Starts the upload of an object in parts.
@@ -465,22 +507,45 @@ impl Storage {
         Ok(async move { retry::repeat(delete).await })
     }
 
-    /// The names of files and folders directly in the dataset's folder.
+    /// Removes a folder with all that is in it, the object `first` of it before all else: what is removed in part then lacks it. A
+    /// folder that is not there is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not list the folder, [`Error::Write`] if it refuses to remove an object.
+    pub fn remove_folder(&self, folder: &str, first: Option<&str>) -> Result<()> {
+        if let Some(first) = first {
+            self.delete(vec![format!("{folder}/{first}")])?;
+        }
+        let Some(local) = &self.local else {
+            let objects = self.list(folder, None)?.into_iter().map(|object| object.path).collect();
+            return self.delete(objects);
+        };
+        let path = local.join(folder);
+        let removed = match path.exists() {
+            true => commit::sync_directory(&path).and_then(|()| fs_err::remove_dir_all(&path)),
+            false => Ok(()),
+        };
+        removed.map_err(|error| Error::write(path, error))
+    }
+
+    /// The names of files and folders directly in `folder`, in the dataset's own folder if it is empty.
     ///
     /// # Errors
     ///
     /// [`Error::Read`] if the store does not list them.
-    pub(crate) fn entries(&self) -> Result<Vec<String>> {
+    pub fn entries(&self, folder: &str) -> Result<Vec<String>> {
         if let Some(local) = &self.local {
-            if !local.exists() {
+            let path = local.join(folder);
+            if !path.exists() {
                 return Ok(Vec::new());
             }
             let names =
-                fs_err::read_dir(local)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+                fs_err::read_dir(path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
             return Ok(names.collect::<io::Result<_>>()?);
         }
-        let key = self.key("")?;
-        let listed = self.ask("", move |store| {
+        let key = self.key(folder)?;
+        let listed = self.ask(folder, move |store| {
             let key = key.clone();
             async move { store.list_with_delimiter(Some(&key)).await }
         })?;
@@ -548,6 +613,11 @@ impl Storage {
                 Error::Read { path, message, hint }
             }
         }
+    }
+
+    /// The error of an [`Upload`] of the object `path` that could not be written to.
+    pub fn write_failure(&self, path: &str, error: io::Error) -> Error {
+        Error::write(self.shown(path), error)
     }
 
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {

@@ -66,8 +66,8 @@ impl Ranges {
     }
 
     /// The start and the bytes of each part.
-    pub(super) fn parts(&self) -> &[(u64, Bytes)] {
-        &self.parts
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = (u64, &[u8])> {
+        self.parts.iter().map(|(start, bytes)| (*start, bytes.as_ref()))
     }
 
     /// The number of bytes fetched.
@@ -123,7 +123,8 @@ fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     merged
 }
 
-/// Fetches `wanted` ranges of an object of `length` bytes. With an `e_tag`, an object of another version is an error.
+/// Fetches `wanted` ranges of an object of `length` bytes, those that follow each other as one part. With an `e_tag`, an object of
+/// another version is an error.
 pub(super) async fn fetch(
     store: Arc<dyn ObjectStore>,
     key: Path,
@@ -131,6 +132,17 @@ pub(super) async fn fetch(
     wanted: Vec<Range<u64>>,
     e_tag: Option<String>,
 ) -> object_store::Result<Ranges> {
+    let parts = fetch_parts(store, key, wanted, e_tag).await?;
+    Ok(Ranges::new(length, join_adjacent(parts)))
+}
+
+/// The start and the bytes of every answer to the requests for `wanted` ranges of an object, in ascending order.
+pub(super) async fn fetch_parts(
+    store: Arc<dyn ObjectStore>,
+    key: Path,
+    wanted: Vec<Range<u64>>,
+    e_tag: Option<String>,
+) -> object_store::Result<Vec<(u64, Bytes)>> {
     let requests: Vec<Range<u64>> = coalesce(wanted, RANGE_GAP).into_iter().flat_map(split).collect();
     let fetch_one = |range: Range<u64>| {
         let (store, key, if_match) = (Arc::clone(&store), key.clone(), e_tag.clone());
@@ -145,9 +157,7 @@ pub(super) async fn fetch(
             Ok((range.start, bytes))
         }
     };
-    let fetched = stream::iter(requests).map(fetch_one).buffered(REQUESTS_AT_A_TIME);
-    let parts: Vec<(u64, Bytes)> = fetched.try_collect().await?;
-    Ok(Ranges::new(length, join_adjacent(parts)))
+    stream::iter(requests).map(fetch_one).buffered(REQUESTS_AT_A_TIME).try_collect().await
 }
 
 /// Parts of a large request.

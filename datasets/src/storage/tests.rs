@@ -131,3 +131,50 @@ fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
         written.unwrap();
     });
 }
+
+#[test]
+fn a_folder_goes_with_all_that_is_in_it() {
+    let (_directory, storages) = storages();
+    for storage in storages {
+        for path in ["a/b/one", "a/b/c/two", "a/first", "ab"] {
+            storage.replace(path, b"text".to_vec()).unwrap();
+        }
+        let entries = |folder: &str| {
+            let mut names = storage.entries(folder).unwrap();
+            names.sort();
+            names
+        };
+        assert_eq!(entries("a"), ["b", "first"], "{storage:?}");
+        assert!(entries("x").is_empty());
+        storage.remove_folder("a", Some("first")).unwrap();
+        storage.remove_folder("a", Some("first")).unwrap();
+        storage.remove_folder("x", None).unwrap();
+        assert_eq!(entries(""), ["ab"], "{storage:?}");
+    }
+}
+
+#[test]
+fn bytes_are_read_from_any_place_and_from_first_to_last() {
+    let (_directory, storages) = storages();
+    let content: Vec<u8> = (0..=250).cycle().take(20 << 20).collect();
+    for storage in storages {
+        let mut upload = storage.upload_of("part", content.len() as u64).unwrap();
+        upload.write_all(&content).unwrap();
+        upload.finish().unwrap();
+        let object = storage.head("part").unwrap().unwrap();
+        for range in [0..5, 7..(19 << 20), (20 << 20) - 1..20 << 20, 9..9] {
+            let mut bytes = vec![0; range.len()];
+            storage.read_at("part", &object, range.start as u64, &mut bytes).unwrap();
+            assert!(bytes == content[range.clone()], "{storage:?}, {range:?}");
+        }
+        let mut bytes = [0; 2];
+        storage.read_at("part", &object, (20 << 20) - 1, &mut bytes).unwrap_err();
+        let mut read = Vec::new();
+        let keep = |ranges: Ranges| {
+            ranges.parts().for_each(|(_, bytes)| read.extend_from_slice(bytes));
+            Ok(())
+        };
+        storage.read_through("part", &object, FEW_REQUESTS, keep).unwrap();
+        assert!(read == content, "{storage:?}");
+    }
+}

@@ -12,8 +12,10 @@ use tokio::task::JoinHandle;
 use super::{CLEAN_UP_LIMIT, Storage, runtime};
 use crate::{Error, Result, units};
 
-/// Bytes of a part. S3 allows 10,000 parts an object, so an object may have 78 GiB.
-const PART_BYTES: usize = 8 << 20;
+/// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
+const PART_BYTES: u64 = 8 << 20;
+/// Parts of an object at most, as S3 allows them.
+const MOST_PARTS: u64 = 10_000;
 /// Parts in flight at most; their bytes are in memory.
 const PARTS_IN_FLIGHT: usize = 3;
 
@@ -24,6 +26,7 @@ pub struct Upload {
     /// `None` until there is a part to send, and at the end.
     multipart: Option<Box<dyn MultipartUpload>>,
     buffer: Vec<u8>,
+    part_bytes: usize,
     /// Bytes that were written, those in the buffer among them.
     bytes: u64,
     in_flight: VecDeque<JoinHandle<object_store::Result<()>>>,
@@ -35,9 +38,22 @@ impl std::fmt::Debug for Upload {
     }
 }
 
+/// Bytes of each part of an object of so many.
+fn part_bytes(expected: u64) -> u64 {
+    expected.div_ceil(MOST_PARTS).next_multiple_of(1 << 20).max(PART_BYTES)
+}
+
 impl Upload {
-    pub(super) fn new(storage: Storage, path: String, multipart: Option<Box<dyn MultipartUpload>>) -> Self {
-        Self { storage, path, multipart, buffer: Vec::new(), bytes: 0, in_flight: VecDeque::new() }
+    /// An upload of an object that has up to `expected` bytes, as far as is known.
+    pub(super) fn new(
+        storage: Storage,
+        path: String,
+        multipart: Option<Box<dyn MultipartUpload>>,
+        expected: u64,
+    ) -> Self {
+        let part_bytes = part_bytes(expected) as usize;
+        let (buffer, in_flight) = (Vec::new(), VecDeque::new());
+        Self { storage, path, multipart, buffer, part_bytes, bytes: 0, in_flight }
     }
 
     /// Sends what is left and makes the object appear. On a local disk the file is synced before this returns.
@@ -100,12 +116,12 @@ impl Upload {
 impl Write for Upload {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.buffer.capacity() == 0 {
-            self.buffer.reserve_exact(PART_BYTES);
+            self.buffer.reserve_exact(self.part_bytes);
         }
-        let taken = bytes.len().min(PART_BYTES - self.buffer.len());
+        let taken = bytes.len().min(self.part_bytes - self.buffer.len());
         self.buffer.extend_from_slice(&bytes[..taken]);
         self.bytes += taken as u64;
-        if self.buffer.len() == PART_BYTES {
+        if self.buffer.len() == self.part_bytes {
             self.send_part()?;
         }
         Ok(taken)
@@ -162,5 +178,20 @@ impl Drop for Upload {
         // The error that led here counts, and should come soon. Parts that cannot be removed are removed by the store's
         // lifecycle rules.
         let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, multipart.abort()).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_objects_have_no_more_parts_than_a_store_allows() {
+        for (expected, bytes) in
+            [(0, 8 << 20), (78 << 30, 8 << 20), (79 << 30, 9 << 20), (5 << 40, 525 << 20)]
+        {
+            assert_eq!(part_bytes(expected), bytes, "{expected}");
+            assert!(expected.div_ceil(bytes) <= MOST_PARTS, "{expected}");
+        }
     }
 }

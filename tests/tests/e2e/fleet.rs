@@ -1,9 +1,10 @@
 //! Two writers and a reader at once, and the writers are killed at random: no commit is lost, no reader is disturbed.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onefold_datasets::Snapshot;
 use onefold_ikjt::{Reader, ReaderOptions};
@@ -171,11 +172,6 @@ impl Random {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         onefold_datasets::digest::scramble(self.0)
     }
-
-    /// A random part of `duration`.
-    fn part_of(&mut self, duration: Duration) -> Duration {
-        duration * (self.next() % 1000) as u32 / 1000
-    }
 }
 
 /// What a writer did.
@@ -191,8 +187,9 @@ struct Written {
     conflicts: usize,
 }
 
-/// Appends all days of a writer. Most appends are killed first, at a random moment or when their first file appears.
-fn append_days(place: &Place<'_>, writer: usize, duration: Duration) -> Written {
+/// Appends all days of a writer. Most appends are killed first, when their first file appears or at a random one of the `looks` that
+/// are taken at a whole append.
+fn append_days(place: &Place<'_>, writer: usize, looks: u64) -> Written {
     let mut random = Random(writer as u64 + 1);
     let mut written = Written::default();
     for day in Day::of_writer(writer) {
@@ -203,13 +200,13 @@ fn append_days(place: &Place<'_>, writer: usize, duration: Duration) -> Written 
             ))
         };
         if random.next() % 10 < KILLED_OF_TEN {
-            let (started, delay) = (Instant::now(), random.part_of(duration));
+            let (look, looked) = (random.next() % looks, Cell::new(0));
             let folder = place.folder.join("data").join(day.partition());
             let before = file_names(&folder);
             let at_file = random.next().is_multiple_of(3);
             let moment = || match at_file {
                 true => !file_names(&folder).is_subset(&before),
-                false => started.elapsed() >= delay,
+                false => looked.replace(looked.get() + 1) >= look,
             };
             written.kills += 1;
             written.killed += usize::from(kill_command_at(append(), moment));
@@ -318,17 +315,21 @@ fn check_history(place: &Place<'_>, acknowledged: &BTreeMap<String, u64>) {
 fn check_fleet(place: &Place<'_>) {
     Day::all().for_each(|day| day.write_log(place.dir));
     place.dir.write("train.toml", TRAIN_CONFIG);
-    // The readers need something to read, and the kills a duration.
-    let started = Instant::now();
+    // The readers need something to read, and the kills a number of looks.
     let first = Day { part: 0, day: 0 };
     let append = format!("onefold-ingest append {}/dataset.toml --out DATASET --threads 1", first.log());
-    place.command(&append).works();
-    let (duration, done) = (started.elapsed(), AtomicBool::new(false));
+    let looks = Cell::new(0);
+    kill_command_at(place.command(&append), || {
+        looks.set(looks.get() + 1);
+        false
+    });
+    assert_eq!(snapshot_numbers(&place.folder), [1], "the first append has ended");
+    let (looks, done) = (looks.get(), AtomicBool::new(false));
     let (written, epochs, pinned, runs) = std::thread::scope(|scope| {
         let newest = scope.spawn(|| read_newest(place, &done));
         let pinned = scope.spawn(|| read_pinned(&place.folder, &done));
         let trained = scope.spawn(|| train_pinned(place, &done));
-        let writers = [0, 1].map(|writer| scope.spawn(move || append_days(place, writer, duration)));
+        let writers = [0, 1].map(|writer| scope.spawn(move || append_days(place, writer, looks)));
         let written = writers.map(std::thread::ScopedJoinHandle::join);
         // The readers must end, also if a writer has failed.
         done.store(true, Ordering::Relaxed);

@@ -2,6 +2,7 @@
 //! and without deduplication, bad input, crashes, and datasets of every format version.
 
 mod bad_input;
+mod checkpoints;
 mod commits;
 mod crash;
 mod digest;

@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::training::make_small;
 
-const RUN: &str = "run logs/train.toml --data dataset";
+pub(crate) const RUN: &str = "run logs/train.toml --data dataset";
 
 /// A folder with a small dataset of rm3's proportions in 12 buckets, read in 12 streams, and a small model that trains gently.
-fn with_dataset() -> Dir {
+pub(crate) fn with_dataset() -> Dir {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm3 --samples 3072 --seed 7 --out logs").works();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset --buckets 12").works();
@@ -29,7 +29,7 @@ fn with_dataset() -> Dir {
 }
 
 /// Writes a plan for three ranks that divides tables in every way.
-fn write_plan(dir: &Dir) {
+pub(crate) fn write_plan(dir: &Dir) {
     dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
     dir.command("onefold-shard topology --ranks 3 --memory 1GiB --out topology.json").works();
     dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
@@ -49,11 +49,11 @@ fn write_plan(dir: &Dir) {
     dir.write("plan.json", plan.to_string());
 }
 
-fn losses(run: &Value) -> Vec<f64> {
+pub(crate) fn losses(run: &Value) -> Vec<f64> {
     run["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
 }
 
-fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
+pub(crate) fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (step, (a, b)) in found.iter().zip(expected).enumerate() {
         assert!((a - b).abs() <= 1e-5 * b.abs(), "{what}, step {step}: {a} {b}");
@@ -114,6 +114,13 @@ fn launched_ranks_train_the_same_model() {
         "onefold-train launch --ranks 2 -- run nothing.toml --data dataset --out other",
         &["`nothing.toml`"],
     );
+    refused(
+        "onefold-train launch --ranks 2 -- export whole --out other",
+        &["only `run`, `eval` and `measure-plans` work on several"],
+    );
+    let misused = dir.command("onefold-train launch --ranks 2 -- run --nonsense").output();
+    let message = String::from_utf8_lossy(&misused.stderr).into_owned();
+    assert_eq!((misused.status.code(), message.matches("error:").count()), (Some(2), 1), "{message}");
     dir.edit("plan.json", "\"end\":100", "\"end\":99");
     refused(
         &format!("onefold-train launch --ranks 3 -- {RUN} --out other --plan plan.json"),
@@ -181,7 +188,7 @@ fn features_share_a_table() {
 }
 
 /// The ranks that a launcher has started, by rank.
-fn ranks_of(launcher: u32) -> Vec<u32> {
+pub(crate) fn ranks_of(launcher: u32) -> Vec<u32> {
     let children = fs_err::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
     let mut ranks: Vec<u32> =
         children.unwrap_or_default().split_whitespace().map(|id| id.parse().unwrap()).collect();

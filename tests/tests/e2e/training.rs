@@ -12,7 +12,7 @@ use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
 use serde_json::Value;
 
-const RUN: &str = "onefold-train run logs/train.toml --data dataset --threads 2 --out";
+pub(crate) const RUN: &str = "onefold-train run logs/train.toml --data dataset --threads 2 --out";
 /// All that makes a step depend on earlier ones: moments, schedules, a shuffle per epoch, evaluation between steps.
 const SETTINGS: &str = "
 [evaluation]
@@ -84,13 +84,29 @@ fn assert_equal_runs(dir: &Dir, a: &str, b: &str) {
     }
 }
 
-/// The steps of the checkpoints of a run.
-fn checkpoints(run: &Path) -> Vec<u64> {
+/// The folders of a run's checkpoints: the step of each, and whether it is a checkpoint or what a killed process left.
+fn checkpoint_folders(run: &Path) -> Vec<(u64, bool)> {
     let Ok(entries) = fs_err::read_dir(run.join("checkpoints")) else { return Vec::new() };
-    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-    let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
-    steps.sort_unstable();
-    steps
+    let folder = |entry: std::io::Result<fs_err::DirEntry>| {
+        let entry = entry.unwrap();
+        let step = entry.file_name().to_string_lossy().strip_prefix("step-").unwrap().parse().unwrap();
+        (step, entry.path().join("checkpoint.json").is_file())
+    };
+    let mut folders: Vec<_> = entries.map(folder).collect();
+    folders.sort_unstable();
+    folders
+}
+
+/// The steps of the checkpoints of a run.
+pub(crate) fn checkpoints(run: &Path) -> Vec<u64> {
+    checkpoint_folders(run).into_iter().filter_map(|(step, whole)| whole.then_some(step)).collect()
+}
+
+/// The folder of a checkpoint's files.
+fn files_of(dir: &Dir, checkpoint: &str) -> String {
+    let description: Value =
+        serde_json::from_str(&dir.text(format!("{checkpoint}/checkpoint.json"))).unwrap();
+    format!("{checkpoint}/{}", description["attempt"].as_str().unwrap())
 }
 
 #[test]
@@ -149,10 +165,7 @@ fn a_run_killed_while_it_writes_checkpoints_goes_on_from_the_one_before() {
     let dir = with_dataset("\n[checkpoint]\nevery_steps = 1\nkeep = 1\nfull_every = 2\n");
     dir.command(&format!("{RUN} whole")).works();
     let run = dir.path("killed");
-    let half_written = || {
-        let entries = fs_err::read_dir(run.join("checkpoints")).unwrap().flatten();
-        entries.into_iter().any(|entry| entry.file_name().to_string_lossy().ends_with(".partial"))
-    };
+    let half_written = || checkpoint_folders(&run).iter().any(|(_, whole)| !whole);
     let newest = || checkpoints(&run).last().copied().unwrap_or(0);
     let mut last = 0;
     // In the middle of an epoch, before its last step, and at its end. What one step changes is smaller than the
@@ -168,9 +181,7 @@ fn a_run_killed_while_it_writes_checkpoints_goes_on_from_the_one_before() {
     let rest = dir.command(&format!("{RUN} killed --resume")).json();
     assert_eq!(rest["resumed_from_step"].as_u64(), Some(last));
     assert_equal_runs(&dir, "whole", "killed");
-    let left: Vec<_> =
-        fs_err::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| name.to_string_lossy().starts_with("step-")), "{left:?}");
+    assert!(!half_written(), "{:?}", checkpoint_folders(&run));
 }
 
 #[test]
@@ -211,7 +222,7 @@ fn checkpoints_that_cannot_be_resumed_from() {
         dir.write(name, whole);
     };
     for file in ["dense.safetensors", "tables.safetensors", "state.safetensors"] {
-        let name = format!("{newest}/{file}");
+        let name = format!("{}/{file}", files_of(&dir, newest));
         let mut bytes = dir.read(&name);
         damage(&name, &bytes[..bytes.len() / 2], &[&name, "were written", "resume from the one before"]);
         let last = bytes.len() - 1;
@@ -221,7 +232,7 @@ fn checkpoints_that_cannot_be_resumed_from() {
     let description = format!("{newest}/checkpoint.json");
     let text = dir.text(&description);
     damage(&description, &text.as_bytes()[..text.len() / 2], &[&description, "EOF", "damaged"]);
-    let newer = text.replacen("\"format_version\": 2", "\"format_version\": 9", 1);
+    let newer = text.replacen("\"format_version\": 3", "\"format_version\": 9", 1);
     damage(&description, newer.as_bytes(), &["format version Some(9)", "the program that wrote it"]);
     let foreign = text.replacen("\"run\": \"", "\"run\": \"0", 1);
     damage(&description, foreign.as_bytes(), &[newest, "the checkpoint of another run"]);
@@ -343,7 +354,7 @@ fn segments_tell_samples_apart() {
     dir.command(&format!("{RUN} other")).fails(&["`[evaluation].segments` has `town`", "hint"]);
 }
 
-const PREPROCESS: &str = "format_version = 1
+pub(crate) const PREPROCESS: &str = "format_version = 1
 [[step]]
 op = \"bucketize\"
 inputs = [\"age\"]
@@ -483,12 +494,12 @@ fn a_checkpoint_is_evaluated_and_exported_by_itself() {
     dir.command("onefold-train export run --checkpoint 9 --out c").fails(&parts);
     dir.command("onefold-train eval run --data dataset --checkpoint soon")
         .is_misused(&["soon", "give `latest`, a step, or the name of a checkpoint"]);
-    let newest = "run/checkpoints/step-000000000014/tables.safetensors";
-    let mut bytes = dir.read(newest);
+    let newest = format!("{}/tables.safetensors", files_of(&dir, "run/checkpoints/step-000000000014"));
+    let mut bytes = dir.read(&newest);
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
-    dir.write(newest, bytes);
-    dir.command("onefold-train eval run --data dataset --checkpoint latest").fails(&[newest, "checksum"]);
+    dir.write(&newest, bytes);
+    dir.command("onefold-train eval run --data dataset --checkpoint latest").fails(&[&newest, "checksum"]);
     // The others do not build on it, and the model of the run is a file of its own.
     assert_eq!(eval("run", " --checkpoint 12")["steps"].as_u64(), Some(12));
     assert_eq!(figures(&eval("run", "")), figures(&run["eval"]));

@@ -9,11 +9,43 @@ pub(crate) mod tensor_file;
 use std::path::Path;
 
 pub use self::store::CheckpointChoice;
-pub(crate) use self::store::{Checkpoint, CheckpointParts, Checkpoints};
+pub(crate) use self::store::{Checkpoint, CheckpointParts, Checkpoints, FOLDER};
 use crate::Error;
 
-/// The error of a damaged file of a run.
-pub(crate) fn damaged(path: &Path, message: &str) -> Error {
-    let hint = "the run is damaged; train again, or restore it from a copy".to_owned();
-    Error::Run { path: path.to_owned(), message: message.to_owned(), hint }
+/// Why a file of a run cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    /// What is wrong with it.
+    #[error("{0}")]
+    Damaged(String),
+    /// It cannot be read, which says nothing about what is in it.
+    #[error(transparent)]
+    Unread(#[from] onefold_datasets::Error),
+}
+
+impl From<String> for Fault {
+    fn from(message: String) -> Self {
+        Self::Damaged(message)
+    }
+}
+
+impl From<&str> for Fault {
+    fn from(message: &str) -> Self {
+        Self::Damaged(message.to_owned())
+    }
+}
+
+impl Fault {
+    /// The error of the file or directory `path`, with what to do if it is damaged.
+    pub(crate) fn at(self, path: &Path, hint: &str) -> Error {
+        match self {
+            Self::Damaged(message) => Error::Run { path: path.to_owned(), message, hint: hint.to_owned() },
+            Self::Unread(error) => error.into(),
+        }
+    }
+}
+
+/// The error of a file of a run.
+pub(crate) fn damaged(path: &Path, fault: impl Into<Fault>) -> Error {
+    fault.into().at(path, "the run is damaged; train again, or restore it from a copy")
 }

@@ -1,35 +1,40 @@
 //! Checkpoints: what training needs to go on as if it had never stopped.
 //!
-//! A checkpoint is a directory `checkpoints/step-000000000100` of a run that appears whole, by one rename: the dense part with
-//! its optimizer's state, the metrics so far, and the tables: all of them, or the rows that were looked up since an earlier
-//! checkpoint that has them all (Check-N-Run's differential checkpoints, Eisenman et al. 2022). `checkpoint.json` names
-//! the files with their checksums, and is the last one written.
+//! A checkpoint is a folder `checkpoints/step-000000000100` of a run: the dense part with its optimizer's state, the metrics so far,
+//! and the tables: all of them, or the rows that were looked up since an earlier checkpoint that has them all (Check-N-Run's
+//! differential checkpoints, Eisenman et al. 2022). Its files are in a folder whose name no other attempt to write it has.
+//! `checkpoint.json` names them with their checksums, and makes the folder a checkpoint: it is created when all files are
+//! there, and only if nobody else has created it. So a local disk and an object store are one code path.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use onefold_datasets::commit::{self, StagedDirectory};
-use serde::de::DeserializeOwned;
+use onefold_datasets::storage::{Created, Storage};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
+use super::Fault;
 use super::tables::{self, StoredTables};
 use super::tensor_file::{self, Entry, FileFigures, TensorFile};
+use crate::distributed::Collectives;
 use crate::embedding::Embeddings;
 use crate::run::DenseFile;
 use crate::{Error, Result};
 
-/// The directory of a run's checkpoints.
-const DIRECTORY: &str = "checkpoints";
-/// The file that makes a directory a checkpoint.
+/// The folder of a run's checkpoints.
+pub(crate) const FOLDER: &str = "checkpoints";
+/// The file that makes a folder a checkpoint.
 const CHECKPOINT_FILE: &str = "checkpoint.json";
 const DENSE_FILE: &str = "dense.safetensors";
 const STATE_FILE: &str = "state.safetensors";
+/// The lines of the metrics, where the run's own are in another place than its checkpoints.
+const METRICS_FILE: &str = "metrics.jsonl";
 /// What names of files with tables begin with; `tables.safetensors` in version 1, now one for every rank.
 const TABLES: &str = "tables";
-/// The version this code writes; it reads 1 too, whose tables are in one file.
-const FORMAT_VERSION: u32 = 2;
+/// The version this code writes. It reads 1, whose tables are in one file, and 2, whose files are beside `checkpoint.json`.
+const FORMAT_VERSION: u32 = 3;
 
 /// `checkpoint.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,6 +45,9 @@ struct CheckpointFile<P> {
     run: String,
     /// The checkpoint with all of the tables, whose rows this one replaces; `None` if this one has all.
     base: Option<String>,
+    /// The folder of its files, below that of the checkpoint.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    attempt: String,
     /// A digest of how the tables are divided into shards.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     layout: String,
@@ -84,6 +92,8 @@ pub(crate) struct CheckpointParts<'a, P> {
     pub(crate) dense: Vec<Entry<'a>>,
     /// Sums of the metrics.
     pub(crate) state: Vec<Entry<'a>>,
+    /// The lines of the metrics, if they are elsewhere and the checkpoint is to have them too.
+    pub(crate) metrics: Option<&'a Path>,
     /// The rest of what training goes on from.
     pub(crate) progress: P,
 }
@@ -91,15 +101,16 @@ pub(crate) struct CheckpointParts<'a, P> {
 /// A checkpoint that was found and whose files are as they were written.
 #[derive(Debug)]
 pub(crate) struct Checkpoint<P> {
-    directory: PathBuf,
+    storage: Storage,
+    name: String,
     file: CheckpointFile<P>,
-    base: Option<(PathBuf, CheckpointFile<serde::de::IgnoredAny>)>,
+    base: Option<(String, CheckpointFile<IgnoredAny>)>,
 }
 
 /// The checkpoints of a run, whose progress is a `P`.
 #[derive(Debug)]
 pub(crate) struct Checkpoints<P> {
-    directory: PathBuf,
+    storage: Storage,
     run: String,
     keep: usize,
     full_every: u64,
@@ -109,16 +120,9 @@ pub(crate) struct Checkpoints<P> {
 }
 
 impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
-    /// The checkpoints of the run in `run_directory`, whose identity is `run`.
-    pub(crate) fn new(run_directory: &Path, run: String, keep: usize, full_every: u64) -> Self {
-        Self {
-            directory: run_directory.join(DIRECTORY),
-            run,
-            keep,
-            full_every,
-            base: None,
-            progress: PhantomData,
-        }
+    /// The checkpoints in `storage` of the run whose identity is `run`.
+    pub(crate) fn new(storage: Storage, run: String, keep: usize, full_every: u64) -> Self {
+        Self { storage, run, keep, full_every, base: None, progress: PhantomData }
     }
 
     /// Writes a checkpoint, then removes those that need not be kept. Every rank calls it and writes its shards; the lowest one writes
@@ -130,44 +134,41 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         let delta = self.base.clone().filter(|(base, followed, of_base)| {
             *followed + 1 < self.full_every && *base != name && *of_base == layout
         });
-        let staged =
-            collectives.agree_on(|| if rank == 0 { self.stage(&name).map(Some) } else { Ok(None) })?;
-        let path = staged.as_ref().map(|staged| staged.path().as_os_str().as_encoded_bytes());
-        let path = collectives.broadcast_bytes(path.unwrap_or_default(), 0)?;
-        let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
-        let entries = match &delta {
-            None => tables::entries(parts.embeddings),
-            Some(_) => tables::delta_entries(parts.embeddings),
-        };
+        let full = delta.is_none();
+        let attempt = format!("{:016x}", rand::random::<u64>());
+        let attempt = collectives.broadcast_bytes(attempt.as_bytes(), 0)?;
+        let attempt = String::from_utf8_lossy(&attempt).into_owned();
         let file = if ranks == 1 {
             format!("{TABLES}.safetensors")
         } else {
             format!("{TABLES}-{rank:05}-of-{ranks:05}.safetensors")
         };
-        let figures = collectives.agree_on(|| Ok(tensor_file::write(&path.join(&file), entries)?))?;
+        let figures = collectives.agree_on(|| {
+            let entries = match full {
+                true => tables::entries(parts.embeddings),
+                false => tables::delta_entries(parts.embeddings),
+            };
+            tensor_file::write(&self.storage, &path_of(&name, &attempt, &file), entries)
+        })?;
         let figures = serde_json::to_vec(&(file, figures)).map_err(std::io::Error::other)?;
         let files = collectives.gather_bytes(&figures)?;
-        let full = delta.is_none();
         collectives.agree_on(|| {
-            let Some(staged) = staged else { return Ok(()) };
-            let files = files.iter().map(|figures| serde_json::from_slice(figures));
-            let mut files: BTreeMap<String, FileFigures> =
-                files.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?;
-            for (file, entries) in [(DENSE_FILE, parts.dense), (STATE_FILE, parts.state)] {
-                files.insert(file.to_owned(), tensor_file::write(&path.join(file), entries)?);
+            if rank != 0 {
+                return Ok(());
             }
+            let files = files.iter().map(|figures| serde_json::from_slice(figures));
+            let files = files.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?;
             let file = CheckpointFile {
                 format_version: FORMAT_VERSION,
                 run: self.run.clone(),
                 base: delta.as_ref().map(|(base, ..)| base.clone()),
+                attempt: attempt.clone(),
                 layout: layout.clone(),
                 progress: parts.progress.clone(),
                 files,
             };
-            let text = serde_json::to_string_pretty(&file).map_err(std::io::Error::other)? + "\n";
-            commit::write_atomically(&path.join(CHECKPOINT_FILE), text.as_bytes())?;
-            staged.commit()?;
-            self.prune()
+            self.commit(&name, file, parts)?;
+            self.prune(&name, &attempt)
         })?;
         self.base = Some(match delta {
             None => (name, 0, layout),
@@ -176,60 +177,103 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(full)
     }
 
-    fn stage(&self, name: &str) -> Result<StagedDirectory> {
-        fs_err::create_dir_all(&self.directory)?;
-        Ok(StagedDirectory::create(&self.directory.join(name), CHECKPOINT_FILE, true)?)
+    /// Writes what is not of the tables, and creates `checkpoint.json`.
+    fn commit(&self, name: &str, mut file: CheckpointFile<P>, parts: CheckpointParts<'_, P>) -> Result<()> {
+        for (other, entries) in [(DENSE_FILE, parts.dense), (STATE_FILE, parts.state)] {
+            let path = path_of(name, &file.attempt, other);
+            file.files.insert(other.to_owned(), tensor_file::write(&self.storage, &path, entries)?);
+        }
+        if let Some(metrics) = parts.metrics {
+            let path = path_of(name, &file.attempt, METRICS_FILE);
+            let figures = tensor_file::copy_from(&self.storage, &path, metrics)?;
+            file.files.insert(METRICS_FILE.to_owned(), figures);
+        }
+        let other_job = |step: &str| Error::Run {
+            path: self.storage.shown(FOLDER),
+            message: format!("another job has written the checkpoint `{step}` of the run meanwhile"),
+            hint: "let one job at a time train a run: end the other one, and resume".to_owned(),
+        };
+        if let Some(newer) = self.names()?.last().filter(|newest| newest.as_str() >= name) {
+            return Err(other_job(newer));
+        }
+        self.check_written(name, &file)?;
+        let text = serde_json::to_string_pretty(&file).map_err(std::io::Error::other)? + "\n";
+        match self.storage.create(&format!("{FOLDER}/{name}/{CHECKPOINT_FILE}"), text.into_bytes())? {
+            Created::Yes => Ok(()),
+            Created::Exists => Err(other_job(name)),
+        }
+    }
+
+    /// Checks that this rank sees all files of a checkpoint, also those of the others.
+    fn check_written(&self, name: &str, file: &CheckpointFile<P>) -> Result<()> {
+        let there = self.storage.list(&format!("{FOLDER}/{name}/{}", file.attempt), None)?;
+        let is_there = |name: &str, bytes: u64| {
+            there.iter().any(|object| object.path.ends_with(&format!("/{name}")) && object.bytes == bytes)
+        };
+        match file.files.iter().find(|(name, figures)| !is_there(name, figures.bytes)) {
+            None => Ok(()),
+            Some((missing, _)) => Err(Error::Run {
+                path: self.storage.shown(&path_of(name, &file.attempt, missing)),
+                message: "rank 0 does not see this file, which another rank has written".to_owned(),
+                hint: "give a folder that all ranks share, or a URL, to the option `checkpoints`".to_owned(),
+            }),
+        }
     }
 
     /// The names of all checkpoints, oldest first.
     fn names(&self) -> Result<Vec<String>> {
-        if !self.directory.is_dir() {
-            return Ok(Vec::new());
-        }
-        let mut names = Vec::new();
-        for entry in fs_err::read_dir(&self.directory)? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with("step-") && entry.path().join(CHECKPOINT_FILE).is_file() {
-                names.push(name);
-            }
-        }
+        let objects = self.storage.list(FOLDER, None)?;
+        let names = objects.iter().filter_map(|object| {
+            let (name, file) = object.path.strip_prefix(FOLDER)?.strip_prefix('/')?.split_once('/')?;
+            (name.starts_with("step-") && file == CHECKPOINT_FILE).then(|| name.to_owned())
+        });
+        let mut names: Vec<String> = names.collect();
         names.sort();
         Ok(names)
     }
 
-    /// Removes all but the newest checkpoints and what they build on.
-    fn prune(&self) -> Result<()> {
+    /// The same on all ranks, as the lowest one sees them.
+    fn agreed_names(&self, collectives: &dyn Collectives) -> Result<Vec<String>> {
+        let of_rank = || if collectives.rank() == 0 { self.names() } else { Ok(Vec::new()) };
+        let names = collectives.agree_on(of_rank)?.join("\n");
+        let names = collectives.broadcast_bytes(names.as_bytes(), 0)?;
+        Ok(String::from_utf8_lossy(&names).lines().map(str::to_owned).collect())
+    }
+
+    /// Removes all but the newest checkpoints and what they build on, and what was left of attempts to write them. The newest one is
+    /// `newest`, written by `attempt`.
+    fn prune(&self, newest: &str, attempt: &str) -> Result<()> {
         let names = self.names()?;
-        let (old, kept) = names.split_at(names.len().saturating_sub(self.keep));
+        let kept = &names[names.len().saturating_sub(self.keep)..];
         let mut needed: Vec<String> = kept.to_vec();
         for name in kept {
-            needed.extend(read_description::<serde::de::IgnoredAny>(&self.directory.join(name))?.base);
+            needed.extend(self.describe::<IgnoredAny>(name)?.base);
         }
-        for name in old.iter().filter(|name| !needed.contains(name)) {
-            // Renamed first, so that what is removed in part is no checkpoint.
-            let removed = self.directory.join(format!(".{name}.removed"));
-            fs_err::rename(self.directory.join(name), &removed)?;
+        for name in self.storage.entries(FOLDER)? {
+            // Earlier versions wrote beside a checkpoint, to `.step-….partial`.
+            let step = name.trim_start_matches('.');
+            if step.starts_with("step-") && step <= newest && !needed.contains(&name) {
+                self.storage.remove_folder(&format!("{FOLDER}/{name}"), Some(CHECKPOINT_FILE))?;
+            }
         }
-        for entry in fs_err::read_dir(&self.directory)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "removed" || extension == "replaced") {
-                fs_err::remove_dir_all(path)?;
+        for name in self.storage.entries(&format!("{FOLDER}/{newest}"))? {
+            if name != attempt && name != CHECKPOINT_FILE {
+                self.storage.remove_folder(&format!("{FOLDER}/{newest}/{name}"), None)?;
             }
         }
         Ok(())
     }
 
-    /// The newest checkpoint, if there is one; the next one may build on it.
+    /// The newest checkpoint, if there is one; the next one may build on it. Every rank calls it.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if it is damaged, of another version, or of another run: the one before it is not taken in its
     /// place without a word.
-    pub(crate) fn newest(&mut self) -> Result<Option<Checkpoint<P>>> {
-        let names = self.names()?;
+    pub(crate) fn newest(&mut self, collectives: &dyn Collectives) -> Result<Option<Checkpoint<P>>> {
+        let names = self.agreed_names(collectives)?;
         let Some(name) = names.last() else { return Ok(None) };
-        let checkpoint = self.load(name, &names)?;
+        let checkpoint = self.load(name, &names, collectives)?;
         let followed = |base: &String| names.iter().filter(|name| *name > base).count() as u64;
         let layout = checkpoint.file.layout.clone();
         self.base = Some(match &checkpoint.file.base {
@@ -239,23 +283,33 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(Some(checkpoint))
     }
 
-    /// A chosen checkpoint.
+    /// A chosen checkpoint. Every rank calls it.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if there is none of that step, naming those that there are; or as [`newest`](Self::newest).
-    pub(crate) fn choose(&self, choice: CheckpointChoice) -> Result<Checkpoint<P>> {
-        let names = self.names()?;
-        let missing =
-            |message: String, hint: String| Err(Error::Run { path: self.directory.clone(), message, hint });
+    pub(crate) fn choose(
+        &self,
+        choice: CheckpointChoice,
+        collectives: &dyn Collectives,
+    ) -> Result<Checkpoint<P>> {
+        let names = self.agreed_names(collectives)?;
+        let name = collectives.agree(self.find(choice, &names))?;
+        self.load(name, &names, collectives)
+    }
+
+    fn find<'n>(&self, choice: CheckpointChoice, names: &'n [String]) -> Result<&'n str> {
+        let missing = |message: String, hint: String| {
+            Err(Error::Run { path: self.storage.shown(FOLDER), message, hint })
+        };
         let Some(newest) = names.last() else {
             let hint = "set `[checkpoint].every_steps`, and train again".to_owned();
             return missing("the run has no checkpoints".to_owned(), hint);
         };
         match choice {
-            CheckpointChoice::Latest => self.load(newest, &names),
+            CheckpointChoice::Latest => Ok(newest),
             CheckpointChoice::Step(step) => match names.iter().find(|name| step_of(name) == Some(step)) {
-                Some(name) => self.load(name, &names),
+                Some(name) => Ok(name),
                 None => {
                     let steps = names.iter().filter_map(|name| step_of(name)).map(|step| step.to_string());
                     let hint = format!("choose one of step {}", steps.collect::<Vec<_>>().join(", "));
@@ -265,51 +319,66 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         }
     }
 
-    /// The checkpoint `name`, one of `names`, if it is whole.
-    fn load(&self, name: &str, names: &[String]) -> Result<Checkpoint<P>> {
-        let directory = self.directory.join(name);
-        let file = read_description(&directory)?;
-        self.check(&directory, &file)?;
-        let base = match &file.base {
-            None => None,
-            Some(base) => {
-                let directory = self.directory.join(base);
-                if !names.contains(base) {
+    /// The checkpoint `name`, one of `names`, if it is whole. The ranks divide its files among them to find that out.
+    fn load(&self, name: &str, names: &[String], collectives: &dyn Collectives) -> Result<Checkpoint<P>> {
+        collectives.agree_on(|| {
+            let file = self.describe(name)?;
+            let base = match &file.base {
+                None => None,
+                Some(base) if names.contains(base) => Some((base.clone(), self.describe(base)?)),
+                Some(base) => {
                     let message = format!("it lacks the checkpoint `{base}`, which `{name}` builds on");
-                    return Err(damaged_checkpoint(&self.directory, &message));
+                    return Err(damaged_checkpoint(&self.storage.shown(FOLDER), message));
                 }
-                let file = read_description(&directory)?;
-                self.check(&directory, &file)?;
-                Some((directory, file))
+            };
+            let of_base = base.iter().flat_map(|(name, file)| files_of(name, file));
+            for (number, (path, written)) in files_of(name, &file).chain(of_base).enumerate() {
+                if number as u32 % collectives.size() == collectives.rank() {
+                    let checked = self.check(&path, written);
+                    checked.map_err(|fault| damaged_checkpoint(&self.storage.shown(&path), fault))?;
+                }
             }
-        };
-        Ok(Checkpoint { directory, file, base })
+            Ok(Checkpoint { storage: self.storage.clone(), name: name.to_owned(), file, base })
+        })
     }
 
-    fn check<Q>(&self, directory: &Path, file: &CheckpointFile<Q>) -> Result<()> {
+    /// Checks that a file is as it was written.
+    fn check(&self, path: &str, written: &FileFigures) -> Result<(), Fault> {
+        let object = tensor_file::find(&self.storage, path)?;
+        if object.bytes != written.bytes {
+            return Err(format!("it has {} bytes, and {} were written", object.bytes, written.bytes).into());
+        }
+        if tensor_file::figures(&self.storage, &object)? != *written {
+            return Err("its checksum is another one than when it was written".into());
+        }
+        Ok(())
+    }
+
+    /// Reads `checkpoint.json` of a checkpoint of this run.
+    fn describe<Q: DeserializeOwned>(&self, name: &str) -> Result<CheckpointFile<Q>> {
+        let path = format!("{FOLDER}/{name}/{CHECKPOINT_FILE}");
+        let shown = self.storage.shown(&path);
+        let text = self.storage.read(&path)?.ok_or_else(|| damaged_checkpoint(&shown, "it is missing"))?;
+        let wrong = |error: serde_json::Error| damaged_checkpoint(&shown, error.to_string());
+        // The version is looked at first: a newer one has other fields.
+        let version: serde_json::Value = serde_json::from_slice(&text).map_err(wrong)?;
+        let version = version.get("format_version").and_then(serde_json::Value::as_u64);
+        if !version.is_some_and(|version| (1..=u64::from(FORMAT_VERSION)).contains(&version)) {
+            return Err(Error::Run {
+                path: shown,
+                message: format!("format version {version:?}, this program reads {FORMAT_VERSION}"),
+                hint: "resume with the program that wrote it".to_owned(),
+            });
+        }
+        let file: CheckpointFile<Q> = serde_json::from_slice(&text).map_err(wrong)?;
         if file.run != self.run {
             return Err(Error::Run {
-                path: directory.to_owned(),
+                path: self.storage.shown(&format!("{FOLDER}/{name}")),
                 message: "it is the checkpoint of another run".to_owned(),
                 hint: "remove it from this run's `checkpoints`, and resume again".to_owned(),
             });
         }
-        for (name, written) in &file.files {
-            let path = directory.join(name);
-            let found = tensor_file::figures(&path)
-                .map_err(|error| damaged_checkpoint(directory, &error.to_string()))?;
-            if found.bytes != written.bytes {
-                let message = format!("it has {} bytes, and {} were written", found.bytes, written.bytes);
-                return Err(damaged_checkpoint(&path, &message));
-            }
-            if found != *written {
-                return Err(damaged_checkpoint(
-                    &path,
-                    "its checksum is another one than when it was written",
-                ));
-            }
-        }
-        Ok(())
+        Ok(file)
     }
 }
 
@@ -320,8 +389,12 @@ impl<P> Checkpoint<P> {
     }
 
     /// Where it is, for messages.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
+    pub(crate) fn location(&self) -> PathBuf {
+        self.storage.shown(&format!("{FOLDER}/{}", self.name))
+    }
+
+    fn path(&self, file: &str) -> String {
+        path_of(&self.name, &self.file.attempt, file)
     }
 
     /// The dense part and its optimizer's state.
@@ -330,7 +403,7 @@ impl<P> Checkpoint<P> {
     ///
     /// [`Error::Run`] if the file is damaged.
     pub(crate) fn dense(&self) -> Result<DenseFile> {
-        DenseFile::open(&self.directory.join(DENSE_FILE))
+        DenseFile::open(&self.storage, &self.path(DENSE_FILE))
     }
 
     /// The tables.
@@ -339,10 +412,10 @@ impl<P> Checkpoint<P> {
     ///
     /// [`Error::Run`] if a file is damaged.
     pub(crate) fn tables(&self) -> Result<StoredTables> {
-        let own = paths_of_tables(&self.directory, &self.file);
+        let own = paths_of_tables(&self.name, &self.file);
         match &self.base {
-            None => StoredTables::open(&own, &[]),
-            Some((directory, file)) => StoredTables::open(&paths_of_tables(directory, file), &own),
+            None => StoredTables::open(&self.storage, &own, &[]),
+            Some((name, file)) => StoredTables::open(&self.storage, &paths_of_tables(name, file), &own),
         }
     }
 
@@ -352,13 +425,43 @@ impl<P> Checkpoint<P> {
     ///
     /// [`Error::Run`] if the file is damaged.
     pub(crate) fn state(&self) -> Result<TensorFile> {
-        tables::open(&self.directory.join(STATE_FILE))
+        tables::open(&self.storage, &self.path(STATE_FILE))
+    }
+
+    /// Puts the lines of the metrics, if the checkpoint has them, into the folder `run`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if the file is damaged, [`Error::Io`] if it cannot be written.
+    pub(crate) fn restore_metrics(&self, run: &Path) -> Result<()> {
+        if !self.file.files.contains_key(METRICS_FILE) {
+            return Ok(());
+        }
+        let path = self.path(METRICS_FILE);
+        let copied = tensor_file::copy_to(&self.storage, &path, &run.join(METRICS_FILE));
+        copied.map_err(|fault| damaged_checkpoint(&self.storage.shown(&path), fault))
     }
 }
 
-fn paths_of_tables<P>(directory: &Path, file: &CheckpointFile<P>) -> Vec<PathBuf> {
-    let names = file.files.keys().filter(|name| name.starts_with(TABLES));
-    names.map(|name| directory.join(name)).collect()
+/// The path of a file of the checkpoint `name`.
+fn path_of(name: &str, attempt: &str, file: &str) -> String {
+    match attempt {
+        "" => format!("{FOLDER}/{name}/{file}"),
+        attempt => format!("{FOLDER}/{name}/{attempt}/{file}"),
+    }
+}
+
+/// The paths of a checkpoint's files, and what was written to each.
+fn files_of<'f, P>(
+    name: &'f str,
+    file: &'f CheckpointFile<P>,
+) -> impl Iterator<Item = (String, &'f FileFigures)> {
+    file.files.iter().map(move |(other, figures)| (path_of(name, &file.attempt, other), figures))
+}
+
+fn paths_of_tables<P>(name: &str, file: &CheckpointFile<P>) -> Vec<String> {
+    let names = file.files.keys().filter(|other| other.starts_with(TABLES));
+    names.map(|other| path_of(name, &file.attempt, other)).collect()
 }
 
 /// A digest of how the tables are divided.
@@ -369,27 +472,6 @@ fn layout(embeddings: &Embeddings) -> String {
     sha2::Sha256::digest(&text).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn read_description<P: DeserializeOwned>(directory: &Path) -> Result<CheckpointFile<P>> {
-    let path = directory.join(CHECKPOINT_FILE);
-    let text = fs_err::read_to_string(&path)?;
-    // The version is looked at first: a newer one has other fields.
-    let version = serde_json::from_str::<serde_json::Value>(&text)
-        .map_err(|error| damaged_checkpoint(&path, &error.to_string()))?;
-    let version = version.get("format_version").and_then(serde_json::Value::as_u64);
-    if !version.is_some_and(|version| (1..=u64::from(FORMAT_VERSION)).contains(&version)) {
-        return Err(Error::Run {
-            path,
-            message: format!("format version {version:?}, this program reads {FORMAT_VERSION}"),
-            hint: "resume with the program that wrote it".to_owned(),
-        });
-    }
-    serde_json::from_str(&text).map_err(|error| damaged_checkpoint(&path, &error.to_string()))
-}
-
-fn damaged_checkpoint(path: &Path, message: &str) -> Error {
-    Error::Run {
-        path: path.to_owned(),
-        message: message.to_owned(),
-        hint: "the checkpoint is damaged; remove its directory to resume from the one before it".to_owned(),
-    }
+fn damaged_checkpoint(path: &Path, fault: impl Into<Fault>) -> Error {
+    fault.into().at(path, "the checkpoint is damaged; remove its directory to resume from the one before it")
 }

@@ -6,17 +6,17 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use onefold_datasets::storage::Storage;
 use safetensors::Dtype;
 
-use super::damaged;
 use super::tensor_file::{Entry, Source, TensorFile};
+use super::{Fault, damaged};
 use crate::embedding::{Buffer, Embeddings, RowSet, Shard};
 use crate::{Error, Result};
 
-/// Bytes of stored rows that are in memory at a time.
-const PIECE: usize = 16 << 20;
+/// Bytes of stored rows that are read at a time: a store is sent several requests for them at once.
+const PIECE: usize = 32 << 20;
 /// What names of tables begin with.
 const PREFIX: &str = "tables.";
 
@@ -95,9 +95,9 @@ struct StoredShard {
 /// The tables that some files hold.
 #[derive(Debug)]
 pub(crate) struct StoredTables {
+    /// For messages.
     paths: Vec<PathBuf>,
-    // Reading moves a file's place; entries are read by several of a file's readers, one after the other.
-    files: Vec<Mutex<TensorFile>>,
+    files: Vec<TensorFile>,
     shards: Vec<StoredShard>,
 }
 
@@ -109,38 +109,38 @@ struct Wanted<'a> {
 }
 
 impl StoredTables {
-    /// Opens files that hold all rows of all tables, and files that hold newer values of some rows of the same shards.
+    /// Opens files of `storage` that hold all rows of all tables, and files that hold newer values of some rows of the same shards.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if a file is damaged.
-    pub(crate) fn open(whole: &[PathBuf], deltas: &[PathBuf]) -> Result<Self> {
+    pub(crate) fn open(storage: &Storage, whole: &[String], deltas: &[String]) -> Result<Self> {
         let mut stored = Self { paths: Vec::new(), files: Vec::new(), shards: Vec::new() };
-        for path in whole {
-            let file = open(path)?;
+        for name in whole {
+            let (path, file) = (storage.shown(name), open(storage, name)?);
             let number = stored.files.len();
             for (name, info) in file.infos() {
                 if let Some(name) = name.strip_suffix(".weight").filter(|name| name.starts_with(PREFIX)) {
                     let shard = StoredShard::of(name, &info.shape, number);
                     stored
                         .shards
-                        .push(shard.ok_or_else(|| damaged(path, &format!("`{name}` is malformed")))?);
+                        .push(shard.ok_or_else(|| damaged(&path, format!("`{name}` is malformed")))?);
                 }
             }
             stored.add(path, file);
         }
-        for path in deltas {
-            let mut file = open(path)?;
+        for name in deltas {
+            let (path, file) = (storage.shown(name), open(storage, name)?);
             let number = stored.files.len();
             for shard in &mut stored.shards {
                 let name = format!("{}.rows", shard.name);
                 if file.info(&name).is_err() {
                     continue;
                 }
-                let rows = file.read::<u32>(&name, Dtype::U32).map_err(|message| damaged(path, &message))?;
+                let rows = file.read::<u32>(&name, Dtype::U32).map_err(|fault| damaged(&path, fault))?;
                 let count = shard.rows.end - shard.rows.start;
                 if !rows.is_sorted() || rows.last().is_some_and(|row| u64::from(*row) >= count) {
-                    return Err(damaged(path, &format!("`{name}` has rows out of order or beyond {count}")));
+                    return Err(damaged(&path, format!("`{name}` has rows out of order or beyond {count}")));
                 }
                 shard.delta = Some((number, rows));
             }
@@ -149,9 +149,9 @@ impl StoredTables {
         Ok(stored)
     }
 
-    fn add(&mut self, path: &Path, file: TensorFile) {
-        self.paths.push(path.to_owned());
-        self.files.push(Mutex::new(file));
+    fn add(&mut self, path: PathBuf, file: TensorFile) {
+        self.paths.push(path);
+        self.files.push(file);
     }
 
     /// Puts this rank's shards into `embeddings`: `buffers` of each, the weights first. Rows that are newer than the files with all
@@ -261,7 +261,7 @@ impl StoredTables {
             "`{PREFIX}{}` has {covered} of the {all} values of rows {rows:?} and columns {:?}",
             wanted.feature, wanted.columns
         );
-        Err(damaged(self.paths.first().map_or(Path::new(""), PathBuf::as_path), &message))
+        Err(damaged(self.paths.first().map_or(Path::new(""), PathBuf::as_path), message))
     }
 
     /// Values of a row in a stored shard's buffer.
@@ -271,8 +271,7 @@ impl StoredTables {
         let (buffer, name) = (wanted.buffer, format!("{}.{}", shard.name, wanted.buffer.name));
         let expected =
             if buffer.by_column { buffer.columns / wanted_columns * columns } else { buffer.columns };
-        let file = self.file(shard.file);
-        let info = file.info(&name).map_err(|message| self.damaged(shard.file, &message))?;
+        let info = self.files[shard.file].info(&name).map_err(|fault| self.damaged(shard.file, fault))?;
         let rows = (shard.rows.end - shard.rows.start) as usize;
         if info.dtype != buffer.dtype || info.shape != [rows, expected] {
             let message = format!(
@@ -282,7 +281,7 @@ impl StoredTables {
                 buffer.dtype,
                 [rows, expected]
             );
-            return Err(self.damaged(shard.file, &message));
+            return Err(self.damaged(shard.file, message));
         }
         Ok(expected)
     }
@@ -299,15 +298,15 @@ impl StoredTables {
         let size = width * wanted.buffer.dtype.size();
         let first = rows.start - shard.rows.start;
         let mut bytes = vec![0; (rows.end - rows.start) as usize * size];
-        let read = self.file(shard.file).read_at(&name, first * size as u64, &mut bytes);
-        read.map_err(|message| self.damaged(shard.file, &message))?;
+        let read = self.files[shard.file].read_at(&name, first * size as u64, &mut bytes);
+        read.map_err(|fault| self.damaged(shard.file, fault))?;
         if let Some((file, touched)) = &shard.delta {
             let last = first + rows.end - rows.start;
             let begin = touched.partition_point(|row| u64::from(*row) < first);
             let end = touched.partition_point(|row| u64::from(*row) < last);
             let mut newer = vec![0; (end - begin) * size];
-            let read = self.file(*file).read_at(&name, (begin * size) as u64, &mut newer);
-            read.map_err(|message| self.damaged(*file, &message))?;
+            let read = self.files[*file].read_at(&name, (begin * size) as u64, &mut newer);
+            read.map_err(|fault| self.damaged(*file, fault))?;
             for (row, newer) in touched[begin..end].iter().zip(newer.chunks_exact(size.max(1))) {
                 bytes[(u64::from(*row) - first) as usize * size..][..size].copy_from_slice(newer);
             }
@@ -315,12 +314,8 @@ impl StoredTables {
         Ok(bytes)
     }
 
-    fn file(&self, number: usize) -> std::sync::MutexGuard<'_, TensorFile> {
-        self.files[number].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn damaged(&self, file: usize, message: &str) -> Error {
-        damaged(&self.paths[file], message)
+    fn damaged(&self, file: usize, fault: impl Into<Fault>) -> Error {
+        damaged(&self.paths[file], fault)
     }
 }
 
@@ -388,6 +383,6 @@ fn place(
 }
 
 /// Opens a file of a run.
-pub(crate) fn open(path: &Path) -> Result<TensorFile> {
-    TensorFile::open(path).map_err(|message| damaged(path, &message))
+pub(crate) fn open(storage: &Storage, name: &str) -> Result<TensorFile> {
+    TensorFile::open(storage, name).map_err(|fault| damaged(&storage.shown(name), fault))
 }

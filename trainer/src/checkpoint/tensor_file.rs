@@ -1,22 +1,25 @@
-//! safetensors files, written and read tensor by tensor, so that no copy of a table is made on the way.
+//! safetensors files, written and read tensor by tensor, so that no copy of a table is made on the way, on a local disk and in an
+//! object store alike.
 //!
 //! The format is that of the `safetensors` crate, which a test reads these files with: eight bytes of header length, a JSON
 //! header of names, types, shapes and places, then the values, little-endian.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
+use onefold_datasets::storage::{FEW_REQUESTS, Object, Storage};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use crate::tensors;
+use super::Fault;
+use crate::{Result, tensors};
 
 /// More bytes than a header of any model has.
 const MAX_HEADER: u64 = 100 << 20;
-/// Bytes that a checksum takes at a time.
-const BLOCK: usize = 1 << 20;
+/// A file of so many bytes is read whole when it is opened. Of a larger one as many are read for the header.
+const SMALL_FILE: u64 = 256 << 10;
 
 /// A tensor to be written.
 pub(crate) struct Entry<'a> {
@@ -89,9 +92,12 @@ pub(crate) struct Info {
     pub(crate) data_offsets: (u64, u64),
 }
 
-/// Writes the file at `path`, which is on the disk afterwards.
-pub(crate) fn write(path: &Path, entries: Vec<Entry<'_>>) -> io::Result<FileFigures> {
-    let mut entries = entries;
+/// Writes the file `name`, which appears whole, and is on the disk afterwards.
+///
+/// # Errors
+///
+/// [`Error::Dataset`](crate::Error::Dataset) if the storage refuses it, or if an entry gives other bytes than its shape takes.
+pub(crate) fn write(storage: &Storage, name: &str, mut entries: Vec<Entry<'_>>) -> Result<FileFigures> {
     // Types of more bytes come first, so that all values are aligned.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
     let mut end = 0;
@@ -100,27 +106,52 @@ pub(crate) fn write(path: &Path, entries: Vec<Entry<'_>>) -> io::Result<FileFigu
         let data_offsets = (end, end + entry.len());
         end = data_offsets.1;
         let info = Info { dtype: entry.dtype, shape: entry.shape.clone(), data_offsets };
-        header.insert(entry.name.clone(), serde_json::to_value(info)?);
+        header.insert(entry.name.clone(), serde_json::to_value(info).map_err(io::Error::other)?);
     }
-    let mut header = serde_json::to_string(&header)?;
+    let mut header = serde_json::to_string(&header).map_err(io::Error::other)?;
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-    let file = fs_err::File::create(path)?;
-    let mut out = Counted { inner: BufWriter::with_capacity(BLOCK, file), bytes: 0, crc32c: 0 };
+    let upload = storage.upload_of(name, 8 + header.len() as u64 + end)?;
+    let mut out = Counted { inner: upload, bytes: 0, crc32c: 0 };
+    write_entries(&mut out, &header, &entries).map_err(|error| storage.write_failure(name, error))?;
+    out.inner.finish()?;
+    Ok(FileFigures { bytes: out.bytes, crc32c: out.crc32c })
+}
+
+fn write_entries(out: &mut Counted<impl Write>, header: &str, entries: &[Entry<'_>]) -> io::Result<()> {
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
-    for entry in &entries {
+    for entry in entries {
         let start = out.bytes;
-        entry.write(&mut out)?;
+        entry.write(out)?;
         let written = out.bytes - start;
         if written != entry.len() {
-            let (path, name, length) = (path.display(), &entry.name, entry.len());
-            let message = format!("`{path}`: `{name}` has {written} bytes, and its shape takes {length}");
-            return Err(io::Error::other(message));
+            let (name, length) = (&entry.name, entry.len());
+            return Err(io::Error::other(format!(
+                "`{name}` has {written} bytes, and its shape takes {length}"
+            )));
         }
     }
-    out.inner.flush()?;
-    out.inner.get_ref().sync_all()?;
+    Ok(())
+}
+
+/// Writes a copy of a local file.
+pub(crate) fn copy_from(storage: &Storage, name: &str, path: &Path) -> Result<FileFigures> {
+    let mut file = fs_err::File::open(path)?;
+    let upload = storage.upload_of(name, file.metadata()?.len())?;
+    let mut out = Counted { inner: upload, bytes: 0, crc32c: 0 };
+    io::copy(&mut file, &mut out).map_err(|error| storage.write_failure(name, error))?;
+    out.inner.finish()?;
     Ok(FileFigures { bytes: out.bytes, crc32c: out.crc32c })
+}
+
+/// Writes a copy of the file `name` to a local one.
+pub(crate) fn copy_to(storage: &Storage, name: &str, path: &Path) -> Result<(), Fault> {
+    let object = find(storage, name)?;
+    let mut file = fs_err::File::create(path).map_err(onefold_datasets::Error::from)?;
+    storage.read_through(name, &object, FEW_REQUESTS, |ranges| {
+        ranges.parts().try_for_each(|(_, bytes)| file.write_all(bytes))
+    })?;
+    Ok(file.sync_all().map_err(onefold_datasets::Error::from)?)
 }
 
 struct Counted<W> {
@@ -142,63 +173,61 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-/// The size and checksum of a file as it is.
-pub(crate) fn figures(path: &Path) -> io::Result<FileFigures> {
-    let mut file = fs_err::File::open(path)?;
-    let (mut figures, mut block) = (FileFigures { bytes: 0, crc32c: 0 }, vec![0; BLOCK]);
-    loop {
-        let read = file.read(&mut block)?;
-        if read == 0 {
-            return Ok(figures);
+/// The size and checksum of an object as it is, which is read once, a few megabytes at a time.
+pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures, onefold_datasets::Error> {
+    let mut figures = FileFigures { bytes: 0, crc32c: 0 };
+    storage.read_through(&object.path, object, FEW_REQUESTS, |ranges| {
+        for (_, bytes) in ranges.parts() {
+            figures.bytes += bytes.len() as u64;
+            figures.crc32c = crc32c::crc32c_append(figures.crc32c, bytes);
         }
-        figures.bytes += read as u64;
-        figures.crc32c = crc32c::crc32c_append(figures.crc32c, &block[..read]);
-    }
+        Ok(())
+    })?;
+    Ok(figures)
 }
 
-/// An open safetensors file. Errors are texts that say what is wrong with it.
+/// The object `name`, which should be there.
+pub(crate) fn find(storage: &Storage, name: &str) -> Result<Object, Fault> {
+    Ok(storage.head(name)?.ok_or("it is missing")?)
+}
+
+/// An open safetensors file.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
-    file: fs_err::File,
+    storage: Storage,
+    object: Object,
     header: BTreeMap<String, Info>,
     data: u64,
+    /// The whole file, if it is small.
+    content: Option<Vec<u8>>,
 }
 
 impl TensorFile {
     /// Opens a file and checks that its header fits its size.
-    pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        let text = |error: io::Error| error.to_string();
-        let mut file = fs_err::File::open(path).map_err(text)?;
-        let bytes = file.metadata().map_err(text)?.len();
-        let mut length = [0; 8];
-        file.read_exact(&mut length).map_err(|_| format!("{bytes} bytes are no safetensors file"))?;
-        let length = u64::from_le_bytes(length);
+    pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self, Fault> {
+        let object = find(storage, name)?;
+        let bytes = object.bytes;
+        let mut begin = vec![0; bytes.min(SMALL_FILE) as usize];
+        storage.read_at(name, &object, 0, &mut begin)?;
+        let length = begin.first_chunk().ok_or_else(|| format!("{bytes} bytes are no safetensors file"))?;
+        let length = u64::from_le_bytes(*length);
         if length > MAX_HEADER || length > bytes - 8 {
-            return Err(format!("its header has {length} bytes, the file {bytes}"));
+            return Err(format!("its header has {length} bytes, the file {bytes}").into());
         }
-        let mut header = vec![0; length as usize];
-        file.read_exact(&mut header).map_err(text)?;
-        let mut header: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_slice(&header).map_err(|error| format!("its header: {error}"))?;
-        header.remove("__metadata__");
         let data = 8 + length;
-        let mut infos = BTreeMap::new();
-        for (name, info) in header {
-            let info: Info =
-                serde_json::from_value(info).map_err(|error| format!("its header, `{name}`: {error}"))?;
-            let values = info.shape.iter().try_fold(info.dtype.size(), |n, side| n.checked_mul(*side));
-            let (start, end) = info.data_offsets;
-            if end.checked_sub(start) != values.map(|n| n as u64) || end > bytes - data {
-                return Err(format!("`{name}` stands at {start}..{end} of {} bytes", bytes - data));
-            }
-            infos.insert(name, info);
+        if begin.len() < data as usize {
+            let read = begin.len();
+            begin.resize(data as usize, 0);
+            storage.read_at(name, &object, read as u64, &mut begin[read..])?;
         }
-        Ok(Self { file, header: infos, data })
+        let header = parse_header(&begin[8..data as usize], bytes - data)?;
+        let content = (begin.len() as u64 == bytes).then_some(begin);
+        Ok(Self { storage: storage.clone(), object, header, data, content })
     }
 
     /// What the header says of a tensor.
-    pub(crate) fn info(&self, name: &str) -> Result<&Info, String> {
-        self.header.get(name).ok_or_else(|| format!("it has no `{name}`"))
+    pub(crate) fn info(&self, name: &str) -> Result<&Info, Fault> {
+        self.header.get(name).ok_or_else(|| format!("it has no `{name}`").into())
     }
 
     /// The tensors' names and what the header says of each.
@@ -207,31 +236,34 @@ impl TensorFile {
     }
 
     /// Reads a tensor of this type and so many bytes into `values`.
-    pub(crate) fn read_into(&mut self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), String> {
+    pub(crate) fn read_into(&self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), Fault> {
         let info = self.info(name)?;
         let ((start, end), bytes) = (info.data_offsets, values.len());
         if info.dtype != dtype || end - start != bytes as u64 {
             let (found, length) = (info.dtype, end - start);
-            return Err(format!(
-                "`{name}` is {length} bytes of {found:?}, and should be {bytes} of {dtype:?}"
-            ));
+            let message =
+                format!("`{name}` is {length} bytes of {found:?}, and should be {bytes} of {dtype:?}");
+            return Err(message.into());
         }
         self.read_at(name, 0, values)
     }
 
     /// Reads the bytes of a tensor from number `first` on.
-    pub(crate) fn read_at(&mut self, name: &str, first: u64, values: &mut [u8]) -> Result<(), String> {
+    pub(crate) fn read_at(&self, name: &str, first: u64, values: &mut [u8]) -> Result<(), Fault> {
         let (start, end) = self.info(name)?.data_offsets;
         if first.checked_add(values.len() as u64).is_none_or(|last| last > end - start) {
-            return Err(format!("`{name}` has {} bytes", end - start));
+            return Err(format!("`{name}` has {} bytes", end - start).into());
         }
-        let place = SeekFrom::Start(self.data + start + first);
-        let read = self.file.seek(place).and_then(|_| self.file.read_exact(values));
-        read.map_err(|error| format!("`{name}`: {error}"))
+        let place = self.data + start + first;
+        match &self.content {
+            Some(content) => values.copy_from_slice(&content[place as usize..][..values.len()]),
+            None => self.storage.read_at(&self.object.path, &self.object, place, values)?,
+        }
+        Ok(())
     }
 
     /// Reads a tensor of this type, however long it is.
-    pub(crate) fn read<T: bytemuck::Pod>(&mut self, name: &str, dtype: Dtype) -> Result<Vec<T>, String> {
+    pub(crate) fn read<T: bytemuck::Pod>(&self, name: &str, dtype: Dtype) -> Result<Vec<T>, Fault> {
         assert_eq!(dtype.size(), size_of::<T>());
         let (start, end) = self.info(name)?.data_offsets;
         let mut values = vec![T::zeroed(); (end - start) as usize / size_of::<T>()];
@@ -240,13 +272,44 @@ impl TensorFile {
     }
 }
 
+/// What a header says of each tensor, whose values have so many bytes together.
+fn parse_header(header: &[u8], bytes: u64) -> Result<BTreeMap<String, Info>, Fault> {
+    let mut header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(header).map_err(|error| format!("its header: {error}"))?;
+    header.remove("__metadata__");
+    let mut infos = BTreeMap::new();
+    for (name, info) in header {
+        let info: Info =
+            serde_json::from_value(info).map_err(|error| format!("its header, `{name}`: {error}"))?;
+        let values = info.shape.iter().try_fold(info.dtype.size(), |n, side| n.checked_mul(*side));
+        let (start, end) = info.data_offsets;
+        if end.checked_sub(start) != values.map(|n| n as u64) || end > bytes {
+            return Err(format!("`{name}` stands at {start}..{end} of {bytes} bytes").into());
+        }
+        infos.insert(name, info);
+    }
+    Ok(infos)
+}
+
 #[cfg(test)]
 mod tests {
     use safetensors::SafeTensors;
 
     use super::*;
 
-    fn written(path: &Path) -> FileFigures {
+    const NAME: &str = "x.safetensors";
+
+    fn storage() -> (tempfile::TempDir, Storage) {
+        let folder = tempfile::tempdir().unwrap();
+        let storage = Storage::open(folder.path()).unwrap();
+        (folder, storage)
+    }
+
+    fn found(storage: &Storage) -> FileFigures {
+        figures(storage, &find(storage, NAME).unwrap()).unwrap()
+    }
+
+    fn written(storage: &Storage) -> FileFigures {
         let weights = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
         let rows = Source::Stream(Box::new(|sink| {
             [2, 0].iter().try_for_each(|row| sink(bytemuck::cast_slice(&weights[2 * row..][..2])))
@@ -257,15 +320,14 @@ mod tests {
             Entry::owned("doubles", Dtype::F64, vec![1], &[0.1_f64]),
             Entry::tensor("tensor", &Tensor::from_slice(&[1.5_f32, 2.5]).reshape([1, 2])),
         ];
-        write(path, entries).unwrap()
+        write(storage, NAME, entries).unwrap()
     }
 
     #[test]
     fn the_safetensors_crate_reads_what_is_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.safetensors");
-        assert_eq!(written(&path), figures(&path).unwrap());
-        let bytes = fs_err::read(&path).unwrap();
+        let (folder, storage) = storage();
+        assert_eq!(written(&storage), found(&storage));
+        let bytes = fs_err::read(folder.path().join(NAME)).unwrap();
         let stored = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(stored.len(), 4);
         let some = stored.tensor("some").unwrap();
@@ -277,47 +339,62 @@ mod tests {
 
     #[test]
     fn values_that_do_not_fit_their_shape_are_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.safetensors");
+        let (folder, storage) = storage();
         let entries = vec![
             Entry::owned("all", Dtype::F32, vec![3, 2], &[1.0_f32; 6]),
             Entry::owned("few", Dtype::F32, vec![3], &[1.0_f32]),
         ];
-        let error = write(&path, entries).unwrap_err().to_string();
-        assert!(error.ends_with("x.safetensors`: `few` has 4 bytes, and its shape takes 12"), "{error}");
+        let error = write(&storage, NAME, entries).unwrap_err().to_string();
+        assert!(error.contains("x.safetensors` cannot be written"), "{error}");
+        assert!(error.contains("`few` has 4 bytes, and its shape takes 12"), "{error}");
+        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 0, "a part of the file is left");
     }
 
     #[test]
     fn what_was_written_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.safetensors");
-        written(&path);
-        let mut file = TensorFile::open(&path).unwrap();
+        let (_folder, storage) = storage();
+        written(&storage);
+        let file = TensorFile::open(&storage, NAME).unwrap();
         assert_eq!(file.read::<f32>("some", Dtype::F32).unwrap(), [5.0, 6.0, 1.0, 2.0]);
         assert_eq!(file.read::<f64>("doubles", Dtype::F64).unwrap(), [0.1]);
-        assert_eq!(file.read::<f64>("x", Dtype::F64).unwrap_err(), "it has no `x`");
-        assert!(file.read::<f32>("doubles", Dtype::F32).unwrap_err().contains("8 bytes of F64"));
+        assert_eq!(file.read::<f64>("x", Dtype::F64).unwrap_err().to_string(), "it has no `x`");
+        assert!(file.read::<f32>("doubles", Dtype::F32).unwrap_err().to_string().contains("8 bytes of F64"));
         let mut two = [0; 8];
-        assert!(file.read_into("all", Dtype::F32, &mut two).unwrap_err().contains("24 bytes of F32"));
+        assert!(
+            file.read_into("all", Dtype::F32, &mut two).unwrap_err().to_string().contains("24 bytes of F32")
+        );
     }
 
     #[test]
     fn every_truncation_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.safetensors");
-        let whole = written(&path);
+        let (folder, storage) = storage();
+        let (whole, path) = (written(&storage), folder.path().join(NAME));
         let bytes = fs_err::read(&path).unwrap();
         for length in 0..bytes.len() {
             fs_err::write(&path, &bytes[..length]).unwrap();
-            assert!(TensorFile::open(&path).is_err(), "{length} of {} bytes", bytes.len());
+            assert!(TensorFile::open(&storage, NAME).is_err(), "{length} of {} bytes", bytes.len());
         }
         for i in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[i] ^= 4;
             fs_err::write(&path, &damaged).unwrap();
-            assert_ne!(figures(&path).unwrap(), whole);
+            assert_ne!(found(&storage), whole);
             // Whatever the header says then, reading it does not panic.
-            let _ = TensorFile::open(&path).map(|mut file| file.read::<f32>("all", Dtype::F32));
+            let _ = TensorFile::open(&storage, NAME).map(|file| file.read::<f32>("all", Dtype::F32));
         }
+    }
+
+    /// What is not kept in memory is read in ranges.
+    #[test]
+    fn large_files_are_read_where_they_are_asked_for() {
+        let (_folder, storage) = storage();
+        let values: Vec<u32> = (0..3 << 20).collect();
+        write(&storage, NAME, vec![Entry::owned("all", Dtype::U32, vec![values.len()], &values)]).unwrap();
+        let file = TensorFile::open(&storage, NAME).unwrap();
+        assert!(file.content.is_none());
+        assert!(file.read::<u32>("all", Dtype::U32).unwrap() == values);
+        let mut some = [0_u32; 3];
+        file.read_at("all", 4 * 2_000_000, bytemuck::cast_slice_mut(&mut some)).unwrap();
+        assert_eq!(some, [2_000_000, 2_000_001, 2_000_002]);
     }
 }

@@ -18,6 +18,8 @@ use crate::{Error, Result};
 const THREADS: u32 = 2;
 /// How often is looked for ranks that join.
 const POLL: Duration = Duration::from_millis(50);
+/// How long rank 0 stays with its store when it refuses the others.
+const LINGER: Duration = Duration::from_secs(1);
 /// What connecting may take longer than its limits before it counts as hanging: c10d tries once more when its time
 /// is over.
 const SLACK: Duration = Duration::from_secs(5);
@@ -48,6 +50,8 @@ pub struct Environment {
     pub local_rank: u32,
     /// The number of ranks on this host: `LOCAL_WORLD_SIZE`, or 1.
     pub local_world_size: u32,
+    /// The version of this program. Ranks of different versions are refused.
+    pub version: String,
     /// Where the ranks find each other; a job of one rank may have no such place.
     meeting: Option<Meeting>,
     /// `GLOO_SOCKET_IFNAME`.
@@ -97,8 +101,16 @@ impl Environment {
 
     fn of(variables: Variables<'_>) -> Result<Self> {
         let interfaces = variables("GLOO_SOCKET_IFNAME").filter(|names| !names.is_empty());
-        let one =
-            Self { rank: 0, world_size: 1, local_rank: 0, local_world_size: 1, meeting: None, interfaces };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let one = Self {
+            rank: 0,
+            world_size: 1,
+            local_rank: 0,
+            local_world_size: 1,
+            version,
+            meeting: None,
+            interfaces,
+        };
         let Some(rank) = number(variables, "RANK")? else { return Ok(one) };
         let missing = |name: &str| {
             let hint = "start the ranks with `torchrun` or `onefold-train launch`, or unset RANK to train on one rank";
@@ -135,7 +147,8 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the port is in use, or if not all ranks come within `timeouts.join`.
+    /// [`Error::Ranks`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of different versions, which
+    /// rank 0 reports.
     pub fn connect(&self, timeouts: Timeouts) -> Result<Arc<dyn Collectives>> {
         let Some(meeting) = self.meeting.clone().filter(|_| self.world_size > 1) else {
             return Ok(Arc::new(Alone));
@@ -159,8 +172,15 @@ impl Environment {
         let deadline = Instant::now() + timeouts.join;
         let listener = (meeting.hosted_by_rank_0 && self.rank == 0).then(|| meeting.listen()).transpose()?;
         let store = self.open_store(meeting, listener, timeouts.join)?;
-        self.wait_for_others(&store, deadline)
-            .map_err(|message| meeting.unreachable(self.rank, &message))??;
+        let unreachable = |message: String| meeting.unreachable(self.rank, &message);
+        self.wait_for_others(&store, deadline).map_err(unreachable)??;
+        let versions = self.versions(&store).map_err(unreachable)?;
+        self.check_versions(&versions).inspect_err(|_| {
+            if meeting.hosted_by_rank_0 && self.rank == 0 {
+                // The others look at the versions now, in the store that ends with this rank.
+                std::thread::sleep(LINGER);
+            }
+        })?;
         let ranks = (self.rank, self.world_size);
         let interface = self.interface(meeting);
         // All ranks are there.
@@ -203,7 +223,7 @@ impl Environment {
         timeout: Duration,
     ) -> Result<Store> {
         // Where each of torch's restarts has a store of its own, the prefix does no harm.
-        let prefix = format!("/worker/attempt_{}/onefold", meeting.restarts);
+        let prefix = prefix(meeting.restarts);
         let host = meeting.loopback().map_or_else(|| meeting.host.clone(), |address| address.to_string());
         // c10d counts this limit in seconds.
         let timeout = timeout.max(Duration::from_secs(1));
@@ -213,21 +233,26 @@ impl Environment {
 
     /// Says that this rank is here, and waits until all are.
     fn wait_for_others(&self, store: &Store, deadline: Instant) -> Result<Result<()>, String> {
-        let key = |rank: u32| format!("joined/{rank}");
-        if store.add(&key(self.rank), 1)? > 1 {
+        store.set(&version_key(self.rank), self.version.as_bytes())?;
+        if store.add(&joined_key(self.rank), 1)? > 1 {
             let message = format!("two processes of the job have the rank {}", self.rank);
-            return Ok(Err(invalid(message, "give every process a RANK of its own")));
+            let hint =
+                "give every process of a job a RANK of its own, and every job a MASTER_PORT of its own";
+            return Ok(Err(invalid(message, hint)));
         }
         let mut missing: Vec<u32> = (0..self.world_size).collect();
         loop {
             let mut present = Vec::new();
             for &rank in &missing {
-                if store.has(&key(rank))? {
+                if store.has(&joined_key(rank))? {
                     present.push(rank);
                 }
             }
             missing.retain(|rank| !present.contains(rank));
             let Some((first, others)) = missing.split_first() else { return Ok(Ok(())) };
+            if store.has(ENDED)? {
+                return Ok(Err(Error::ReportedElsewhere { rank: *first, reporter: *first }));
+            }
             if Instant::now() >= deadline {
                 let message = format!("{} missing: not all ranks joined in time", ranks(*first, others));
                 return Ok(Err(invalid(
@@ -238,6 +263,48 @@ impl Environment {
             std::thread::sleep(POLL);
         }
     }
+
+    /// The versions of all ranks, when they are there.
+    fn versions(&self, store: &Store) -> Result<Vec<String>, String> {
+        let of_rank = |rank: u32| {
+            let version = store.get(&version_key(rank))?.unwrap_or_default();
+            Ok(String::from_utf8_lossy(&version).into_owned())
+        };
+        (0..self.world_size).map(of_rank).collect()
+    }
+
+    /// Refuses ranks of other versions than that of rank 0, which reports it.
+    fn check_versions(&self, versions: &[String]) -> Result<()> {
+        let other = versions.iter().position(|version| *version != versions[0]);
+        match other {
+            None => Ok(()),
+            Some(rank) if self.rank == 0 => {
+                let (version, first) = (&versions[rank], &versions[0]);
+                let message =
+                    format!("rank {rank} runs version {version:?} of the program, rank 0 {first:?}");
+                Err(invalid(message, "install one version of Onefold on all hosts"))
+            }
+            Some(_) => Err(Error::ReportedElsewhere { rank: 0, reporter: 0 }),
+        }
+    }
+}
+
+/// What the names of a job's keys begin with in its store.
+pub(super) fn prefix(restarts: u64) -> String {
+    format!("/worker/attempt_{restarts}/onefold")
+}
+
+/// The key that a launcher sets when a rank has failed: those that wait for others to join wait no longer.
+pub(super) const ENDED: &str = "ended";
+
+/// The key of a rank that has joined.
+pub(super) fn joined_key(rank: u32) -> String {
+    format!("joined/{rank}")
+}
+
+/// The key of a rank's version.
+fn version_key(rank: u32) -> String {
+    format!("version/{rank}")
 }
 
 impl Meeting {
@@ -273,7 +340,10 @@ impl Meeting {
         };
         bound.map_err(|error| {
             let message = format!("rank 0 cannot listen at {}:{}: {error}", self.host, self.port);
-            invalid(message, "choose another MASTER_PORT, the same on all ranks")
+            invalid(
+                message,
+                "choose another MASTER_PORT, the same on all ranks: another job may use this one",
+            )
         })
     }
 

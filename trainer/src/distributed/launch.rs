@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::c10d::Store;
+use super::environment;
 use crate::{Error, Result};
 
 /// How long the other ranks have to end when one has failed, before they are killed.
@@ -40,7 +41,8 @@ pub struct Exit {
 ///
 /// # Errors
 ///
-/// [`Error::Ranks`] or [`Error::Io`] if not all ranks could be started; those that were are killed.
+/// [`Error::Ranks`] or [`Error::Io`] if not all ranks could be started; those that were are killed. [`Error::Ranks`] if a signal that
+/// this process did not pass on ended a rank before all had joined: nobody else can say so.
 pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
     let failed = |message: String| Error::Ranks {
         message: format!("the ranks' store could not be started: {message}"),
@@ -50,18 +52,30 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(error.to_string()))?;
     let port = listener.local_addr()?.port();
     let timeout = Duration::from_secs(10);
-    let _store = Store::open("127.0.0.1", port, Some(listener), "launch", timeout).map_err(failed)?;
+    let store =
+        Store::open("127.0.0.1", port, Some(listener), &environment::prefix(0), timeout).map_err(failed)?;
     let signals = Signals::catch()?;
-    let mut running = Running(Vec::new());
+    let mut running = Running { ranks: Vec::new(), signalled: false };
     for rank in 0..ranks {
         let child =
             command(program, arguments, (rank, ranks), port).spawn().map_err(|error| Error::Ranks {
                 message: format!("rank {rank} could not be started: `{}`: {error}", program.display()),
                 hint: "name a program that can be run".to_owned(),
             })?;
-        running.0.push((rank, child));
+        running.ranks.push((rank, child));
     }
-    running.wait(&signals, patience)
+    // A store that does not answer is no more use than one without a note.
+    let exits = running.wait(&signals, patience, || drop(store.set(environment::ENDED, b"1")))?;
+    let joined = || (0..ranks).all(|rank| store.has(&environment::joined_key(rank)).unwrap_or(true));
+    let ended = exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit, exit.status.signal()?)));
+    match ended {
+        Some((exit, signal)) if !running.signalled && !joined() => Err(Error::Ranks {
+            message: format!("signal {signal} ended rank {} before all ranks had joined", exit.rank),
+            hint: "look for what sent it (the system, where memory is short), and run the command again"
+                .to_owned(),
+        }),
+        _ => Ok(exits),
+    }
 }
 
 /// The command of one rank.
@@ -122,33 +136,39 @@ impl Drop for Signals {
 }
 
 /// Ranks that may still run. They are killed when this is dropped.
-struct Running(Vec<(u32, Child)>);
+struct Running {
+    ranks: Vec<(u32, Child)>,
+    /// Whether a signal was passed on to them.
+    signalled: bool,
+}
 
 impl Running {
-    /// Waits for all, passes signals on, and kills those that do not end after another has failed.
-    fn wait(&mut self, signals: &Signals, patience: Duration) -> Result<Vec<Exit>> {
+    /// Waits for all, passes signals on, and kills those that do not end after another has failed. Calls `failed` when one has.
+    fn wait(&mut self, signals: &Signals, patience: Duration, failed: impl Fn()) -> Result<Vec<Exit>> {
         let mut exits: Vec<Exit> = Vec::new();
-        let mut deadline = None;
+        let mut deadline: Option<Instant> = None;
         let mut killed = false;
         loop {
             let mut index = 0;
-            while let Some((rank, child)) = self.0.get_mut(index) {
+            while let Some((rank, child)) = self.ranks.get_mut(index) {
                 let Some(status) = child.try_wait()? else {
                     index += 1;
                     continue;
                 };
                 exits.push(Exit { rank: *rank, status, killed });
-                if !status.success() {
-                    deadline.get_or_insert_with(|| Instant::now() + patience);
+                if !status.success() && deadline.is_none() {
+                    deadline = Some(Instant::now() + patience);
+                    failed();
                 }
-                self.0.remove(index);
+                self.ranks.remove(index);
             }
-            if self.0.is_empty() {
+            if self.ranks.is_empty() {
                 exits.sort_by_key(|exit| exit.rank);
                 return Ok(exits);
             }
             let signal = signals.last.swap(0, Ordering::Relaxed);
             if signal != 0 {
+                self.signalled = true;
                 self.signal(signal as libc::c_int);
             }
             if !killed && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -160,7 +180,7 @@ impl Running {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        for (_, child) in &self.0 {
+        for (_, child) in &self.ranks {
             // SAFETY: a system call. The child has not been waited for, so that its id is not another process's.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };
         }
@@ -170,7 +190,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.signal(libc::SIGKILL);
-        for (_, child) in &mut self.0 {
+        for (_, child) in &mut self.ranks {
             // It was killed, so that this does not last.
             let _ = child.wait();
         }

@@ -121,7 +121,7 @@ struct Exported {
 impl Exported {
     fn open(directory: &Path) -> Self {
         let text = fs_err::read_to_string(directory.join(EXPORT_FILE)).unwrap();
-        let tensors = TensorFile::open(&directory.join(MODEL_FILE)).unwrap();
+        let tensors = TensorFile::open(&Storage::open(directory).unwrap(), MODEL_FILE).unwrap();
         Self { export: serde_json::from_str(&text).unwrap(), tensors }
     }
 

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_datasets::progress::Reporter;
+use onefold_datasets::storage::{Created, Storage};
 use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
@@ -36,11 +37,10 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, SentBytes, Shard};
 use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, rank_of, tasks};
-use crate::lockstep;
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
 use crate::preprocess::Preprocessing;
-use crate::run::Run;
+use crate::run::{RUN_FILE, Run};
 use crate::stop::Stop;
 use crate::trace::RankTimes;
 use crate::{Error, Result, TrainConfig};
@@ -69,6 +69,8 @@ pub struct TrainOptions {
     pub streams: Option<usize>,
     /// What happens to a run that is there.
     pub existing: Existing,
+    /// The path or URL of a folder for the checkpoints and the model, if they are not to be in the run's directory.
+    pub checkpoints: Option<PathBuf>,
     /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
     pub memory_limit: Option<u64>,
     /// The GPU that trains, if it is not the processor.
@@ -290,6 +292,7 @@ impl<'a> Prepared<'a> {
         run.dataset = Some(snapshot.dataset.clone());
         run.snapshot = Some(snapshot.snapshot);
         run.streams = Some(self.reader.position(0).streams);
+        run.checkpoints = self.options.checkpoints.clone();
         self.check_ranks(out)?;
         let directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
@@ -328,38 +331,22 @@ impl<'a> Prepared<'a> {
 
     /// Refuses ranks that were not started for the same run.
     fn check_ranks(&self, out: &Path) -> Result<()> {
-        let collectives = &self.options.collectives;
+        let options = self.options;
         let snapshot = self.reader.snapshot();
         let config = toml::to_string(self.config).map_err(std::io::Error::other)?;
-        let plan = self.options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
-        let own: [(&str, String); 9] = [
-            ("version of the program", env!("CARGO_PKG_VERSION").to_owned()),
-            ("configuration", config),
-            ("dataset", snapshot.dataset.clone()),
-            ("snapshot", snapshot.snapshot.to_string()),
-            ("option `plan`", plan.unwrap_or_default()),
-            ("option `out`", out.display().to_string()),
-            ("option `existing`", format!("{:?}", self.options.existing)),
-            ("option `max_steps`", format!("{:?}", self.options.max_steps)),
-            ("option `trace_steps`", format!("{:?}", self.options.trace_steps)),
-        ];
-        let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
-        let all = collectives.gather_bytes(&bytes)?;
-        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Vec<(String, String)>>(bytes);
-        let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
-        for (rank, other) in all.iter().enumerate() {
-            let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
-            if let Some(((what, _), _)) = differs.filter(|_| collectives.rank() == 0) {
-                return Err(Error::Ranks {
-                    message: format!("rank {rank} has another {what} than rank 0"),
-                    hint: "start all ranks with the same program, files and options".to_owned(),
-                });
-            }
-            if differs.is_some() {
-                return Err(lockstep::reported_by(0));
-            }
-        }
-        Ok(())
+        let plan = options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
+        options.collectives.check_same(&[
+            ("the configuration", config),
+            ("the dataset", snapshot.dataset.clone()),
+            ("the snapshot", snapshot.snapshot.to_string()),
+            ("the option `plan`", plan.unwrap_or_default()),
+            ("the option `out`", out.display().to_string()),
+            ("the option `checkpoints`", format!("{:?}", options.checkpoints)),
+            ("the option `existing = resume`", (options.existing == Existing::Resume).to_string()),
+            ("the option `existing = overwrite`", (options.existing == Existing::Overwrite).to_string()),
+            ("the option `max_steps`", format!("{:?}", options.max_steps)),
+            ("the option `trace_steps`", format!("{:?}", options.trace_steps)),
+        ])
     }
 
     /// Takes the run's directory, and writes what a new run begins with. The lowest rank alone does so, for all.
@@ -367,48 +354,106 @@ impl<'a> Prepared<'a> {
         if self.options.collectives.rank() != 0 {
             return Ok(None);
         }
-        let directory = RunDirectory::create(out, self.options.existing)?;
-        self.begin_or_check(run, &directory)?;
+        let mut directory = RunDirectory::create(out, self.options.existing)?;
+        match self.begun(run, &directory)? {
+            // A model that is there stays usable until there is a better one.
+            Some(begun) => (run.completed, run.steps) = (begun.completed, begun.steps),
+            None => self.begin(run, &mut directory)?,
+        }
+        let text = toml::to_string(self.config).map_err(std::io::Error::other)?;
+        fs_err::write(out.join("train.toml"), text)?;
+        run.store(out)?;
         Ok(Some(directory))
     }
 
-    /// Writes what a new run begins with, or checks that the one that is there is the same.
-    fn begin_or_check(&self, run: &mut Run, directory: &RunDirectory) -> Result<()> {
-        let path = directory.path();
-        if directory.is_resumed() {
-            let begun = Run::load(path)?;
-            begun.check_same(run, path)?;
-            if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) && begun.dataset.is_some() {
-                let of = |run: &Run| {
-                    let (snapshot, dataset) =
-                        (run.snapshot.unwrap_or(0), run.dataset.as_deref().unwrap_or(""));
-                    format!("snapshot {snapshot} of the dataset {dataset}")
-                };
-                return Err(Error::Run {
-                    path: path.to_owned(),
-                    message: format!("the run was begun on {}, so it cannot be continued on {}", of(&begun), of(run)),
-                    hint: "continue with the run's own dataset and snapshot, or begin a new run in another directory, with the option `out`"
-                        .to_owned(),
-                });
-            }
-            // A model that is there stays usable until there is a better one.
-            (run.completed, run.steps) = (begun.completed, begun.steps);
-            if let Some(steps) = &self.preprocessing
-                && !steps.is_stored(path)?
-            {
-                return Err(Error::Run {
-                    path: path.to_owned(),
-                    message: "the run was begun with other preprocessing, so it cannot be continued"
-                        .to_owned(),
-                    hint: "continue with the same `preprocess.toml`, or begin a new run in another directory, with the option `out`"
-                        .to_owned(),
-                });
-            }
-        } else if let Some(steps) = &self.preprocessing {
-            steps.store(path)?;
+    /// The run that goes on, as far as there is one, checked to be the same as `run`.
+    fn begun(&self, run: &Run, directory: &RunDirectory) -> Result<Option<Run>> {
+        let (path, files) = (directory.path(), run.files(directory.path())?);
+        let elsewhere = run.checkpoints.is_some();
+        let here = directory.is_resumed().then(|| Run::load(path)).transpose()?;
+        if let Some(here) = here.as_ref().filter(|here| here.checkpoints != run.checkpoints) {
+            let place = here.checkpoints.as_deref().unwrap_or(path).display();
+            return Err(Error::Run {
+                path: path.to_owned(),
+                message: format!("the run's checkpoints are in `{place}`"),
+                hint: "continue it without the option `checkpoints`, or begin a new run in another directory, with the option `out`"
+                    .to_owned(),
+            });
         }
-        let text = toml::to_string(self.config).map_err(std::io::Error::other)?;
-        fs_err::write(path.join("train.toml"), text)?;
-        run.store(path)
+        let begun = if elsewhere { Run::find(&files)? } else { here };
+        let Some(begun) = begun else {
+            // A store that has no such bucket says so here.
+            if elsewhere && !files.entries("")?.is_empty() {
+                return Err(onefold_datasets::Error::Exists {
+                    path: files.location().to_owned(),
+                    hint: format!(
+                        "it holds no `{RUN_FILE}`, so it is not the folder of a run; give another one with the option `checkpoints`"
+                    ),
+                }
+                .into());
+            }
+            return Ok(None);
+        };
+        if elsewhere && self.options.existing != Existing::Resume {
+            return Err(onefold_datasets::Error::Exists {
+                path: files.location().to_owned(),
+                hint: "give another folder with the option `checkpoints`, or continue the run that is there with the option `existing = resume`"
+                    .to_owned(),
+            }
+            .into());
+        }
+        self.check_begun(&begun, run, &files)?;
+        Ok(Some(begun))
+    }
+
+    /// Refuses to go on with another run than `run`.
+    fn check_begun(&self, begun: &Run, run: &Run, files: &Storage) -> Result<()> {
+        let path = files.location();
+        begun.check_same(run, path)?;
+        if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) && begun.dataset.is_some() {
+            let of = |run: &Run| {
+                let (snapshot, dataset) = (run.snapshot.unwrap_or(0), run.dataset.as_deref().unwrap_or(""));
+                format!("snapshot {snapshot} of the dataset {dataset}")
+            };
+            return Err(Error::Run {
+                path: path.to_owned(),
+                message: format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run)),
+                hint: "continue with the run's own dataset and snapshot, or begin a new run in another directory, with the option `out`"
+                    .to_owned(),
+            });
+        }
+        if let Some(steps) = &self.preprocessing
+            && !steps.is_stored(files)?
+        {
+            return Err(Error::Run {
+                path: path.to_owned(),
+                message: "the run was begun with other preprocessing, so it cannot be continued".to_owned(),
+                hint: "continue with the same `preprocess.toml`, or begin a new run in another directory, with the option `out`"
+                    .to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes what a new run begins with, besides its description in its directory.
+    fn begin(&self, run: &Run, directory: &mut RunDirectory) -> Result<()> {
+        let files = run.files(directory.path())?;
+        if run.checkpoints.is_some() {
+            // One of several jobs that begin here at once creates this file.
+            if run.create_in(&files)? == Created::Exists {
+                return Err(onefold_datasets::Error::Exists {
+                    path: files.location().to_owned(),
+                    hint:
+                        "another job has begun a run there; give another folder with the option `checkpoints`"
+                            .to_owned(),
+                }
+                .into());
+            }
+            directory.begins_in(files.clone());
+        }
+        if let Some(steps) = &self.preprocessing {
+            steps.store(&files)?;
+        }
+        Ok(())
     }
 }

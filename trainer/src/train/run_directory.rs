@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::Error as DatasetError;
 use onefold_datasets::commit::DirectoryLock;
+use onefold_datasets::storage::{self, Storage};
 
-use crate::run::{RUN_FILE, Run};
-use crate::{Error, Result};
+use crate::run::{RUN_FILE, Run, SHARDS};
+use crate::{Error, Result, checkpoint, preprocess};
 
 /// What happens to a run that is there already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) struct RunDirectory {
     replaced: PathBuf,
     /// Directories that were made on the way.
     created: Vec<PathBuf>,
+    /// The folder of the checkpoints, if that is another and a run has begun there.
+    begun: Option<Storage>,
     resumed: bool,
     kept: bool,
     lock: Option<DirectoryLock>,
@@ -35,6 +38,16 @@ pub(super) struct RunDirectory {
 impl RunDirectory {
     /// Takes `path` for a run.
     pub(super) fn create(path: &Path, existing: Existing) -> Result<Self> {
+        if storage::is_url(path) {
+            return Err(Error::Run {
+                path: path.to_owned(),
+                message: "the directory of a run is on a local disk, because its metrics grow step by step"
+                    .to_owned(),
+                hint:
+                    "give a local directory with the option `out`, and this URL with the option `checkpoints`"
+                        .to_owned(),
+            });
+        }
         let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
         if occupied {
             check_occupied(path, existing)?;
@@ -49,7 +62,15 @@ impl RunDirectory {
         fs_err::create_dir_all(path)?;
         let lock = lock(path)?;
         let resumed = occupied && existing == Existing::Resume;
-        Ok(Self { path: path.to_owned(), replaced, created, resumed, kept: false, lock: Some(lock) })
+        Ok(Self {
+            path: path.to_owned(),
+            replaced,
+            created,
+            begun: None,
+            resumed,
+            kept: false,
+            lock: Some(lock),
+        })
     }
 
     /// The directory.
@@ -60,6 +81,11 @@ impl RunDirectory {
     /// Whether a run was there that goes on.
     pub(super) fn is_resumed(&self) -> bool {
         self.resumed
+    }
+
+    /// A run has begun in `files`, the folder of its checkpoints; it is removed if nothing comes of it.
+    pub(super) fn begins_in(&mut self, files: Storage) {
+        self.begun = Some(files);
     }
 
     /// Leaves the run where it is, because there is something to resume from or to look at.
@@ -80,10 +106,16 @@ impl RunDirectory {
 impl Drop for RunDirectory {
     fn drop(&mut self) {
         self.lock = None;
-        if self.kept || self.resumed {
+        if self.kept {
             return;
         }
         // Nothing more can be done in a drop; the next run says what is in its way.
+        if let Some(files) = self.begun.take() {
+            let _ = discard(&files);
+        }
+        if self.resumed {
+            return;
+        }
         let _ = fs_err::remove_dir_all(&self.path);
         for directory in &self.created {
             let _ = fs_err::remove_dir(directory);
@@ -92,6 +124,14 @@ impl Drop for RunDirectory {
             let _ = fs_err::rename(&self.replaced, &self.path);
         }
     }
+}
+
+/// Removes what a run without a checkpoint has in the folder of its checkpoints.
+fn discard(files: &Storage) -> onefold_datasets::Result<()> {
+    files.delete(vec![RUN_FILE.to_owned()])?;
+    [preprocess::FOLDER, checkpoint::FOLDER, SHARDS]
+        .iter()
+        .try_for_each(|folder| files.remove_folder(folder, None))
 }
 
 fn lock(path: &Path) -> Result<DirectoryLock> {

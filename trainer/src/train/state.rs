@@ -2,6 +2,7 @@
 
 use safetensors::Dtype;
 
+use crate::checkpoint::Fault;
 use crate::checkpoint::tensor_file::{Entry, TensorFile};
 use crate::distributed::Collectives;
 use crate::metrics::{BinaryMetrics, MetricState, TaskMetrics};
@@ -45,11 +46,7 @@ impl Sums {
 
     /// Puts back what [`entries`](Self::entries) gave: this rank's part, or on the lowest rank all parts, if there were another number
     /// of ranks. The error says what is wrong with the file.
-    pub(super) fn restore(
-        &mut self,
-        file: &mut TensorFile,
-        collectives: &dyn Collectives,
-    ) -> Result<(), String> {
+    pub(super) fn restore(&mut self, file: &TensorFile, collectives: &dyn Collectives) -> Result<(), Fault> {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;
         restore_metrics(file, "before", &mut self.before)?;
@@ -88,7 +85,7 @@ fn metric_entries(part: &str, metrics: &TaskMetrics) -> Vec<Entry<'static>> {
     metrics.iter().flat_map(of_task).collect()
 }
 
-fn restore_metrics(file: &mut TensorFile, part: &str, metrics: &mut TaskMetrics) -> Result<(), String> {
+fn restore_metrics(file: &TensorFile, part: &str, metrics: &mut TaskMetrics) -> Result<(), Fault> {
     for (task, metrics) in metrics.iter_mut() {
         let name = |what| format!("metrics.{part}.{task}.{what}");
         let wrong = || format!("`metrics.{part}.{task}` is of another shape");

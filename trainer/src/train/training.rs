@@ -1,6 +1,6 @@
 //! The training loop.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onefold_datasets::process::peak_rss_bytes;
@@ -8,7 +8,7 @@ use onefold_datasets::progress::Reporter;
 use onefold_ikjt::{Batches, Reader};
 use safetensors::Dtype;
 
-use super::log::{Line, Log, Window, tagged, tagged_by_task};
+use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};
 use super::state::Sums;
 use super::step::{Stepper, Taken};
 use super::{Ending, Prepared, Progress, TrainSummary};
@@ -44,6 +44,8 @@ pub(super) struct Training<'a> {
     /// Of the lowest rank alone.
     log: Option<Log>,
     checkpoints: Checkpoints<Progress>,
+    /// The lines of the metrics, if checkpoints are to carry them to another machine.
+    carried_metrics: Option<PathBuf>,
     /// The step of the newest checkpoint.
     checkpointed: Option<u64>,
     last_evaluation: Option<EvaluationSummary>,
@@ -84,8 +86,9 @@ impl<'a> Training<'a> {
     ) -> Result<Self> {
         let (config, options) = (prepared.config, prepared.options);
         let kept = &config.checkpoint;
-        let mut checkpoints = Checkpoints::new(directory, run.identity(), kept.keep, kept.full_every);
-        let newest = options.collectives.agree_on(|| checkpoints.newest())?;
+        let files = run.files(directory)?;
+        let mut checkpoints = Checkpoints::new(files, run.identity(), kept.keep, kept.full_every);
+        let newest = checkpoints.newest(&*options.collectives)?;
         let progress = options.collectives.agree(begin(prepared, newest.as_ref()))?;
         // The reader reads while the tables are filled.
         let unfinished = progress.position.epoch < u64::from(config.train.epochs);
@@ -104,10 +107,11 @@ impl<'a> Training<'a> {
         }
         let checkpointed = newest.is_some().then_some(progress.steps);
         let first_step = progress.steps + u64::from(newest.is_some());
-        let log = (options.collectives.rank() == 0)
-            .then(|| Log::open(directory, progress.metrics_bytes, first_step))
-            .transpose();
-        let log = options.collectives.agree(log)?;
+        let open_log = || {
+            newest.iter().try_for_each(|checkpoint| checkpoint.restore_metrics(directory))?;
+            Log::open(directory, progress.metrics_bytes, first_step)
+        };
+        let log = options.collectives.agree((options.collectives.rank() == 0).then(open_log).transpose())?;
         let stepper = Stepper::new(prepared, evaluation, directory, model, optimizer);
         Ok(Self {
             config,
@@ -120,6 +124,7 @@ impl<'a> Training<'a> {
             sums,
             log,
             checkpoints,
+            carried_metrics: run.checkpoints.is_some().then(|| directory.join(METRICS_FILE)),
             checkpointed,
             last_evaluation: None,
             clock: Clock { resumed_from_step: checkpointed, ..Clock::default() },
@@ -369,6 +374,7 @@ impl<'a> Training<'a> {
             embeddings: &model.embeddings,
             dense,
             state: self.sums.entries(&**model.embeddings.collectives())?,
+            metrics: self.carried_metrics.as_deref(),
             progress: self.progress.clone(),
         })?;
         if full {
@@ -434,12 +440,13 @@ fn restore(
     let steps = checkpoint.progress().optimizer_steps;
     checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
     model.embeddings.set_steps(steps);
-    let mut dense = checkpoint.dense()?;
+    let dense = checkpoint.dense()?;
     dense.restore(model)?;
     optimizer
         .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))?;
-    let restored = sums.restore(&mut checkpoint.state()?, &**model.embeddings.collectives());
-    restored.map_err(|message| wrong_state(checkpoint, &message))
+    let restored = sums.restore(&checkpoint.state()?, &**model.embeddings.collectives());
+    let hint = "the checkpoint is damaged; remove its directory to resume from the one before it";
+    restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
 }
 
 /// The name of a part of the dense optimizer's state in a checkpoint.
@@ -488,14 +495,6 @@ fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint<Progress>>) -> Resu
     reader.check(&checkpoint.progress().position)?;
     warn_of_changes(&fresh, checkpoint.progress());
     Ok(Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() })
-}
-
-fn wrong_state(checkpoint: &Checkpoint<Progress>, message: &str) -> Error {
-    Error::Run {
-        path: checkpoint.directory().to_owned(),
-        message: message.to_owned(),
-        hint: "the checkpoint is damaged; remove its directory to resume from the one before it".to_owned(),
-    }
 }
 
 /// Says when what is continued will not be bit for bit what it would have been.

@@ -57,9 +57,17 @@ fn rank(scenario: &str) -> Result<()> {
     let timeouts = Timeouts { join: Duration::from_secs(20), operation: Duration::from_secs(3) };
     let timeouts = match scenario {
         "alone" => Timeouts { join: Duration::from_secs(2), ..timeouts },
+        "never joins" => Timeouts { join: 2 * LIMIT, ..timeouts },
         _ => timeouts,
     };
-    let ranks = Environment::read()?.connect(timeouts)?;
+    let mut environment = Environment::read()?;
+    if scenario == "other version" && environment.rank == 2 {
+        environment.version = "0.0.1".to_owned();
+    }
+    if scenario == "never joins" && environment.rank == 1 {
+        send(std::process::id(), libc::SIGKILL);
+    }
+    let ranks = environment.connect(timeouts)?;
     println!("rank {} is process {}", ranks.rank(), std::process::id());
     if let Some(seed) = scenario.strip_prefix("operations ") {
         return check_operations(&*ranks, seed.parse().unwrap(), 200);
@@ -145,7 +153,11 @@ fn free_port() -> u16 {
 impl Job {
     /// Starts `size` ranks, of which rank 0 hosts the store.
     fn start(size: u32, scenario: &str) -> Self {
-        let port = free_port().to_string();
+        Self::start_at(free_port(), size, scenario)
+    }
+
+    fn start_at(port: u16, size: u32, scenario: &str) -> Self {
+        let port = port.to_string();
         let start = |rank: u32| {
             let mut command = command(scenario);
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
@@ -247,6 +259,38 @@ fn a_port_in_use_is_an_error() {
 }
 
 #[test]
+fn ranks_of_another_version_are_refused() {
+    let mut job = Job::start(3, "other version");
+    let [(first, report), (second, follows), (third, also)] = job.ended([0, 1, 2]);
+    assert_eq!((first, second, third), (Some(1), Some(1), Some(1)), "{report}\n{follows}\n{also}");
+    assert!(report.starts_with("error: rank 2 runs version \"0.0.1\" of the program, rank 0 "), "{report}");
+    assert!(report.contains("hint: install one version"), "{report}");
+    for follows in [follows, also] {
+        assert_eq!(follows, "error: ended because of rank 0, as rank 0 reports\n");
+    }
+}
+
+/// A second job whose ranks are given the place of a first one that runs: each of its processes says what is wrong, and the
+/// first job goes on.
+#[test]
+fn a_second_job_at_the_place_of_the_first_is_refused() {
+    let port = free_port();
+    let mut first = Job::start_at(port, 2, "works");
+    first.0.iter_mut().for_each(|child| {
+        read_process(child);
+    });
+    let mut second = Job::start_at(port, 2, "works");
+    let [(code, text), (other_code, other)] = second.ended([0, 1]);
+    assert_eq!((code, other_code), (Some(1), Some(1)), "{text}\n{other}");
+    assert!(text.contains("rank 0 cannot listen at localhost:") && text.contains("another job"), "{text}");
+    assert!(
+        other.contains("two processes of the job have the rank 1") && other.contains("MASTER_PORT"),
+        "{other}"
+    );
+    assert!(first.0.iter_mut().all(|child| child.try_wait().unwrap().is_none()), "the first job has ended");
+}
+
+#[test]
 fn missing_ranks_are_named() {
     for (rank, expected) in [("0", "ranks 1 and 2 were missing"), ("1", "cannot reach the job's store")] {
         let mut command = command("alone");
@@ -300,6 +344,18 @@ fn a_launched_rank_that_dies_ends_the_job() {
     for rank in [0, 2] {
         assert!(text.contains(&format!("rank {rank}: exit status: 1, killed: false")), "{text}");
     }
+}
+
+/// Nobody waits for a rank that is gone: the test's limit is less than the launcher's patience and the ranks'.
+#[test]
+fn a_rank_that_is_killed_before_it_joins_ends_the_job() {
+    let mut job = Job(vec![command("launch 1000 never joins").spawn().unwrap()]);
+    let [(code, text)] = job.ended([0]);
+    assert_eq!(code, Some(1), "{text}");
+    let own: Vec<_> =
+        text.lines().filter(|line| !line.starts_with("error: ended because of rank 1")).collect();
+    assert_eq!(own[0], "error: signal 9 ended rank 1 before all ranks had joined", "{text}");
+    assert!(own[1].starts_with("  hint: look for what sent it"), "{text}");
 }
 
 #[test]

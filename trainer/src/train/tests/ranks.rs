@@ -103,6 +103,7 @@ fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
         trace_steps: None,
         streams: None,
         existing: Existing::Refuse,
+        checkpoints: None,
         memory_limit: None,
         stop: Stop::new(),
     }
@@ -358,6 +359,73 @@ fn jobs_are_resumed_by_any_ranks_and_plan() {
     }
 }
 
+/// Ranks with other datasets, snapshots or options than rank 0's, and evaluations of other runs.
+fn refuses_others_options(jobs: &Jobs) {
+    let path = |name: &str| jobs.folder.path().join(name);
+    write_dataset(&path("other"), 12, |session| (session % 3) as f32);
+    jobs.summary("a", &job(1, Division::Even, Dedupe::Exact));
+    let mut other = jobs.config.clone();
+    other.train.seed += 1;
+    let summaries = jobs.train_as("b", &job(1, Division::Even, Dedupe::Exact), |_| other.clone());
+    assert!(summaries[0].is_ok());
+    let train = |options: TrainOptions, dataset: &str, run: &str| {
+        let prepared =
+            options.collectives.agree_on(|| Prepared::new(&jobs.config, &path(dataset), &options))?;
+        prepared.train(&path(run), &Silent).map(drop)
+    };
+    let eval = |collectives: Arc<dyn Collectives>, dataset: &str, run: &str| {
+        let options = crate::EvaluateOptions {
+            dedupe: Dedupe::Exact,
+            threads: 1,
+            checkpoint: None,
+            device: None,
+            collectives,
+            snapshot: None,
+            partitions: None,
+        };
+        crate::evaluate(&path(run), &path(dataset), &options, &Silent).map(drop)
+    };
+    /// What a rank does, given whether it is the one that differs.
+    type Rank<'a> = &'a (dyn Fn(Arc<dyn Collectives>, bool) -> Result<()> + Sync);
+    let cases: [(&str, Rank<'_>); 6] = [
+        ("the dataset", &|ranks, other| {
+            train(options(ranks), if other { "other" } else { "dataset" }, "new")
+        }),
+        ("the option `out`", &|ranks, other| {
+            train(options(ranks), "dataset", if other { "else" } else { "new" })
+        }),
+        ("the option `existing = resume`", &|ranks, other| {
+            let existing = if other { Existing::Resume } else { Existing::Refuse };
+            train(TrainOptions { existing, ..options(ranks) }, "dataset", "new")
+        }),
+        ("the option `checkpoints`", &|ranks, other| {
+            train(
+                TrainOptions { checkpoints: other.then(|| path("there")), ..options(ranks) },
+                "dataset",
+                "new",
+            )
+        }),
+        ("the run", &|ranks, other| eval(ranks, "dataset", if other { "b" } else { "a" })),
+        ("the dataset", &|ranks, other| eval(ranks, if other { "other" } else { "dataset" }, "a")),
+    ];
+    for (what, work) in cases {
+        let ranks = threads(3, Duration::from_secs(60));
+        let errors: Vec<Error> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (ranks.into_iter().zip([false, false, true]))
+                .map(|(rank, other)| scope.spawn(move || work(Arc::new(rank), other).unwrap_err()))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let expected = format!("rank 2 differs from rank 0 in {what}\n  hint: start all ranks with the same");
+        assert!(errors[0].to_string().starts_with(&expected), "{errors:?}");
+        assert!(
+            errors[1..].iter().all(|error| matches!(error, Error::ReportedElsewhere { rank: 0, .. })),
+            "{errors:?}"
+        );
+        assert!(["new", "else", "there"].iter().all(|name| !path(name).exists()), "{what}");
+    }
+}
+
 #[test]
 fn ranks_that_do_not_belong_together_are_refused() {
     let jobs = Jobs::new();
@@ -370,10 +438,11 @@ fn ranks_that_do_not_belong_together_are_refused() {
     let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
     assert_eq!(
         errors[0].to_string(),
-        "rank 1 has another configuration than rank 0\n  hint: start all ranks with the same program, files and options"
+        "rank 1 differs from rank 0 in the configuration\n  hint: start all ranks with the same program, files and options"
     );
     assert!(errors[1..].iter().all(|error| matches!(error, Error::ReportedElsewhere { rank: 0, .. })));
     assert!(!jobs.folder.path().join("run").exists());
+    refuses_others_options(&jobs);
 
     let four = jobs.plan(4, Division::Mixed).unwrap();
     fs_err::rename(four, jobs.folder.path().join("Mixed-2.json")).unwrap();
@@ -385,6 +454,49 @@ fn ranks_that_do_not_belong_together_are_refused() {
     let expected =
         "the plan is for 4 ranks, and the job has 2 ranks\n  hint: make a plan for 2 ranks (`onefold-shard";
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Every file of a checkpoint is verified by one rank. If it is damaged, that rank speaks, and all end.
+#[test]
+fn ranks_divide_the_files_that_they_verify() {
+    let mut jobs = Jobs::new();
+    jobs.config.checkpoint.full_every = 100;
+    let stopped = Job { stop_at: Some(8), ..job(3, Division::Mixed, Dedupe::Exact) };
+    assert_eq!(jobs.summary("run", &stopped).ended, Ending::Stopped);
+    let resumed = Job { existing: Existing::Resume, stop_at: None, ..stopped };
+    let folder = jobs.folder.path().join("run/checkpoints");
+    let mut names: Vec<_> = fs_err::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    let described = |path: &Path| -> Value {
+        serde_json::from_slice(&fs_err::read(path.join("checkpoint.json")).unwrap()).unwrap()
+    };
+    let files = |path: &Path| -> Vec<PathBuf> {
+        let file = described(path);
+        let folder = path.join(file["attempt"].as_str().unwrap());
+        file["files"].as_object().unwrap().keys().map(|name| folder.join(name)).collect()
+    };
+    let newest = names.last().unwrap();
+    let base = folder.join(described(newest)["base"].as_str().unwrap());
+    let all = [files(newest), files(&base)].concat();
+    assert_eq!(all.len(), 10, "two of rank 0, and one of each of three ranks, twice");
+    for (number, file) in all.iter().enumerate() {
+        let whole = fs_err::read(file).unwrap();
+        let mut damaged = whole.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        fs_err::write(file, damaged).unwrap();
+        let results = jobs.train("run", &resumed);
+        fs_err::write(file, whole).unwrap();
+        let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
+        let speaker = number % 3;
+        let message = errors[speaker].to_string();
+        assert!(message.contains(&*file.to_string_lossy()) && message.contains("checksum"), "{errors:?}");
+        let follow = |(rank, error): (usize, &Error)| {
+            rank == speaker
+                || matches!(error, Error::ReportedElsewhere { rank, .. } if *rank as usize == speaker)
+        };
+        assert!(errors.iter().enumerate().all(follow), "{errors:?}");
+    }
+    assert_eq!(jobs.summary("run", &resumed).ended, Ending::Completed);
 }
 
 /// An error that one rank meets ends all, and that rank speaks.
