@@ -231,7 +231,7 @@ impl Run {
         Ok(Stored { dense: DenseFile::open(&path)?, tables, steps: self.steps })
     }
 
-    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or whole on `device`;
+    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or on `device`;
     /// and the steps that it was trained for.
     ///
     /// # Errors
@@ -268,7 +268,9 @@ impl Run {
         let (optimizer, seed) = (&self.config.optimizer.tables, self.config.train.seed);
         let embeddings = match device {
             None => Embeddings::new(&self.tables, placement, optimizer, seed, threads)?,
-            Some(device) => Embeddings::on_accelerator(device, &self.tables, optimizer, seed, threads)?,
+            Some(device) => {
+                Embeddings::on_accelerator(device, &self.tables, placement, optimizer, seed, threads)?
+            }
         };
         Model::new(&self.config, &self.schema, embeddings)
     }

@@ -175,9 +175,10 @@ fn embeddings(
     device: Option<&Accelerator>,
 ) -> Result<Embeddings> {
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+    let placement = Placement::alone(tables);
     match device {
-        None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, threads),
-        Some(device) => Embeddings::on_accelerator(device, tables, optimizer, seed, threads),
+        None => Embeddings::new(tables, &placement, optimizer, seed, threads),
+        Some(device) => Embeddings::on_accelerator(device, tables, &placement, optimizer, seed, threads),
     }
 }
 
@@ -204,7 +205,7 @@ fn step(
     let mut started = Instant::now();
     let batch = model.embeddings.install(|| deduplicated(batch, schema, dedupe))?;
     let searched = started.elapsed();
-    let accelerator = model.embeddings.on_device().map(|device| device.tables().accelerator().clone());
+    let accelerator = model.embeddings.on_device().map(|device| device.accelerator().clone());
     if accelerator.is_some() {
         started = Instant::now();
     }

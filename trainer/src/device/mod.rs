@@ -9,8 +9,8 @@
 //! copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
 //! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its
 //! arguments checked, `update` those of the exact update, and `weights` the arrays that the tables are in. `stage` puts a batch
-//! where it can be copied while the one before it is computed; `tables` looks up and updates. The dense part on a device is
-//! [`crate::model`]'s.
+//! where it can be copied while the one before it is computed; `tables` looks up and updates, and `travel` is what both need of the
+//! vectors that other ranks ask for and answer. The dense part on a device is [`crate::model`]'s.
 //!
 //! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
 
@@ -22,11 +22,14 @@ mod jagged;
 mod kernels;
 mod libtorch;
 mod parcel;
+mod places;
 mod samples_of_rows;
+mod slots;
 mod stage;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod travel;
 mod update;
 mod weights;
 
@@ -38,8 +41,10 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
+pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};
-pub(crate) use self::tables::{DeviceTables, LookedUp};
+pub(crate) use self::tables::{DeviceTables, Held, LookedUp, concatenated};
+pub(crate) use self::travel::{Routes, RoutesParts, ServedParts, ServedRows};
 pub(crate) use self::update::Update;
 use crate::{Error, Result};
 

@@ -17,7 +17,9 @@ use tch::Tensor;
 use super::on_device::Passed;
 use super::sequences::Sequences;
 use super::{Model, Stage};
-use crate::embedding::{DeviceGradients, Lookup, LookupGradients, Lookups, Request, Status};
+use crate::embedding::{
+    DeviceGradients, DeviceSentGradients, Lookup, LookupGradients, Lookups, Request, SentGradients, Status,
+};
 use crate::kernels::interaction::Source;
 use crate::lockstep::FAILED;
 use crate::{Result, tensors};
@@ -74,9 +76,19 @@ pub(super) enum OfTables {
     Device(DeviceGradients),
 }
 
-/// A batch's input on its way: rows are asked for at their owners, or the batch is copied to the device.
+/// Gradients on their way to the ranks that own the tables.
 #[derive(Debug)]
-pub struct Input(Option<Request>, Vec<Status>);
+pub struct Sent(pub(super) Way);
+
+#[derive(Debug)]
+pub(super) enum Way {
+    Host(SentGradients),
+    Device(DeviceSentGradients),
+}
+
+/// A batch's input on its way: rows are asked for at their owners, and the batch is copied to the device, if there is one.
+#[derive(Debug)]
+pub struct Input(Request);
 
 impl Model {
     /// Begins the input of a batch, which [`forward`](Self::forward) ends, and tells all ranks this one's `status`. Without a batch
@@ -87,13 +99,7 @@ impl Model {
     /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::RankLost`](crate::Error::RankLost) if another rank
     /// fails, [`Error::Device`](crate::Error::Device) if the device does.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
-        if let Some(device) = self.embeddings.on_device() {
-            batch.map_or(Ok(()), |batch| device.tables().stage_ahead(batch))?;
-            return Ok(Input(None, vec![status]));
-        }
-        let groups = batch.map_or(&[][..], Batch::groups);
-        let request = self.profile.measure(Stage::Lookup, || self.embeddings.request(groups, status))?;
-        Ok(Input(Some(request), Vec::new()))
+        self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status)).map(Input)
     }
 
     /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a batch, the other
@@ -123,10 +129,7 @@ impl Model {
     ///
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
     pub fn statuses<'a>(&self, input: &'a mut Input) -> Result<&'a [Status]> {
-        match &mut input.0 {
-            None => Ok(&input.1),
-            Some(request) => self.profile.measure(Stage::Exchange, || self.embeddings.statuses(request)),
-        }
+        self.profile.measure(Stage::Exchange, || self.embeddings.statuses(&mut input.0))
     }
 
     /// The logits of a batch that was not requested before.
@@ -146,7 +149,10 @@ impl Model {
     /// As [`request`](Self::request).
     pub fn forward(&self, batch: &Batch, input: Input) -> Result<Forward> {
         let profile = &self.profile;
-        let Some(request) = input.0 else { return self.forward_on_device(batch) };
+        let request = input.0;
+        if self.embeddings.on_device().is_some() {
+            return self.forward_on_device(request);
+        }
         let lookups = profile.measure(Stage::Lookup, || self.embeddings.lookup(request))?;
         let sequences = profile
             .measure(Stage::Attention, || self.blocks.forward(batch, &lookups.groups, &self.embeddings));

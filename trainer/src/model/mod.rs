@@ -25,14 +25,14 @@ use onefold_ikjt::Batch;
 use tch::{Device, Tensor, nn};
 
 use self::cross::CrossNet;
-pub use self::forward::{Forward, Gradients, Input};
-use self::forward::{OfTables, Path};
+pub use self::forward::{Forward, Gradients, Input, Sent};
+use self::forward::{OfTables, Path, Way};
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
 use crate::config::{Interaction, TableOptimizerConfig};
 use crate::device::guarded;
-use crate::embedding::{Embeddings, SentGradients};
+use crate::embedding::Embeddings;
 use crate::metrics::Task;
 use crate::{Result, TrainConfig, tensors};
 
@@ -96,7 +96,7 @@ impl Model {
             profile,
         };
         if let Some(store) = model.embeddings.on_device() {
-            let device = store.tables().accelerator().torch();
+            let device = store.accelerator().torch();
             guarded(device, || {
                 model.variables.set_device(device);
                 Ok(())
@@ -133,12 +133,16 @@ impl Model {
     /// # Errors
     ///
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
-    pub fn send_gradients(&self, forward: &Forward, gradients: &Gradients) -> Result<Option<SentGradients>> {
+    pub fn send_gradients(&self, forward: &Forward, gradients: &Gradients) -> Result<Sent> {
         match (&forward.path, &gradients.0) {
             (Path::Host(path), OfTables::Host(gradients)) => {
-                self.embeddings.send_gradients(&path.lookups, gradients).map(Some)
+                self.embeddings.send_gradients(&path.lookups, gradients).map(|sent| Sent(Way::Host(sent)))
             }
-            _ => Ok(None),
+            (Path::Device(passed), OfTables::Device(gradients)) => self
+                .embeddings
+                .send_gradients_on_device(&passed.lookup, gradients)
+                .map(|sent| Sent(Way::Device(sent))),
+            _ => unreachable!("the gradients are those of the forward pass"),
         }
     }
 
@@ -152,15 +156,15 @@ impl Model {
         &mut self,
         forward: &Forward,
         gradients: &Gradients,
-        sent: Option<SentGradients>,
+        sent: Sent,
         optimizer: &TableOptimizerConfig,
     ) -> Result<()> {
-        match (&forward.path, &gradients.0, sent) {
-            (Path::Host(path), OfTables::Host(gradients), Some(sent)) => {
+        match (&forward.path, &gradients.0, sent.0) {
+            (Path::Host(path), OfTables::Host(gradients), Way::Host(sent)) => {
                 self.embeddings.update(&path.lookups, gradients, sent, optimizer)
             }
-            (Path::Device(passed), OfTables::Device(gradients), _) => {
-                self.embeddings.update_on_device(&passed.lookup, gradients, optimizer)
+            (Path::Device(passed), OfTables::Device(gradients), Way::Device(sent)) => {
+                self.embeddings.update_on_device(&passed.lookup, gradients, sent, optimizer)
             }
             _ => unreachable!("the gradients are those of the forward pass"),
         }

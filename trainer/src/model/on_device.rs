@@ -9,7 +9,6 @@
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a leaf,
 //! and `backward` goes from leaf to leaf.
 
-use onefold_ikjt::Batch;
 use onefold_sharding::Pooling;
 use tch::{Kind, Tensor};
 
@@ -18,7 +17,7 @@ use super::forward::Path;
 use super::{Forward, Model};
 use crate::Result;
 use crate::device::{Accelerator, Staged, Sums, guarded};
-use crate::embedding::{DeviceGradients, DeviceLookup};
+use crate::embedding::{DeviceGradients, DeviceLookup, Request};
 
 mod blocks;
 
@@ -84,15 +83,17 @@ impl Source<'_> {
 }
 
 impl Model {
-    pub(super) fn forward_on_device(&self, batch: &Batch) -> Result<Forward> {
+    pub(super) fn forward_on_device(&self, request: Request) -> Result<Forward> {
         let device = self.embeddings.on_device().expect("the tables are on a device");
-        let accelerator = device.tables().accelerator();
+        let accelerator = device.accelerator();
         guarded(accelerator.torch(), || {
-            let lookup = device.lookup(batch)?;
+            let lookup = self.embeddings.lookup_on_device(request)?;
             let (staged, looked_up) = (&lookup.staged, &lookup.looked_up);
             let sequences = self.blocks.forward_on_device(accelerator, staged, looked_up)?;
-            let dense = staged.dense.as_ref();
-            let bottom = self.bottom.as_ref().zip(dense).map(|(bottom, dense)| bottom.forward(dense));
+            // Of no samples a batch does not know its dense features.
+            let none = || accelerator.empty(&[staged.size(), self.dense_features], Kind::Float);
+            let dense = staged.dense.as_ref().map_or_else(none, |dense| Ok(dense.shallow_clone()))?;
+            let bottom = self.bottom.as_ref().map(|bottom| bottom.forward(&dense));
             let rows_of = |part| match part {
                 Part::Pooled => looked_up.pooled.as_ref(),
                 Part::Block(pooling) => sequences.rows(pooling),
@@ -137,8 +138,8 @@ impl Model {
         let input = if let Some(crosses) = &self.crosses {
             crosses.forward(vectors)
         } else {
-            let matrices = vectors.view([size, -1, dim]);
-            let count = matrices.size()[1];
+            let count = vectors.size()[1] / dim;
+            let matrices = vectors.view([size, count, dim]);
             let products = matrices.bmm(&matrices.transpose(1, 2)).view([size, count * count]);
             let triangle = self.triangle.get_or_init(|| {
                 // The strict lower triangle, row by row.
@@ -157,7 +158,7 @@ impl Model {
 
     pub(super) fn backward_on_device(&self, passed: &Passed, loss: &Tensor) -> Result<DeviceGradients> {
         let device = self.embeddings.on_device().expect("the tables are on a device");
-        let accelerator = device.tables().accelerator();
+        let accelerator = device.accelerator();
         guarded(accelerator.torch(), || {
             loss.backward();
             self.backward_sources_on_device(accelerator, &passed.lookup.staged, passed)

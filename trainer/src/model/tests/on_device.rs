@@ -12,7 +12,9 @@ fn at(config: &TrainConfig, tables: &[TableConfig], device: Option<&Accelerator>
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
     let embeddings = match device {
         None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, 2),
-        Some(device) => Embeddings::on_accelerator(device, tables, optimizer, seed, 2),
+        Some(device) => {
+            Embeddings::on_accelerator(device, tables, &Placement::alone(tables), optimizer, seed, 2)
+        }
     };
     Model::new(config, &schema(), embeddings.unwrap()).unwrap()
 }
@@ -60,7 +62,8 @@ fn loss_and_gradients_equal_plain_libtorch() {
             for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
                 assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
             }
-            model.update(&forward, &gradients, None, &config.optimizer.tables).unwrap();
+            let sent = model.send_gradients(&forward, &gradients).unwrap();
+            model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
             for ((table, (before, after)), leaf) in
                 tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
             {
@@ -178,7 +181,8 @@ fn a_batch_may_have_no_element_of_any_sequence() {
         let loss = device.loss(&forward.logits, &batch, Model::weight(&batch));
         let gradients = device.backward(&batch, &forward, &loss, || Ok(())).unwrap();
         assert_gradients_of_no_elements(name, &device);
-        device.update(&forward, &gradients, None, &config.optimizer.tables).unwrap();
+        let sent = device.send_gradients(&forward, &gradients).unwrap();
+        device.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
         assert!(stored(&device) == before, "{name}: no row was looked up");
     }
 }
