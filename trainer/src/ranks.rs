@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_trainer::Error;
-use onefold_trainer::distributed::{Collectives, Environment, PATIENCE, Timeouts};
+use onefold_trainer::device::{Accelerator, DeviceName};
+use onefold_trainer::distributed::{Collectives, Environment, Joined, PATIENCE, Timeouts};
 
 /// Options of commands that run on several ranks.
 #[derive(Debug, clap::Args)]
@@ -17,7 +18,11 @@ pub(crate) struct RankOptions {
 }
 
 /// The ranks of a job: those that `torchrun` or `onefold-train launch` has started, or this process alone.
-pub(crate) struct Ranks(Arc<dyn Collectives>);
+pub(crate) struct Ranks {
+    joined: Joined,
+    /// This rank's GPU, if it is to have one.
+    device: onefold_trainer::Result<Option<Accelerator>>,
+}
 
 /// The ranks on this machine.
 pub(crate) fn on_this_machine() -> usize {
@@ -25,30 +30,48 @@ pub(crate) fn on_this_machine() -> usize {
 }
 
 impl Ranks {
-    /// Joins the other ranks.
+    /// Joins the other ranks, each with a device of this name.
     ///
     /// # Errors
     ///
     /// [`Error::Ranks`] if the environment is not that of a rank, or the ranks do not find each other.
-    pub(crate) fn connect(options: &RankOptions) -> onefold_trainer::Result<Self> {
+    pub(crate) fn join(options: &RankOptions, device: DeviceName) -> onefold_trainer::Result<Self> {
+        let environment = Environment::read()?;
+        // Before anything else of libtorch. The others hear of an error once all have joined.
+        let device =
+            device.of_rank(environment.local_rank, environment.local_world_size).and_then(Accelerator::open);
         let operation = Duration::from_secs(options.timeout.into());
-        Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }).map(Self)
+        Ok(Self { joined: environment.join(Timeouts { operation, ..Timeouts::default() })?, device })
     }
 
-    /// Runs `work`, and ends with the other ranks. Of an error one rank speaks, and the others end with status 1 in silence.
+    /// Runs `work` on this rank's device, and ends with the other ranks. Of an error one rank speaks, and the others end with status 1
+    /// in silence. With `alone_too` the only rank of a job exchanges through NCCL as well.
     ///
     /// # Errors
     ///
     /// That of `work`, if it is this rank's to report.
     pub(crate) fn run(
         self,
-        work: impl FnOnce(&Arc<dyn Collectives>) -> anyhow::Result<()>,
+        alone_too: bool,
+        work: impl FnOnce(&Arc<dyn Collectives>, Option<Accelerator>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let Err(error) = work(&self.0) else { return Ok(()) };
+        let Self { joined, device } = self;
+        let on_host = joined.collectives();
+        let run = || {
+            let device = on_host.agree(device)?;
+            let collectives = match &device {
+                Some(device) if on_host.size() > 1 || alone_too && joined.environment().is_job() => {
+                    joined.on_device(device.torch())?
+                }
+                _ => Arc::clone(&on_host),
+            };
+            work(&collectives, device)
+        };
+        let Err(error) = run() else { return Ok(()) };
         match error.downcast_ref() {
             Some(Error::ReportedElsewhere { .. } | Error::RankEnded { .. }) => std::process::exit(1),
             Some(Error::RankLost { .. }) => {}
-            _ => self.0.abort(&format!("{error:#}")),
+            _ => on_host.abort(&format!("{error:#}")),
         }
         Err(error)
     }

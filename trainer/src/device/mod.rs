@@ -57,8 +57,27 @@ pub enum DeviceName {
     /// The processor.
     #[default]
     Cpu,
-    /// A GPU, by its number among those that CUDA shows.
-    Cuda(usize),
+    /// A GPU, by its number among those that CUDA shows; without one that of this rank's number on its host.
+    Cuda(Option<usize>),
+}
+
+impl DeviceName {
+    /// The device of the rank of this number, among so many on its host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] if ranks are to share a GPU.
+    pub fn of_rank(self, local_rank: u32, local_ranks: u32) -> Result<Self> {
+        match self {
+            Self::Cpu => Ok(self),
+            Self::Cuda(Some(_)) if local_ranks > 1 => Err(Error::Device {
+                device: self.to_string(),
+                message: format!("{local_ranks} ranks on this host cannot share a GPU"),
+                hint: "give each the GPU of its number with `--device cuda`".to_owned(),
+            }),
+            Self::Cuda(number) => Ok(Self::Cuda(number.or(Some(local_rank as usize)))),
+        }
+    }
 }
 
 impl FromStr for DeviceName {
@@ -67,8 +86,8 @@ impl FromStr for DeviceName {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = match text.split_once(':') {
             None if text == "cpu" => return Ok(Self::Cpu),
-            None if text == "cuda" => Some(0),
-            Some(("cuda", number)) => number.parse().ok(),
+            None if text == "cuda" => Some(None),
+            Some(("cuda", number)) => number.parse().ok().map(Some),
             _ => None,
         };
         number.map(Self::Cuda).ok_or_else(|| format!("`{text}` is no device: `cpu`, or a GPU as `cuda:0`"))
@@ -79,7 +98,8 @@ impl std::fmt::Display for DeviceName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(number)) => write!(f, "cuda:{number}"),
         }
     }
 }
@@ -178,7 +198,9 @@ impl Accelerator {
     pub fn open(name: DeviceName) -> Result<Option<Self>> {
         match name {
             DeviceName::Cpu => Ok(None),
-            DeviceName::Cuda(number) => Ok(Some(Self { driver: Arc::new(cuda::Cuda::open(number)?) })),
+            DeviceName::Cuda(number) => {
+                Ok(Some(Self { driver: Arc::new(cuda::Cuda::open(number.unwrap_or(0))?) }))
+            }
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) struct Held {
 
 impl Held {
     /// All of a table.
+    #[cfg(test)]
     pub(crate) fn whole(table: usize, config: &TableConfig) -> Self {
         Self { table, rows: config.rows, dtype: config.dtype, origin: [0, 0] }
     }

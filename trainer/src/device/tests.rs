@@ -52,8 +52,17 @@ proptest! {
 #[test]
 fn names_of_devices_are_parsed() {
     let parse = |text: &str| text.parse::<DeviceName>();
-    assert_eq!((parse("cpu"), parse("cuda")), (Ok(DeviceName::Cpu), Ok(DeviceName::Cuda(0))));
-    assert_eq!(parse("cuda:3").unwrap().to_string(), "cuda:3");
+    assert_eq!((parse("cpu"), parse("cuda")), (Ok(DeviceName::Cpu), Ok(DeviceName::Cuda(None))));
+    assert_eq!([parse("cuda:3"), parse("cuda")].map(|name| name.unwrap().to_string()), ["cuda:3", "cuda"]);
+    let of_rank = |text: &str, rank, ranks| parse(text).unwrap().of_rank(rank, ranks);
+    assert_eq!(of_rank("cpu", 1, 2).unwrap(), DeviceName::Cpu);
+    assert_eq!(of_rank("cuda", 1, 2).unwrap(), DeviceName::Cuda(Some(1)));
+    assert_eq!(of_rank("cuda:3", 0, 1).unwrap(), DeviceName::Cuda(Some(3)));
+    let error = of_rank("cuda:3", 0, 2).unwrap_err().to_string();
+    assert!(
+        error.contains("2 ranks on this host cannot share a GPU") && error.contains("--device cuda"),
+        "{error}"
+    );
     for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", ""] {
         assert!(parse(wrong).unwrap_err().contains("`cpu`, or a GPU as `cuda:0`"));
     }
@@ -83,7 +92,7 @@ fn nvrtc_compiles_every_kernel() {
 #[test]
 fn a_missing_gpu_is_an_error_that_says_so() {
     if !fs_err::exists("/dev/nvidia0").unwrap_or(false) {
-        let error = Accelerator::open(DeviceName::Cuda(0)).unwrap_err().to_string();
+        let error = Accelerator::open(DeviceName::Cuda(Some(0))).unwrap_err().to_string();
         assert!(error.starts_with("device `cuda:0`: ") && error.contains("\n  hint: "), "{error}");
     }
     assert!(Accelerator::open(DeviceName::Cpu).unwrap().is_none());
