@@ -5,10 +5,11 @@ Trains one model on the same global batches on one rank and on several, with tab
 relative difference of a step's loss to that of one rank. A dataset of 12 buckets serves 1, 2, 3 and 4 ranks (`streams = 12`).
 
     trainer/benches/rank_parity.py --config rm3/train.toml --data rm3-dataset --work parity [--steps 100] [--bin target/release]
-        [--ranks 2,3,4] [--forms off,exact,window] [--divisions even,rows,columns,copies,mixed] [--set tables.eps=1e-1]
+        [--ranks 2,3,4] [--forms off,exact,window] [--divisions even,rows,columns,copies,mixed]
+        [--optimizers row_wise_adagrad,adagrad,sgd,adam] [--set tables.eps=1e-1]
 
 With row-wise Adagrad a column shard has an accumulator of its own: there `columns` and `mixed` are compared with the same plan on two
-ranks instead. `--set` changes a line of the configuration as in `parity.py`. `rounding` is one rank with libtorch's plain kernels in
+ranks instead. `--optimizers` are those of the tables (the configuration's alone if absent). `--set` changes a line of the configuration as in `parity.py`. `rounding` is one rank with libtorch's plain kernels in
 place of its vectorised ones: how far rounding alone takes the same computation.
 """
 
@@ -35,6 +36,7 @@ def arguments():
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--forms", default="off,exact,window")
     parser.add_argument("--divisions", default=",".join(DIVISIONS))
+    parser.add_argument("--optimizers", help="optimizers of the tables")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
     return parser.parse_args()
 
@@ -97,6 +99,26 @@ def difference(found, expected):
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected))
 
 
+def compare(options, config, form, row_wise, label):
+    """Prints what one form's losses on ranks differ from those of one rank. Returns the largest difference."""
+    one = losses(options, config, form, "one")
+    tables = json.loads((options.work / "one" / "run.json").read_text())["tables"]
+    rounding = losses(options, config, form, "rounding", environment=PLAIN_KERNELS)
+    print(f"{label} loss {one[0]:.4f} to {one[-1]:.4f}; rounding {difference(rounding, one):.1e}", flush=True)
+    largest = 0.0
+    for division in options.divisions.split(","):
+        expected, of = one, "one rank"
+        if row_wise and division in ("columns", "mixed"):
+            plan = write_plan(options, division, 2, tables)
+            expected, of = losses(options, config, form, "reference", 2, plan), "two ranks"
+        for ranks in (int(ranks) for ranks in options.ranks.split(",")):
+            plan = write_plan(options, division, ranks, tables)
+            found = difference(losses(options, config, form, "ranks", ranks, plan), expected)
+            print(f"{label} {division:8} {ranks} ranks  {found:.1e} of {of}", flush=True)
+            largest = max(largest, found)
+    return largest
+
+
 def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -105,24 +127,16 @@ def main():
         text = changed(text, setting)
     if not re.search(r"(?m)^streams = ", text):
         text = text.replace("[data]\n", "[data]\nstreams = 12\n", 1)
-    config = options.work / "train.toml"
-    config.write_text(text)
-    row_wise = '"row_wise_adagrad"' in text
     print(f"largest relative difference of {options.steps} steps' losses")
-    for form in options.forms.split(","):
-        one = losses(options, config, form, "one")
-        tables = json.loads((options.work / "one" / "run.json").read_text())["tables"]
-        rounding = losses(options, config, form, "rounding", environment=PLAIN_KERNELS)
-        print(f"{form:8} loss {one[0]:.4f} to {one[-1]:.4f}; rounding {difference(rounding, one):.1e}", flush=True)
-        for division in options.divisions.split(","):
-            expected, of = one, "one rank"
-            if row_wise and division in ("columns", "mixed"):
-                plan = write_plan(options, division, 2, tables)
-                expected, of = losses(options, config, form, "reference", 2, plan), "two ranks"
-            for ranks in (int(ranks) for ranks in options.ranks.split(",")):
-                plan = write_plan(options, division, ranks, tables)
-                found = losses(options, config, form, "ranks", ranks, plan)
-                print(f"{form:8} {division:8} {ranks} ranks  {difference(found, expected):.1e} of {of}", flush=True)
+    largest = 0.0
+    for optimizer in options.optimizers.split(",") if options.optimizers else [None]:
+        own = changed(text, f'tables.kind="{optimizer}"') if optimizer else text
+        config = options.work / "train.toml"
+        config.write_text(own)
+        for form in options.forms.split(","):
+            label = f"{optimizer or '':16} {form:8}".lstrip()
+            largest = max(largest, compare(options, config, form, '"row_wise_adagrad"' in own, label))
+    print(f"largest of all {largest:.1e}")
 
 
 if __name__ == "__main__":

@@ -97,12 +97,15 @@ enum Command {
     ///
     /// Example: onefold-train profile --sets 1000 --out costs.parquet
     Profile(measure_command::ProfileArguments),
-    /// Measure the computation of plans' ranks, beside what was predicted
+    /// Measure the computation of plans' ranks, or whole steps, beside what was predicted
     ///
     /// Fills each rank's shards, looks them up and updates them with the kernels that train, one rank after the other on this
-    /// machine, and says whether the plans rank as predicted. The exchange between ranks is not measured.
+    /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or `torchrun`,
+    /// take whole steps together, with the exchange between them.
     ///
     /// Example: onefold-shard compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans plans
+    ///
+    /// Example: onefold-train launch --ranks 4 -- measure-plans plan.json even.json --tables tables.json
     MeasurePlans(measure_command::MeasurePlansArguments),
 }
 

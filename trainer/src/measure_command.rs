@@ -2,18 +2,24 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
 use onefold_datasets::process::available_threads;
+use onefold_datasets::progress::{Reporter, Silent};
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
 use onefold_terminal::Printer;
+use onefold_trainer::device::{Accelerator, DeviceName};
+use onefold_trainer::distributed::Collectives;
 use onefold_trainer::profile::plans::{Agreement, MeasuredPlan, PlanSet, agreement, measure_plans};
+use onefold_trainer::profile::ranks::{StepOptions, measure_on_ranks};
 use onefold_trainer::profile::{Machine, ProfileOptions, profile};
 use serde_json::json;
 
 use crate::DeviceOption;
+use crate::ranks::{self, RankOptions, Ranks};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
@@ -122,29 +128,66 @@ pub(crate) struct MeasurePlansArguments {
     /// Seed of the ids
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// On several ranks: steps of a plan that are timed
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
     #[command(flatten)]
     device: DeviceOption,
-    /// Threads [default: all that the machine has]
+    /// Threads [default: all that the machine has, or a rank's share of them]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    #[command(flatten)]
+    ranks: RankOptions,
 }
 
 pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> Result<()> {
-    let started = Instant::now();
-    let sets = match (&arguments.tables, &arguments.tasks, &arguments.plans) {
-        (Some(tables), ..) => {
-            vec![PlanSet::load(tables.display().to_string(), tables, &arguments.plan)?]
+    // Several ranks are measured without a device; one of them says so.
+    let device = if ranks::are_several()? { DeviceName::Cpu } else { arguments.device.device };
+    let ranks = Ranks::join(&arguments.ranks, device)?;
+    ranks.run(false, |collectives, device| measure_with(arguments, collectives, device, printer))
+}
+
+impl MeasurePlansArguments {
+    fn sets(&self) -> onefold_trainer::Result<Vec<PlanSet>> {
+        match (&self.tables, &self.tasks, &self.plans) {
+            (Some(tables), ..) => Ok(vec![PlanSet::load(tables.display().to_string(), tables, &self.plan)?]),
+            (None, Some(tasks), Some(plans)) => PlanSet::load_tasks(tasks, plans, self.count as usize),
+            _ => unreachable!("the command line asks for `--tables`, or for `--tasks` and `--plans`"),
         }
-        (None, Some(tasks), Some(plans)) => PlanSet::load_tasks(tasks, plans, arguments.count as usize)?,
-        // The command line asks for one or the other.
-        _ => anyhow::bail!("give plans and `--tables`, or `--tasks` and `--plans`"),
+    }
+}
+
+fn measure_with(
+    arguments: &MeasurePlansArguments,
+    collectives: &Arc<dyn Collectives>,
+    device: Option<Accelerator>,
+    printer: &Printer,
+) -> Result<()> {
+    let started = Instant::now();
+    let sets = collectives.agree(arguments.sets())?;
+    let ranks = collectives.size();
+    let local_ranks = ranks::on_this_machine();
+    let threads = arguments.threads.map(usize::from);
+    let threads = threads.unwrap_or_else(|| (available_threads() / local_ranks).max(1));
+    let machine = Machine { threads, device };
+    let measured = if ranks == 1 {
+        measure_plans(&sets, &machine, arguments.seed, printer)?
+    } else {
+        anyhow::ensure!(
+            arguments.device.device == DeviceName::Cpu,
+            "`--device` is given on {ranks} ranks\n  hint: plans are measured on the processors of several ranks, or without ranks on a GPU"
+        );
+        let options = StepOptions { threads, local_ranks, steps: arguments.steps, seed: arguments.seed };
+        let reporter: &dyn Reporter = if collectives.rank() == 0 { printer } else { &Silent };
+        measure_on_ranks(&sets, collectives, &options, reporter)?
     };
-    let machine = opened(&arguments.device, arguments.threads)?;
-    let measured = measure_plans(&sets, &machine, arguments.seed, printer)?;
+    if collectives.rank() > 0 {
+        return Ok(());
+    }
     let found = agreement(&measured);
-    let single = arguments.tables.is_some();
-    let mut text = format!("Measured on {}, kernels {}\n", machine.name(), machine.kernel_version());
-    if single {
+    let on = if ranks == 1 { String::new() } else { format!("{ranks} ranks, each on ") };
+    let mut text = format!("Measured on {on}{}, kernels {}\n", machine.name(), machine.kernel_version());
+    if arguments.tables.is_some() {
         measured.iter().for_each(|plan| describe_ranks(&mut text, plan));
     }
     describe_agreement(&mut text, &found, &measured);
@@ -162,6 +205,9 @@ fn describe_ranks(text: &mut String, plan: &MeasuredPlan) {
     let _ = writeln!(text, "\n{} by {}\nrank  predicted ms  measured ms", plan.plan, plan.cost_model);
     for rank in &plan.ranks {
         let _ = writeln!(text, "{:>4}  {:>12.3}  {:>11.3}", rank.rank, rank.predicted_ms, rank.measured_ms);
+    }
+    if let Some(step_ms) = plan.step_ms {
+        let _ = writeln!(text, "step  {:>12.3}  {step_ms:>11.3}", plan.predicted_cost_ms());
     }
 }
 
@@ -194,10 +240,14 @@ fn describe_agreement(text: &mut String, found: &Agreement, measured: &[Measured
         );
     }
     let model = measured.first().map_or("", |plan| plan.cost_model.as_str());
+    let cost = if measured.iter().any(|plan| plan.step_ms.is_some()) {
+        "a whole step as\nthe cost, which is predicted to be that of the most expensive rank"
+    } else {
+        "of the most expensive rank's cost, whose exchange is\npredicted in both"
+    };
     let _ = write!(
         text,
-        "\nMeans over {} tasks of the busiest rank's computation, and of the most expensive rank's cost, whose exchange is\n\
-         predicted in both ({model})\n\
+        "\nMeans over {} tasks of the busiest rank's computation, and {cost} ({model})\n\
          Computation of {} ranks, predicted and measured: tau {:.3}, relative error {:.1} %\n\
          Costs of a task's plans: tau {:.3}; the cheapest by prediction is the cheapest as measured in {} of {} tasks, and\n\
          costs {:.1} % more than that on average",

@@ -3,14 +3,17 @@
 //! ```text
 //! draw (tables, ids) ──▶ machine (a rank's tables on the processor or a GPU) ──steps──▶ costs.parquet
 //! plans (a rank's shards) ──▶         ″                                      ──steps──▶ beside the prediction
+//! plans (all shards) ───────▶ ranks (processes that exchange rows)           ──steps──▶         ″
 //! ```
 //!
 //! Random sets of tables are looked up, and updated from a gradient, by the same code that trains. Each set is a sample of
-//! the computation of one rank. [`plans`] measures the ranks of plans in the same way.
+//! the computation of one rank. [`plans`] measures the ranks of plans in the same way,
+//! one after the other, and [`ranks`] whole steps of all of them together.
 
 mod draw;
 mod machine;
 pub mod plans;
+pub mod ranks;
 
 use onefold_datasets::progress::Reporter;
 use onefold_sharding::{ComputeSample, Costs, pool};

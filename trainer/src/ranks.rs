@@ -29,6 +29,11 @@ pub(crate) fn on_this_machine() -> usize {
     Environment::read().map_or(1, |environment| environment.local_world_size as usize)
 }
 
+/// Whether this process is one of several ranks.
+pub(crate) fn are_several() -> onefold_trainer::Result<bool> {
+    Ok(Environment::read()?.world_size > 1)
+}
+
 impl Ranks {
     /// Joins the other ranks, each with a device of this name.
     ///

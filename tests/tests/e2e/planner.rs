@@ -293,6 +293,23 @@ fn the_ranks_of_plans_are_measured() {
         .fails(&["nothing/task-000", "onefold-shard compare"]);
     let without = dir.command("onefold-train measure-plans plans/task-000/beam.json").output();
     assert_eq!(without.status.code(), Some(2));
+
+    // As many ranks as the plans have take whole steps.
+    let on_ranks = |ranks: u32, command: &str| {
+        dir.command(&format!("onefold-train launch --ranks {ranks} -- {command} --threads 1 --steps 2"))
+    };
+    let every = "measure-plans --tasks tasks --plans plans";
+    let measured = on_ranks(2, every).json();
+    let plans = measured["plans"].as_array().unwrap();
+    assert_eq!(plans.len(), 2 * 8);
+    for plan in plans {
+        let ranks = plan["ranks"].as_array().unwrap();
+        assert!(plan["step_ms"].as_f64().unwrap() > 0.0 && ranks.len() == 2, "{plan}");
+        assert!(ranks.iter().all(|rank| rank["measured_ms"].as_f64().unwrap() > 0.0), "{plan}");
+    }
+    let text = on_ranks(2, &format!("{} plans/task-000/beam.json", &one["onefold-train ".len()..])).works();
+    assert!(text.contains("Measured on 2 ranks") && text.contains("\nstep "), "{text}");
+    on_ranks(3, every).fails(&["beam", "is for 2 ranks, and there are 3", "--ranks 2"]);
 }
 
 fn file(tables: &[&str]) -> String {

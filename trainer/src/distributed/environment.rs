@@ -2,7 +2,7 @@
 //!
 //! The variables are those of `torch.distributed`'s `init_method="env://"` (`torch/distributed/rendezvous.py`).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::str::FromStr;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -191,11 +191,7 @@ impl Environment {
         self.wait_for_others(&store, deadline)
             .map_err(|message| meeting.unreachable(self.rank, &message))??;
         let ranks = (self.rank, self.world_size);
-        let interface = match (meeting.loopback(), &self.interfaces) {
-            (Some(address), _) => Interface::Address(address.to_string()),
-            (None, Some(names)) => Interface::Names(names.clone()),
-            (None, None) => Interface::OfHost,
-        };
+        let interface = self.interface(meeting);
         // All ranks are there.
         let group =
             Group::gloo(&store, ranks, &interface, THREADS, timeouts.operation).map_err(|message| {
@@ -211,6 +207,22 @@ impl Environment {
             })?;
         let watch = Watch::start(store, ranks, meeting.hosted_by_rank_0)?;
         Ok(Gloo::new(group, watch, ranks, timeouts.operation))
+    }
+
+    /// Where the other ranks reach this one: unless it is said, on the way to the job's store.
+    fn interface(&self, meeting: &Meeting) -> Interface {
+        if let Some(address) = meeting.loopback() {
+            return Interface::Address(address.to_string());
+        }
+        if let Some(names) = &self.interfaces {
+            return Interface::Names(names.clone());
+        }
+        let all_here = self.local_world_size == self.world_size;
+        // Some machines call themselves 127.0.1.1, which no other one can reach.
+        match meeting.way().filter(|address| all_here || !address.is_loopback()) {
+            Some(address) => Interface::Address(address.to_string()),
+            None => Interface::OfHost,
+        }
     }
 
     fn open_store(
@@ -312,6 +324,17 @@ impl Meeting {
         self.host.parse().ok().filter(IpAddr::is_loopback)
     }
 
+    /// The address of this machine from which packets to the store are sent.
+    fn way(&self) -> Option<IpAddr> {
+        let store = (self.host.as_str(), self.port).to_socket_addrs().ok()?.next()?;
+        let any: IpAddr =
+            if store.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        // Nothing is sent: a socket for datagrams only looks up the route.
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(store).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    }
+
     /// Listens where the store is to be.
     fn listen(&self) -> Result<TcpListener> {
         let bound = match self.loopback() {
@@ -399,5 +422,20 @@ mod tests {
             let error = of(&changed).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn ranks_listen_where_the_others_can_reach_them() {
+        let interface = |variables: &[(&str, &str)], host: &str| {
+            let full = FULL.map(|(name, value)| (name, if name == "MASTER_ADDR" { host } else { value }));
+            let environment = of(&[&full[..], variables].concat()).unwrap();
+            environment.interface(environment.meeting.as_ref().unwrap())
+        };
+        let here = |interface| matches!(interface, Interface::Address(address) if address == "127.0.0.1");
+        assert!(here(interface(&[], "localhost")));
+        let named = interface(&[("GLOO_SOCKET_IFNAME", "eth7")], "192.0.2.1");
+        assert!(matches!(named, Interface::Names(names) if names == "eth7"));
+        // Addresses for documentation: there may be a route to them or not, but they are not this machine's.
+        assert!(!here(interface(&[("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0")], "192.0.2.1")));
     }
 }

@@ -63,12 +63,12 @@ impl Machine {
 }
 
 /// The optimizer that is measured.
-fn optimizer() -> TableOptimizerConfig {
+pub(super) fn optimizer() -> TableOptimizerConfig {
     TableOptimizerConfig::new(TableOptimizerKind::RowWiseAdagrad, 0.01)
 }
 
 /// The value of all gradients: they come from the dense model, which is not measured.
-const GRADIENT: f32 = 0.001;
+pub(super) const GRADIENT: f32 = 0.001;
 
 /// A rank's tables, and the batch that its steps look up.
 pub(super) enum Rank {
@@ -202,33 +202,55 @@ fn device_step_ms(accelerator: &Accelerator, parts: &mut [Part]) -> Result<f64> 
 /// The time since a moment, less what other processes took of it: on a machine that does something else too, threads wait
 /// for a processor, and the kernel counts how long.
 struct Clock {
-    waited_ns: u64,
+    before: Schedule,
     started: Instant,
     threads: usize,
 }
 
 impl Clock {
     fn start(threads: usize) -> Self {
-        Self { waited_ns: waited_ns(), started: Instant::now(), threads }
+        Self { before: Schedule::now(), started: Instant::now(), threads }
     }
 
     /// Work is shared by all threads, so each one's waiting delays the end by its part.
     fn ms(&self) -> f64 {
         let ms = self.started.elapsed().as_secs_f64() * 1e3;
-        let waited = waited_ns().saturating_sub(self.waited_ns) as f64 / 1e6 / self.threads as f64;
-        (ms - waited).max(ms / 8.0)
+        (ms - self.before.elapsed().waiting_ms / self.threads as f64).max(ms / 8.0)
     }
 }
 
-/// How long this process's threads have waited for a processor so far; 0 where the kernel does not tell.
-fn waited_ns() -> u64 {
-    let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return 0 };
-    // Time on a processor, time waiting for one, and how often.
-    let waited = |thread: fs_err::DirEntry| {
-        let counts = fs_err::read_to_string(thread.path().join("schedstat")).ok()?;
-        counts.split_whitespace().nth(1)?.parse::<u64>().ok()
-    };
-    threads.flatten().filter_map(waited).sum()
+/// How long this process's threads have been running, and waiting for a processor; 0 where the kernel does not tell.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Schedule {
+    pub(super) running_ms: f64,
+    pub(super) waiting_ms: f64,
+}
+
+impl Schedule {
+    /// Since the process began.
+    pub(super) fn now() -> Self {
+        let mut all = Self::default();
+        let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return all };
+        for thread in threads.flatten() {
+            // Nanoseconds on a processor, nanoseconds waiting for one, and how often.
+            let counts = fs_err::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
+            let mut ms =
+                counts.split_whitespace().map(|count| count.parse::<u64>().unwrap_or(0) as f64 / 1e6);
+            all.running_ms += ms.next().unwrap_or(0.0);
+            all.waiting_ms += ms.next().unwrap_or(0.0);
+        }
+        all
+    }
+
+    /// Between `self` and now.
+    pub(super) fn elapsed(&self) -> Self {
+        let now = Self::now();
+        let since = |now: f64, before: f64| (now - before).max(0.0);
+        Self {
+            running_ms: since(now.running_ms, self.running_ms),
+            waiting_ms: since(now.waiting_ms, self.waiting_ms),
+        }
+    }
 }
 
 #[cfg(test)]

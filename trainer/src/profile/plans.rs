@@ -102,9 +102,10 @@ pub struct MeasuredRank {
     pub rank: u32,
     /// What the plan predicts, in milliseconds per step.
     pub predicted_ms: f64,
-    /// What was measured, in milliseconds per step.
+    /// What was measured, in milliseconds per step. Of ranks that ran together: how long their threads had a processor, for
+    /// the exchange too.
     pub measured_ms: f64,
-    /// What the plan predicts for the exchange with other ranks, which is not measured.
+    /// What the plan predicts for the exchange with other ranks.
     pub communication_ms: f64,
 }
 
@@ -117,6 +118,9 @@ pub struct MeasuredPlan {
     pub plan: String,
     /// The cost model behind its predictions.
     pub cost_model: String,
+    /// On ranks that ran together: the milliseconds of a whole step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_ms: Option<f64>,
     /// Its ranks.
     pub ranks: Vec<MeasuredRank>,
 }
@@ -137,9 +141,10 @@ impl MeasuredPlan {
         self.most(|rank| rank.predicted_ms + rank.communication_ms)
     }
 
-    /// The cost with the computation as it was measured, and the exchange as it is predicted.
+    /// The whole step, if it was measured; otherwise the cost with the computation as it was measured, and the exchange
+    /// as it is predicted.
     pub fn measured_cost_ms(&self) -> f64 {
-        self.most(|rank| rank.measured_ms + rank.communication_ms)
+        self.step_ms.unwrap_or_else(|| self.most(|rank| rank.measured_ms + rank.communication_ms))
     }
 
     fn most(&self, of: impl Fn(&MeasuredRank) -> f64) -> f64 {
@@ -166,7 +171,7 @@ pub fn measure_plans(
 ) -> Result<Vec<MeasuredPlan>> {
     if machine.device.is_none() {
         for set in sets {
-            set.plans.iter().try_for_each(|(name, plan)| check_memory(&set.name, name, plan))?;
+            set.plans.iter().try_for_each(|(name, plan)| check_memory(&set.name, name, plan, 1))?;
         }
     }
     let ms = |drawn: &[Drawn]| Ok(measure(&mut ChaCha8Rng::seed_from_u64(seed), drawn, machine)?.ms);
@@ -202,6 +207,7 @@ fn ranks_by(
                 task,
                 plan: plan_name,
                 cost_model: plan.cost_model.clone(),
+                step_ms: None,
                 ranks: found,
             });
         }
@@ -211,34 +217,42 @@ fn ranks_by(
 }
 
 /// A shard's work, and the law by which its ids are drawn: the whole table's.
-fn drawn(load: &ShardLoad<'_>, plan: &Plan) -> Drawn {
+pub(super) fn drawn(load: &ShardLoad<'_>, plan: &Plan) -> Drawn {
     let features = ShardFeatures::of(load, &plan.topology, plan.batch_size);
     let Table { rows, pooling_factor, dedupe_factor, .. } = *load.table;
     let accesses = pooling_factor * ACCESS_BATCH as f64 / dedupe_factor;
     Drawn { exponent: features.access_bins.nearest_zipf(rows, accesses), features }
 }
 
-/// Refuses what would not end well: a rank whose tables are larger than the memory that is left.
-fn check_memory(task: &str, name: &str, plan: &Plan) -> Result<()> {
+/// Refuses what would not end well: tables that are larger than the memory that is left, of a plan of which `together` ranks
+/// are measured at a time on this machine.
+pub(super) fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
     let Some(available) = available_bytes() else { return Ok(()) };
     // Lookups, their gradients and sorted places take about as much as the plan's buffers, twice.
     let needed = |rank: &onefold_sharding::RankPrediction| {
         rank.memory_bytes.saturating_add(rank.buffer_bytes.saturating_mul(2))
     };
-    match plan.ranks.iter().find(|rank| needed(rank) > available) {
-        None => Ok(()),
-        Some(rank) => Err(Error::Config {
-            path: PathBuf::from(name),
-            message: format!(
-                "rank {} of this plan for `{task}` takes {} to measure, and {} are available",
-                rank.rank,
-                onefold_datasets::units::format_bytes(needed(rank)),
-                onefold_datasets::units::format_bytes(available)
-            ),
-            hint: "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them"
-                .to_owned(),
-        }),
+    let mut by_rank: Vec<(u64, u32)> = plan.ranks.iter().map(|rank| (needed(rank), rank.rank)).collect();
+    by_rank.sort_unstable_by(|a, b| b.cmp(a));
+    by_rank.truncate(together);
+    let needed = by_rank.iter().map(|(bytes, _)| *bytes).fold(0, u64::saturating_add);
+    let who = match by_rank.as_slice() {
+        [(_, rank)] => format!("rank {rank}"),
+        ranks => format!("{} ranks", ranks.len()),
+    };
+    if needed <= available {
+        return Ok(());
     }
+    Err(Error::Config {
+        path: PathBuf::from(name),
+        message: format!(
+            "to measure {who} of this plan for `{task}` takes {}, and {} are available",
+            onefold_datasets::units::format_bytes(needed),
+            onefold_datasets::units::format_bytes(available)
+        ),
+        hint: "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them"
+            .to_owned(),
+    })
 }
 
 /// What the kernel says is available, where it says so.
@@ -384,6 +398,7 @@ mod tests {
             task: task.to_owned(),
             plan: name.to_owned(),
             cost_model: "m".to_owned(),
+            step_ms: None,
             ranks: (0..).zip(ranks).map(rank).collect(),
         }
     }

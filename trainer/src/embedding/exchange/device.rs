@@ -36,9 +36,11 @@ pub(in crate::embedding) struct Travelled {
     destinations: Destinations,
     /// By width.
     served: Vec<ServedRows>,
-    /// By rank that asked, and width: vectors of each kind.
-    counts: Vec<Vec<[usize; 3]>>,
+    counts: Counts,
 }
+
+/// By rank that asked, and width: vectors of each kind.
+type Counts = Vec<Vec<[usize; 3]>>;
 
 /// Gradients on their way to the owners.
 #[derive(Debug)]
@@ -151,7 +153,7 @@ impl Exchange {
         &self,
         asked: &[Vec<Served>],
         store: &DeviceStore,
-    ) -> Result<(Vec<ServedRows>, Vec<Vec<[usize; 3]>>)> {
+    ) -> Result<(Vec<ServedRows>, Counts)> {
         let mut parts: Vec<ServedParts> = store.by_width().map(|_| ServedParts::default()).collect();
         let mut counts = vec![vec![[0; 3]; parts.len()]; asked.len()];
         for ((blocks, served), counts) in self.serves.iter().zip(asked).zip(&mut counts) {
