@@ -45,7 +45,7 @@ def run(*command):
 def build(options, order):
     """The dataset of one order, built once."""
     dataset = options.work / f"dataset-{order}"
-    if (dataset / "manifest.json").exists():
+    if (dataset / "snapshots").is_dir():
         return dataset
     logs = options.work / "logs"
     if not logs.exists():
