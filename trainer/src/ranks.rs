@@ -50,7 +50,7 @@ impl Ranks {
     }
 
     /// Runs `work` on this rank's device, and ends with the other ranks. Of an error one rank speaks, and the others end with status 1
-    /// in silence. With `alone_too` the only rank of a job exchanges through NCCL as well.
+    /// in silence. With `alone_too` the only rank of a job exchanges through NCCL as well, and so it does where NCCL's library is named.
     ///
     /// # Errors
     ///
@@ -62,6 +62,7 @@ impl Ranks {
     ) -> anyhow::Result<()> {
         let Self { joined, device } = self;
         let on_host = joined.collectives();
+        let alone_too = alone_too || std::env::var_os("ONEFOLD_NCCL").is_some();
         let run = || {
             let device = on_host.agree(device)?;
             let collectives = match &device {

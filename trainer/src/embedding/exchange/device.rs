@@ -149,11 +149,7 @@ impl Exchange {
     }
 
     /// Copies what other ranks asked for to the device: by width, and how many vectors of each kind by rank and width.
-    fn serve(
-        &self,
-        asked: &[Vec<Served>],
-        store: &DeviceStore,
-    ) -> Result<(Vec<ServedRows>, Counts)> {
+    fn serve(&self, asked: &[Vec<Served>], store: &DeviceStore) -> Result<(Vec<ServedRows>, Counts)> {
         let mut parts: Vec<ServedParts> = store.by_width().map(|_| ServedParts::default()).collect();
         let mut counts = vec![vec![[0; 3]; parts.len()]; asked.len()];
         for ((blocks, served), counts) in self.serves.iter().zip(asked).zip(&mut counts) {
