@@ -209,19 +209,17 @@ fn step(
     if accelerator.is_some() {
         started = Instant::now();
     }
-    let forward = model.predict(&batch)?;
+    let mut forward = model.predict(&batch)?;
     let weight = Model::weight(&batch);
     let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch, weight));
-    let gradients = model.backward(&batch, &forward, &loss, || Ok(()))?;
+    model.backward(&batch, &mut forward, &loss, || Ok(()))?;
     model.profile.measure(Stage::DenseUpdate, || {
         let norm = optimizer.gradient_norm();
         optimizer.step(config.optimizer.dense.learning_rate, norm);
     });
     let updating = Instant::now();
-    let sent = model.send_gradients(&forward, &gradients)?;
-    model.update(&forward, &gradients, sent, &config.optimizer.tables)?;
+    model.update(forward, &config.optimizer.tables)?;
     let mut updated = Some(updating.elapsed());
-    drop((forward, gradients));
     let mut stages = model.profile.take();
     if let Some(accelerator) = accelerator {
         accelerator.synchronize()?;

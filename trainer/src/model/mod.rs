@@ -25,12 +25,11 @@ use onefold_ikjt::Batch;
 use tch::{Device, Tensor, nn};
 
 use self::cross::CrossNet;
-pub use self::forward::{Forward, Gradients, Input, Sent};
-use self::forward::{OfTables, Path, Way};
+pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
-use crate::config::{Interaction, TableOptimizerConfig};
+use crate::config::Interaction;
 use crate::device::guarded;
 use crate::embedding::Embeddings;
 use crate::metrics::Task;
@@ -126,48 +125,6 @@ impl Model {
         let of_sample = |sample| self.tasks.iter().map(move |(task, _)| all[sample * width + task.column]);
         let labels: Vec<f32> = (0..batch.size()).flat_map(of_sample).collect();
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
-    }
-
-    /// Begins to send the gradients that [`backward`](Self::backward) gave for `forward` to the ranks that own the tables.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
-    pub fn send_gradients(&self, forward: &Forward, gradients: &Gradients) -> Result<Sent> {
-        match (&forward.path, &gradients.0) {
-            (Path::Host(path), OfTables::Host(gradients)) => {
-                self.embeddings.send_gradients(&path.lookups, gradients).map(|sent| Sent(Way::Host(sent)))
-            }
-            (Path::Device(passed), OfTables::Device(gradients)) => self
-                .embeddings
-                .send_gradients_on_device(&passed.lookup, gradients)
-                .map(|sent| Sent(Way::Device(sent))),
-            _ => unreachable!("the gradients are those of the forward pass"),
-        }
-    }
-
-    /// Updates the tables with what [`backward`](Self::backward) gave for `forward`; `sent` is what
-    /// [`send_gradients`](Self::send_gradients) gave for it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
-    pub fn update(
-        &mut self,
-        forward: &Forward,
-        gradients: &Gradients,
-        sent: Sent,
-        optimizer: &TableOptimizerConfig,
-    ) -> Result<()> {
-        match (&forward.path, &gradients.0, sent.0) {
-            (Path::Host(path), OfTables::Host(gradients), Way::Host(sent)) => {
-                self.embeddings.update(&path.lookups, gradients, sent, optimizer)
-            }
-            (Path::Device(passed), OfTables::Device(gradients), Way::Device(sent)) => {
-                self.embeddings.update_on_device(&passed.lookup, gradients, sent, optimizer)
-            }
-            _ => unreachable!("the gradients are those of the forward pass"),
-        }
     }
 
     /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is the binary cross-entropy of its
