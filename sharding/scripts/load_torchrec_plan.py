@@ -57,12 +57,16 @@ def train_step(rank, world_size, port, plan_path, tables_path, losses):
     plan, exported = load_plan(plan_path)
     (module,) = exported["plan"]
 
+    def features_of(table):
+        """A table's features, in the order of `feature_names`."""
+        return [table.get("feature", table["name"]), *(f["feature"] for f in table.get("further_features", []))]
+
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
             bags = [
                 EmbeddingBagConfig(
-                    name=t["name"], num_embeddings=t["rows"], embedding_dim=t["dim"], feature_names=[t["name"]]
+                    name=t["name"], num_embeddings=t["rows"], embedding_dim=t["dim"], feature_names=features_of(t)
                 )
                 for t in tables
             ]
@@ -74,13 +78,15 @@ def train_step(rank, world_size, port, plan_path, tables_path, losses):
     model = DistributedModelParallel(Model(), plan=plan, device=torch.device("cpu"), init_data_parallel=True)
     torch.manual_seed(rank)
     batch = 8
-    lengths = torch.randint(1, 5, (len(tables) * batch,))
+    lookups = [(feature, t) for t in tables for feature in features_of(t)]
+    lengths = torch.randint(1, 5, (len(lookups) * batch,))
     ids = [
-        torch.randint(0, t["rows"], (int(lengths[i * batch : (i + 1) * batch].sum()),)) for i, t in enumerate(tables)
+        torch.randint(0, t["rows"], (int(lengths[i * batch : (i + 1) * batch].sum()),))
+        for i, (_, t) in enumerate(lookups)
     ]
-    features = KeyedJaggedTensor(keys=[t["name"] for t in tables], values=torch.cat(ids), lengths=lengths)
+    features = KeyedJaggedTensor(keys=[f for f, _ in lookups], values=torch.cat(ids), lengths=lengths)
     pooled = model(features)
-    assert pooled.shape == (batch, sum(t["dim"] for t in tables)), pooled.shape
+    assert pooled.shape == (batch, sum(t["dim"] for _, t in lookups)), pooled.shape
     pooled.square().mean().backward()
     losses.put((rank, float(pooled.detach().abs().sum())))
     torch.distributed.barrier()

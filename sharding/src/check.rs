@@ -103,7 +103,7 @@ impl Plan {
     /// [`Error::Plan`] naming the tables, with the remedy.
     pub fn check_configs(&self, tables: &[TableConfig]) -> Result<()> {
         self.validate()?;
-        let expected = tables.iter().map(|table| (table.feature.as_str(), table.rows, table.dim));
+        let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
         let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`";
         self.check_tables(expected).map_err(|message| Error::Plan { message, hint: hint.to_owned() })
     }
@@ -312,7 +312,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Greedy, IdPolicy, Pooling, Search};
+    use crate::{AnalyticCost, Greedy, Search};
 
     fn tables() -> Vec<Table> {
         vec![Table::new("user", 40, 8), Table::new("item", 30, 8), Table::new("city", 20, 8)]
@@ -462,15 +462,7 @@ mod tests {
     }
 
     fn configs() -> Vec<TableConfig> {
-        let config = |table: Table| TableConfig {
-            feature: table.name,
-            rows: table.rows,
-            dim: table.dim,
-            pooling: Pooling::Sum,
-            target: None,
-            ids: IdPolicy::Checked,
-            dtype: table.dtype,
-        };
+        let config = |Table { name, rows, dim, dtype, .. }| TableConfig { name, rows, dim, dtype };
         tables().into_iter().map(config).collect()
     }
 
@@ -496,7 +488,7 @@ mod tests {
         );
         let mut others = configs();
         others[0].rows = 41;
-        others[1].feature = "brand".into();
+        others[1].name = "brand".into();
         assert_eq!(
             refused(&plan(1), &others),
             "the plan is not valid: table `user` is 40 rows × 8 columns in the plan and should be 41 × 8; \

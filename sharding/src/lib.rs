@@ -14,7 +14,8 @@
 //! whoever made it.
 //!
 //! [`resolve_tables`] turns the `[embedding]` and `[tables]` sections of a training configuration into one
-//! [`TableConfig`] per sparse feature; the trainer and the planner share it, so they agree on the tables.
+//! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the planner share
+//! both, so they agree on the tables.
 //!
 //! ```
 //! use onefold_sharding::{AnalyticCost, Beam, Search, Table, Topology};
@@ -64,7 +65,7 @@ pub use costs::{ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample};
 pub use diff::{PlanDiff, TableChange, diff};
 pub use error::{Error, Result};
 pub use files::claim_output;
-pub use measured::{MeasuredTable, MeasuredTables, measure_tables};
+pub use measured::{MeasuredFeature, MeasuredFeatures, measure_features};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
 pub use pool::{POOL_EMPTY_TABLES, POOL_POOLING, POOL_ROWS, POOL_TABLES, PoolTable, pool};
 pub use pretrain::{PretrainOptions, pretrain, repeatability};
@@ -74,9 +75,10 @@ pub use search::greedy::Greedy;
 pub use search::torchrec::TorchrecDefault;
 pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error};
-pub use table::{DataType, Table, TableFile, TableOptimizer};
+pub use table::{DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
 pub use tables::{
-    EmbeddingConfig, HASH_SALT, IdPolicy, Pooling, TableConfig, TableOverride, check_ids, resolve_tables,
+    EmbeddingConfig, FeatureConfig, HASH_SALT, IdPolicy, Pooling, TableConfig, TableOverride, check_ids,
+    resolve_tables, tables_of,
 };
 pub use tasks::{TABLES_FILE, TOPOLOGY_FILE, Task, TaskOptions, tasks};
 pub use topology::{MAX_RANKS, Topology};

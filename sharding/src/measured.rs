@@ -7,11 +7,11 @@ use onefold_ikjt::hash::SigridHash;
 use onefold_ikjt::{Feature, Group, Reader, ReaderOptions, Workers};
 
 use crate::tables::HASH_SALT;
-use crate::{AccessBins, IdPolicy, Result, TableConfig};
+use crate::{AccessBins, FeatureConfig, IdPolicy, Result};
 
-/// What was counted for one table.
+/// What was counted for one feature.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MeasuredTable {
+pub struct MeasuredFeature {
     /// Mean number of ids per sample.
     pub pooling_factor: f64,
     /// Ids of all samples ÷ ids of the batches' distinct lists, 1 or more.
@@ -20,49 +20,49 @@ pub struct MeasuredTable {
     pub access_bins: AccessBins,
 }
 
-/// What was counted for all tables.
+/// What was counted for all features.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MeasuredTables {
+pub struct MeasuredFeatures {
     /// Samples that were read, in whole batches.
     pub samples: u64,
-    /// By table, in the order of the configurations.
-    pub tables: Vec<MeasuredTable>,
+    /// In the order of the configurations.
+    pub features: Vec<MeasuredFeature>,
 }
 
-/// A table's counts while batches are read.
+/// A feature's counts while batches are read.
 struct Counting<'a> {
-    config: &'a TableConfig,
+    config: &'a FeatureConfig,
     sample_ids: u64,
     /// The table row of every id of a distinct list. Rows beyond 2³² are told apart by their lower half.
     rows: Vec<u32>,
 }
 
-/// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are the tables of the
-/// batches' features, which come in the same order. Batches are formed, preprocessed and deduplicated as `options` say, so
+/// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
+/// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are formed, preprocessed and deduplicated as `options` say, so
 /// the factors are those that training with them has. Keeps 4 bytes for every id of a distinct list.
 ///
 /// # Errors
 ///
 /// [`Error::Read`](crate::Error::Read) for what cannot be read, and for ids without a table row that
 /// `options` have the reader check.
-pub fn measure_tables(
+pub fn measure_features(
     dataset: &Path,
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
     options: ReaderOptions,
     samples: u64,
     reporter: &dyn Reporter,
-) -> Result<MeasuredTables> {
+) -> Result<MeasuredFeatures> {
     let reader = Reader::open(dataset, options, &Workers::of_machine()?)?;
     let counting = |config| Counting { config, sample_ids: 0, rows: Vec::new() };
-    let mut tables: Vec<Counting<'_>> = configs.iter().map(counting).collect();
+    let mut counts: Vec<Counting<'_>> = configs.iter().map(counting).collect();
     let mut read = 0;
     reporter.begin("Counting lookups", Some(samples.min(reader.samples())), "samples");
     for batch in reader.batches()? {
         let batch = batch?.batch;
         let features =
             batch.groups().iter().flat_map(|group| group.features().iter().map(move |f| (group, f)));
-        for (table, (group, feature)) in tables.iter_mut().zip(features) {
-            table.add(group, feature);
+        for (count, (group, feature)) in counts.iter_mut().zip(features) {
+            count.add(group, feature);
         }
         read += batch.size() as u64;
         reporter.advance(batch.size() as u64);
@@ -72,7 +72,10 @@ pub fn measure_tables(
         }
     }
     reporter.end();
-    Ok(MeasuredTables { samples: read, tables: tables.into_iter().map(|table| table.finish(read)).collect() })
+    Ok(MeasuredFeatures {
+        samples: read,
+        features: counts.into_iter().map(|count| count.finish(read)).collect(),
+    })
 }
 
 impl Counting<'_> {
@@ -89,11 +92,11 @@ impl Counting<'_> {
         }
     }
 
-    fn finish(mut self, samples: u64) -> MeasuredTable {
+    fn finish(mut self, samples: u64) -> MeasuredFeature {
         let distinct_ids = self.rows.len() as f64;
         self.rows.sort_unstable();
         let counts = self.rows.chunk_by(|a, b| a == b).map(|same| same.len() as u64);
-        MeasuredTable {
+        MeasuredFeature {
             pooling_factor: self.sample_ids as f64 / samples.max(1) as f64,
             dedupe_factor: if distinct_ids > 0.0 { self.sample_ids as f64 / distinct_ids } else { 1.0 }
                 .max(1.0),

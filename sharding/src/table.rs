@@ -19,11 +19,18 @@ const KIND: FileKind = FileKind {
 const MAX_POOLING_FACTOR: f64 = 1e12;
 
 /// An embedding table as a search sees it: its size, and how often it is looked up.
+///
+/// Several features may share a table. The lookups of the first one are the table's own fields, those of the others
+/// `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features look up in
+/// one step counts for each, though it is updated once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// The table's name: the feature's.
+    /// The table's name: the feature's, unless features share it.
     pub name: String,
+    /// The first feature that looks it up, if it has not the table's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub feature: Option<String>,
     /// Rows, at least 1.
     pub rows: u64,
     /// Embedding dimension, at least 1.
@@ -45,6 +52,62 @@ pub struct Table {
     /// How often its rows are looked up; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
+    /// The features that share the table with the first one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further_features: Vec<FurtherFeature>,
+}
+
+/// How a feature looks up a table that it shares: as [`Table`]'s own fields say of the first feature.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FurtherFeature {
+    /// The feature.
+    pub feature: String,
+    /// How a list's vectors become one.
+    #[serde(default)]
+    pub pooling: Pooling,
+    /// Mean number of ids per sample, 0 or more.
+    pub pooling_factor: f64,
+    /// A batch's values ÷ the values of its distinct rows, 1 or more.
+    #[serde(default = "one")]
+    pub dedupe_factor: f64,
+    /// How often the feature looks up rows; absent, all rows are taken as equally likely.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_bins: Option<AccessBins>,
+}
+
+/// How one feature looks up its table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lookups {
+    /// How a list's vectors become one.
+    pub pooling: Pooling,
+    /// Mean number of ids per sample.
+    pub pooling_factor: f64,
+    /// A batch's values ÷ the values of its distinct rows.
+    pub dedupe_factor: f64,
+    access_bins: Option<AccessBins>,
+}
+
+impl Lookups {
+    /// How often the rows of a table of `rows` rows are looked up: as given, or as if all were equally likely.
+    pub fn accesses(&self, rows: u64) -> AccessBins {
+        let looked_up = self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor;
+        self.access_bins.unwrap_or_else(|| AccessBins::uniform(rows, looked_up))
+    }
+
+    fn validate(&self) -> Result<()> {
+        if !(0.0..=MAX_POOLING_FACTOR).contains(&self.pooling_factor) {
+            let message = format!("`pooling_factor` is {}", self.pooling_factor);
+            return Err(Error::invalid(message, "give the mean number of ids per sample, 0 or more"));
+        }
+        if !self.dedupe_factor.is_finite() || self.dedupe_factor < 1.0 {
+            return Err(Error::invalid(
+                format!("`dedupe_factor` is {}", self.dedupe_factor),
+                "give the values of a batch ÷ those of its distinct rows; 1 is no deduplication",
+            ));
+        }
+        self.access_bins.map_or(Ok(()), |bins| bins.validate())
+    }
 }
 
 fn one() -> f64 {
@@ -99,6 +162,7 @@ impl Table {
     pub fn new(name: impl Into<String>, rows: u64, dim: u64) -> Self {
         Self {
             name: name.into(),
+            feature: None,
             rows,
             dim,
             dtype: DataType::default(),
@@ -107,13 +171,31 @@ impl Table {
             pooling_factor: 1.0,
             dedupe_factor: 1.0,
             access_bins: None,
+            further_features: Vec::new(),
         }
     }
 
-    /// How often its rows are looked up: as given, or as if all rows were equally likely.
-    pub fn accesses(&self) -> AccessBins {
-        let looked_up = self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor;
-        self.access_bins.unwrap_or_else(|| AccessBins::uniform(self.rows, looked_up))
+    /// The names of the features that look it up.
+    pub fn feature_names(&self) -> impl Iterator<Item = &str> {
+        let first = self.feature.as_deref().unwrap_or(&self.name);
+        std::iter::once(first).chain(self.further_features.iter().map(|further| further.feature.as_str()))
+    }
+
+    /// The lookups of each of them.
+    pub fn lookups(&self) -> impl Iterator<Item = Lookups> {
+        let Self { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *self;
+        let further = self.further_features.iter().map(|further| {
+            let FurtherFeature { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *further;
+            Lookups { pooling, pooling_factor, dedupe_factor, access_bins }
+        });
+        std::iter::once(Lookups { pooling, pooling_factor, dedupe_factor, access_bins }).chain(further)
+    }
+
+    /// The same table, no list of which is deduplicated.
+    pub(crate) fn without_deduplication(&self) -> Self {
+        let mut plain = Self { dedupe_factor: 1.0, ..self.clone() };
+        plain.further_features.iter_mut().for_each(|further| further.dedupe_factor = 1.0);
+        plain
     }
 
     /// Bytes of the whole table: weights and optimizer state, not activations or gradients.
@@ -167,19 +249,12 @@ impl Table {
         if let Err(message) = check_size(self.rows, self.dim) {
             return wrong(message, "give `rows` and `dim` the size of the table");
         }
-        if !(0.0..=MAX_POOLING_FACTOR).contains(&self.pooling_factor) {
-            let message = format!("`pooling_factor` is {}", self.pooling_factor);
-            return wrong(message, "give the mean number of ids per sample, 0 or more");
-        }
-        if !self.dedupe_factor.is_finite() || self.dedupe_factor < 1.0 {
-            let message = format!("`dedupe_factor` is {}", self.dedupe_factor);
-            return wrong(
-                message,
-                "give the values of a batch ÷ those of its distinct rows; 1 is no deduplication",
-            );
-        }
-        if let Some(Err(Error::Invalid { message, hint })) = self.access_bins.map(|bins| bins.validate()) {
-            return wrong(message, &hint);
+        for (feature, lookups) in self.feature_names().zip(self.lookups()) {
+            if let Err(Error::Invalid { message, hint }) = lookups.validate() {
+                let shared = !self.further_features.is_empty();
+                let message = if shared { format!("feature `{feature}`: {message}") } else { message };
+                return wrong(message, &hint);
+            }
         }
         self.memory_bytes().map(drop)
     }
@@ -233,8 +308,8 @@ impl TableFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no table, the batch size is zero, a name is used twice, or a table
-    /// cannot exist.
+    /// [`Error::Invalid`] if there is no table, the batch size is zero, the name of a table or feature is used
+    /// twice, or a table cannot exist.
     pub fn validate(&self) -> Result<()> {
         if self.batch_size == 0 {
             return Err(Error::invalid("`batch_size` is 0", "give the samples per rank and step"));
@@ -262,10 +337,13 @@ pub(crate) fn exchange_buffer_bytes(
     let bytes = if sharding_type == ShardingType::DataParallel {
         table.rows as f64 * columns * ACTIVATION_BYTES
     } else {
-        let lists = batch_size as f64 * f64::from(topology.ranks) / table.dedupe_factor;
-        let ids = lists * table.pooling_factor / parts.max(1) as f64;
-        let vectors = if table.pooling.is_sequence() { ids } else { lists };
-        ids * ID_BYTES + 2.0 * vectors * columns * ACTIVATION_BYTES
+        let of_feature = |lookups: Lookups| {
+            let lists = batch_size as f64 * f64::from(topology.ranks) / lookups.dedupe_factor;
+            let ids = lists * lookups.pooling_factor / parts.max(1) as f64;
+            let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
+            ids * ID_BYTES + 2.0 * vectors * columns * ACTIVATION_BYTES
+        };
+        table.lookups().map(of_feature).sum()
     };
     // A sum that saturates is over every limit.
     bytes.ceil() as u64
@@ -278,17 +356,21 @@ const STATE_BYTES: u64 = 4;
 /// Vectors and gradients travel in single precision.
 pub(crate) const ACTIVATION_BYTES: f64 = 4.0;
 
-/// Checks that these tables can stand side by side: there is one, each can exist, no name is used twice.
+/// Checks that these tables can stand side by side: there is one, each can exist, no name of a table or feature is used twice.
 pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
     if tables.is_empty() {
         return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));
     }
-    let mut names = HashSet::new();
+    let (mut names, mut features) = (HashSet::new(), HashSet::new());
     for table in tables {
         table.validate()?;
         if !names.insert(table.name.as_str()) {
             let message = format!("table `{}` stands there twice", table.name);
             return Err(Error::invalid(message, "give every table a name of its own"));
+        }
+        if let Some(feature) = table.feature_names().find(|feature| !features.insert(*feature)) {
+            let message = format!("feature `{feature}` of table `{}` stands there twice", table.name);
+            return Err(Error::invalid(message, "a feature looks up one table, once"));
         }
     }
     Ok(())
@@ -372,6 +454,37 @@ mod tests {
         fs_err::write(&path, r#"{"format_version": 2, "shape": "unknown"}"#).unwrap();
         let error = TableFile::load(&path).unwrap_err().to_string();
         assert!(error.contains("format version 2, this program reads 1"), "{error}");
+    }
+
+    #[test]
+    fn a_shared_table_has_the_lookups_of_all_its_features() {
+        let text = r#"{"name": "items", "feature": "history", "rows": 10, "dim": 4, "pooling": "attention",
+            "pooling_factor": 20, "dedupe_factor": 4, "further_features": [{"feature": "item", "pooling_factor": 1}]}"#;
+        let table: Table = serde_json::from_str(text).unwrap();
+        table.validate().unwrap();
+        assert_eq!(table.feature_names().collect::<Vec<_>>(), ["history", "item"]);
+        let numbers = |lookups: Lookups| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
+        let expected = [(Pooling::Attention, 20.0, 4.0), (Pooling::Sum, 1.0, 1.0)];
+        assert_eq!(table.lookups().map(numbers).collect::<Vec<_>>(), expected);
+        // Weights once; ids and vectors of both: 5 ids a sample as they are, and one that is pooled, twice for 2 ranks.
+        let topology = Topology::h100(2, 1 << 30).unwrap();
+        let bytes = exchange_buffer_bytes(&table, ShardingType::TableWise, 4, 1, &topology, 8);
+        assert_eq!(bytes, 16 * 5 * (8 + 2 * 4 * 4) + 16 * (8 + 2 * 4 * 4));
+        assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());
+
+        let mut wrong = table.clone();
+        wrong.further_features[0].dedupe_factor = 0.5;
+        let error = wrong.validate().unwrap_err().to_string();
+        assert!(error.starts_with("table `items`: feature `item`: `dedupe_factor` is 0.5"), "{error}");
+        for twice in ["city", "history"] {
+            let mut tables = [Table::new("city", 10, 4), table.clone()];
+            tables[1].further_features[0].feature = twice.into();
+            let error = validate_tables(&tables).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("feature `{twice}` of table `items` stands there twice")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

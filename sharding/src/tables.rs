@@ -1,6 +1,6 @@
-//! Which embedding tables a training configuration asks for: one per sparse feature of the dataset.
+//! Which embedding tables a training configuration asks for: one per sparse feature of the dataset, unless features share one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use onefold_datasets::units::format_count;
 use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
@@ -30,17 +30,20 @@ pub struct EmbeddingConfig {
     pub dtype: DataType,
 }
 
-/// A `[tables.FEATURE]` section of a training configuration: what is different for one feature's table.
+/// A `[tables.FEATURE]` section of a training configuration: what is different for one feature and its table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableOverride {
+    /// The name of the table, which all features share that give it; absent, the feature has a table of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<String>,
     /// Rows of this table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
     /// How the vectors of a list become one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
-    /// The feature whose pooled vector this table attends with; only where it pools by `din`.
+    /// The feature whose pooled vector this one attends with; only where it pools by `din`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// How ids become rows.
@@ -104,12 +107,15 @@ pub enum IdPolicy {
     Hashed,
 }
 
-/// The table of one sparse feature.
+/// How one sparse feature looks up its table. Features that share a table have the same `rows`, `dim`, `ids` and `dtype`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TableConfig {
-    /// The feature; the table carries its name.
+pub struct FeatureConfig {
+    /// The feature.
     pub feature: String,
+    /// The table's name, if it is not the feature's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<String>,
     /// Rows, at least 1.
     pub rows: u64,
     /// Embedding dimension, at least 1.
@@ -126,19 +132,57 @@ pub struct TableConfig {
     pub dtype: DataType,
 }
 
-/// One table for every sparse feature of `schema`, in schema order: the defaults of `embedding` with
-/// the `overrides` of `[tables.FEATURE]` on top.
+impl FeatureConfig {
+    /// The name of its table.
+    pub fn table_name(&self) -> &str {
+        self.table.as_deref().unwrap_or(&self.feature)
+    }
+}
+
+/// An embedding table, whichever features look it up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableConfig {
+    /// Its name: the feature's, unless features share it.
+    pub name: String,
+    /// Rows, at least 1.
+    pub rows: u64,
+    /// Embedding dimension, at least 1.
+    pub dim: u64,
+    /// Type of a weight.
+    pub dtype: DataType,
+}
+
+/// The tables of `features`, each once, in the order of the first feature that looks it up; and the number of every feature's
+/// table among them.
+pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
+    let mut tables: Vec<TableConfig> = Vec::new();
+    let mut by_name: HashMap<&str, usize> = HashMap::new();
+    let mut numbers = Vec::with_capacity(features.len());
+    for feature in features {
+        let FeatureConfig { rows, dim, dtype, .. } = *feature;
+        let name = feature.table_name();
+        numbers.push(*by_name.entry(name).or_insert_with(|| {
+            tables.push(TableConfig { name: name.to_owned(), rows, dim, dtype });
+            tables.len() - 1
+        }));
+    }
+    (tables, numbers)
+}
+
+/// What every sparse feature of `schema` looks up, in schema order: the defaults of `embedding` with the `overrides` of
+/// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it.
 ///
 /// # Errors
 ///
 /// [`Error::Config`] if an override names no sparse feature, rows or dim are zero or so large that the
-/// table's `f32` weights would not be addressable, a feature that is no sequence pools as one, a table that pools by
-/// `din` has no target or one that is itself no sum or mean, or another table has a target.
+/// table's `f32` weights would not be addressable, a feature that is no sequence pools as one, a feature that pools by
+/// `din` has no target or one that is itself no sum or mean, or another one has a target; if features share a table and
+/// contradict each other about it, or its name is that of a feature with a table of its own.
 pub fn resolve_tables(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
     schema: &Schema,
-) -> Result<Vec<TableConfig>> {
+) -> Result<Vec<FeatureConfig>> {
     for name in overrides.keys() {
         if !schema.sparse_features().any(|feature| feature.name == *name) {
             let message = format!("the dataset has no sparse feature `{name}`");
@@ -146,14 +190,86 @@ pub fn resolve_tables(
             return Err(Error::Config { section: format!("tables.{name}"), message, hint });
         }
     }
-    let resolve = |feature| resolve_table(embedding, overrides, feature);
+    check_names(overrides, schema)?;
+    let overrides = with_shared_settings(overrides)?;
+    let resolve = |feature| resolve_table(embedding, &overrides, feature);
     let tables = schema.sparse_features().map(resolve).collect::<Result<Vec<_>>>()?;
-    check_targets(&tables, overrides)?;
+    check_targets(&tables, &overrides)?;
     Ok(tables)
 }
 
-/// Checks that every table that pools by `din` has a target whose vector is known before it.
-fn check_targets(tables: &[TableConfig], overrides: &BTreeMap<String, TableOverride>) -> Result<()> {
+/// Refuses names of tables that are none, or that belong to a feature's own table.
+fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> Result<()> {
+    for (feature, table) in overrides.iter().filter_map(|(feature, own)| Some((feature, own.table.as_ref()?)))
+    {
+        let section = format!("tables.{feature}");
+        if table.is_empty() || table.contains(['[', ']', '\n']) {
+            let message = format!("feature `{feature}` has the table `{table}`");
+            let hint = "give the table a name without brackets, or leave `table` out".to_owned();
+            return Err(Error::Config { section, message, hint });
+        }
+        let named = schema.sparse_features().any(|other| other.name == *table);
+        if named && table != feature && overrides.get(table).is_none_or(|other| other.table.is_none()) {
+            let message = format!(
+                "feature `{feature}` has the table `{table}`, which is that of the feature `{table}` alone"
+            );
+            let hint = format!(
+                "to share it, set `table = \"{table}\"` under `[tables.{table}]` too; or choose another name"
+            );
+            return Err(Error::Config { section, message, hint });
+        }
+    }
+    Ok(())
+}
+
+/// The overrides with what they say of a shared table under each of its features.
+fn with_shared_settings(
+    overrides: &BTreeMap<String, TableOverride>,
+) -> Result<BTreeMap<String, TableOverride>> {
+    let mut shared: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
+    for (feature, own) in overrides {
+        if let Some(table) = &own.table {
+            shared.entry(table).or_default().push(feature);
+        }
+    }
+    let mut complete = overrides.clone();
+    for (table, features) in shared {
+        let rows = agreed(table, &features, "rows", |feature| overrides[feature].rows)?;
+        let ids = agreed(table, &features, "ids", |feature| overrides[feature].ids)?;
+        let dtype = agreed(table, &features, "dtype", |feature| overrides[feature].dtype)?;
+        for feature in features {
+            let own = overrides[feature].clone();
+            complete.insert(feature.clone(), TableOverride { rows, ids, dtype, ..own });
+        }
+    }
+    Ok(complete)
+}
+
+/// What those features that say something of a table agree on.
+fn agreed<T: Copy + PartialEq + Serialize>(
+    table: &str,
+    features: &[&String],
+    key: &str,
+    value: impl Fn(&String) -> Option<T>,
+) -> Result<Option<T>> {
+    let mut given = features.iter().filter_map(|feature| Some((*feature, value(feature)?)));
+    let Some((first, expected)) = given.next() else { return Ok(None) };
+    let Some((feature, other)) = given.find(|(_, other)| *other != expected) else {
+        return Ok(Some(expected));
+    };
+    let text = |value| serde_json::to_string(&value).unwrap_or_default();
+    let (expected, other) = (text(expected), text(other));
+    Err(Error::Config {
+        section: format!("tables.{feature}"),
+        message: format!(
+            "`{key}` is {other}, but {expected} under `[tables.{first}]`, whose table `{table}` is the same"
+        ),
+        hint: format!("features that share a table agree on `{key}`: give it once, or the same under both"),
+    })
+}
+
+/// Checks that every feature that pools by `din` has a target whose vector is known before it.
+fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOverride>) -> Result<()> {
     let candidates = || {
         let pooled = tables.iter().filter(|table| !table.pooling.is_sequence());
         pooled.map(|table| table.feature.as_str())
@@ -190,14 +306,15 @@ fn resolve_table(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
     feature: &SparseFeature,
-) -> Result<TableConfig> {
+) -> Result<FeatureConfig> {
     let name = &feature.name;
     let none = TableOverride::default();
     let own = overrides.get(name).unwrap_or(&none);
     let pooling = own.pooling.unwrap_or(embedding.pooling);
     let target = own.target.as_ref().or(embedding.target.as_ref());
-    let table = TableConfig {
+    let table = FeatureConfig {
         feature: name.clone(),
+        table: own.table.clone().filter(|table| table != name),
         rows: own.rows.unwrap_or(embedding.rows),
         dim: embedding.dim,
         pooling,
@@ -245,7 +362,7 @@ pub(crate) fn check_size(rows: u64, dim: u64) -> Result<(), String> {
 /// # Errors
 ///
 /// [`Error::Config`] for the first table that does not, with the rows it needs.
-pub fn check_ids(tables: &[TableConfig], statistics: &BTreeMap<String, FeatureStatistics>) -> Result<()> {
+pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, FeatureStatistics>) -> Result<()> {
     for table in tables.iter().filter(|table| table.ids == IdPolicy::Checked) {
         let Some(ids) = statistics.get(&table.feature) else { continue };
         let section = format!("tables.{}", table.feature);
@@ -258,7 +375,10 @@ pub fn check_ids(tables: &[TableConfig], statistics: &BTreeMap<String, FeatureSt
         if let Some(id) = largest.filter(|id| *id >= table.rows) {
             let (feature, rows) = (&table.feature, format_count(table.rows));
             let message = format!("feature `{feature}` has the id {id}, its table has {rows} rows");
-            let hint = format!("set `rows = {}` under `[{section}]`, or {hashed}", id.saturating_add(1));
+            let shared = table.table.as_ref().map(|name| format!(", the `rows` of the table `{name}`"));
+            let shared = shared.unwrap_or_default();
+            let hint =
+                format!("set `rows = {}` under `[{section}]`{shared}, or {hashed}", id.saturating_add(1));
             return Err(Error::Config { section, message, hint });
         }
     }
@@ -305,8 +425,9 @@ mod tests {
     fn overrides_stand_over_defaults_in_schema_order() {
         let overrides = overrides("[history]\nrows = 7\npooling = \"attention\"\n[city]\nids = \"hashed\"");
         let tables = resolve_tables(&embedding(), &overrides, &schema()).unwrap();
-        let table = |feature: &str, rows, pooling, ids| TableConfig {
+        let table = |feature: &str, rows, pooling, ids| FeatureConfig {
             feature: feature.into(),
+            table: None,
             rows,
             dim: 64,
             pooling,
@@ -331,6 +452,69 @@ mod tests {
         let types: Vec<_> = tables.iter().map(|table| table.dtype).collect();
         assert_eq!(types, [DataType::Bf16, DataType::Fp32, DataType::Bf16]);
         assert!(toml::from_str::<TableOverride>("dtype = \"fp8\"").unwrap_err().to_string().contains("fp8"));
+    }
+
+    #[test]
+    fn features_share_the_table_that_they_name() {
+        let shared = "[city]\ntable = \"places\"\nrows = 7\n[history]\ntable = \"places\"\npooling = \"attention\"\nids = \"hashed\"";
+        let features = resolve_tables(&embedding(), &overrides(shared), &schema()).unwrap();
+        let settings = |feature: &FeatureConfig| (feature.rows, feature.ids, feature.pooling);
+        assert_eq!(settings(&features[1]), (7, IdPolicy::Hashed, Pooling::Sum));
+        assert_eq!(settings(&features[2]), (7, IdPolicy::Hashed, Pooling::Attention));
+        let (tables, numbers) = tables_of(&features);
+        let table =
+            |name: &str, rows| TableConfig { name: name.into(), rows, dim: 64, dtype: DataType::Fp32 };
+        assert_eq!((tables, numbers), (vec![table("user_id", 1000), table("places", 7)], vec![0, 1, 1]));
+        // As a run stores it; what is not shared is stored as it was before tables could be.
+        let text = serde_json::to_string(&features).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<FeatureConfig>>(&text).unwrap(), features);
+        assert_eq!(text.matches(r#""table":"places""#).count(), 2);
+        assert!(!serde_json::to_string(&features[0]).unwrap().contains("table"));
+        // A feature's own table, by its own name.
+        let own = "[city]\ntable = \"city\"\n[user_id]\ntable = \"city\"";
+        let features = resolve_tables(&embedding(), &overrides(own), &schema()).unwrap();
+        assert_eq!(tables_of(&features).1, [0, 0, 1]);
+        assert_eq!((features[0].table_name(), &features[1].table), ("city", &None));
+    }
+
+    #[test]
+    fn features_that_share_a_table_agree_about_it() {
+        let both = |first: &str, second: &str| {
+            let text =
+                format!("[city]\ntable = \"places\"\n{first}\n[user_id]\ntable = \"places\"\n{second}");
+            refused(&embedding(), &text)
+        };
+        assert_eq!(
+            both("rows = 7", "rows = 8"),
+            "`[tables.user_id]`: `rows` is 8, but 7 under `[tables.city]`, whose table `places` is the same\n  \
+             hint: features that share a table agree on `rows`: give it once, or the same under both"
+        );
+        assert!(
+            both("ids = \"hashed\"", "ids = \"checked\"")
+                .contains("`ids` is \"checked\", but \"hashed\" under")
+        );
+        assert!(
+            both("dtype = \"bf16\"", "dtype = \"fp16\"").contains("`dtype` is \"fp16\", but \"bf16\" under")
+        );
+        let taken = refused(&embedding(), "[city]\ntable = \"user_id\"");
+        assert_eq!(
+            taken,
+            "`[tables.city]`: feature `city` has the table `user_id`, which is that of the feature `user_id` alone\n  \
+             hint: to share it, set `table = \"user_id\"` under `[tables.user_id]` too; or choose another name"
+        );
+        assert!(refused(&embedding(), "[city]\ntable = \"\"").contains("feature `city` has the table ``"));
+        assert!(refused(&embedding(), "[city]\ntable = \"a[1]\"").contains("a name without brackets"));
+        // Ids are checked for each of the features.
+        let shared = overrides("[city]\ntable = \"places\"\n[user_id]\ntable = \"places\"\nrows = 9");
+        let features = resolve_tables(&embedding(), &shared, &schema()).unwrap();
+        let ids = FeatureStatistics { values: 9, min_id: Some(0), max_id: Some(9), max_length: 1 };
+        let error =
+            check_ids(&features, &BTreeMap::from([("city".to_owned(), ids)])).unwrap_err().to_string();
+        assert!(
+            error.starts_with("`[tables.city]`: feature `city` has the id 9, its table has 9 rows"),
+            "{error}"
+        );
+        assert!(error.contains("the `rows` of the table `places`"), "{error}");
     }
 
     #[test]

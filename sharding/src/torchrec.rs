@@ -1,13 +1,15 @@
 //! To and from TorchRec: its embedding configurations in, a plan that builds its `ShardingPlan` out.
 //!
 //! What comes in is JSON with the fields of `EmbeddingBagConfig`, and per table the `pooling_factors` of
-//! `ParameterConstraints` if they are known:
+//! `ParameterConstraints`, one for every feature, if they are known:
 //!
 //! ```json
 //! {"batch_size": 512, "optimizer": "row_wise_adagrad", "tables": [
 //!   {"name": "t_user", "num_embeddings": 1000000, "embedding_dim": 64, "feature_names": ["user_id"],
 //!    "pooling": "SUM", "data_type": "FP32", "pooling_factors": [1.0]}]}
 //! ```
+//!
+//! `dedupe_factor` and `access_bins` are those of each of a table's features.
 //!
 //! What goes out is described at [`export`].
 
@@ -17,8 +19,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    AccessBins, DataType, Error, Plan, Pooling, Result, ShardingType, Table, TableFile, TableOptimizer,
-    TablePlan,
+    AccessBins, DataType, Error, FurtherFeature, Plan, Pooling, Result, ShardingType, Table, TableFile,
+    TableOptimizer, TablePlan,
 };
 
 #[derive(Debug, Deserialize)]
@@ -62,8 +64,8 @@ fn fp32() -> String {
 ///
 /// # Errors
 ///
-/// [`Error::File`] if the file is missing or malformed, a table has several features, or a type or a pooling that is
-/// not known here.
+/// [`Error::File`] if the file is missing or malformed, a table has no feature, not as many pooling factors as features,
+/// or a type or a pooling that is not known here.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
     let wrong =
         |message: String, hint: &str| Error::File { path: path.to_owned(), message, hint: hint.to_owned() };
@@ -83,13 +85,10 @@ pub fn load_tables(path: &Path) -> Result<TableFile> {
 
 fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
     let name = &config.name;
-    if config.feature_names.len() != 1 {
-        let message = format!("table `{name}` has {} features", config.feature_names.len());
-        return Err(Error::invalid(
-            message,
-            "give every feature a table of its own; shared tables are not planned",
-        ));
-    }
+    let [first, further @ ..] = &config.feature_names[..] else {
+        let message = format!("table `{name}` has no feature");
+        return Err(Error::invalid(message, "name the features that look it up in `feature_names`"));
+    };
     let pooling = match config.pooling.as_str() {
         "SUM" => Pooling::Sum,
         "MEAN" => Pooling::Mean,
@@ -109,22 +108,31 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
             return Err(Error::invalid(message, "give FP32, FP16 or BF16"));
         }
     };
-    let pooling_factor = match config.pooling_factors.as_deref() {
-        // TorchRec's default.
-        None => 1.0,
-        Some([factor]) => *factor,
-        Some(factors) => {
-            let message = format!("table `{name}` has {} pooling factors for one feature", factors.len());
-            return Err(Error::invalid(message, "give one: the mean number of ids per sample"));
-        }
-    };
+    let features = config.feature_names.len();
+    // TorchRec's default.
+    let factors = config.pooling_factors.unwrap_or_else(|| vec![1.0; features]);
+    if factors.len() != features {
+        let message =
+            format!("table `{name}` has {} pooling factors, and its features are {features}", factors.len());
+        return Err(Error::invalid(message, "give one for each: the mean number of its ids per sample"));
+    }
+    let (dedupe_factor, access_bins) = (config.dedupe_factor.unwrap_or(1.0), config.access_bins);
+    let further = further.iter().zip(&factors[1..]).map(|(feature, pooling_factor)| FurtherFeature {
+        feature: feature.clone(),
+        pooling,
+        pooling_factor: *pooling_factor,
+        dedupe_factor,
+        access_bins,
+    });
     Ok(Table {
+        feature: (first != name).then(|| first.clone()),
         dtype,
         optimizer,
         pooling,
-        pooling_factor,
-        dedupe_factor: config.dedupe_factor.unwrap_or(1.0),
-        access_bins: config.access_bins,
+        pooling_factor: factors[0],
+        dedupe_factor,
+        access_bins,
+        further_features: further.collect(),
         ..Table::new(config.name, config.num_embeddings, config.embedding_dim)
     })
 }
@@ -203,6 +211,7 @@ mod tests {
         );
         let file = load(&text).unwrap();
         let expected = Table {
+            feature: Some("f".into()),
             dtype: DataType::Fp16,
             optimizer: TableOptimizer::Sgd,
             pooling: Pooling::Mean,
@@ -212,7 +221,25 @@ mod tests {
         };
         assert_eq!((file.batch_size, &file.tables[..]), (64, &[expected][..]));
         let plain = load(&format!(r#"{{"batch_size": 64, "tables": [{BAG}}}]}}"#)).unwrap();
-        assert_eq!(plain.tables, [Table::new("t", 100, 8)]);
+        let feature = Some("f".to_owned());
+        assert_eq!(plain.tables, [Table { feature, ..Table::new("t", 100, 8) }]);
+    }
+
+    #[test]
+    fn a_table_may_have_several_features() {
+        let shared = BAG.replace(r#"["f"]"#, r#"["t", "g"]"#);
+        let file = load(&format!(
+            r#"{{"batch_size": 64, "tables": [{shared}, "pooling_factors": [20, 1], "dedupe_factor": 2}}]}}"#
+        ));
+        let further = FurtherFeature {
+            feature: "g".into(),
+            pooling: Pooling::Sum,
+            pooling_factor: 1.0,
+            dedupe_factor: 2.0,
+            access_bins: None,
+        };
+        let table = Table { pooling_factor: 20.0, dedupe_factor: 2.0, ..Table::new("t", 100, 8) };
+        assert_eq!(file.unwrap().tables, [Table { further_features: vec![further], ..table }]);
     }
 
     #[test]
@@ -225,13 +252,15 @@ mod tests {
                 .contains("table `t` has the data type `INT8`\n  hint: give FP32")
         );
         assert!(refused(r#""pooling": "MAX""#).contains("table `t` has the pooling `MAX`"));
-        assert!(refused(r#""pooling_factors": [1, 2]"#).contains("has 2 pooling factors"));
+        assert!(
+            refused(r#""pooling_factors": [1, 2]"#).contains("has 2 pooling factors, and its features are 1")
+        );
         assert!(refused(r#""init_fn": 1"#).contains("unknown field `init_fn`"));
         let twice = load(&format!(r#"{{"batch_size": 64, "tables": [{BAG}}}, {BAG}}}]}}"#)).unwrap_err();
         assert!(twice.to_string().contains("model.json`: table `t` stands there twice"), "{twice}");
-        let shared = BAG.replace(r#"["f"]"#, r#"["f", "g"]"#);
-        let shared = load(&format!(r#"{{"batch_size": 64, "tables": [{shared}}}]}}"#)).unwrap_err();
-        assert!(shared.to_string().contains("table `t` has 2 features"), "{shared}");
+        let none = BAG.replace(r#"["f"]"#, "[]");
+        let none = load(&format!(r#"{{"batch_size": 64, "tables": [{none}}}]}}"#)).unwrap_err();
+        assert!(none.to_string().contains("table `t` has no feature"), "{none}");
         let missing = load_tables(Path::new("nowhere.json")).unwrap_err().to_string();
         assert!(missing.contains("there is no such file\n  hint: write {\"batch_size\""), "{missing}");
     }

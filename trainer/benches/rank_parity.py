@@ -63,10 +63,10 @@ def write_plan(options, division, ranks, tables):
     """A plan that divides all tables in one way, or each in another; what it predicts is made up."""
     kinds = ["rows", "columns", "copies", "even"]
     placed = []
-    for number, table in enumerate(tables):
+    for number, (name, table) in enumerate(tables.items()):
         kind = kinds[number % len(kinds)] if division == "mixed" else division
         sharding_type, parts = shards(kind, number, ranks, table["rows"], table["dim"])
-        placed.append({"name": table["feature"], "rows": table["rows"], "dim": table["dim"],
+        placed.append({"name": name, "rows": table["rows"], "dim": table["dim"],
                        "sharding_type": sharding_type, "shards": parts})
     topology = options.work / f"topology-{ranks}.json"
     run(options, "onefold-shard", "topology", "--ranks", ranks, "--memory", "64GiB", "--out", topology, "--overwrite")
@@ -102,7 +102,8 @@ def difference(found, expected):
 def compare(options, config, form, row_wise, label):
     """Prints what one form's losses on ranks differ from those of one rank. Returns the largest difference."""
     one = losses(options, config, form, "one")
-    tables = json.loads((options.work / "one" / "run.json").read_text())["tables"]
+    features = json.loads((options.work / "one" / "run.json").read_text())["tables"]
+    tables = {feature.get("table", feature["feature"]): feature for feature in features}
     rounding = losses(options, config, form, "rounding", environment=PLAIN_KERNELS)
     print(f"{label} loss {one[0]:.4f} to {one[-1]:.4f}; rounding {difference(rounding, one):.1e}", flush=True)
     largest = 0.0

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, suggest};
-use onefold_sharding::{EmbeddingConfig, TableConfig, TableOverride, check_ids, resolve_tables};
+use onefold_sharding::{
+    EmbeddingConfig, FeatureConfig, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -42,7 +44,7 @@ pub struct TrainConfig {
     pub model: ModelConfig,
     /// Defaults of the tables.
     pub embedding: EmbeddingConfig,
-    /// What is different for single features' tables.
+    /// What is different for single features and their tables.
     #[serde(default)]
     pub tables: BTreeMap<String, TableOverride>,
     /// How parameters are updated.
@@ -297,7 +299,7 @@ impl TrainConfig {
         Ok(self.data.eval.as_deref().map(PartitionFilter::parse).transpose()?)
     }
 
-    /// Checks the configuration against a dataset, whose batches have `schema`, and gives its tables, in schema order.
+    /// Checks the configuration against a dataset, whose batches have `schema`, and gives what its features look up, in schema order.
     /// Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless batches are
     /// preprocessed; the reader checks them all.
     ///
@@ -306,7 +308,7 @@ impl TrainConfig {
     /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`] for
     /// tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
     /// choose nothing.
-    pub fn tables(&self, snapshot: &Snapshot, schema: &Schema) -> Result<Vec<TableConfig>> {
+    pub fn tables(&self, snapshot: &Snapshot, schema: &Schema) -> Result<Vec<FeatureConfig>> {
         let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
         self.check_labels(schema)?;
         if schema.groups.is_empty() {
@@ -340,14 +342,14 @@ impl TrainConfig {
         Ok(tables)
     }
 
-    /// Parameters of the model with these tables and this number of dense features.
-    pub fn parameters(&self, tables: &[TableConfig], dense_features: usize) -> ParameterCount {
+    /// Parameters of the model with these sparse features and this number of dense ones.
+    pub fn parameters(&self, features: &[FeatureConfig], dense_features: usize) -> ParameterCount {
         let dim = self.embedding.dim as i64;
         let (bottom, dense_vectors) = match dense_features as i64 {
             0 => (0, 0),
             width => (mlp_parameters(width, &self.model.bottom_mlp), 1),
         };
-        let vectors = tables.len() as i64 + dense_vectors;
+        let vectors = features.len() as i64 + dense_vectors;
         let crosses = match self.model.interaction {
             Interaction::Dot => 0,
             Interaction::Dcn => {
@@ -356,7 +358,7 @@ impl TrainConfig {
         };
         let width = self.model.interaction.width(vectors, dim, dense_vectors > 0);
         let top = mlp_parameters(width, &self.model.top_mlp);
-        let blocks = self.model.block_parameters(tables, dim);
+        let blocks = self.model.block_parameters(features, dim);
         let count = ParameterCount {
             dense: (bottom + top + blocks + crosses) as u64,
             embedding: 0,
@@ -364,7 +366,7 @@ impl TrainConfig {
             table_state: 0,
             dense_state: self.optimizer.dense.state_values(),
         };
-        count.with_tables(self, tables)
+        count.with_tables(self, &tables_of(features).0)
     }
 }
 
@@ -546,8 +548,9 @@ learning_rate = 0.1
     #[test]
     fn parameters_are_counted() {
         let config = TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
-        let table = |pooling| TableConfig {
+        let table = |pooling| FeatureConfig {
             feature: "x".into(),
+            table: None,
             rows: 100,
             dim: 4,
             pooling,
@@ -555,12 +558,17 @@ learning_rate = 0.1
             ids: onefold_sharding::IdPolicy::Checked,
             dtype: onefold_sharding::DataType::Fp32,
         };
+        let other = |pooling| FeatureConfig { feature: "y".into(), ..table(pooling) };
         // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
-        let count = config.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
+        let count = config.parameters(&[table(Pooling::Sum), other(Pooling::Mean)], 3);
         assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
+        // A shared table is there once; every feature has a vector.
+        let shared = FeatureConfig { table: Some("x".into()), ..other(Pooling::Mean) };
+        let count_of_shared = config.parameters(&[table(Pooling::Sum), shared], 3);
+        assert_eq!((count_of_shared.dense, count_of_shared.embedding), (32 + 36 + 64 + 9, 400));
         assert_eq!(count.bytes(), 4 * (141 + 800 + 200));
-        let narrow = TableConfig { dtype: onefold_sharding::DataType::Bf16, ..table(Pooling::Sum) };
-        let count = config.parameters(&[narrow, table(Pooling::Mean)], 3);
+        let narrow = FeatureConfig { dtype: onefold_sharding::DataType::Bf16, ..table(Pooling::Sum) };
+        let count = config.parameters(&[narrow, other(Pooling::Mean)], 3);
         assert_eq!((count.embedding, count.bytes()), (800, 4 * (141 + 400 + 200) + 2 * 400));
         let mut adam = config.clone();
         adam.optimizer.tables.kind = TableOptimizerKind::Adam;
@@ -569,7 +577,7 @@ learning_rate = 0.1
         let mut dcn = config.clone();
         dcn.model.interaction = Interaction::Dcn;
         (dcn.model.dcn_num_layers, dcn.model.dcn_low_rank_dim) = (2, 3);
-        let count = dcn.parameters(&[table(Pooling::Sum), table(Pooling::Mean)], 3);
+        let count = dcn.parameters(&[table(Pooling::Sum), other(Pooling::Mean)], 3);
         assert_eq!(count.dense, 32 + 36 + 2 * 84 + 104 + 9);
         // Attention 4-12 and 4-4; no dense features: top 1-8-1.
         let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);

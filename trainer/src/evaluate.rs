@@ -9,7 +9,7 @@ use onefold_datasets::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
-use onefold_sharding::{IdPolicy, TableConfig};
+use onefold_sharding::{FeatureConfig, IdPolicy};
 use serde::Serialize;
 
 use crate::checkpoint::CheckpointChoice;
@@ -155,9 +155,9 @@ pub(crate) fn rank_of(collectives: &dyn Collectives) -> Rank {
 }
 
 /// The rows of the tables whose ids are checked, by feature: the reader says where in the dataset an id is too large.
-pub(crate) fn checked_rows(tables: &[TableConfig]) -> BTreeMap<String, u64> {
-    let checked = tables.iter().filter(|table| table.ids == IdPolicy::Checked);
-    checked.map(|table| (table.feature.clone(), table.rows)).collect()
+pub(crate) fn checked_rows(features: &[FeatureConfig]) -> BTreeMap<String, u64> {
+    let checked = features.iter().filter(|feature| feature.ids == IdPolicy::Checked);
+    checked.map(|config| (config.feature.clone(), config.rows)).collect()
 }
 
 /// Evaluation settings and tasks.

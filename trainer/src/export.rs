@@ -2,12 +2,13 @@
 //!
 //! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without sequences loads
 //! into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower triangle and
-//! TorchRec's in that of the upper one: the columns of the first layer above are exchanged accordingly.
+//! TorchRec's in that of the upper one, with the features of a shared table side by side: the columns of the first layer above are
+//! exchanged accordingly.
 
 use std::path::Path;
 
 use onefold_datasets::commit::{StagedDirectory, write_atomically};
-use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, TableConfig, tables_of};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -23,8 +24,8 @@ use crate::run::Run;
 /// The file that says how the tensors belong together.
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
-/// The version of `export.json`. Version 1 had one `label` in place of `labels`.
-const FORMAT_VERSION: u32 = 2;
+/// The version of `export.json`. Version 1 had one `label` in place of `labels`, version 2 one `feature` a table.
+const FORMAT_VERSION: u32 = 3;
 /// Name of the bottom MLP's output among the vectors that interact.
 const DENSE_VECTOR: &str = "dense";
 
@@ -41,10 +42,10 @@ struct Export {
     /// What interacts, in order: `dense`, then features.
     vectors: Vec<String>,
     interaction: Interaction,
-    /// Heads of `attention`, if a table pools by it.
+    /// Heads of `attention`, if a feature pools by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_heads: Option<i64>,
-    /// Heads of `encoder`, if a table pools by it.
+    /// Heads of `encoder`, if a feature pools by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     encoder_heads: Option<i64>,
     /// Whether `preprocess/preprocess.toml` must be run on a batch first.
@@ -55,22 +56,30 @@ struct Export {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExportedTable {
-    /// TorchRec's name of the table, `t_FEATURE`.
+    /// TorchRec's name of the table, `t_TABLE`.
     name: String,
-    feature: String,
+    /// Those that look it up.
+    features: Vec<ExportedFeature>,
     rows: u64,
     dim: u64,
-    pooling: Pooling,
     /// The type of its weights.
     #[serde(default)]
     dtype: DataType,
-    /// The feature whose pooled vector is the query of `din`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    target: Option<String>,
     /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
     ids: IdPolicy,
     /// The tensor of its weights.
     tensor: String,
+}
+
+/// A feature of a table of `export.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExportedFeature {
+    feature: String,
+    pooling: Pooling,
+    /// The feature whose pooled vector is the query of `din`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
 }
 
 /// What was exported.
@@ -107,7 +116,8 @@ pub fn export(
         steps.store(staged.path())?;
     }
     let dense = stored.dense.parameters()?;
-    let entries = entries(&description, &stored.tables, &dense);
+    let tables = tables(&description);
+    let entries = entries(&description, &tables, &stored.tables, &dense);
     let parameters = |entry: &Entry<'_>| entry.shape.iter().product::<usize>() as u64;
     let (tensors, parameters) = (entries.len() as u64, entries.iter().map(parameters).sum());
     let figures = tensor_file::write(&staged.path().join(MODEL_FILE), entries)?;
@@ -118,16 +128,23 @@ pub fn export(
 }
 
 fn describe(run: &Run) -> Export {
-    let table = |table: &TableConfig| ExportedTable {
-        name: format!("t_{}", table.feature),
-        feature: table.feature.clone(),
+    let feature = |config: &&FeatureConfig| ExportedFeature {
+        feature: config.feature.clone(),
+        pooling: config.pooling,
+        target: config.target.clone(),
+    };
+    let table = |(table, features): &(TableConfig, Vec<&FeatureConfig>)| ExportedTable {
+        name: format!("t_{}", table.name),
+        features: features.iter().map(feature).collect(),
         rows: table.rows,
         dim: table.dim,
-        pooling: table.pooling,
         dtype: table.dtype,
-        target: table.target.clone(),
-        ids: table.ids,
-        tensor: tensor_of(table),
+        // Features of one table agree on it.
+        ids: features[0].ids,
+        tensor: tensor_of(table, features),
+    };
+    let name = |(_, feature): (usize, Option<&FeatureConfig>)| {
+        feature.map_or(DENSE_VECTOR, |feature| &feature.feature).to_owned()
     };
     let model = &run.config.model;
     let by = |pooling| run.tables.iter().any(|table| table.pooling == pooling);
@@ -135,8 +152,8 @@ fn describe(run: &Run) -> Export {
         format_version: FORMAT_VERSION,
         labels: run.config.all_tasks().into_iter().map(|task| task.label).collect(),
         dense_features: run.schema.dense.clone(),
-        tables: run.tables.iter().map(table).collect(),
-        vectors: vectors(run),
+        tables: tables(run).iter().map(table).collect(),
+        vectors: vectors(run).into_iter().map(name).collect(),
         interaction: model.interaction,
         attention_heads: by(Pooling::Attention).then_some(model.attention_heads),
         encoder_heads: by(Pooling::Encoder).then_some(model.encoder_heads),
@@ -144,30 +161,52 @@ fn describe(run: &Run) -> Export {
     }
 }
 
-/// What interacts, in the model's order: in every group the features that the dense part pools come last.
-fn vectors(run: &Run) -> Vec<String> {
-    let mut vectors: Vec<String> =
-        (!run.schema.dense.is_empty()).then(|| DENSE_VECTOR.to_owned()).into_iter().collect();
-    let mut tables = run.tables.iter();
+/// What interacts, in the order of the exported weights: its number in the model's order, and the feature if it is one. The model has
+/// the features that it pools itself last in every group.
+fn vectors(run: &Run) -> Vec<(usize, Option<&FeatureConfig>)> {
+    let mut vectors = Vec::new();
+    vectors.extend((!run.schema.dense.is_empty()).then_some(None));
+    let mut features = run.tables.iter();
     for group in &run.schema.groups {
-        let tables: Vec<_> = tables.by_ref().take(group.features.len()).collect();
-        let (last, first): (Vec<_>, Vec<_>) =
-            tables.into_iter().partition(|table| table.pooling.is_sequence());
-        vectors.extend(first.into_iter().chain(last).map(|table| table.feature.clone()));
+        let own: Vec<_> = features.by_ref().take(group.features.len()).collect();
+        let (last, first): (Vec<_>, Vec<_>) = own.into_iter().partition(|own| own.pooling.is_sequence());
+        vectors.extend(first.into_iter().chain(last).map(Some));
     }
-    vectors
+    let mut order: Vec<usize> = (0..vectors.len()).collect();
+    if run.config.model.interaction == Interaction::Dot {
+        // TorchRec has the features of a table side by side.
+        let table = |number: usize| vectors[number].map(FeatureConfig::table_name);
+        order.sort_by_key(|&own| (0..own).find(|other| table(*other) == table(own)).unwrap_or(own));
+    }
+    order.into_iter().map(|number| (number, vectors[number])).collect()
 }
 
-fn tensor_of(table: &TableConfig) -> String {
-    let kind = if table.pooling.is_sequence() {
+/// The tables, each with its features.
+fn tables(run: &Run) -> Vec<(TableConfig, Vec<&FeatureConfig>)> {
+    let (tables, table_of) = tables_of(&run.tables);
+    let features = |table: usize| {
+        let own = run.tables.iter().zip(&table_of).filter(|(_, of)| **of == table);
+        own.map(|(feature, _)| feature).collect()
+    };
+    tables.into_iter().enumerate().map(|(number, table)| (table, features(number))).collect()
+}
+
+/// The tensor of a table: one of an `EmbeddingCollection` only if the model pools all of its features itself.
+fn tensor_of(table: &TableConfig, features: &[&FeatureConfig]) -> String {
+    let kind = if features.iter().all(|feature| feature.pooling.is_sequence()) {
         "embedding_collection.embeddings"
     } else {
         "embedding_bag_collection.embedding_bags"
     };
-    format!("sparse_arch.{kind}.t_{}.weight", table.feature)
+    format!("sparse_arch.{kind}.t_{}.weight", table.name)
 }
 
-fn entries<'a>(run: &'a Run, tables: &'a StoredTables, dense: &[(String, Tensor)]) -> Vec<Entry<'a>> {
+fn entries<'a>(
+    run: &Run,
+    tables: &'a [(TableConfig, Vec<&FeatureConfig>)],
+    stored: &'a StoredTables,
+    dense: &[(String, Tensor)],
+) -> Vec<Entry<'a>> {
     let layers = run.config.model.top_mlp.len();
     let dense = dense.iter().map(|(name, parameter)| {
         let parameter = parameter.shallow_clone();
@@ -178,11 +217,11 @@ fn entries<'a>(run: &'a Run, tables: &'a StoredTables, dense: &[(String, Tensor)
         };
         Entry::tensor(torchrec_name(name, layers), &parameter)
     });
-    let tables = run.tables.iter().map(|config| {
+    let tables = tables.iter().map(|(config, features)| {
         let (rows, dim) = (config.rows, config.dim);
         let weight =
             Buffer { name: "weight", dtype: stored_dtype(config), columns: dim as usize, by_column: true };
-        tables.whole(tensor_of(config), &config.feature, rows, dim, weight)
+        stored.whole(tensor_of(config, features), &config.name, rows, dim, weight)
     });
     tables.chain(dense).collect()
 }
@@ -200,14 +239,18 @@ fn torchrec_name(name: &str, top_layers: usize) -> String {
     }
 }
 
-/// `[out, D + pairs]` weights with the columns of the pairs in the order of the upper triangle.
+/// `[out, D + pairs]` weights with the columns of the pairs in the order of the upper triangle of the exported vectors.
 fn upper_triangle(run: &Run, weights: &Tensor) -> Tensor {
-    let vectors = vectors(run).len();
+    let order: Vec<usize> = vectors(run).into_iter().map(|(number, _)| number).collect();
     let dense = if run.schema.dense.is_empty() { 0 } else { run.config.embedding.dim as i64 };
     let mut columns: Vec<i64> = (0..dense).collect();
-    for first in 0..vectors {
-        // Of the pair (second, first) in the lower triangle, row by row.
-        columns.extend((first + 1..vectors).map(|second| dense + (second * (second - 1) / 2 + first) as i64));
+    for (place, &first) in order.iter().enumerate() {
+        // Of the pair in the model's lower triangle, row by row.
+        let column = |&second: &usize| {
+            let (low, high) = (first.min(second), first.max(second));
+            dense + (high * (high - 1) / 2 + low) as i64
+        };
+        columns.extend(order[place + 1..].iter().map(column));
     }
     weights.index_select(1, &Tensor::from_slice(&columns)).contiguous()
 }

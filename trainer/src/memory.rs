@@ -1,7 +1,7 @@
 //! What a model takes, known before anything is allocated.
 
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
-use onefold_sharding::TableConfig;
+use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use serde::Serialize;
 
 use crate::config::ParameterCount;
@@ -28,10 +28,11 @@ impl ModelSize {
     pub(crate) fn within(
         config: &TrainConfig,
         parameters: ParameterCount,
-        tables: &[TableConfig],
+        features: &[FeatureConfig],
         placement: &Placement,
         limit: Option<u64>,
     ) -> Result<Self> {
+        let (tables, _) = tables_of(features);
         let own = placement.shards.iter().filter(|shard| shard.rank == placement.collectives.rank());
         let shards: Vec<TableConfig> = own
             .map(|shard| TableConfig {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::{FeatureGroup, Schema, commit};
-use onefold_sharding::TableConfig;
+use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -43,8 +43,8 @@ pub struct Run {
     pub snapshot: Option<u64>,
     /// The schema of the dataset that it was trained on.
     pub schema: Schema,
-    /// The tables, in the schema's order of features.
-    pub tables: Vec<TableConfig>,
+    /// What every feature looks up, in the schema's order.
+    pub tables: Vec<FeatureConfig>,
     /// The streams that batches are put together from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub streams: Option<usize>,
@@ -65,7 +65,7 @@ fn yes() -> bool {
 
 impl Run {
     /// The description of a run that begins.
-    pub fn new(config: &TrainConfig, schema: &Schema, tables: &[TableConfig]) -> Self {
+    pub fn new(config: &TrainConfig, schema: &Schema, tables: &[FeatureConfig]) -> Self {
         let (config, schema, tables) = (config.clone(), schema.clone(), tables.to_vec());
         Self {
             format_version: FORMAT_VERSION,
@@ -111,13 +111,14 @@ impl Run {
             if rank != 0 {
                 return Ok(());
             }
+            let (tables, _) = tables_of(&self.tables);
             let files: Vec<PathBuf> = (0..collectives.size()).map(path).collect();
             let stored = StoredTables::open(&files, &[])?;
             let mut entries = dense_entries(model);
-            for config in &self.tables {
+            for config in &tables {
                 for buffer in self.buffers(config) {
-                    let name = format!("tables.{}.{}", config.feature, buffer.name);
-                    entries.push(stored.whole(name, &config.feature, config.rows, config.dim, buffer));
+                    let name = format!("tables.{}.{}", config.name, buffer.name);
+                    entries.push(stored.whole(name, &config.name, config.rows, config.dim, buffer));
                 }
             }
             let temporary = directory.join(format!(".{MODEL_FILE}.tmp"));

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::{
-    ACCESS_BATCH, Error, IdPolicy, Table, TableConfig, TableFile, TaskOptions, check_ids, claim_output,
-    measure_tables, resolve_tables, tasks, torchrec,
+    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, TaskOptions, check_ids,
+    claim_output, measure_features, resolve_tables, tables_of, tasks, torchrec,
 };
 use anyhow::{Context, Result, bail};
 use onefold_datasets::units::{format_bytes, format_count};
@@ -45,7 +45,7 @@ struct Training<'a> {
     steps: Option<PreprocessConfig>,
     /// Of the batches, as the steps change it.
     schema: Schema,
-    configs: Vec<TableConfig>,
+    configs: Vec<FeatureConfig>,
 }
 
 /// The tables of a training configuration, as the partitions that it trains on look them up.
@@ -65,8 +65,29 @@ fn of_dataset(
         table.optimizer = training.config.optimizer.tables.kind;
         table.dedupe_factor = factor_of(&table.name, &factors).unwrap_or(table.dedupe_factor);
     }
-    TableFile::new(training.config.train.batch_size, tables)
+    TableFile::new(training.config.train.batch_size, shared(tables, &training.configs))
         .with_context(|| format!("`{}`", config_path.display()))
+}
+
+/// Of one table for every feature those that there are: what features share is one table with the lookups of all.
+fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
+    let mut tables: Vec<Table> = Vec::new();
+    let (shared, numbers) = tables_of(configs);
+    for (own, number) in of_features.into_iter().zip(numbers) {
+        let name = shared[number].name.clone();
+        match tables.get_mut(number) {
+            None if name == own.name => tables.push(own),
+            None => tables.push(Table { feature: Some(own.name), name, ..own }),
+            Some(table) => table.further_features.push(FurtherFeature {
+                feature: own.name,
+                pooling: own.pooling,
+                pooling_factor: own.pooling_factor,
+                dedupe_factor: own.dedupe_factor,
+                access_bins: own.access_bins,
+            }),
+        }
+    }
+    tables
 }
 
 impl<'a> Training<'a> {
@@ -89,7 +110,7 @@ impl<'a> Training<'a> {
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
 
-    /// The tables by the dataset's statistics, which say nothing of lists that are preprocessed: these are then counted.
+    /// A table for every feature, by the dataset's statistics, which say nothing of lists that are preprocessed: these are then counted.
     fn tables(&self, samples: u64) -> Result<Vec<Table>> {
         if self.steps.is_some() {
             if samples == 0 {
@@ -118,8 +139,8 @@ impl<'a> Training<'a> {
             table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
             ..ReaderOptions::new(batch_size)
         };
-        let measured = measure_tables(self.data, &self.configs, options, samples, printer)?;
-        for (table, found) in tables.iter_mut().zip(measured.tables) {
+        let measured = measure_features(self.data, &self.configs, options, samples, printer)?;
+        for (table, found) in tables.iter_mut().zip(measured.features) {
             if self.steps.is_some() {
                 table.pooling_factor = found.pooling_factor;
             }
@@ -138,8 +159,8 @@ impl<'a> Training<'a> {
     }
 }
 
-/// A table of the configured size.
-fn table_of(config: &TableConfig) -> Table {
+/// A table of the configured size for a feature.
+fn table_of(config: &FeatureConfig) -> Table {
     let (pooling, dtype) = (config.pooling, config.dtype);
     Table { pooling, dtype, ..Table::new(&config.feature, config.rows, config.dim) }
 }
@@ -222,7 +243,7 @@ impl<'a> Counts<'a> {
     }
 
     /// A table of the configured size, looked up as often as was counted.
-    fn table(&self, config: &TableConfig) -> Result<Table, Error> {
+    fn table(&self, config: &FeatureConfig) -> Result<Table, Error> {
         let name = &config.feature;
         let Some((_, values)) = self.values.iter().find(|(other, _)| other == name) else {
             let message = format!("the dataset's statistics lack the feature `{name}`");
@@ -250,13 +271,13 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
     let attention: Vec<&str> = file
         .tables
         .iter()
-        .filter(|table| table.pooling.is_sequence())
+        .filter(|table| table.lookups().any(|lookups| lookups.pooling.is_sequence()))
         .map(|table| table.name.as_str())
         .collect();
     if !attention.is_empty() {
         let _ = write!(text, "\nPooled by attention: {} ({ATTENTION_NOTE})", attention.join(", "));
     }
-    if file.tables.iter().all(|table| table.dedupe_factor == 1.0) {
+    if file.tables.iter().flat_map(Table::lookups).all(|lookups| lookups.dedupe_factor == 1.0) {
         text.push_str(
             "\nEvery dedupe factor is 1: nothing is deduplicated, or nothing was read (`--samples 0`)",
         );

@@ -26,7 +26,8 @@ use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 ///   communication = rows·d·4 · (W-1)/W / x, twice on two machines, four times on more
 /// ```
 ///
-/// Ours are four things. The dedupe factor divides B, because distinct rows alone are looked up and sent.
+/// Ours are five things. The dedupe factor divides B, because distinct rows alone are looked up and sent.
+/// Of a table that several features share, ids, rows and vectors are those of all; its dense update is one.
 /// A table that pools by attention sends one vector per id, L·B·W·d·4, as TorchRec's unpooled collection
 /// does, and the attention itself is not in the cost. A row-wise table within one of several machines sends as
 /// [`ShardLoad::traffic`] says. A single rank sends nothing.
@@ -125,7 +126,7 @@ fn block_penalty(columns: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::cost::rank_costs;
-    use crate::{Pooling, RankCost, Shard, Table};
+    use crate::{FurtherFeature, Pooling, RankCost, Shard, Table, searches};
 
     /// TorchRec's default topology: 897, 600 and 12.5 GiB per second.
     fn torchrec(ranks: u32) -> Topology {
@@ -183,6 +184,42 @@ mod tests {
         let attention = Table { pooling: Pooling::Attention, ..table.clone() };
         let (summed, attended) = (cost(&table, &torchrec(4)), cost(&attention, &torchrec(4)));
         assert_close(attended.communication_ms, 50.0 * summed.communication_ms);
+    }
+
+    /// What two features look up and send adds up; what there is of a table once is once.
+    #[test]
+    fn a_shared_table_costs_what_its_features_ask_for() {
+        let history =
+            Table { pooling: Pooling::Attention, pooling_factor: 20.0, ..Table::new("history", 1000, 64) };
+        let item = Table { pooling_factor: 1.0, dedupe_factor: 2.0, ..Table::new("item", 1000, 64) };
+        let mut shared = Table { name: "items".into(), feature: Some("history".into()), ..history.clone() };
+        shared.further_features.push(FurtherFeature {
+            feature: "item".into(),
+            pooling: item.pooling,
+            pooling_factor: item.pooling_factor,
+            dedupe_factor: item.dedupe_factor,
+            access_bins: None,
+        });
+        let topology = torchrec(4);
+        let of = |table: &Table| cost(table, &topology);
+        assert_close(of(&shared).compute_ms, of(&history).compute_ms + of(&item).compute_ms);
+        assert_close(
+            of(&shared).communication_ms,
+            of(&history).communication_ms + of(&item).communication_ms,
+        );
+        let copied =
+            |table: &Table| placed(table, ShardingType::DataParallel, Shard::whole(table, 0), &topology);
+        assert_close(copied(&shared).communication_ms, copied(&item).communication_ms);
+        assert!(copied(&shared).compute_ms < copied(&history).compute_ms + copied(&item).compute_ms);
+
+        // Every search places it, once.
+        let tables = [shared, Table::new("city", 500, 64)];
+        for search in searches(1) {
+            let plan = search.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+            plan.check(&tables, &topology).unwrap();
+            let names: Vec<_> = plan.tables.iter().map(|table| table.name.as_str()).collect();
+            assert_eq!(names, ["items", "city"]);
+        }
     }
 
     #[test]

@@ -26,18 +26,24 @@ pub struct ShardFeatures {
 }
 
 impl ShardFeatures {
-    /// Of a shard that stands on a rank.
-    pub fn of(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Self {
-        let work = load.work(topology, batch_size);
-        Self {
-            rows: load.shard.row_count() as f64,
-            columns: load.shard.column_count() as f64,
-            pooling_factor: load.table.pooling_factor * load.row_share(),
-            dedupe_factor: load.table.dedupe_factor,
-            lists: work.lists,
-            vectors: work.vectors,
-            access_bins: load.table.accesses(),
-        }
+    /// Of a shard that stands on a rank: one for every feature of its table, as if each had a table of its own.
+    pub fn of<'a>(
+        load: &'a ShardLoad<'a>,
+        topology: &'a Topology,
+        batch_size: u64,
+    ) -> impl Iterator<Item = Self> + 'a {
+        load.table.lookups().map(move |lookups| {
+            let work = load.work_of(&lookups, topology, batch_size);
+            Self {
+                rows: load.shard.row_count() as f64,
+                columns: load.shard.column_count() as f64,
+                pooling_factor: lookups.pooling_factor * load.row_share(),
+                dedupe_factor: lookups.dedupe_factor,
+                lists: work.lists,
+                vectors: work.vectors,
+                access_bins: lookups.accesses(load.table.rows),
+            }
+        })
     }
 
     /// Checks that every feature is a number that can be.
@@ -200,7 +206,7 @@ mod tests {
             shard: &shard,
             within_node: true,
         };
-        let features = ShardFeatures::of(&load, &topology, 100);
+        let features = ShardFeatures::of(&load, &topology, 100).next().unwrap();
         let encoded = FeatureSet::Full.encode(&features);
         let value =
             |name: &str| encoded[FeatureSet::Full.names().iter().position(|other| other == name).unwrap()];

@@ -347,9 +347,9 @@ impl LearnedCost {
         if shards.is_empty() {
             return 0.0;
         }
-        let encode =
-            |load: &ShardLoad<'_>| self.file.features.encode(&ShardFeatures::of(load, topology, batch_size));
-        self.file.compute.predict_ms(&shards.iter().map(encode).collect::<Vec<_>>())
+        let features = shards.iter().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
+        let encoded = features.map(|features| self.file.features.encode(&features));
+        self.file.compute.predict_ms(&encoded.collect::<Vec<_>>())
     }
 
     /// The time of an exchange for every rank, by the network or, without one, bytes ÷ bandwidth.
@@ -383,20 +383,21 @@ impl CostModel for LearnedCost {
         batch_size: u64,
         out: &mut [f64],
     ) -> Result<()> {
-        let features = ShardFeatures::of(load, topology, batch_size);
-        features.validate().map_err(|error| error.of_table(&load.table.name))?;
-        let features = self.file.features.encode(&features);
-        let mut outputs = Vec::new();
-        self.file.compute.encode(&features, &mut outputs);
         out.fill(0.0);
-        if let Some(last) = out.last_mut() {
-            *last = self.file.compute.added_work(&features);
-        }
-        let (Some(code), Some(first)) = (outputs.last(), self.file.compute.head.layers.first()) else {
-            return Ok(());
-        };
-        for (code, row) in code.iter().zip(first.weights.chunks_exact(first.outputs)) {
-            out.iter_mut().zip(row).for_each(|(out, w)| *out += f64::from(*code) * f64::from(*w));
+        for features in ShardFeatures::of(load, topology, batch_size) {
+            features.validate().map_err(|error| error.of_table(&load.table.name))?;
+            let features = self.file.features.encode(&features);
+            let mut outputs = Vec::new();
+            self.file.compute.encode(&features, &mut outputs);
+            if let Some(last) = out.last_mut() {
+                *last += self.file.compute.added_work(&features);
+            }
+            let (Some(code), Some(first)) = (outputs.last(), self.file.compute.head.layers.first()) else {
+                continue;
+            };
+            for (code, row) in code.iter().zip(first.weights.chunks_exact(first.outputs)) {
+                out.iter_mut().zip(row).for_each(|(out, w)| *out += f64::from(*code) * f64::from(*w));
+            }
         }
         Ok(())
     }
@@ -446,9 +447,9 @@ impl CostModel for LearnedCost {
         let names = self.file.features.names();
         let mut beyond: Vec<(String, usize)> = Vec::new();
         let mut shards = 0;
-        for load in ranks.iter().flatten() {
-            let features = self.file.features.encode(&ShardFeatures::of(load, topology, batch_size));
-            let outside = model.beyond(&features);
+        let features = ranks.iter().flatten().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
+        for features in features {
+            let outside = model.beyond(&self.file.features.encode(&features));
             shards += usize::from(!outside.is_empty());
             for i in outside {
                 match beyond.iter_mut().find(|(name, _)| *name == names[i]) {
@@ -491,7 +492,10 @@ mod tests {
 
     use super::*;
     use crate::cost::rank_costs;
-    use crate::{AccessBins, ComputeSample, Costs, PretrainOptions, Shard, ShardingType, Table, pretrain};
+    use crate::{
+        AccessBins, ComputeSample, Costs, FurtherFeature, Pooling, PretrainOptions, Shard, ShardingType,
+        Table, pretrain,
+    };
 
     fn model() -> LearnedCost {
         let sample = |i: usize| {
@@ -525,10 +529,22 @@ mod tests {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
+        let further = |pooling_factor: f64| FurtherFeature {
+            feature: "other".into(),
+            pooling: Pooling::Attention,
+            pooling_factor: 8.0 - pooling_factor,
+            dedupe_factor: 2.0,
+            access_bins: None,
+        };
         let check = |drawn: Vec<(u64, u64, f64)>| {
             let tables: Vec<Table> = drawn
                 .into_iter()
-                .map(|(rows, dim, pooling_factor)| Table { pooling_factor, ..Table::new("t", rows, 4 * dim) })
+                .map(|(rows, dim, pooling_factor)| Table {
+                    pooling_factor,
+                    // Every other table is shared by two features.
+                    further_features: vec![further(pooling_factor); usize::from(rows % 2 == 0)],
+                    ..Table::new("t", rows, 4 * dim)
+                })
                 .collect();
             let shards: Vec<Shard> = tables.iter().map(|table| Shard::whole(table, 0)).collect();
             let loads: Vec<ShardLoad<'_>> = tables
@@ -543,7 +559,8 @@ mod tests {
                 .collect();
             let items: Vec<Vec<f64>> = loads
                 .iter()
-                .map(|load| model.file.features.encode(&ShardFeatures::of(load, &topology, 64)))
+                .flat_map(|load| ShardFeatures::of(load, &topology, 64))
+                .map(|features| model.file.features.encode(&features))
                 .collect();
             let expected = model.file.compute.predict_ms(&items);
             let found = rank_costs(&model, &[loads, vec![]], &topology, 64).unwrap();

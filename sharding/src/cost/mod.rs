@@ -4,7 +4,7 @@ pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
 
-use crate::table::{ACTIVATION_BYTES, exchange_buffer_bytes};
+use crate::table::{ACTIVATION_BYTES, Lookups, exchange_buffer_bytes};
 use crate::{Result, Shard, ShardingType, Table, Topology};
 
 /// A shard that stands on a rank, with what its cost depends on.
@@ -32,16 +32,26 @@ pub struct Work {
 }
 
 impl ShardLoad<'_> {
-    /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank.
+    /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank, over all features of its table.
     ///
     /// A row shard is taken to get ids in proportion to its rows, and gives a partial sum for every list. A
     /// data-parallel table serves its own rank's samples only. The dedupe factor divides samples into distinct lists.
     pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
+        let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
+        for lookups in self.table.lookups() {
+            let Work { lists, ids, vectors } = self.work_of(&lookups, topology, batch_size);
+            sum = Work { lists: sum.lists + lists, ids: sum.ids + ids, vectors: sum.vectors + vectors };
+        }
+        sum
+    }
+
+    /// The same of one feature.
+    pub(crate) fn work_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
         let ranks =
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
-        let lists = batch_size as f64 * ranks / self.table.dedupe_factor;
-        let ids = lists * self.table.pooling_factor * self.row_share();
-        let vectors = if self.table.pooling.is_sequence() { ids } else { lists };
+        let lists = batch_size as f64 * ranks / lookups.dedupe_factor;
+        let ids = lists * lookups.pooling_factor * self.row_share();
+        let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
     }
 

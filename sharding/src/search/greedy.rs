@@ -56,11 +56,12 @@ impl Search for Greedy {
 impl Greedy {
     fn figure(self, table: &Table) -> Result<f64> {
         let dim = table.dim as f64;
+        let ids = || table.lookups().map(|lookups| lookups.pooling_factor).sum::<f64>();
         Ok(match self {
             Self::BySize => table.memory_bytes()? as f64,
             Self::ByDimension => dim,
-            Self::ByLookups => dim * table.pooling_factor,
-            Self::BySizeTimesLookups => dim * table.pooling_factor * (table.rows as f64).log10(),
+            Self::ByLookups => dim * ids(),
+            Self::BySizeTimesLookups => dim * ids() * (table.rows as f64).log10(),
             Self::Random { .. } => 0.0,
         })
     }

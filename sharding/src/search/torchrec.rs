@@ -40,7 +40,7 @@ impl Search for TorchrecDefault {
         cost_model: &dyn CostModel,
         batch_size: u64,
     ) -> Result<Plan> {
-        let plain: Vec<Table> = tables.iter().map(without_deduplication).collect();
+        let plain: Vec<Table> = tables.iter().map(Table::without_deduplication).collect();
         let problem = Problem::new(&plain, topology, &AnalyticCost, batch_size)?;
         let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
         let placed = problem.table_plans(&best.units, &best.places);
@@ -51,15 +51,11 @@ impl Search for TorchrecDefault {
 impl TorchrecDefault {
     /// Its placement of another problem's tables after at most so many proposals, priced there; `None` if it finds none.
     pub(crate) fn units(self, problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
-        let plain: Vec<Table> = problem.tables.iter().map(without_deduplication).collect();
+        let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
         let own = Problem::new(&plain, problem.topology, &AnalyticCost, problem.batch_size).ok()?;
         let best = propose(&own, most_proposals)?;
         Some(Placement::new(problem, best.units, best.places))
     }
-}
-
-fn without_deduplication(table: &Table) -> Table {
-    Table { dedupe_factor: 1.0, ..table.clone() }
 }
 
 /// A way to cut a table.

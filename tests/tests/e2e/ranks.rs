@@ -122,6 +122,64 @@ fn launched_ranks_train_the_same_model() {
     assert!(!dir.path("other").exists());
 }
 
+/// From the configuration to the plan, through ranks, and into the export: one table for features of several groups.
+#[test]
+fn features_share_a_table() {
+    let dir = with_dataset();
+    let shared = "[tables.user_00]\ntable = \"things\"\n\n[tables.item_00]\ntable = \"things\"\nrows = 400\n\n[tables.item_01]\ntable = \"things\"\n";
+    let text = format!("{}\n{shared}", dir.text("logs/train.toml"));
+    dir.write("logs/train.toml", &text);
+    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
+    let tables: Value = serde_json::from_str(&dir.text("tables.json")).unwrap();
+    let tables = tables["tables"].as_array().unwrap();
+    let things = tables.iter().find(|table| table["name"] == "things").unwrap();
+    assert_eq!((&things["feature"], &things["rows"]), (&"user_00".into(), &400.into()));
+    let further: Vec<_> = things["further_features"].as_array().unwrap().iter().collect();
+    assert_eq!((&further[0]["feature"], &further[1]["feature"]), (&"item_00".into(), &"item_01".into()));
+    assert!(things["dedupe_factor"].as_f64() > Some(1.0) && further[0]["dedupe_factor"] == 1.0, "{things}");
+    assert!(tables.iter().all(|table| table["name"] != "user_00" && table["name"] != "item_01"));
+    dir.command("onefold-shard topology --ranks 2 --memory 4MiB --out topology.json").works();
+    dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
+    let checked = "onefold-shard check plan.json --tables tables.json --topology topology.json";
+    assert_eq!(dir.command(checked).json()["valid"], true);
+    dir.command("onefold-shard export plan.json --torchrec --module ebc --out torchrec.json").works();
+    let torchrec: Value = serde_json::from_str(&dir.text("torchrec.json")).unwrap();
+    assert!(torchrec["plan"]["ebc"]["things"].is_object(), "{torchrec}");
+
+    let local = dir.command(&format!("onefold-train {RUN} --out local --max-steps 30 --threads 1")).json();
+    let launch = format!("onefold-train launch --ranks 2 -- {RUN} --out run --plan plan.json");
+    dir.command(&format!("{launch} --max-steps 17")).works();
+    let resumed = dir.command(&format!("{launch} --max-steps 30 --resume")).json();
+    assert_near("shared", &losses(&resumed), &losses(&local));
+    assert_eq!(
+        resumed["parameters"]["embedding"].as_u64(),
+        Some(16 * (400 + 500 * (tables.len() as u64 - 1)))
+    );
+    let evaluated = dir.command("onefold-train eval run --data dataset --checkpoint latest").json();
+    let (found, expected) = (evaluated["loss"].as_f64().unwrap(), resumed["eval"]["loss"].as_f64().unwrap());
+    assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    dir.command("onefold-train export run --out exported").works();
+    let export: Value = serde_json::from_str(&dir.text("exported/export.json")).unwrap();
+    let exported =
+        export["tables"].as_array().unwrap().iter().find(|table| table["name"] == "t_things").unwrap();
+    let names: Vec<_> = exported["features"].as_array().unwrap().iter().map(|own| &own["feature"]).collect();
+    assert_eq!(names, ["user_00", "item_00", "item_01"]);
+
+    // A plan for tables of their own is another one.
+    dir.write("logs/own.toml", text.replace("table = \"things\"\n", ""));
+    dir.command(
+        "onefold-train launch --ranks 2 -- run logs/own.toml --data dataset --out other --plan plan.json",
+    )
+    .fails(&[
+        "it lacks tables `user_00`, `item_00`, `item_01`",
+        "it places table `things`, which should not be there",
+    ]);
+    dir.write("logs/train.toml", text.replace("[tables.item_01]\n", "[tables.item_01]\nrows = 500\n"));
+    dir.command(&format!("onefold-train {RUN} --out other")).fails(&[
+        "`[tables.item_01]`: `rows` is 500, but 400 under `[tables.item_00]`, whose table `things` is the same",
+    ]);
+}
+
 /// The ranks that a launcher has started, by rank.
 fn ranks_of(launcher: u32) -> Vec<u32> {
     let children = fs_err::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));

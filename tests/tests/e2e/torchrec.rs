@@ -26,10 +26,12 @@ fn torchrec_builds_and_trains_an_exported_plan() {
     let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
     let dir = Dir::new();
     let names = ["whole", "columns", "rows", "copies"];
-    let tables: Vec<Value> = names
-        .iter()
-        .map(|name| json!({"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0}))
-        .collect();
+    // Each is shared by two features.
+    let shared = |name: &&str| {
+        let further = json!([{"feature": format!("{name}_too"), "pooling_factor": 1.0}]);
+        json!({"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0, "further_features": further})
+    };
+    let tables: Vec<Value> = names.iter().map(shared).collect();
     dir.write("tables.json", json!({"format_version": 1, "batch_size": 8, "tables": tables}).to_string());
     dir.command("onefold-shard topology --ranks 2 --memory 1MiB --out topology.json").works();
     dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();

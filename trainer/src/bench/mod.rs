@@ -18,7 +18,7 @@ use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};
 use onefold_raw_logs::generate::Workload;
-use onefold_sharding::TableConfig;
+use onefold_sharding::FeatureConfig;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -170,15 +170,15 @@ fn name(dedupe: Dedupe) -> &'static str {
 /// The model's tables, on the processor or on a device.
 fn embeddings(
     config: &TrainConfig,
-    tables: &[TableConfig],
+    features: &[FeatureConfig],
     threads: usize,
     device: Option<&Accelerator>,
 ) -> Result<Embeddings> {
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
-    let placement = Placement::alone(tables);
+    let placement = Placement::alone(features);
     match device {
-        None => Embeddings::new(tables, &placement, optimizer, seed, threads),
-        Some(device) => Embeddings::on_accelerator(device, tables, &placement, optimizer, seed, threads),
+        None => Embeddings::new(features, &placement, optimizer, seed, threads),
+        Some(device) => Embeddings::on_accelerator(device, features, &placement, optimizer, seed, threads),
     }
 }
 

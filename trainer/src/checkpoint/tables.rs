@@ -1,6 +1,6 @@
 //! Tables in safetensors files, shard by shard, and back into the shards of any other plan.
 //!
-//! A shard is stored as `tables.FEATURE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has no brackets. A
+//! A shard is stored as `tables.TABLE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has no brackets. A
 //! delta holds some rows only, and which they are, as `….rows`. What a rank needs of a table is put together from the
 //! rectangles that are there, a range of rows at a time.
 
@@ -20,10 +20,10 @@ const PIECE: usize = 16 << 20;
 /// What names of tables begin with.
 const PREFIX: &str = "tables.";
 
-/// `tables.FEATURE`, or `tables.FEATURE[ROWS, COLUMNS]` for a part of a table.
+/// `tables.TABLE`, or `tables.TABLE[ROWS, COLUMNS]` for a part of a table.
 fn shard_name(embeddings: &Embeddings, shard: &Shard) -> String {
-    let config = &embeddings.configs()[shard.table];
-    let name = format!("{PREFIX}{}", config.feature);
+    let config = &embeddings.tables()[shard.table];
+    let name = format!("{PREFIX}{}", config.name);
     if shard.is_whole(config) { name } else { format!("{name}[{:?}, {:?}]", shard.rows, shard.columns) }
 }
 
@@ -166,7 +166,7 @@ impl StoredTables {
             if !embeddings.holds(number) {
                 continue;
             }
-            let feature = embeddings.configs()[shard.table].feature.clone();
+            let feature = embeddings.tables()[shard.table].name.clone();
             for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
                 let wanted = Wanted { feature: &feature, buffer: &buffer, columns: &shard.columns };
                 let (mut next, mut failed) = (shard.rows.start, None);

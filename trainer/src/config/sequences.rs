@@ -1,6 +1,6 @@
 //! The part of `[model]` that pools sequences.
 
-use onefold_sharding::{Pooling, TableConfig};
+use onefold_sharding::{FeatureConfig, Pooling};
 
 use super::{ModelConfig, TrainConfig, mlp_parameters};
 
@@ -30,9 +30,9 @@ impl ModelConfig {
         self.encoder_hidden.unwrap_or(4 * dim)
     }
 
-    /// Parameters of the blocks that these tables need.
-    pub(super) fn block_parameters(&self, tables: &[TableConfig], dim: i64) -> i64 {
-        let by = |pooling| tables.iter().any(|table| table.pooling == pooling);
+    /// Parameters of the blocks that these features need.
+    pub(super) fn block_parameters(&self, features: &[FeatureConfig], dim: i64) -> i64 {
+        let by = |pooling| features.iter().any(|feature| feature.pooling == pooling);
         let projections = mlp_parameters(dim, &[3 * dim]) + mlp_parameters(dim, &[dim]);
         let mut parameters = 0;
         if by(Pooling::Attention) {

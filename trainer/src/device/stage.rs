@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use onefold_ikjt::{Batch, Feature, Group};
-use onefold_sharding::{IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{FeatureConfig, IdPolicy, Pooling};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
@@ -99,11 +99,11 @@ impl Staged {
     }
 }
 
-/// A feature with its table.
+/// A feature and its number, which that of its configuration is.
 struct Planned<'a> {
     feature: &'a Feature,
     group: usize,
-    table: usize,
+    number: usize,
     /// The first row of its table; `None` if other ranks have it.
     first_row: Option<i64>,
     layout: Layout,
@@ -112,8 +112,8 @@ struct Planned<'a> {
 fn plan<'a>(
     feature: &'a Feature,
     group: usize,
-    table: usize,
-    config: &TableConfig,
+    number: usize,
+    config: &FeatureConfig,
     first_row: Option<i64>,
 ) -> Result<Planned<'a>> {
     if config.ids == IdPolicy::Checked {
@@ -129,12 +129,12 @@ fn plan<'a>(
         None if !config.pooling.is_sequence() => Layout::empty(feature.rows()),
         _ => Layout::new(feature.offsets(), feature.sizes()),
     };
-    Ok(Planned { feature, group, table, first_row, layout })
+    Ok(Planned { feature, group, number, first_row, layout })
 }
 
 fn plan_all<'a>(
     groups: &'a [Group],
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
     first_rows: &[Option<i64>],
 ) -> Result<Vec<Planned<'a>>> {
     let of_group = |(i, group): (usize, &'a Group)| group.features().iter().map(move |feature| (i, feature));
@@ -184,7 +184,7 @@ impl Stage {
     pub(super) fn stage(
         &self,
         batch: &Batch,
-        configs: &[TableConfig],
+        configs: &[FeatureConfig],
         first_rows: &[Option<i64>],
     ) -> Result<Staged> {
         self.threads.install(|| self.stage_here(batch, configs, first_rows))
@@ -193,7 +193,7 @@ impl Stage {
     fn stage_here(
         &self,
         batch: &Batch,
-        configs: &[TableConfig],
+        configs: &[FeatureConfig],
         first_rows: &[Option<i64>],
     ) -> Result<Staged> {
         let planned = plan_all(batch.groups(), configs, first_rows)?;
@@ -203,9 +203,9 @@ impl Stage {
             return Err(super::failed(self.accelerator.torch(), message, "lower `[train].batch_size`"));
         }
         let mut parcel = Parcel::default();
-        let by = |pooling| planned.iter().filter(move |planned| configs[planned.table].pooling == pooling);
+        let by = |pooling| planned.iter().filter(move |planned| configs[planned.number].pooling == pooling);
         let sequences = BLOCKS.map(|pooling| by(pooling).collect::<Vec<_>>());
-        let pooled = planned.iter().filter(|planned| !configs[planned.table].pooling.is_sequence());
+        let pooled = planned.iter().filter(|planned| !configs[planned.number].pooling.is_sequence());
         let pooled: Vec<&Planned<'_>> = pooled.collect();
         let in_order = pooled.iter().chain(sequences.iter().flatten());
         let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs);
@@ -258,12 +258,12 @@ impl Stage {
 fn add_ids<'a>(
     parcel: &mut Parcel<'a>,
     features: impl Iterator<Item = &'a &'a Planned<'a>>,
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
 ) -> (Section, Section, Section) {
     let (mut starts, mut tables, mut count) = (Vec::new(), Vec::new(), 0);
     let mut first = None;
     for planned in features {
-        let config = &configs[planned.table];
+        let config = &configs[planned.number];
         starts.push(count as i64);
         let hashed = i64::from(config.ids == IdPolicy::Hashed);
         tables.extend([planned.first_row.unwrap_or(-1), config.rows as i64, hashed]);
@@ -281,7 +281,7 @@ fn add_bags(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
     planned: &[Planned<'_>],
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
 ) -> (JaggedSections, Section) {
     let mut parts = JaggedParts::default();
     let mut scales = Vec::new();
@@ -290,14 +290,14 @@ fn add_bags(
         let features = &planned[table..table + group.features().len()];
         table += features.len();
         let pooled: Vec<_> =
-            features.iter().filter(|planned| !configs[planned.table].pooling.is_sequence()).collect();
+            features.iter().filter(|planned| !configs[planned.number].pooling.is_sequence()).collect();
         let (first_bag, rows) = (parts.offsets.len(), group.rows());
         parts.offsets.resize(first_bag + rows * pooled.len(), 0);
         parts.sizes.resize(first_bag + rows * pooled.len(), 0);
         scales.resize(first_bag + rows * pooled.len(), 1.0);
         for (i, planned) in pooled.iter().enumerate() {
             let bag = |row: usize| first_bag + row * pooled.len() + i;
-            let mean = configs[planned.table].pooling == Pooling::Mean;
+            let mean = configs[planned.number].pooling == Pooling::Mean;
             for (row, &size) in planned.feature.sizes().iter().enumerate() {
                 parts.offsets[bag(row)] = planned.layout.offsets[row] + element as i32;
                 parts.sizes[bag(row)] = if planned.layout.elements > 0 { size } else { 0 };
@@ -365,28 +365,28 @@ fn add_sequences(
 }
 
 /// Where the rows and values of every feature are.
-fn places(planned: &[Planned<'_>], configs: &[TableConfig], groups: &[GroupSections]) -> Vec<FeaturePlace> {
-    let is_sequence = |planned: &Planned<'_>| configs[planned.table].pooling.is_sequence();
+fn places(planned: &[Planned<'_>], configs: &[FeatureConfig], groups: &[GroupSections]) -> Vec<FeaturePlace> {
+    let is_sequence = |planned: &Planned<'_>| configs[planned.number].pooling.is_sequence();
     let mut places: Vec<Option<FeaturePlace>> = planned.iter().map(|_| None).collect();
     let (mut element, mut slot, mut last) = (0, 0, 0);
     for planned in planned.iter().filter(|planned| !is_sequence(planned)) {
         (slot, last) = (if planned.group == last { slot } else { 0 }, planned.group);
         let group = &groups[planned.group];
         let bags = Some((group.first_bag + slot, group.pooled));
-        places[planned.table] = Some(FeaturePlace::new(&planned.layout, element, bags));
+        places[planned.number] = Some(FeaturePlace::new(&planned.layout, element, bags));
         (element, slot) = (element + planned.layout.elements, slot + 1);
     }
-    let by = |pooling| planned.iter().filter(move |planned| configs[planned.table].pooling == pooling);
+    let by = |pooling| planned.iter().filter(move |planned| configs[planned.number].pooling == pooling);
     element = 0;
     for planned in BLOCKS.into_iter().flat_map(by) {
-        places[planned.table] = Some(FeaturePlace::new(&planned.layout, element, None));
+        places[planned.number] = Some(FeaturePlace::new(&planned.layout, element, None));
         element += planned.layout.elements;
     }
     places.into_iter().flatten().collect()
 }
 
 /// What each table that pools by `din` attends with.
-fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
+fn targets(groups: &[Group], configs: &[FeatureConfig]) -> Vec<Target> {
     let mut pooled: Vec<(&str, Target)> = Vec::new();
     let mut rest = configs;
     for (group, features) in groups.iter().map(|group| group.features().len()).enumerate() {
@@ -395,7 +395,7 @@ fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
         pooled.extend(own.map(|(config, feature)| (config.feature.as_str(), Target { group, feature })));
         rest = others;
     }
-    let target = |config: &TableConfig| {
+    let target = |config: &FeatureConfig| {
         let found = pooled.iter().find(|(feature, _)| config.target.as_deref() == Some(*feature));
         found.expect("`resolve_tables` has seen that there is one").1
     };
@@ -406,7 +406,7 @@ fn targets(groups: &[Group], configs: &[TableConfig]) -> Vec<Target> {
 fn add_groups(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
-    configs: &[TableConfig],
+    configs: &[FeatureConfig],
     samples: Vec<Option<SamplesOfRows>>,
 ) -> Vec<GroupSections> {
     let (mut table, mut first_bag) = (0, 0);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::{DataType, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig};
 use tch::{Kind, Tensor};
 
 use super::stage::Stage;
@@ -27,7 +27,7 @@ pub(crate) struct Held {
 impl Held {
     /// All of a table.
     #[cfg(test)]
-    pub(crate) fn whole(table: usize, config: &TableConfig) -> Self {
+    pub(crate) fn whole(table: usize, config: &FeatureConfig) -> Self {
         Self { table, rows: config.rows, dtype: config.dtype, origin: [0, 0] }
     }
 }
@@ -43,8 +43,8 @@ pub(crate) struct DeviceTables {
     marks: Tensor,
     /// What is here, by number.
     held: Vec<Held>,
-    /// The whole tables that batches look up, in the order of features.
-    configs: Vec<TableConfig>,
+    /// The features of batches, in their order.
+    features: Vec<FeatureConfig>,
     /// By feature: the first row of its table, if all of it is here.
     first_rows: Vec<Option<i64>>,
     stage: Stage,
@@ -62,7 +62,7 @@ pub(crate) struct LookedUp {
 }
 
 impl DeviceTables {
-    /// Memory for what is held, `width` columns of each, with weights and state of zero. Batches have the features of `configs`,
+    /// Memory for what is held, `width` columns of each, with weights and state of zero. Batches have these `features`,
     /// and `local` says for each which of the held tables it looks up, if all of its table is here. `threads` put batches together.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl DeviceTables {
     pub(crate) fn new(
         accelerator: &Accelerator,
         (held, width): (&[Held], usize),
-        (configs, local): (&[TableConfig], &[Option<usize>]),
+        (features, local): (&[FeatureConfig], &[Option<usize>]),
         state_width: usize,
         threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
@@ -91,7 +91,7 @@ impl DeviceTables {
             held: held.to_vec(),
             stage: Stage::new(accelerator, threads),
             accelerator: accelerator.clone(),
-            configs: configs.to_vec(),
+            features: features.to_vec(),
         })
     }
 
@@ -131,7 +131,7 @@ impl DeviceTables {
     /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::Device`](crate::Error::Device) if
     /// memory cannot be had.
     pub(crate) fn stage(&self, batch: &Batch) -> Result<Staged> {
-        self.stage.stage(batch, &self.configs, &self.first_rows)
+        self.stage.stage(batch, &self.features, &self.first_rows)
     }
 
     /// Looks up and pools a batch that has [arrived](Staged::arrive).

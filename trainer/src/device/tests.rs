@@ -1,7 +1,7 @@
 //! The kernels and the driver, as far as they go without a GPU.
 
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
 use super::host::emulated;
@@ -121,9 +121,10 @@ fn other_panics_stay_panics() {
 const ROWS: u64 = 12;
 const DIM: usize = 4;
 
-fn configs() -> [TableConfig; 4] {
-    let config = |feature: &str, pooling, ids, dtype| TableConfig {
+fn configs() -> [FeatureConfig; 4] {
+    let config = |feature: &str, pooling, ids, dtype| FeatureConfig {
         feature: feature.into(),
+        table: None,
         rows: ROWS,
         dim: DIM as u64,
         pooling,
@@ -140,7 +141,7 @@ fn configs() -> [TableConfig; 4] {
 }
 
 /// Whole tables.
-fn tables_of(configs: &[TableConfig], state_width: usize) -> DeviceTables {
+fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
     let held: Vec<Held> =
         configs.iter().enumerate().map(|(table, config)| Held::whole(table, config)).collect();
@@ -175,7 +176,7 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
 }
 
 /// What a table row of `config` is for `id`.
-fn row_of(config: &TableConfig, id: i64) -> usize {
+fn row_of(config: &FeatureConfig, id: i64) -> usize {
     match config.ids {
         IdPolicy::Checked => id as usize,
         IdPolicy::Hashed => onefold_ikjt::hash::sigrid_hash(id, 0, config.rows as i64) as usize,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
-use onefold_sharding::TableConfig;
+use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Device, Kind, Tensor};
 
 use super::shard::{Buffer, RowSet, Shard};
@@ -58,17 +58,18 @@ impl DeviceStore {
     /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension.
     pub(super) fn new(
         accelerator: &Accelerator,
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         (shards, rank): (&[Shard], u32),
         optimizer: &TableOptimizerConfig,
         seed: u64,
         threads: &Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let mut store = Self::of_zeros(accelerator, configs, (shards, rank), optimizer, threads)?;
+        let mut store = Self::of_zeros(accelerator, features, (shards, rank), optimizer, threads)?;
         store.seed = seed;
+        let tables = store.configs.clone();
         for (number, shard) in shards.iter().enumerate().filter(|(_, shard)| shard.rank == rank) {
             // One shard at a time is in this machine's memory.
-            let table = threads.install(|| Table::of_shard(&configs[shard.table], seed, shard, 0));
+            let table = threads.install(|| Table::of_shard(&tables[shard.table], seed, shard, 0));
             let mut weights = store.buffer(number, 0);
             guarded(accelerator.torch(), || {
                 weights.copy_(&of_bytes(table.weights().bytes(), weights.size()[0], &weights));
@@ -85,14 +86,15 @@ impl DeviceStore {
     /// As [`new`](Self::new).
     pub(crate) fn of_zeros(
         accelerator: &Accelerator,
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         (shards, rank): (&[Shard], u32),
         optimizer: &TableOptimizerConfig,
         threads: &Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
+        let (configs, table_of) = tables_of(features);
         let dim = configs.first().map_or(1, |config| config.dim);
         if let Some(other) = configs.iter().find(|config| config.dim != dim) {
-            let message = format!("`{}` has dimension {}, other tables {dim}", other.feature, other.dim);
+            let message = format!("`{}` has dimension {}, other tables {dim}", other.name, other.dim);
             let hint = "give all tables one `dim`, or train with the option `device = cpu`";
             return Err(failed(accelerator.torch(), message, hint));
         }
@@ -115,21 +117,21 @@ impl DeviceStore {
             held[class].push(Held { table: shard.table, rows, dtype, origin });
         }
         accelerator.check_memory(bytes)?;
-        let of_table = |table: usize| {
+        let place = |table: usize| {
             let whole = |(shard, _): &(&Shard, _)| shard.table == table && shard.is_whole(&configs[table]);
             shards.iter().zip(&places).filter(whole).find_map(|(_, place)| Some((*place)?.1))
         };
-        let local: Vec<Option<usize>> = (0..configs.len()).map(of_table).collect();
+        let local: Vec<Option<usize>> = table_of.into_iter().map(place).collect();
         let tables = widths.iter().zip(&held).zip(&state_widths).map(|((&width, held), &state_width)| {
             // Batches are looked up where whole tables are.
-            let features = if width == dim as usize { (configs, &local[..]) } else { (&[][..], &[][..]) };
-            DeviceTables::new(accelerator, (held, width), features, state_width, Arc::clone(threads))
+            let looked_up = if width == dim as usize { (features, &local[..]) } else { (&[][..], &[][..]) };
+            DeviceTables::new(accelerator, (held, width), looked_up, state_width, Arc::clone(threads))
         });
         let touched =
             |shard: &Shard| (shard.rank == rank).then(|| Touched::new(shard.rows.end - shard.rows.start));
         Ok(Self {
             tables: tables.collect::<Result<_>>()?,
-            configs: configs.to_vec(),
+            configs,
             touched: RefCell::new(shards.iter().map(touched).collect()),
             shards: shards.to_vec(),
             places,
@@ -368,11 +370,11 @@ mod tests {
     const ROWS: u64 = 12;
     const DIM: u64 = 8;
 
-    fn configs() -> Vec<TableConfig> {
+    fn configs() -> Vec<FeatureConfig> {
         let dtypes = [DataType::Fp16, DataType::Fp32, DataType::Bf16, DataType::Fp16];
         let config = |(i, dtype)| {
             let (feature, pooling, ids) = (format!("f{i}"), Pooling::Sum, IdPolicy::Checked);
-            TableConfig { feature, rows: ROWS, dim: DIM, pooling, target: None, ids, dtype }
+            FeatureConfig { feature, table: None, rows: ROWS, dim: DIM, pooling, target: None, ids, dtype }
         };
         dtypes.into_iter().enumerate().map(config).collect()
     }
@@ -382,7 +384,7 @@ mod tests {
         let rows: Vec<Vec<i64>> = (0..4)
             .map(|sample| (0..3).map(|i| (5 * (3 * sample + i) + step) % ROWS as i64).collect())
             .collect();
-        let feature = |config: TableConfig| Feature::from_rows(config.feature, &rows).unwrap();
+        let feature = |config: FeatureConfig| Feature::from_rows(config.feature, &rows).unwrap();
         Group::try_new("g", None, configs().into_iter().map(feature).collect()).unwrap()
     }
 
@@ -478,16 +480,16 @@ mod tests {
         let accelerator = emulated();
         // The emulated device has 1 GiB: room for so many weights of 16 bits, and not of 32.
         let with = |dtype| {
-            let config = TableConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
+            let config = FeatureConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
             let threads = Arc::new(super::super::thread_pool(1).unwrap());
-            let shards = [Shard::whole(0, &config, 0)];
+            let shards = Placement::alone(std::slice::from_ref(&config)).shards;
             DeviceStore::of_zeros(&accelerator, &[config], (&shards, 0), &optimizer, &threads)
         };
         let weights = with(DataType::Bf16).unwrap().buffer(0, 0);
         assert_eq!(weights.numel() * weights.kind().elt_size_in_bytes(), 640_000_000);
         let error = with(DataType::Fp32).unwrap_err().to_string();
         assert!(error.contains("the model takes 1.2 GiB"), "{error}");
-        let mixed = [configs()[0].clone(), TableConfig { dim: 4, ..configs()[1].clone() }];
+        let mixed = [configs()[0].clone(), FeatureConfig { dim: 4, ..configs()[1].clone() }];
         let placement = Placement::alone(&mixed);
         let error = Embeddings::on_accelerator(&accelerator, &mixed, &placement, &optimizer, 1, 1);
         let error = error.unwrap_err().to_string();

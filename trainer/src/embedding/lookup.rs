@@ -1,8 +1,9 @@
 //! What is looked up for the features of a batch.
 
 use onefold_ikjt::{Feature, Group};
-use onefold_sharding::{Pooling, TableConfig};
+use onefold_sharding::{FeatureConfig, Pooling};
 
+use super::Layout;
 use super::table::{Table, table_rows};
 use crate::Result;
 use crate::kernels::attention::Sequence;
@@ -36,7 +37,9 @@ impl Rows {
 /// What one feature looks up in a table, or in a shard of one.
 #[derive(Debug)]
 pub struct FeatureLookup {
-    /// The table, by number.
+    /// The feature, by number.
+    pub(crate) feature: usize,
+    /// Its table, by number, which other features may look up too.
     pub(crate) table: usize,
     /// The table row of every value, counted from the shard's first one.
     pub(crate) table_rows: Vec<u32>,
@@ -69,8 +72,9 @@ impl FeatureLookup {
     /// # Errors
     ///
     /// [`Error::Id`](crate::Error::Id) for an id that the table has no row for.
-    fn new(feature: &Feature, table: usize, config: &TableConfig) -> Result<Self> {
+    fn new(feature: &Feature, number: usize, table: usize, config: &FeatureConfig) -> Result<Self> {
         Ok(Self {
+            feature: number,
             table,
             table_rows: table_rows(config, feature)?,
             weights: feature.weights().map(|weights| weights.to_vec()),
@@ -114,16 +118,16 @@ pub(super) struct GroupLookup {
 }
 
 impl GroupLookup {
-    /// What a group looks up whose features have the tables from `first_table` on.
+    /// What a group looks up whose features are those from number `first` on.
     ///
     /// # Errors
     ///
     /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for.
-    pub(super) fn new(group: &Group, first_table: usize, configs: &[TableConfig]) -> Result<Self> {
+    pub(super) fn new(group: &Group, first: usize, layout: &Layout) -> Result<Self> {
         let (mut pooled, mut sequences) = (Vec::new(), Vec::new());
-        for (feature, table) in group.features().iter().zip(first_table..) {
-            let config = &configs[table];
-            let lookup = FeatureLookup::new(feature, table, config)?;
+        for (feature, number) in group.features().iter().zip(first..) {
+            let config = &layout.features[number];
+            let lookup = FeatureLookup::new(feature, number, layout.table_of[number], config)?;
             if config.pooling.is_sequence() { sequences.push(lookup) } else { pooled.push(lookup) }
         }
         Ok(Self { pooled, sequences, rows: group.rows() })

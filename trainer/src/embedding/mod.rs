@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use onefold_ikjt::{Batch, Group};
-use onefold_sharding::{DataType, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
 
 pub(crate) use self::device::{DeviceGradients, DeviceStore};
@@ -113,8 +113,9 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Every table whole on one rank: the largest first, each on the rank that has the fewest bytes.
-    pub fn even(tables: &[TableConfig], collectives: Arc<dyn Collectives>) -> Self {
+    /// Every table of `features` whole on one rank: the largest first, each on the rank that has the fewest bytes.
+    pub fn even(features: &[FeatureConfig], collectives: Arc<dyn Collectives>) -> Self {
+        let (tables, _) = tables_of(features);
         let bytes = |table: usize| tables[table].rows * tables[table].dim * tables[table].dtype.bytes();
         let mut order: Vec<usize> = (0..tables.len()).collect();
         order.sort_by_key(|&table| std::cmp::Reverse(bytes(table)));
@@ -130,20 +131,44 @@ impl Placement {
         Self { shards, collectives, dtype: DataType::Fp32 }
     }
 
-    /// All tables whole on the only rank.
-    pub fn alone(tables: &[TableConfig]) -> Self {
+    /// All tables of `features` whole on the only rank.
+    pub fn alone(features: &[FeatureConfig]) -> Self {
+        let (tables, _) = tables_of(features);
         let shards = tables.iter().enumerate().map(|(i, config)| Shard::whole(i, config, 0)).collect();
         Self { shards, collectives: Arc::new(Alone), dtype: DataType::Fp32 }
     }
 }
 
-/// All tables of a model, in the schema's order of features, as one rank of a job sees them.
+/// What the features of a model look up, in the schema's order.
+#[derive(Debug)]
+struct Layout {
+    features: Vec<FeatureConfig>,
+    /// Each once, in the order of the first feature that looks it up.
+    tables: Vec<TableConfig>,
+    /// By feature: the number of its table.
+    table_of: Vec<usize>,
+}
+
+impl Layout {
+    fn new(features: &[FeatureConfig]) -> Self {
+        let (tables, table_of) = tables_of(features);
+        Self { features: features.to_vec(), tables, table_of }
+    }
+
+    /// The features that look up a table, by number.
+    fn features_of(&self, table: usize) -> impl Iterator<Item = usize> {
+        (0..self.features.len()).filter(move |&feature| self.table_of[feature] == table)
+    }
+}
+
+/// All tables of a model as one rank of a job sees them. Several features may look up one table; each of its rows is updated once a
+/// step all the same.
 ///
 /// [`request`](Self::request), [`lookup`](Self::lookup), [`send_gradients`](Self::send_gradients) and [`update`](Self::update) are
 /// collective: every rank calls them once a step, in one order, with its own batch.
 #[derive(Debug)]
 pub struct Embeddings {
-    configs: Vec<TableConfig>,
+    layout: Layout,
     shards: Vec<Shard>,
     store: Store,
     exchange: Exchange,
@@ -166,7 +191,7 @@ impl Embeddings {
     ///
     /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
     pub fn new(
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         placement: &Placement,
         optimizer: &TableOptimizerConfig,
         seed: u64,
@@ -174,20 +199,21 @@ impl Embeddings {
     ) -> Result<Self> {
         let threads = thread_pool(threads)?;
         let rank = placement.collectives.rank();
-        let store = threads.install(|| HostStore::new(configs, &placement.shards, rank, optimizer, seed));
-        Ok(Self::of(configs.to_vec(), Store::Host(store), placement, Arc::new(threads)))
+        let layout = Layout::new(features);
+        let store =
+            threads.install(|| HostStore::new(&layout.tables, &placement.shards, rank, optimizer, seed));
+        Ok(Self::of(layout, Store::Host(store), placement, Arc::new(threads)))
     }
 
-    /// Given tables, in the schema's order of features, on the only rank.
+    /// Given tables, those [of](tables_of) the features, on the only rank.
     ///
     /// # Errors
     ///
     /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
-    pub fn from_tables(tables: Vec<Table>, threads: usize) -> Result<Self> {
-        let configs: Vec<TableConfig> = tables.iter().map(|table| table.config().clone()).collect();
+    pub fn from_tables(features: &[FeatureConfig], tables: Vec<Table>, threads: usize) -> Result<Self> {
         let store = Store::Host(HostStore::of_whole(tables));
-        let placement = Placement::alone(&configs);
-        Ok(Self::of(configs, store, &placement, Arc::new(thread_pool(threads)?)))
+        let threads = Arc::new(thread_pool(threads)?);
+        Ok(Self::of(Layout::new(features), store, &Placement::alone(features), threads))
     }
 
     /// This rank's shards in a device's memory, with the initial weights that they have in this machine's.
@@ -198,7 +224,7 @@ impl Embeddings {
     /// be started.
     pub fn on_accelerator(
         accelerator: &Accelerator,
-        configs: &[TableConfig],
+        features: &[FeatureConfig],
         placement: &Placement,
         optimizer: &TableOptimizerConfig,
         seed: u64,
@@ -206,29 +232,29 @@ impl Embeddings {
     ) -> Result<Self> {
         let threads = Arc::new(thread_pool(threads)?);
         let shards = (&placement.shards[..], placement.collectives.rank());
-        let store = DeviceStore::new(accelerator, configs, shards, optimizer, seed, &threads)?;
-        Ok(Self::of(configs.to_vec(), Store::Device(Box::new(store)), placement, threads))
+        let store = DeviceStore::new(accelerator, features, shards, optimizer, seed, &threads)?;
+        Ok(Self::of(Layout::new(features), Store::Device(Box::new(store)), placement, threads))
     }
 
-    fn of(
-        configs: Vec<TableConfig>,
-        store: Store,
-        placement: &Placement,
-        threads: Arc<rayon::ThreadPool>,
-    ) -> Self {
+    fn of(layout: Layout, store: Store, placement: &Placement, threads: Arc<rayon::ThreadPool>) -> Self {
         let Placement { shards, collectives, dtype } = placement;
-        let exchange = Exchange::new(&configs, shards, Arc::clone(collectives), *dtype);
-        Self { configs, shards: shards.clone(), store, exchange, threads, steps: 0 }
+        let exchange = Exchange::new(&layout, shards, Arc::clone(collectives), *dtype);
+        Self { layout, shards: shards.clone(), store, exchange, threads, steps: 0 }
     }
 
-    /// The whole tables.
-    pub fn configs(&self) -> &[TableConfig] {
-        &self.configs
+    /// What every feature looks up, in the schema's order.
+    pub fn features(&self) -> &[FeatureConfig] {
+        &self.layout.features
+    }
+
+    /// The whole tables, in the order of the first feature that looks each up.
+    pub fn tables(&self) -> &[TableConfig] {
+        &self.layout.tables
     }
 
     /// The dimension of all vectors; 1 without tables.
     pub fn dim(&self) -> usize {
-        self.configs.first().map_or(1, |config| config.dim as usize)
+        self.layout.tables.first().map_or(1, |config| config.dim as usize)
     }
 
     /// The shards of all tables on all ranks, in the order of tables.
@@ -274,7 +300,7 @@ impl Embeddings {
         &self.exchange.recorder
     }
 
-    /// Begins to ask the owners for the rows of every group of a batch, whose features are in the order of the tables, and to tell all
+    /// Begins to ask the owners for the rows of every group of a batch, whose features are in the schema's order, and to tell all
     /// ranks this one's `status`. Without groups nothing is asked for.
     ///
     /// # Errors
@@ -306,16 +332,16 @@ impl Embeddings {
 
     /// What a batch looks up.
     fn lookups(&self, groups: &[Group]) -> Result<Vec<GroupLookup>> {
-        let next_table = |next: &mut usize, group: &Group| {
+        let next_feature = |next: &mut usize, group: &Group| {
             *next += group.features().len();
             Some(*next - group.features().len())
         };
-        let first_tables: Vec<usize> = groups.iter().scan(0, next_table).collect();
-        let configs = self.configs.as_slice();
+        let first_features: Vec<usize> = groups.iter().scan(0, next_feature).collect();
+        let layout = &self.layout;
         self.threads.install(|| {
-            let groups = groups.par_iter().zip(first_tables).with_max_len(1);
+            let groups = groups.par_iter().zip(first_features).with_max_len(1);
             let lookups: Vec<_> =
-                groups.map(|(group, first)| GroupLookup::new(group, first, configs)).collect();
+                groups.map(|(group, first)| GroupLookup::new(group, first, layout)).collect();
             // Of several errors the first group's.
             lookups.into_iter().collect()
         })
@@ -338,7 +364,7 @@ impl Embeddings {
     pub fn lookup(&self, request: Request) -> Result<Lookups> {
         let Store::Host(store) = &self.store else { unreachable!("a device looks up what is on it") };
         let (groups, exchanged) =
-            self.exchange.lookup(request.exchange, store, &self.configs, &self.threads)?;
+            self.exchange.lookup(request.exchange, store, &self.layout.tables, &self.threads)?;
         Ok(Lookups { groups, exchanged })
     }
 
@@ -541,7 +567,7 @@ impl Embeddings {
             bytes.extend_from_slice(part);
             Ok(())
         })?;
-        Ok(Some(widened(self.configs[table].dtype, &bytes)))
+        Ok(Some(widened(self.layout.tables[table].dtype, &bytes)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use onefold_sharding::{Plan, TableConfig};
+use onefold_sharding::{FeatureConfig, Plan, TableConfig, tables_of};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
-    /// The table, by number in the schema's order of features.
+    /// The table, by number: as [`tables_of`] the features gives them.
     pub table: usize,
     /// The rank that holds it.
     pub rank: u32,
@@ -26,16 +26,17 @@ impl Shard {
         Self { table, rank, rows: 0..config.rows, columns: 0..config.dim }
     }
 
-    /// The shards of a plan, in the order of `tables`.
+    /// The shards of a plan, in the order of the tables of `features`.
     ///
     /// # Errors
     ///
     /// [`onefold_sharding::Error::Plan`] if the plan is not valid or not one of exactly these tables.
-    pub fn of_plan(plan: &Plan, tables: &[TableConfig]) -> onefold_sharding::Result<Vec<Self>> {
-        plan.check_configs(tables)?;
+    pub fn of_plan(plan: &Plan, features: &[FeatureConfig]) -> onefold_sharding::Result<Vec<Self>> {
+        let (tables, _) = tables_of(features);
+        plan.check_configs(&tables)?;
         let mut shards = Vec::new();
         for (table, config) in tables.iter().enumerate() {
-            for planned in plan.tables.iter().filter(|planned| planned.name == config.feature) {
+            for planned in plan.tables.iter().filter(|planned| planned.name == config.name) {
                 shards.extend(planned.shards.iter().map(|shard| Self {
                     table,
                     rank: shard.rank,

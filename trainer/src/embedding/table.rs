@@ -4,7 +4,7 @@ use std::io;
 
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
-use onefold_sharding::{DataType, IdPolicy, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::Dtype;
@@ -183,7 +183,7 @@ impl Table {
 /// # Errors
 ///
 /// [`Error::Id`] for an id that the table has no row for.
-pub(super) fn table_rows(config: &TableConfig, feature: &Feature) -> Result<Vec<u32>> {
+pub(super) fn table_rows(config: &FeatureConfig, feature: &Feature) -> Result<Vec<u32>> {
     let rows = config.rows;
     match config.ids {
         IdPolicy::Hashed => {

@@ -17,14 +17,27 @@ fn optimizer(kind: TableOptimizerKind) -> TableOptimizerConfig {
     TableOptimizerConfig::new(kind, 0.1)
 }
 
-fn config(feature: &str, pooling: Pooling) -> TableConfig {
+fn config(feature: &str, pooling: Pooling) -> FeatureConfig {
     let (feature, target, ids, dtype) = (feature.into(), None, IdPolicy::Checked, DataType::Fp32);
-    TableConfig { feature, rows: ROWS, dim: DIM as u64, pooling, target, ids, dtype }
+    FeatureConfig { feature, table: None, rows: ROWS, dim: DIM as u64, pooling, target, ids, dtype }
 }
 
-fn configs(dtype: DataType) -> [TableConfig; 3] {
-    [config("a", Pooling::Sum), config("b", Pooling::Attention), config("c", Pooling::Mean)]
-        .map(|config| TableConfig { dtype, ..config })
+/// The table of each of three features: their own, or shared ones.
+const SHARING: [[usize; 3]; 4] = [[0, 1, 2], [0, 1, 0], [0, 1, 1], [0, 0, 0]];
+
+fn configs(dtype: DataType, table_of: [usize; 3]) -> [FeatureConfig; 3] {
+    let configs = [config("a", Pooling::Sum), config("b", Pooling::Attention), config("c", Pooling::Mean)];
+    let mut tables = table_of.into_iter().map(|table| Some(format!("table {table}")));
+    configs.map(|config| FeatureConfig { dtype, table: tables.next().unwrap(), ..config })
+}
+
+fn sharing() -> impl Strategy<Value = [usize; 3]> {
+    prop::sample::select(SHARING.to_vec())
+}
+
+/// The table of a feature.
+fn table_of(config: &FeatureConfig) -> TableConfig {
+    tables_of(std::slice::from_ref(config)).0.remove(0)
 }
 
 fn dtypes() -> impl Strategy<Value = DataType> {
@@ -62,24 +75,25 @@ fn upstream(sample: usize, f: usize, d: usize) -> f32 {
 
 /// The definition in double precision on samples: pooled vectors, and the tables after an SGD step of rate 0.1, where
 /// the gradient of an element of feature b is that of its sample.
-fn naive(group: &Group, tables: &[TableConfig], before: &[Vec<f32>]) -> (Vec<f64>, Vec<Vec<f64>>) {
+fn naive(group: &Group, configs: &[FeatureConfig], before: &[Vec<f32>]) -> (Vec<f64>, Vec<Vec<f64>>) {
+    let (_, table_of) = tables_of(configs);
     let mut pooled = Vec::new();
     let mut updated: Vec<Vec<f64>> =
         before.iter().map(|weights| weights.iter().map(|weight| f64::from(*weight)).collect()).collect();
     let stored = updated.clone();
     for sample in 0..group.samples() {
-        for (f, (feature, table)) in group.features().iter().zip(tables).enumerate() {
+        for (f, (feature, config)) in group.features().iter().zip(configs).enumerate() {
             let ids = feature.row(group.row_of(sample));
-            let mean = table.pooling == Pooling::Mean;
+            let (mean, table) = (config.pooling == Pooling::Mean, table_of[f]);
             let scale = if mean { 1.0 / ids.len().max(1) as f64 } else { 1.0 };
             for d in 0..DIM {
-                let weight = |id: &i64| stored[f][*id as usize * DIM + d];
+                let weight = |id: &i64| stored[table][*id as usize * DIM + d];
                 if f != 1 {
                     pooled.push(scale * ids.iter().map(weight).sum::<f64>());
                 }
                 for id in ids {
                     let gradient = scale * f64::from(upstream(sample, f, d));
-                    updated[f][*id as usize * DIM + d] -= f64::from(0.1_f32) * gradient;
+                    updated[table][*id as usize * DIM + d] -= f64::from(0.1_f32) * gradient;
                 }
             }
         }
@@ -110,7 +124,12 @@ fn gradients(group: &Group, lookup: &Lookup, first: usize) -> LookupGradients {
 }
 
 /// Whole tables on one rank.
-fn alone(configs: &[TableConfig], optimizer: &TableOptimizerConfig, seed: u64, threads: usize) -> Embeddings {
+fn alone(
+    configs: &[FeatureConfig],
+    optimizer: &TableOptimizerConfig,
+    seed: u64,
+    threads: usize,
+) -> Embeddings {
     Embeddings::new(configs, &Placement::alone(configs), optimizer, seed, threads).unwrap()
 }
 
@@ -144,12 +163,16 @@ fn folded(plain: &Group, form: usize) -> Group {
 
 proptest! {
     #[test]
-    fn lookups_and_updates_equal_the_definition(plain in groups(), form in 0_usize..3, dtype in dtypes()) {
+    fn lookups_and_updates_equal_the_definition(
+        plain in groups(), form in 0_usize..3, dtype in dtypes(), sharing in sharing(),
+    ) {
         let group = folded(&plain, form);
         let sgd = optimizer(TableOptimizerKind::Sgd);
-        let mut embeddings = alone(&configs(dtype), &sgd, 7, 2);
-        let before: Vec<Vec<f32>> = (0..3).map(|table| weights(&embeddings, table)).collect();
-        let (expected, updated) = naive(&group, &configs(dtype), &before);
+        let configs = configs(dtype, sharing);
+        let mut embeddings = alone(&configs, &sgd, 7, 2);
+        let tables = 0..embeddings.tables().len();
+        let before: Vec<Vec<f32>> = tables.map(|table| weights(&embeddings, table)).collect();
+        let (expected, updated) = naive(&group, &configs, &before);
         let lookups = look_up(&embeddings, &group);
         for sample in 0..group.samples() {
             let found = &lookups.groups[0].pooled[group.row_of(sample) * 2 * DIM..][..2 * DIM];
@@ -166,6 +189,43 @@ proptest! {
                 prop_assert!((f64::from(weight) - expected).abs() < bound, "{weight} {expected}");
             }
         }
+    }
+}
+
+/// Rows that several features look up are updated once, by the sum of all gradients: as if one feature had the samples of all.
+#[test]
+fn a_shared_row_is_updated_once() {
+    let (a, b) = ([vec![3_i64, 5], vec![5, 5], vec![]], [vec![5_i64], vec![1, 3], vec![9]]);
+    let feature = |name: &str, rows: &[Vec<i64>]| Feature::from_rows(name, rows).unwrap();
+    let group = |features| Group::try_new("g", None, features).unwrap();
+    let features =
+        ["a", "b"].map(|name| FeatureConfig { table: Some("t".into()), ..config(name, Pooling::Sum) });
+    let both = group(vec![feature("a", &a), feature("b", &b)]);
+    let one = group(vec![feature("t", &[a, b].concat())]);
+    let gradient: Vec<f32> = (0..6 * DIM).map(|i| (i % 5) as f32 - 1.5).collect();
+    // The same by sample and feature.
+    let by_sample = (0..3).flat_map(|sample| [sample, 3 + sample]);
+    let of_both: Vec<f32> = by_sample.flat_map(|row| gradient[row * DIM..(row + 1) * DIM].to_vec()).collect();
+    let kinds = [
+        TableOptimizerKind::RowWiseAdagrad,
+        TableOptimizerKind::Adagrad,
+        TableOptimizerKind::Sgd,
+        TableOptimizerKind::Adam,
+    ];
+    for (kind, max_row_grad_norm) in kinds.into_iter().flat_map(|kind| [(kind, None), (kind, Some(0.7))]) {
+        let optimizer = TableOptimizerConfig { max_row_grad_norm, ..optimizer(kind) };
+        let train = |features: &[FeatureConfig], group: &Group, pooled: &[f32]| {
+            let mut embeddings = alone(features, &optimizer, 3, 1);
+            for _ in 0..3 {
+                let lookups = look_up(&embeddings, group);
+                let gradients = LookupGradients { pooled: pooled.to_vec(), sequences: Vec::new() };
+                update(&mut embeddings, &lookups, gradients, &optimizer);
+            }
+            (stored(&embeddings, 0), embeddings.touched(0))
+        };
+        let expected = train(&[config("t", Pooling::Sum)], &one, &gradient);
+        assert_eq!(train(&features, &both, &of_both), expected, "{kind:?}, {max_row_grad_norm:?}");
+        assert_eq!(expected.1, [1, 3, 5, 9]);
     }
 }
 
@@ -280,14 +340,16 @@ proptest! {
             TableOptimizerKind::Sgd, TableOptimizerKind::Adagrad, TableOptimizerKind::Adam,
             TableOptimizerKind::RowWiseAdagrad,
         ]),
-        dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0),
+        dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0), sharing in sharing(),
         wire in prop::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16]),
     ) {
+        let configs = configs(dtype, sharing);
+        let (tables, _) = tables_of(&configs);
+        let shards: Vec<Shard> = shards.into_iter().filter(|shard| shard.table < tables.len()).collect();
         // A column shard's accumulator is of its own columns.
         let divides_columns = shards.iter().any(|shard| shard.columns != (0..DIM as u64));
         prop_assume!(!divides_columns || kind != TableOptimizerKind::RowWiseAdagrad && max_norm.is_none());
         let optimizer = TableOptimizerConfig { max_row_grad_norm: max_norm, eps: 0.1, ..optimizer(kind) };
-        let configs = configs(dtype);
         let all = together(&plain);
         let mut reference = alone(&configs, &optimizer, 7, 2);
         let expected = three_steps(&mut reference, &all, 0, &optimizer);
@@ -343,7 +405,8 @@ proptest! {
 #[test]
 fn a_shard_has_the_initial_weights_of_its_rectangle() {
     let optimizer = optimizer(TableOptimizerKind::Sgd);
-    let config = TableConfig { rows: 100, dim: 12, ..config("a", Pooling::Sum) };
+    let config = FeatureConfig { rows: 100, dim: 12, ..config("a", Pooling::Sum) };
+    let config = table_of(&config);
     let whole = Table::initial(&config, &optimizer, 5, &Shard::whole(3, &config, 0)).weights().to_f32();
     for (rows, columns) in
         [(0..100, 0..12), (7..31, 0..12), (99..100, 0..12), (0..100, 4..8), (13..50, 11..12)]
@@ -397,6 +460,11 @@ fn a_plan_gives_shards_in_the_order_of_tables() {
     let shard = |table, rank, rows| Shard { table, rank, rows, columns: 0..DIM as u64 };
     let expected = [shard(0, 0, 0..ROWS), shard(1, 1, 0..4), shard(1, 0, 4..ROWS)];
     assert_eq!(Shard::of_plan(&plan, &configs).unwrap(), expected);
+    // Features that share a table ask for it once.
+    let shared =
+        ["x", "y"].map(|name| FeatureConfig { table: Some("a".into()), ..config(name, Pooling::Sum) });
+    let [x, y] = shared;
+    assert_eq!(Shard::of_plan(&plan, &[x, configs[1].clone(), y]).unwrap(), expected);
     let error = Shard::of_plan(&plan, &configs[..1]).unwrap_err().to_string();
     assert!(error.contains("it places table `b`, which should not be there"), "{error}");
 }
@@ -436,7 +504,7 @@ fn noise_does_not_depend_on_what_came_before() {
     let feature = Feature::from_rows("a", &[[0_i64, 1, 2, 3, 4], [5, 6, 7, 8, 9]]).unwrap();
     let group = Group::try_new("g", None, vec![feature]).unwrap();
     let optimizer = optimizer(TableOptimizerKind::Sgd);
-    let config = TableConfig { dtype: DataType::Bf16, ..config("a", Pooling::Sum) };
+    let config = FeatureConfig { dtype: DataType::Bf16, ..config("a", Pooling::Sum) };
     let step = |embeddings: &mut Embeddings| {
         let lookups = look_up(embeddings, &group);
         let pooled = (0..2 * DIM).map(|i| 0.013 * (i as f32 + 1.0)).collect::<Vec<_>>();
@@ -480,7 +548,7 @@ fn noise_does_not_depend_on_what_came_before() {
 fn ids_without_a_row_are_named_or_hashed() {
     let feature = |id: i64| Feature::from_rows("a", &[[3_i64], [id]]).unwrap();
     let optimizer = optimizer(TableOptimizerKind::Sgd);
-    let forward = |config: TableConfig, id: i64| {
+    let forward = |config: FeatureConfig, id: i64| {
         let group = Group::try_new("g", None, vec![feature(id)]).unwrap();
         alone(&[config], &optimizer, 1, 1).request(&[group], Status::default())
     };
@@ -488,7 +556,7 @@ fn ids_without_a_row_are_named_or_hashed() {
         let error = forward(config("a", Pooling::Sum), id).unwrap_err().to_string();
         let expected = format!("feature `a`: id {id} is outside the table's rows 0..10");
         assert!(error.starts_with(&expected), "{error}");
-        let hashed = TableConfig { ids: IdPolicy::Hashed, ..config("a", Pooling::Sum) };
+        let hashed = FeatureConfig { ids: IdPolicy::Hashed, ..config("a", Pooling::Sum) };
         assert!(forward(hashed, id).is_ok());
     }
 }
@@ -503,8 +571,9 @@ fn threads_change_nothing() {
     };
     assert_eq!(tables(1), tables(4));
     let weights = |seed, table| {
-        let shard = Shard::whole(table, &configs[0], 0);
-        Table::initial(&configs[0], &optimizer, seed, &shard).weights().to_f32()
+        let config = table_of(&configs[0]);
+        let shard = Shard::whole(table, &config, 0);
+        Table::initial(&config, &optimizer, seed, &shard).weights().to_f32()
     };
     assert_ne!(weights(3, 0), weights(4, 0));
     assert_ne!(weights(3, 0), weights(3, 1));

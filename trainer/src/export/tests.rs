@@ -37,9 +37,13 @@ pooling = "attention"
 [tables.read]
 pooling = "encoder"
 [tables.wished]
+table = "items"
 pooling = "din"
 target = "item"
+[tables.city]
+table = "items"
 [tables.item]
+table = "items"
 ids = "hashed"
 pooling = "mean"
 [optimizer.tables]
@@ -142,20 +146,24 @@ impl Exported {
     /// The vector of one feature's list in a sample.
     fn vector(&mut self, feature: &str, lists: &BTreeMap<&'static str, Vec<i64>>) -> Vec<f64> {
         let ids = &lists[feature];
-        let table = self.export.tables.iter().find(|table| table.feature == feature).unwrap().clone();
+        let features = |table: &ExportedTable| {
+            let own = table.features.iter().find(|own| own.feature == feature)?;
+            Some((table.clone(), own.clone()))
+        };
+        let (table, own) = self.export.tables.iter().find_map(features).unwrap();
         let (weight, dim) = (self.tensor(&table.tensor), table.dim as usize);
         let rows = ids.iter().map(|id| match table.ids {
             IdPolicy::Checked => *id as usize,
             IdPolicy::Hashed => sigrid_hash(*id, 0, table.rows as i64) as usize,
         });
         let vectors: Vec<Vec<f64>> = rows.map(|row| weight[row * dim..][..dim].to_vec()).collect();
-        match table.pooling {
+        match own.pooling {
             Pooling::Sum => mean(&vectors, dim, 1.0),
             Pooling::Mean => mean(&vectors, dim, vectors.len() as f64),
             Pooling::Attention => self.attend(&vectors, dim),
             Pooling::Encoder => self.encode(&vectors, dim),
             Pooling::Din => {
-                let query = self.vector(table.target.as_deref().unwrap(), lists);
+                let query = self.vector(own.target.as_deref().unwrap(), lists);
                 self.target_attention(&query, &vectors)
             }
         }
@@ -289,14 +297,21 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, 7, &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
-    // Five tables, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
+    // Three tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
     // each weights and biases.
-    assert_eq!(summary.tensors, 5 + 2 * (2 + 3 + 2 + 3 + 6));
+    assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2 + 3 + 6));
 
     let forward = model.predict(&batch()).unwrap().logits.contiguous();
     let mut exported = Exported::open(&out);
-    assert_eq!(exported.export.vectors, ["dense", "city", "history", "read", "wished", "item"]);
+    assert_eq!(exported.export.vectors, ["dense", "city", "wished", "item", "history", "read"]);
     assert_eq!(exported.export.labels, ["liked", "clicked"]);
+    let names = exported.export.tables.iter().map(|table| (table.name.as_str(), table.features.len()));
+    let expected = [("t_history", 1), ("t_items", 3), ("t_read", 1)];
+    assert_eq!(names.collect::<Vec<_>>(), expected);
+    assert_eq!(
+        exported.export.tables[1].tensor,
+        "sparse_arch.embedding_bag_collection.embedding_bags.t_items.weight"
+    );
     for (sample, logits) in tensors::as_slice(&forward.detach()).chunks_exact(2).enumerate() {
         let dense: Vec<f64> = DENSE[2 * sample..][..2].iter().map(|value| f64::from(*value)).collect();
         let lists = lists().into_iter().map(|(name, lists)| (name, lists[sample].clone())).collect();

@@ -36,7 +36,7 @@ pub(super) struct Attended {
 
 fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Sequence<'a>> {
     let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
-    let own = all.filter(|lookup| embeddings.configs()[lookup.table].pooling == Pooling::Attention);
+    let own = all.filter(|lookup| embeddings.features()[lookup.feature].pooling == Pooling::Attention);
     own.map(|lookup| embeddings.sequence(lookup)).collect()
 }
 

@@ -62,18 +62,18 @@ impl Model {
     ///
     /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
     pub fn new(config: &TrainConfig, schema: &Schema, embeddings: Embeddings) -> Result<Self> {
-        let tables = embeddings.configs();
+        let features = embeddings.features();
         let tasks = config.check_labels(schema)?;
         let variables = nn::VarStore::new(Device::Cpu);
         let root = variables.root();
         let dim = config.embedding.dim as i64;
         let dense = schema.dense.len() as i64;
-        let vectors = tables.len() as i64 + i64::from(dense > 0);
+        let vectors = features.len() as i64 + i64::from(dense > 0);
         let width = config.model.interaction.width(vectors, dim, dense > 0);
         let (bottom, blocks, crosses, top) = tensors::seeded(config.train.seed as i64, || {
             let bottom =
                 (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
-            let blocks = Blocks::new(&root, &config.model, tables, dim);
+            let blocks = Blocks::new(&root, &config.model, features, dim);
             let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
                 let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
                 CrossNet::new(&(&root / "cross"), width, layers, rank)

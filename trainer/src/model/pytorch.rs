@@ -59,7 +59,7 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, tables_of};
 
 use super::*;
 use crate::embedding::Table;
@@ -158,8 +158,9 @@ fn model(config: &TrainConfig) -> Model {
         groups: GROUPS.iter().map(group).collect(),
     };
     let features = GROUPS.iter().flat_map(|(_, features)| *features);
-    let table = |(feature, pooling): &(&str, Pooling)| TableConfig {
+    let table = |(feature, pooling): &(&str, Pooling)| FeatureConfig {
         feature: (*feature).into(),
+        table: None,
         rows: 30,
         dim: 16,
         pooling: *pooling,
@@ -167,12 +168,14 @@ fn model(config: &TrainConfig) -> Model {
         ids: IdPolicy::Checked,
         dtype: DataType::Fp32,
     };
-    let configs: Vec<TableConfig> = features.map(table).collect();
-    let tables = configs
+    let configs: Vec<FeatureConfig> = features.map(table).collect();
+    let tables = tables_of(&configs)
+        .0
         .iter()
         .enumerate()
-        .map(|(n, config)| Table::from_parts(config, numbers(100 + n, 30 * 16), vec![0.0; 30]).unwrap());
-    let embeddings = Embeddings::from_tables(tables.collect(), 2).unwrap();
+        .map(|(n, config)| Table::from_parts(config, numbers(100 + n, 30 * 16), vec![0.0; 30]).unwrap())
+        .collect();
+    let embeddings = Embeddings::from_tables(&configs, tables, 2).unwrap();
     let model = Model::new(config, &schema, embeddings).unwrap();
     for (n, mut parameter) in model.named_dense_parameters().into_values().enumerate() {
         let values = tensors::from_f32(&numbers(n, parameter.numel()), &parameter.size());

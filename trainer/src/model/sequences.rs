@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use onefold_ikjt::{Batch, Group};
-use onefold_sharding::{Pooling, TableConfig};
+use onefold_sharding::{FeatureConfig, Pooling};
 use rayon::prelude::*;
 use tch::{Kind, Tensor, nn};
 
@@ -15,13 +15,13 @@ use crate::config::ModelConfig;
 use crate::embedding::{Embeddings, FeatureLookup, Lookup};
 use crate::tensors;
 
-/// The blocks that pool sequences; each is there if a table pools by it.
+/// The blocks that pool sequences; each is there if a feature pools by it.
 #[derive(Debug)]
 pub(super) struct Blocks {
     pub(super) attention: Option<SelfAttention>,
     pub(super) encoder: Option<Encoder>,
     pub(super) din: Option<TargetAttention>,
-    /// By table that pools by `din`: the table of its target.
+    /// By feature, if it pools by `din`: its target.
     targets: Vec<Option<usize>>,
 }
 
@@ -82,7 +82,7 @@ struct Queries {
 /// The vectors of one feature among them.
 #[derive(Debug)]
 struct QueryPart {
-    table: usize,
+    target: usize,
     lookup: usize,
     /// Its number among the lookup's pooled features.
     feature: usize,
@@ -100,7 +100,7 @@ struct Found<'a> {
 fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Found<'a>> {
     let found = |(group, lookup): (&'a Group, &'a Lookup)| {
         lookup.sequences.iter().map(move |feature| {
-            let pooling = embeddings.configs()[feature.table].pooling;
+            let pooling = embeddings.features()[feature.feature].pooling;
             Found { group, feature, pooling }
         })
     };
@@ -108,12 +108,12 @@ fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: &'a Embeddings) 
 }
 
 impl Blocks {
-    /// The blocks that `tables` need, with new parameters below `root`.
-    pub(super) fn new(root: &nn::Path<'_>, model: &ModelConfig, tables: &[TableConfig], dim: i64) -> Self {
-        let by = |pooling| tables.iter().any(|table| table.pooling == pooling);
-        let target = |table: &TableConfig| {
-            let target = table.target.as_ref().filter(|_| table.pooling == Pooling::Din)?;
-            tables.iter().position(|other| other.feature == *target)
+    /// The blocks that `configs` need, with new parameters below `root`.
+    pub(super) fn new(root: &nn::Path<'_>, model: &ModelConfig, configs: &[FeatureConfig], dim: i64) -> Self {
+        let by = |pooling| configs.iter().any(|config| config.pooling == pooling);
+        let target = |config: &FeatureConfig| {
+            let target = config.target.as_ref().filter(|_| config.pooling == Pooling::Din)?;
+            configs.iter().position(|other| other.feature == *target)
         };
         Self {
             attention: by(Pooling::Attention)
@@ -122,7 +122,7 @@ impl Blocks {
                 Encoder::new(&(root / "encoder"), dim, model.encoder_heads, model.encoder_hidden_width(dim))
             }),
             din: by(Pooling::Din).then(|| TargetAttention::new(&(root / "din"), dim, &model.din_hidden)),
-            targets: tables.iter().map(target).collect(),
+            targets: configs.iter().map(target).collect(),
         }
     }
 
@@ -176,8 +176,8 @@ impl Blocks {
                 (rows.offsets[row], rows.sizes[row])
             });
             lists.extend(own, range.start);
-            let target = self.targets[found.feature.table];
-            let Some(part) = queries.parts.iter().find(|part| Some(part.table) == target) else { continue };
+            let target = self.targets[found.feature.feature];
+            let Some(part) = queries.parts.iter().find(|part| Some(part.target) == target) else { continue };
             let group = &batch.groups()[part.lookup];
             targets.extend((0..batch.size()).map(|sample| (part.rows.start + group.row_of(sample)) as i64));
         }
@@ -304,19 +304,19 @@ impl Queries {
         let dim = embeddings.dim();
         let mut parts: Vec<QueryPart> = Vec::new();
         let mut vectors: Vec<f32> = Vec::new();
-        for table in features.iter().filter_map(|found| targets[found.feature.table]) {
-            if parts.iter().any(|part| part.table == table) {
+        for target in features.iter().filter_map(|found| targets[found.feature.feature]) {
+            if parts.iter().any(|part| part.target == target) {
                 continue;
             }
             let found = lookups.iter().enumerate().find_map(|(lookup, own)| {
-                Some((lookup, own.pooled_features.iter().position(|feature| feature.table == table)?))
+                Some((lookup, own.pooled_features.iter().position(|feature| feature.feature == target)?))
             });
             let Some((lookup, feature)) = found else { continue };
             let stride = lookups[lookup].pooled_features.len() * dim;
             let start = vectors.len() / dim.max(1);
             let rows = lookups[lookup].pooled.chunks_exact(stride.max(1));
             vectors.extend(rows.flat_map(|row| &row[feature * dim..(feature + 1) * dim]));
-            parts.push(QueryPart { table, lookup, feature, rows: start..vectors.len() / dim.max(1) });
+            parts.push(QueryPart { target, lookup, feature, rows: start..vectors.len() / dim.max(1) });
         }
         let vectors = tensors::from_f32(&vectors, &[-1, dim as i64]).set_requires_grad(true);
         Self { vectors, parts }

@@ -2,7 +2,7 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, IdPolicy, Pooling, TableConfig};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, tables_of};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::Kind;
@@ -89,10 +89,11 @@ fn schema() -> Schema {
     }
 }
 
-fn tables() -> Vec<TableConfig> {
+fn tables() -> Vec<FeatureConfig> {
     let features = GROUPS.iter().flat_map(|(_, features)| *features);
-    let table = |(name, pooling): &(&str, Pooling)| TableConfig {
+    let table = |(name, pooling): &(&str, Pooling)| FeatureConfig {
         feature: (*name).into(),
+        table: None,
         rows: ROWS as u64,
         dim: DIM as u64,
         pooling: *pooling,
@@ -101,6 +102,26 @@ fn tables() -> Vec<TableConfig> {
         dtype: DataType::Fp32,
     };
     features.map(table).collect()
+}
+
+/// The same features, of which some share tables: a sequence and its target, and features that pool in different ways.
+fn shared_tables() -> Vec<FeatureConfig> {
+    let table = |config: FeatureConfig| {
+        let table = match config.feature.as_str() {
+            "item" | "wished" => Some("items".to_owned()),
+            "seen" | "kept" | "sought" => Some("things".to_owned()),
+            _ => None,
+        };
+        FeatureConfig { table, ..config }
+    };
+    tables().into_iter().map(table).collect()
+}
+
+/// The weights of every table, `[ROWS, DIM]`.
+fn weights(model: &Model) -> Vec<Tensor> {
+    let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
+    let tables = 0..model.embeddings.tables().len();
+    tables.map(|table| Tensor::from_slice(&weights(table)).reshape([ROWS, DIM])).collect()
 }
 
 /// Twenty-four samples in sessions of six, whose histories slide; the first histories of a session are empty.
@@ -148,15 +169,15 @@ fn deduplicated(batch: &Batch, windows: bool) -> Batch {
     Batch::try_new(BatchParts { groups, ..batch.clone().into_parts() }).unwrap()
 }
 
-/// The loss of the model's parameters in plain libtorch, sample by sample where it must be: what the model means.
+/// The loss of the model's parameters and of these tables in plain libtorch, sample by sample where it must be: what the model means.
 fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     let dense = Tensor::from_slice(batch.dense()).reshape([-1, 2]);
     let bottom = model.bottom.as_ref().unwrap().forward(&dense);
     let plain = Plain(model.named_dense_parameters());
     let samples: Vec<Tensor> = (0..batch.size())
         .map(|sample| {
-            let tables = model.embeddings.configs();
-            let vectors = vectors(&plain, (tables, weights), batch, sample, &bottom.get(sample as i64));
+            let features = model.embeddings.features();
+            let vectors = vectors(&plain, (features, weights), batch, sample, &bottom.get(sample as i64));
             let matrix = Tensor::stack(&vectors, 0);
             if model.crosses.is_some() {
                 return cross(&plain.0, &matrix.reshape([-1]));
@@ -183,7 +204,7 @@ fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
 /// One sample's vectors, in the order in which they interact.
 fn vectors(
     plain: &Plain,
-    (tables, weights): (&[TableConfig], &[Tensor]),
+    (features, weights): (&[FeatureConfig], &[Tensor]),
     batch: &Batch,
     sample: usize,
     bottom: &Tensor,
@@ -193,10 +214,10 @@ fn vectors(
         .iter()
         .flat_map(|group| group.features().iter().map(move |feature| feature.row(group.row_of(sample))));
     let looked_up: Vec<(&str, Pooling, Tensor)> = ids
-        .zip(tables.iter().zip(weights))
-        .map(|(ids, (table, weights))| {
-            let vectors = weights.index_select(0, &Tensor::from_slice(ids));
-            (table.feature.as_str(), table.pooling, vectors)
+        .zip(features.iter().zip(tables_of(features).1))
+        .map(|(ids, (feature, table))| {
+            let vectors = weights[table].index_select(0, &Tensor::from_slice(ids));
+            (feature.feature.as_str(), feature.pooling, vectors)
         })
         .collect();
     let pooled = |vectors: &Tensor, pooling: Pooling| {
@@ -314,7 +335,8 @@ fn forms(plain: &Batch) -> Vec<(&'static str, Batch)> {
 #[test]
 fn loss_and_gradients_equal_plain_libtorch() {
     let config = config("sgd");
-    compare_with_plain_libtorch(&config);
+    compare_with_plain_libtorch(&config, &tables());
+    compare_with_plain_libtorch(&config, &shared_tables());
 }
 
 #[test]
@@ -322,7 +344,7 @@ fn loss_and_gradients_of_cross_layers_equal_plain_libtorch() {
     let mut config = config("sgd");
     config.model.interaction = Interaction::Dcn;
     (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
-    compare_with_plain_libtorch(&config);
+    compare_with_plain_libtorch(&config, &tables());
 }
 
 #[test]
@@ -330,7 +352,7 @@ fn loss_and_gradients_of_several_tasks_equal_plain_libtorch() {
     let config = CONFIG.replace("KIND", "sgd").replace("[12, 1]", "[12, 2]");
     let tasks = "[[tasks]]\nlabel = \"like\"\nweight = 0.25\n[[tasks]]\nlabel = \"label\"\n[train]";
     let config = config.replace("label = \"label\"\n", "").replace("[train]", tasks);
-    compare_with_plain_libtorch(&TrainConfig::parse("train.toml".as_ref(), &config).unwrap());
+    compare_with_plain_libtorch(&TrainConfig::parse("train.toml".as_ref(), &config).unwrap(), &tables());
 }
 
 #[test]
@@ -446,14 +468,10 @@ fn no_samples(config: &TrainConfig, mut model: Model, empty: &Batch) {
     }
 }
 
-fn compare_with_plain_libtorch(config: &TrainConfig) {
+fn compare_with_plain_libtorch(config: &TrainConfig, features: &[FeatureConfig]) {
     let plain = batch(1);
     for (name, batch) in forms(&plain) {
-        let mut model = model(config, 2);
-        let weights = |model: &Model| -> Vec<Tensor> {
-            let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
-            (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
-        };
+        let mut model = model_of(config, features, 2);
         let before = weights(&model);
         let leaves: Vec<Tensor> = before.iter().map(|w| w.copy().set_requires_grad(true)).collect();
         let expected = plain_loss(&model, &leaves, &plain);
@@ -472,18 +490,22 @@ fn compare_with_plain_libtorch(config: &TrainConfig) {
         // With SGD at a rate of 1, what a table loses is its gradient.
         model.update(forward, &config.optimizer.tables).unwrap();
         for ((table, (before, after)), leaf) in
-            tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
+            tables_of(features).0.iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
         {
-            assert_near(&format!("{name}, {}", table.feature), &(before - after), &leaf.grad());
+            assert_near(&format!("{name}, {}", table.name), &(before - after), &leaf.grad());
         }
     }
 }
 
 /// A model with whole tables.
 fn model(config: &TrainConfig, threads: usize) -> Model {
+    model_of(config, &tables(), threads)
+}
+
+fn model_of(config: &TrainConfig, features: &[FeatureConfig], threads: usize) -> Model {
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
-    let placement = Placement::alone(&tables());
-    let embeddings = Embeddings::new(&tables(), &placement, optimizer, seed, threads).unwrap();
+    let placement = Placement::alone(features);
+    let embeddings = Embeddings::new(features, &placement, optimizer, seed, threads).unwrap();
     Model::new(config, &schema(), embeddings).unwrap()
 }
 

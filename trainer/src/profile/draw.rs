@@ -2,7 +2,7 @@
 
 use onefold_ikjt::{Feature, Group};
 use onefold_sharding::{
-    ACCESS_BATCH, AccessBins, DataType, IdPolicy, PoolTable, Pooling, ShardFeatures, TableConfig,
+    ACCESS_BATCH, AccessBins, DataType, FeatureConfig, IdPolicy, PoolTable, Pooling, ShardFeatures,
 };
 use rand::Rng;
 use rand::distr::Distribution;
@@ -79,7 +79,7 @@ pub(super) fn draw(
 
 /// A table, and the lists that a step looks up in it.
 pub(super) struct Filled {
-    pub(super) config: TableConfig,
+    pub(super) config: FeatureConfig,
     pub(super) group: Group,
     /// As they came out of the draw.
     pub(super) features: ShardFeatures,
@@ -88,8 +88,9 @@ pub(super) struct Filled {
 /// Draws the lists of a shard, the `i`-th of its set.
 pub(super) fn fill(rng: &mut ChaCha8Rng, i: usize, drawn: &Drawn) -> Result<Filled> {
     let mut features = drawn.features;
-    let config = TableConfig {
+    let config = FeatureConfig {
         feature: format!("table_{i}"),
+        table: None,
         rows: features.rows as u64,
         dim: features.columns as u64,
         pooling: Pooling::Sum,

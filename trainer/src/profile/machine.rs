@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use onefold_ikjt::{Batch, BatchParts, Group};
-use onefold_sharding::ShardFeatures;
+use onefold_sharding::{ShardFeatures, tables_of};
 use rand_chacha::ChaCha8Rng;
 use tch::Tensor;
 
@@ -14,7 +14,8 @@ use crate::Result;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
 use crate::device::{Accelerator, LookedUp, Staged};
 use crate::embedding::{
-    DeviceGradients, DeviceStore, Embeddings, Lookup, LookupGradients, Shard, Status, Table, thread_pool,
+    DeviceGradients, DeviceStore, Embeddings, Lookup, LookupGradients, Placement, Shard, Status, Table,
+    thread_pool,
 };
 
 /// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
@@ -84,9 +85,10 @@ pub(super) struct Part {
 
 impl Rank {
     fn on_processor(filled: Vec<Filled>, threads: usize) -> Result<Self> {
-        let mut tables = Vec::with_capacity(filled.len());
-        let mut groups = Vec::with_capacity(filled.len());
-        for Filled { config, group, .. } in filled {
+        let (features, groups): (Vec<_>, Vec<_>) =
+            filled.into_iter().map(|filled| (filled.config, filled.group)).unzip();
+        let mut tables = Vec::with_capacity(features.len());
+        for config in tables_of(&features).0 {
             // Pages that were never written would be read from one and the same.
             let weights = vec![0.01; (config.rows * config.dim) as usize];
             let accumulators = vec![0.0; config.rows as usize];
@@ -94,10 +96,9 @@ impl Rank {
             // The sizes are the configuration's own.
             let initial = || Table::initial(&config, &optimizer(), 0, &Shard::whole(0, &config, 0));
             tables.push(table.unwrap_or_else(initial));
-            groups.push(group);
         }
         Ok(Self::Processor {
-            embeddings: Box::new(Embeddings::from_tables(tables, threads)?),
+            embeddings: Box::new(Embeddings::from_tables(&features, tables, threads)?),
             groups,
             threads,
         })
@@ -112,8 +113,7 @@ impl Rank {
             let of_dim = filled.iter().filter(|filled| filled.config.dim == *dim);
             let (configs, groups): (Vec<_>, Vec<_>) =
                 of_dim.map(|filled| (filled.config.clone(), filled.group.clone())).unzip();
-            let shards: Vec<Shard> =
-                configs.iter().enumerate().map(|(table, config)| Shard::whole(table, config, 0)).collect();
+            let shards = Placement::alone(&configs).shards;
             let tables = DeviceStore::of_zeros(accelerator, &configs, (&shards, 0), &optimizer(), &threads)?;
             // What is looked up are rows; how many samples share them is not seen here.
             let size = groups.iter().map(Group::samples).max().unwrap_or(0);

@@ -7,9 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::progress::Reporter;
-use onefold_sharding::{
-    ACCESS_BATCH, Plan, ShardFeatures, ShardLoad, TABLES_FILE, Table, TableFile, kendall_tau,
-};
+use onefold_sharding::{ACCESS_BATCH, Plan, ShardFeatures, ShardLoad, TABLES_FILE, TableFile, kendall_tau};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -193,7 +191,7 @@ fn ranks_by(
             let loads = plan.loads(&set.tables.tables).map_err(wrong)?;
             let mut found = Vec::with_capacity(loads.len());
             for (prediction, shards) in plan.ranks.iter().zip(&loads) {
-                let drawn: Vec<Drawn> = shards.iter().map(|load| drawn(load, plan)).collect();
+                let drawn: Vec<Drawn> = shards.iter().flat_map(|load| drawn(load, plan)).collect();
                 found.push(MeasuredRank {
                     rank: prediction.rank,
                     predicted_ms: prediction.compute_ms,
@@ -216,12 +214,14 @@ fn ranks_by(
     Ok(measured)
 }
 
-/// A shard's work, and the law by which its ids are drawn: the whole table's.
-pub(super) fn drawn(load: &ShardLoad<'_>, plan: &Plan) -> Drawn {
+/// A shard's work, and the law by which its ids are drawn: the whole table's. Features that share the table are measured as the model
+/// prices them, each with a table of its own.
+pub(super) fn drawn<'a>(load: &'a ShardLoad<'a>, plan: &'a Plan) -> impl Iterator<Item = Drawn> + 'a {
     let features = ShardFeatures::of(load, &plan.topology, plan.batch_size);
-    let Table { rows, pooling_factor, dedupe_factor, .. } = *load.table;
-    let accesses = pooling_factor * ACCESS_BATCH as f64 / dedupe_factor;
-    Drawn { exponent: features.access_bins.nearest_zipf(rows, accesses), features }
+    features.zip(load.table.lookups()).map(|(features, lookups)| {
+        let accesses = lookups.pooling_factor * ACCESS_BATCH as f64 / lookups.dedupe_factor;
+        Drawn { exponent: features.access_bins.nearest_zipf(load.table.rows, accesses), features }
+    })
 }
 
 /// Refuses what would not end well: tables that are larger than the memory that is left, of a plan of which `together` ranks
@@ -382,7 +382,7 @@ fn tau_and_regret(plans: &[&MeasuredPlan]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use onefold_datasets::progress::Silent;
-    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Topology};
+    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Table, Topology};
 
     use super::*;
 

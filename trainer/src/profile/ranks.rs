@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
 use onefold_ikjt::Group;
-use onefold_sharding::{Plan, RankPrediction, ShardLoad, ShardingType, TableConfig, TableFile};
+use onefold_sharding::{FeatureConfig, Plan, RankPrediction, ShardLoad, ShardingType, TableFile};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -107,8 +107,8 @@ impl RankOfPlan {
     ) -> Result<Self> {
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(collectives.rank().into());
-        let (mut configs, mut groups) = (Vec::new(), Vec::new());
-        for (i, table) in tables.tables.iter().enumerate() {
+        let (mut features, mut groups) = (Vec::new(), Vec::new());
+        for table in &tables.tables {
             // A rank's own samples look up whole tables.
             let load = ShardLoad {
                 table,
@@ -116,17 +116,19 @@ impl RankOfPlan {
                 shard: &onefold_sharding::Shard::whole(table, 0),
                 within_node: true,
             };
-            let filled = fill(&mut rng, i, &drawn(&load, plan))?;
-            configs.push(TableConfig { feature: table.name.clone(), ..filled.config });
-            groups.push(filled.group);
+            for drawn in drawn(&load, plan) {
+                let filled = fill(&mut rng, features.len(), &drawn)?;
+                features.push(FeatureConfig { table: Some(table.name.clone()), ..filled.config });
+                groups.push(filled.group);
+            }
         }
         let wrong = |source| Error::Sharding { path: PathBuf::from(&plan.search), source };
         let placement = Placement {
-            shards: Shard::of_plan(plan, &configs).map_err(wrong)?,
+            shards: Shard::of_plan(plan, &features).map_err(wrong)?,
             collectives: Arc::clone(collectives),
-            ..Placement::alone(&configs)
+            ..Placement::alone(&features)
         };
-        let embeddings = Embeddings::new(&configs, &placement, &optimizer(), 0, options.threads)?;
+        let embeddings = Embeddings::new(&features, &placement, &optimizer(), 0, options.threads)?;
         Ok(Self { embeddings, groups })
     }
 

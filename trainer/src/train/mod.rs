@@ -26,7 +26,7 @@ use std::sync::Arc;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
-use onefold_sharding::{Plan, TableConfig};
+use onefold_sharding::{FeatureConfig, Plan};
 use serde::Serialize;
 
 use self::run_directory::RunDirectory;
@@ -159,7 +159,7 @@ pub struct Prepared<'a> {
     reader: Reader,
     held_out: Option<Reader>,
     schema: Schema,
-    tables: Vec<TableConfig>,
+    features: Vec<FeatureConfig>,
     placement: Placement,
     size: ModelSize,
 }
@@ -196,9 +196,9 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
 }
 
 /// Where the tables are: as the plan says, or every table whole on one rank.
-fn placement(config: &TrainConfig, options: &TrainOptions, tables: &[TableConfig]) -> Result<Placement> {
+fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureConfig]) -> Result<Placement> {
     let collectives = Arc::clone(&options.collectives);
-    let mut placement = Placement::even(tables, collectives);
+    let mut placement = Placement::even(features, collectives);
     placement.dtype = config.exchange.dtype;
     let Some(path) = &options.plan else { return Ok(placement) };
     let sharding = |source| Error::Sharding { path: path.clone(), source };
@@ -217,7 +217,7 @@ fn placement(config: &TrainConfig, options: &TrainOptions, tables: &[TableConfig
             ),
         });
     }
-    placement.shards = Shard::of_plan(&plan, tables).map_err(sharding)?;
+    placement.shards = Shard::of_plan(&plan, features).map_err(sharding)?;
     Ok(placement)
 }
 
@@ -232,11 +232,11 @@ impl<'a> Prepared<'a> {
         let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
         let preprocessing = Preprocessing::of(config)?;
         let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
-        let tables = config.tables(&snapshot, &schema)?;
-        let parameters = config.parameters(&tables, schema.dense.len());
+        let features = config.tables(&snapshot, &schema)?;
+        let parameters = config.parameters(&features, schema.dense.len());
         check_streams(config, options, snapshot.buckets)?;
-        let placement = placement(config, options, &tables)?;
-        let size = ModelSize::within(config, parameters, &tables, &placement, options.memory_limit)?;
+        let placement = placement(config, options, &features)?;
+        let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
         let eval = config.eval_partitions()?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
@@ -245,7 +245,7 @@ impl<'a> Prepared<'a> {
             // A commit between here and the opening of the readers must not change what is trained on.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
-            table_rows: checked_rows(&tables),
+            table_rows: checked_rows(&features),
             ..ReaderOptions::new(config.train.batch_size)
         };
         let partitions = config.train_partitions()?;
@@ -262,7 +262,7 @@ impl<'a> Prepared<'a> {
                 Some(open_for_evaluation(dataset, &snapshot, options, &workers)?)
             }
         };
-        Ok(Self { config, options, preprocessing, reader, held_out, schema, tables, placement, size })
+        Ok(Self { config, options, preprocessing, reader, held_out, schema, features, placement, size })
     }
 
     /// How large the model is.
@@ -285,7 +285,7 @@ impl<'a> Prepared<'a> {
     /// from, or the batch that the model diverged on.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let collectives = Arc::clone(&self.options.collectives);
-        let mut run = Run::new(self.config, &self.schema, &self.tables);
+        let mut run = Run::new(self.config, &self.schema, &self.features);
         let snapshot = self.reader.snapshot();
         run.dataset = Some(snapshot.dataset.clone());
         run.snapshot = Some(snapshot.snapshot);

@@ -18,7 +18,7 @@ const OVERLAP: i32 = 1;
 /// A block has weights.
 const WEIGHTS: i32 = 2;
 
-/// One shard's part of what a rank asks another for.
+/// What a rank asks another for of one shard: for one feature, or for a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
     /// The shard, by number.
@@ -32,14 +32,25 @@ pub(super) struct Block {
 }
 
 /// What is answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The sum of every row's vectors.
-    Pooled,
-    /// Every value's vector.
-    Sequence,
-    /// Nothing: the rank has a replica. The table rows are announced whose gradients will come.
+    /// The sum of every row's vectors of this feature, by number.
+    Pooled(usize),
+    /// Every value's vector of this feature.
+    Sequence(usize),
+    /// Nothing: the rank has a replica. The table rows are announced whose gradients will come, once for all features.
     Replica,
+}
+
+impl Kind {
+    /// Its place among the kinds, in which messages have them.
+    pub(super) fn place(self) -> usize {
+        match self {
+            Self::Pooled(_) => 0,
+            Self::Sequence(_) => 1,
+            Self::Replica => 2,
+        }
+    }
 }
 
 /// What was asked for in one block.
@@ -84,13 +95,21 @@ impl Asked {
     }
 }
 
-/// Appends what `feature` asks of a shard to `words`.
-pub(super) fn encode(block: &Block, shard: &Shard, feature: &FeatureLookup, words: &mut Vec<i32>) -> Asked {
+/// Appends what a batch's `features`, by number, ask of a shard to `words`.
+pub(super) fn encode(
+    block: &Block,
+    shard: &Shard,
+    features: &[&FeatureLookup],
+    words: &mut Vec<i32>,
+) -> Asked {
     match block.kind {
-        Kind::Pooled => encode_pooled(&shard.rows, feature, words),
-        Kind::Sequence => encode_sequence(&shard.rows, feature, words),
+        Kind::Pooled(feature) => encode_pooled(&shard.rows, features[feature], words),
+        Kind::Sequence(feature) => encode_sequence(&shard.rows, features[feature], words),
         Kind::Replica => {
-            let covered = feature.table_rows.iter().zip(feature.rows.covered(feature.table_rows.len()));
+            let own = features.iter().filter(|feature| feature.table == block.table);
+            let covered = own.flat_map(|feature| {
+                feature.table_rows.iter().zip(feature.rows.covered(feature.table_rows.len()))
+            });
             let mut rows: Vec<u32> = covered.filter(|(_, covered)| *covered).map(|(row, _)| *row).collect();
             rows.sort_unstable();
             rows.dedup();
@@ -149,22 +168,20 @@ fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32
 
 /// Reads a block from the front of `words`, whose table rows must be below `rows`. `None` if it is malformed.
 pub(super) fn decode(block: &Block, rows: u64, words: &mut &[i32]) -> Option<Served> {
-    if block.kind == Kind::Pooled {
-        return decode_pooled(block, rows, words);
-    }
+    let feature = match block.kind {
+        Kind::Pooled(feature) => return decode_pooled(block, feature, rows, words),
+        Kind::Sequence(feature) => Some(feature),
+        Kind::Replica => None,
+    };
     let count = count(words)?;
     let table_rows = table_rows(take(words, count)?, rows)?;
-    Some(match block.kind {
-        Kind::Replica => Served::Replica(table_rows),
-        _ => {
-            // Every value is a row, so that each one's gradient counts.
-            let rows = Rows { offsets: (0..count as i32).collect(), sizes: vec![1; count] };
-            Served::Lookup(lookup(block, table_rows, None, rows), true)
-        }
-    })
+    let Some(feature) = feature else { return Some(Served::Replica(table_rows)) };
+    // Every value is a row, so that each one's gradient counts.
+    let rows = Rows { offsets: (0..count as i32).collect(), sizes: vec![1; count] };
+    Some(Served::Lookup(lookup(block, feature, table_rows, None, rows), true))
 }
 
-fn decode_pooled(block: &Block, rows: u64, words: &mut &[i32]) -> Option<Served> {
+fn decode_pooled(block: &Block, feature: usize, rows: u64, words: &mut &[i32]) -> Option<Served> {
     let (values, lists) = (count(words)?, count(words)?);
     let flags = *take(words, 1)?.first()?;
     let table_rows = table_rows(take(words, values)?, rows)?;
@@ -187,12 +204,18 @@ fn decode_pooled(block: &Block, rows: u64, words: &mut &[i32]) -> Option<Served>
         Some(weights) => Some(weights?.iter().map(|bits| f32::from_bits(*bits as u32)).collect()),
         None => None,
     };
-    Some(Served::Lookup(lookup(block, table_rows, weights, Rows { offsets, sizes }), false))
+    Some(Served::Lookup(lookup(block, feature, table_rows, weights, Rows { offsets, sizes }), false))
 }
 
-fn lookup(block: &Block, table_rows: Vec<u32>, weights: Option<Vec<f32>>, rows: Rows) -> FeatureLookup {
+fn lookup(
+    block: &Block,
+    feature: usize,
+    table_rows: Vec<u32>,
+    weights: Option<Vec<f32>>,
+    rows: Rows,
+) -> FeatureLookup {
     // Whoever asks divides by the number of values, which this shard may not know.
-    FeatureLookup { table: block.table, table_rows, weights, rows, mean: false, received: None }
+    FeatureLookup { feature, table: block.table, table_rows, weights, rows, mean: false, received: None }
 }
 
 fn take<'a>(words: &mut &'a [i32], count: usize) -> Option<&'a [i32]> {
@@ -226,6 +249,7 @@ mod tests {
                 (Just(table_rows), prop::collection::vec(row, 0..8), any::<bool>())
             })
             .prop_map(|(table_rows, rows, weighted)| FeatureLookup {
+                feature: 0,
                 table: 0,
                 weights: weighted.then(|| (0..table_rows.len()).map(|i| i as f32 / 4.0).collect()),
                 rows: Rows {
@@ -249,10 +273,10 @@ mod tests {
         ) {
             let shard = Shard { table: 0, rank: 1, rows: start..20, columns: 0..4 };
             let mut words = Vec::new();
-            let asked = encode(&block(Kind::Pooled), &shard, &feature, &mut words);
+            let asked = encode(&block(Kind::Pooled(0)), &shard, &[&feature], &mut words);
             words.extend(&rest);
             let mut left = words.as_slice();
-            let served = decode(&block(Kind::Pooled), 20 - start, &mut left);
+            let served = decode(&block(Kind::Pooled(0)), 20 - start, &mut left);
             prop_assert_eq!(left, rest.as_slice());
             let Some(Served::Lookup(lookup, false)) = served else { panic!("{served:?}") };
             let mut answered = asked.vectors.iter().zip(lookup.rows.offsets.iter().zip(&lookup.rows.sizes)).peekable();
@@ -284,7 +308,7 @@ mod tests {
         /// Whatever arrives is read in full or refused, and never trusted.
         #[test]
         fn malformed_blocks_are_refused(words in prop::collection::vec(-3_i32..9, 0..24), kind in 0..3) {
-            let kind = [Kind::Pooled, Kind::Sequence, Kind::Replica][kind as usize];
+            let kind = [Kind::Pooled(0), Kind::Sequence(0), Kind::Replica][kind as usize];
             let mut left = words.as_slice();
             if let Some(Served::Lookup(lookup, _)) = decode(&block(kind), 5, &mut left) {
                 prop_assert!(lookup.table_rows.iter().all(|row| *row < 5));

@@ -70,14 +70,14 @@ impl Exchange {
         for (blocks, asked) in self.asks.iter().zip(&asked.asked) {
             let before = starts;
             for (block, Asked { vectors }) in blocks.iter().zip(asked) {
-                let (place, size) = (&staged.places[block.table], vectors.len() * block.width);
-                let (column, width) = (block.column, block.width);
+                let (column, width, size) = (block.column, block.width, vectors.len() * block.width);
                 match block.kind {
-                    Kind::Pooled => {
-                        parts.pooled.add(vectors.iter().map(|&row| place.bag(row)), column, width, starts);
+                    Kind::Pooled(feature) => {
+                        let bags = vectors.iter().map(|&row| staged.places[feature].bag(row));
+                        parts.pooled.add(bags, column, width, starts);
                     }
-                    Kind::Sequence => {
-                        let elements = vectors.iter().map(|&value| place.element(value));
+                    Kind::Sequence(feature) => {
+                        let elements = vectors.iter().map(|&value| staged.places[feature].element(value));
                         parts.sequences.add(elements, column, width, starts);
                     }
                     Kind::Replica => {}
@@ -90,14 +90,16 @@ impl Exchange {
         // The same for every owner.
         let mut replicas = 0;
         for block in self.asks[self.rank()].iter().filter(|block| block.kind == Kind::Replica) {
-            let Some(feature) = asked.feature(block.table) else { continue };
-            let first =
-                if staged.places[block.table].is_sequence() { staged.pooled_elements as i32 } else { 0 };
-            let (place, rows) = (&staged.places[block.table], &feature.table_rows);
-            let covered = (0..).zip(rows).zip(feature.rows.covered(rows.len()));
-            let element =
-                |((value, &row), _): ((u32, &u32), bool)| (u64::from(row), first + place.element(value));
-            parts.replicas.add(covered.filter(|(_, covered)| *covered).map(element).collect());
+            let mut places = Vec::new();
+            for feature in asked.features_of(block.table) {
+                let (place, rows) = (&staged.places[feature.feature], &feature.table_rows);
+                let first = if place.is_sequence() { staged.pooled_elements as i32 } else { 0 };
+                let covered = (0..).zip(rows).zip(feature.rows.covered(rows.len()));
+                let element =
+                    |((value, &row), _): ((u32, &u32), bool)| (u64::from(row), first + place.element(value));
+                places.extend(covered.filter(|(_, covered)| *covered).map(element));
+            }
+            parts.replicas.add(places);
             replicas = parts.replicas.keys.len() * block.width;
         }
         let bags = staged.bags.as_ref().map_or(0, |bags| bags.jagged.rows as usize);
@@ -165,7 +167,7 @@ impl Exchange {
                     Served::Lookup(lookup, true) => parts.add_sequence(first_row, &lookup.table_rows),
                     Served::Replica(rows) => parts.add_replica(first_row, rows),
                 }
-                counts[class][block.kind as usize] += served.gradients();
+                counts[class][block.kind.place()] += served.gradients();
             }
         }
         let served = parts.into_iter().zip(store.by_width()).map(|(parts, (_, slots))| parts.send(slots));
@@ -274,7 +276,9 @@ impl Exchange {
         gradients: &DeviceGradients,
     ) -> (Vec<Tensor>, Vec<Tensor>) {
         let (mut rows, mut values) = (Vec::new(), Vec::new());
-        for (_, place) in staged.places.iter().enumerate().filter(|(table, _)| self.is_here(*table)) {
+        let here = (0..self.features.len()).filter(|table| self.is_here(*table));
+        for feature in here.flat_map(|table| &self.features[table]) {
+            let place = &staged.places[*feature];
             let (elements, sequence) = (place.elements(), place.is_sequence());
             let count = elements.end - elements.start;
             let (first, source) = match (&gradients.sequences, sequence) {

@@ -6,7 +6,7 @@
 //! gradient  gradients of the answers ═▶ owners; of replicas' rows ═▶ all ranks
 //! ```
 //!
-//! A double arrow is one all-to-all for all groups. Which shard of which rank is asked for which table is known from the plan alone
+//! A double arrow is one all-to-all for all groups. Which shard of which rank is asked for which feature is known from the plan alone
 //! ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they are.
 
 mod blocks;
@@ -26,7 +26,7 @@ use super::lookup::{FeatureLookup, GroupLookup, Lookup, Received};
 use super::shard::Shard;
 use super::store::HostStore;
 use super::update::{Contribution, Upstream, summed};
-use super::{LookupGradients, Status};
+use super::{Layout, LookupGradients, Status};
 use crate::distributed::{Collectives, Pending};
 use crate::kernels::element::{Elements, nearest_bf16, nearest_fp16};
 use crate::kernels::fresh::fill_pieces;
@@ -65,6 +65,8 @@ pub(super) struct Exchange {
     shards: Vec<Shard>,
     /// By table.
     locations: Vec<Location>,
+    /// By table: the features that look it up.
+    features: Vec<Vec<usize>>,
     /// By rank: what this one asks it for.
     asks: Vec<Vec<Block>>,
     /// By rank: what it asks this one for.
@@ -110,9 +112,9 @@ pub(super) struct Exchanged {
 }
 
 impl Encoded {
-    /// What looks a table up.
-    fn feature(&self, table: usize) -> Option<&FeatureLookup> {
-        self.groups.iter().flat_map(GroupLookup::features).find(|feature| feature.table == table)
+    /// What look a table up.
+    fn features_of(&self, table: usize) -> impl Iterator<Item = &FeatureLookup> {
+        in_order(&self.groups).into_iter().filter(move |feature| feature.table == table)
     }
 }
 
@@ -145,24 +147,30 @@ fn location(table: usize, config: &TableConfig, shards: &[Shard], rank: u32) -> 
     }
 }
 
-/// What `asker` asks `owner` for, in the order of the shards.
-fn blocks(configs: &[TableConfig], shards: &[Shard], asker: u32, owner: u32) -> Vec<Block> {
-    let block = |(number, shard): (usize, &Shard)| {
-        let config = &configs[shard.table];
-        let kind = match location(shard.table, config, shards, asker) {
-            Location::Here(_) => return None,
-            Location::Replica(_) => Kind::Replica,
-            Location::Parts(_) if config.pooling.is_sequence() => Kind::Sequence,
-            Location::Parts(_) => Kind::Pooled,
+/// What `asker` asks `owner` for, in the order of the shards, and of a shard in that of the features that look it up.
+fn blocks(layout: &Layout, shards: &[Shard], asker: u32, owner: u32) -> Vec<Block> {
+    let of_shard = |(number, shard): (usize, &Shard)| {
+        let kinds = match location(shard.table, &layout.tables[shard.table], shards, asker) {
+            Location::Here(_) => Vec::new(),
+            Location::Replica(_) => vec![Kind::Replica],
+            Location::Parts(_) => {
+                let is_sequence = |feature: usize| layout.features[feature].pooling.is_sequence();
+                let kind = |feature| {
+                    if is_sequence(feature) { Kind::Sequence(feature) } else { Kind::Pooled(feature) }
+                };
+                layout.features_of(shard.table).map(kind).collect()
+            }
         };
         let (column, width) =
             (shard.columns.start as usize, (shard.columns.end - shard.columns.start) as usize);
-        Some(Block { shard: number, table: shard.table, kind, column, width })
+        let table = shard.table;
+        let block = move |kind| Block { shard: number, table, kind, column, width };
+        kinds.into_iter().map(block)
     };
     let own = shards.iter().enumerate().filter(|(_, shard)| shard.rank == owner);
-    let mut blocks: Vec<Block> = own.filter_map(block).collect();
+    let mut blocks: Vec<Block> = own.flat_map(of_shard).collect();
     // On a device vectors of one kind and width go together.
-    blocks.sort_by_key(|block| (block.kind, block.width));
+    blocks.sort_by_key(|block| (block.kind.place(), block.width));
     blocks
 }
 
@@ -170,17 +178,18 @@ impl Exchange {
     /// The exchange between the ranks of `collectives`, whose tables are divided into `shards`; vectors and gradients have
     /// `dtype` on the wire.
     pub(super) fn new(
-        configs: &[TableConfig],
+        layout: &Layout,
         shards: &[Shard],
         collectives: Arc<dyn Collectives>,
         dtype: DataType,
     ) -> Self {
         let (rank, ranks) = (collectives.rank(), collectives.size());
-        let tables = configs.iter().enumerate();
+        let tables = layout.tables.iter().enumerate();
         Self {
             locations: tables.map(|(table, config)| location(table, config, shards, rank)).collect(),
-            asks: (0..ranks).map(|owner| blocks(configs, shards, rank, owner)).collect(),
-            serves: (0..ranks).map(|asker| blocks(configs, shards, asker, rank)).collect(),
+            features: (0..layout.tables.len()).map(|table| layout.features_of(table).collect()).collect(),
+            asks: (0..ranks).map(|owner| blocks(layout, shards, rank, owner)).collect(),
+            serves: (0..ranks).map(|asker| blocks(layout, shards, asker, rank)).collect(),
             shards: shards.to_vec(),
             collectives,
             dtype,
@@ -191,6 +200,10 @@ impl Exchange {
 
     pub(super) fn collectives(&self) -> &Arc<dyn Collectives> {
         &self.collectives
+    }
+
+    fn feature_count(&self) -> usize {
+        self.features.iter().map(Vec::len).sum()
     }
 
     fn rank(&self) -> usize {
@@ -212,14 +225,16 @@ impl Exchange {
 
     /// What `groups` look up, as it is sent.
     pub(super) fn encode(&self, groups: Vec<GroupLookup>) -> Encoded {
-        let features: Vec<&FeatureLookup> = by_table(&groups, self.locations.len());
+        let features = in_order(&groups);
         let (mut words, mut splits, mut asked) = (Vec::new(), Vec::new(), Vec::new());
         for blocks in &self.asks {
             let start = words.len();
             // A batch that could not be read has no features; the status says so.
-            let of_block = |block: &Block| match features.get(block.table) {
-                Some(feature) => encode(block, &self.shards[block.shard], feature, &mut words),
-                None => Asked::default(),
+            let of_block = |block: &Block| {
+                if features.is_empty() {
+                    return Asked::default();
+                }
+                encode(block, &self.shards[block.shard], &features, &mut words)
             };
             asked.push(blocks.iter().map(of_block).collect());
             splits.push((words.len() - start) as i64);
@@ -352,21 +367,21 @@ impl Exchange {
         }
     }
 
-    /// By table: where the answers' vectors stand.
+    /// By feature: where the answers' vectors stand.
     fn parts<'a>(
         &self,
         asked: &'a [Vec<Asked>],
         sizes: &[Vec<usize>],
         received: Elements<'a>,
     ) -> Vec<Vec<Part<'a>>> {
-        let mut parts: Vec<Vec<Part<'a>>> = self.locations.iter().map(|_| Vec::new()).collect();
+        let mut parts: Vec<Vec<Part<'a>>> = (0..self.feature_count()).map(|_| Vec::new()).collect();
         let mut start = 0;
         for ((blocks, asked), sizes) in self.asks.iter().zip(asked).zip(sizes) {
             for ((block, asked), &size) in blocks.iter().zip(asked).zip(sizes) {
-                if block.kind != Kind::Replica {
+                if let Kind::Pooled(feature) | Kind::Sequence(feature) = block.kind {
                     let vectors = received.slice(start, size);
                     let (column, width) = (block.column, block.width);
-                    parts[block.table].push(Part { vectors, owners: &asked.vectors, column, width });
+                    parts[feature].push(Part { vectors, owners: &asked.vectors, column, width });
                 }
                 start += size;
             }
@@ -389,7 +404,7 @@ impl Exchange {
         for (slot, feature) in pooled.iter().enumerate() {
             match self.whole(feature.table).and_then(|shard| store.table(shard)) {
                 Some(table) => here.push((slot, feature.bags(table))),
-                None => elsewhere.push((slot, feature, by_row(&parts[feature.table], rows))),
+                None => elsewhere.push((slot, feature, by_row(&parts[feature.feature], rows))),
             }
         }
         let width = pooled.len() * dim;
@@ -397,7 +412,7 @@ impl Exchange {
             for (slot, feature, by_row) in &elsewhere {
                 for (row, output) in block.clone().zip(output.chunks_exact_mut(width)) {
                     let output = &mut output[slot * dim..(slot + 1) * dim];
-                    for (part, numbers) in parts[feature.table].iter().zip(by_row) {
+                    for (part, numbers) in parts[feature.feature].iter().zip(by_row) {
                         if let Some(number) = numbers[row].checked_sub(1) {
                             part.add(number as usize, output);
                         }
@@ -413,7 +428,7 @@ impl Exchange {
         for feature in sequences.iter_mut().filter(|feature| self.whole(feature.table).is_none()) {
             let dim = configs[feature.table].dim as usize;
             let values = feature.table_rows.len();
-            feature.received = Some(Received::new(values_of(&parts[feature.table], values, dim), values));
+            feature.received = Some(Received::new(values_of(&parts[feature.feature], values, dim), values));
         }
         Lookup { pooled: vectors, pooled_features: pooled, sequences }
     }
@@ -455,13 +470,16 @@ impl Exchange {
             })
             .collect();
         let sums = threads.install(|| self.sums_of_replicas(lookups, gradients, store));
-        let places = by_feature(lookups, gradients, self.locations.len());
+        let places = by_feature(lookups, gradients, self.feature_count());
         let values = written(threads, &sizes, |owner, number, output| {
             let (block, asked) = (&self.asks[owner][number], &exchanged.asked[owner][number]);
-            match (block.kind, &places[block.table]) {
-                (Kind::Replica, _) => output.copy_from_slice(&sums[block.table]),
-                (_, Some((feature, upstream))) => upstream.write(block, feature, asked, output),
-                (_, None) => {}
+            match block.kind {
+                Kind::Replica => output.copy_from_slice(&sums[block.table]),
+                Kind::Pooled(feature) | Kind::Sequence(feature) => {
+                    if let Some((feature, upstream)) = &places[feature] {
+                        upstream.write(block, feature, asked, output);
+                    }
+                }
             }
         });
         let received_sizes: Vec<Vec<usize>> = self
@@ -483,15 +501,16 @@ impl Exchange {
         gradients: &[LookupGradients],
         store: &HostStore,
     ) -> Vec<Vec<f32>> {
-        let places = by_feature(lookups, gradients, self.locations.len());
-        let sum = |(location, place): (&Location, Option<(&FeatureLookup, Upstream<'_>)>)| {
-            let (Location::Replica(shard), Some((feature, upstream))) = (location, place) else {
-                return Vec::new();
-            };
+        let places = by_feature(lookups, gradients, self.feature_count());
+        let sum = |(location, features): (&Location, &Vec<usize>)| {
+            let Location::Replica(shard) = location else { return Vec::new() };
             let table = store.table(*shard).expect("a replica is here");
-            summed(vec![Contribution::Feature(feature, upstream)], table).1
+            let places = features.iter().filter_map(|feature| places[*feature]);
+            let contributions: Vec<_> =
+                places.map(|(feature, upstream)| Contribution::Feature(feature, upstream)).collect();
+            if contributions.is_empty() { Vec::new() } else { summed(contributions, table).1 }
         };
-        self.locations.par_iter().zip(places).with_max_len(1).map(sum).collect()
+        self.locations.par_iter().zip(&self.features).with_max_len(1).map(sum).collect()
     }
 
     /// Waits for the gradients, and gives `apply` what each rank adds to the gradient of each of this rank's shards, in the order of
@@ -514,20 +533,17 @@ impl Exchange {
             }
         };
         let mut work: Vec<(usize, Contribution<'_>)> = Vec::new();
-        let places = by_feature(lookups, gradients, self.locations.len());
+        let places = by_feature(lookups, gradients, self.feature_count());
         let mut rest = received;
         for (asker, (blocks, served)) in self.serves.iter().zip(&exchanged.served).enumerate() {
             if asker == self.rank() {
-                let here =
-                    self.locations.iter().zip(&places).filter_map(|(location, place)| match location {
-                        Location::Here(shard) => Some((*shard, (*place)?)),
-                        _ => None,
-                    });
-                work.extend(
-                    here.map(|(shard, (feature, upstream))| {
-                        (shard, Contribution::Feature(feature, upstream))
-                    }),
-                );
+                for (location, features) in self.locations.iter().zip(&self.features) {
+                    let Location::Here(shard) = location else { continue };
+                    let places = features.iter().filter_map(|feature| places[*feature]);
+                    let contribution =
+                        |(feature, upstream)| (*shard, Contribution::Feature(feature, upstream));
+                    work.extend(places.map(contribution));
+                }
             }
             for (block, served) in blocks.iter().zip(served) {
                 let (own, after) = rest.split_at(served.gradients() * block.width);
@@ -588,28 +604,27 @@ impl Upstream<'_> {
     }
 }
 
-/// The features of a batch, by table.
-fn by_table(groups: &[GroupLookup], tables: usize) -> Vec<&FeatureLookup> {
+/// The features of a batch, by number.
+fn in_order(groups: &[GroupLookup]) -> Vec<&FeatureLookup> {
     let mut features: Vec<&FeatureLookup> = groups.iter().flat_map(GroupLookup::features).collect();
-    features.sort_by_key(|feature| feature.table);
-    debug_assert!(features.is_empty() || features.len() == tables);
+    features.sort_by_key(|feature| feature.feature);
     features
 }
 
-/// By table: the feature that looked it up, and the gradient of its rows or values.
+/// By feature: what it looked up, and the gradient of its rows or values.
 fn by_feature<'a>(
     lookups: &'a [Lookup],
     gradients: &'a [LookupGradients],
-    tables: usize,
+    count: usize,
 ) -> Vec<Option<(&'a FeatureLookup, Upstream<'a>)>> {
-    let mut places = vec![None; tables];
+    let mut places = vec![None; count];
     for (lookup, gradients) in lookups.iter().zip(gradients) {
-        let count = lookup.pooled_features.len();
+        let pooled = lookup.pooled_features.len();
         for (slot, feature) in lookup.pooled_features.iter().enumerate() {
-            places[feature.table] = Some((feature, Upstream::Pooled(&gradients.pooled, slot, count)));
+            places[feature.feature] = Some((feature, Upstream::Pooled(&gradients.pooled, slot, pooled)));
         }
         for (feature, gradient) in lookup.sequences.iter().zip(&gradients.sequences) {
-            places[feature.table] = Some((feature, Upstream::Values(gradient)));
+            places[feature.feature] = Some((feature, Upstream::Values(gradient)));
         }
     }
     places

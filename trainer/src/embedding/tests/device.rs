@@ -32,7 +32,7 @@ fn three_steps_on_device(
     let (mut vectors, batch) = (Vec::new(), batch(group));
     let values = group.features()[1].values().len();
     // The host's lookup knows the rows.
-    let of_rows = alone(&configs(DataType::Fp32), optimizer, 1, 1);
+    let of_rows = alone(&configs(DataType::Fp32, SHARING[0]), optimizer, 1, 1);
     let of_host = look_up(&of_rows, group);
     for _ in 0..3 {
         let mut request = embeddings.request_batch(Some(&batch), Status::default()).unwrap();
@@ -68,11 +68,13 @@ proptest! {
             TableOptimizerKind::Sgd, TableOptimizerKind::Adagrad, TableOptimizerKind::Adam,
             TableOptimizerKind::RowWiseAdagrad,
         ]),
-        dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0),
+        dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0), sharing in sharing(),
         wire in prop::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16]),
     ) {
         let optimizer = TableOptimizerConfig { max_row_grad_norm: max_norm, eps: 0.1, ..optimizer(kind) };
-        let configs = configs(dtype);
+        let configs = configs(dtype, sharing);
+        let (tables, _) = tables_of(&configs);
+        let shards: Vec<Shard> = shards.into_iter().filter(|shard| shard.table < tables.len()).collect();
         let train = |on_device: bool| on_ranks(plain.len(), |collectives| {
             let rank = collectives.rank() as usize;
             let placement = Placement { shards: shards.clone(), collectives, dtype: wire };
@@ -138,7 +140,7 @@ fn devices_send_what_the_host_does() {
         shard(2, 0, 0..ROWS, 0..3),
         shard(2, 1, 0..ROWS, 0..3),
     ];
-    let (optimizer, configs) = (optimizer(TableOptimizerKind::Sgd), configs(DataType::Fp32));
+    let (optimizer, configs) = (optimizer(TableOptimizerKind::Sgd), configs(DataType::Fp32, SHARING[0]));
     let sent = |on_device: bool| {
         on_ranks(2, |collectives| {
             let placement = Placement { shards: shards.clone(), collectives, dtype: DataType::Bf16 };

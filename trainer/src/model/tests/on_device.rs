@@ -8,7 +8,7 @@ pub(super) fn on_device(config: &TrainConfig) -> Model {
     at(config, &tables(), Some(&emulated()))
 }
 
-fn at(config: &TrainConfig, tables: &[TableConfig], device: Option<&Accelerator>) -> Model {
+fn at(config: &TrainConfig, tables: &[FeatureConfig], device: Option<&Accelerator>) -> Model {
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
     let embeddings = match device {
         None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, 2),
@@ -20,9 +20,9 @@ fn at(config: &TrainConfig, tables: &[TableConfig], device: Option<&Accelerator>
 }
 
 /// Tables of every type: each way of pooling has some.
-fn narrow_tables() -> Vec<TableConfig> {
+fn narrow_tables() -> Vec<FeatureConfig> {
     let dtypes = [DataType::Bf16, DataType::Fp16, DataType::Fp32].into_iter().cycle();
-    tables().into_iter().zip(dtypes).map(|(table, dtype)| TableConfig { dtype, ..table }).collect()
+    tables().into_iter().zip(dtypes).map(|(table, dtype)| FeatureConfig { dtype, ..table }).collect()
 }
 
 /// Batches that are off, exact and window.
@@ -39,14 +39,11 @@ fn dcn() -> TrainConfig {
 
 #[test]
 fn loss_and_gradients_equal_plain_libtorch() {
-    for config in [config("sgd"), dcn()] {
+    for (config, features) in [(config("sgd"), tables()), (config("sgd"), shared_tables()), (dcn(), tables())]
+    {
         let plain = batch(1);
         for (name, batch) in forms_of(&plain) {
-            let mut model = on_device(&config);
-            let weights = |model: &Model| -> Vec<Tensor> {
-                let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
-                (0..tables().len()).map(|i| Tensor::from_slice(&weights(i)).reshape([ROWS, DIM])).collect()
-            };
+            let mut model = at(&config, &features, Some(&emulated()));
             let before = weights(&model);
             let leaves: Vec<Tensor> = before.iter().map(|w| w.copy().set_requires_grad(true)).collect();
             let expected = plain_loss(&model, &leaves, &plain);
@@ -64,9 +61,9 @@ fn loss_and_gradients_equal_plain_libtorch() {
             }
             model.update(forward, &config.optimizer.tables).unwrap();
             for ((table, (before, after)), leaf) in
-                tables().iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
+                tables_of(&features).0.iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
             {
-                assert_near(&format!("{name}, {}", table.feature), &(before - after), &leaf.grad());
+                assert_near(&format!("{name}, {}", table.name), &(before - after), &leaf.grad());
             }
         }
     }
@@ -115,11 +112,21 @@ fn stored(model: &Model) -> Vec<Vec<u8>> {
 
 #[test]
 fn training_equals_the_cpus_and_itself() {
+    train_as_the_cpu(&tables());
+}
+
+#[test]
+fn shared_tables_train_as_the_cpus() {
+    train_as_the_cpu(&shared_tables());
+}
+
+fn train_as_the_cpu(features: &[FeatureConfig]) {
+    let on_device = |config: &TrainConfig| at(config, features, Some(&emulated()));
     for kind in ["row_wise_adagrad", "adagrad", "adam", "sgd"] {
         let mut config = config(kind);
         config.optimizer.tables.learning_rate = 0.05;
         for (form, (name, _)) in forms_of(&batch(0)).iter().enumerate() {
-            let mut cpu = at(&config, &tables(), None);
+            let mut cpu = at(&config, features, None);
             let (expected, _) = train(&config, &mut cpu, form, 40);
             let (losses, state) = train(&config, &mut on_device(&config), form, 40);
             for (step, (a, b)) in expected.iter().zip(&losses).enumerate() {

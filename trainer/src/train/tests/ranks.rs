@@ -121,7 +121,12 @@ impl Jobs {
         if division == Division::Even {
             return None;
         }
-        let tables = ["history", "read", "wished", "item"].map(|name| Planned::new(name, 50, 4));
+        let features = ["history", "read", "wished", "item"].into_iter();
+        let table_of = |feature| self.config.tables.get(feature).and_then(|own| own.table.as_deref());
+        let mut names: Vec<&str> = features.map(|feature| table_of(feature).unwrap_or(feature)).collect();
+        let mut known = std::collections::BTreeSet::new();
+        names.retain(|name| known.insert(*name));
+        let tables: Vec<Planned> = names.into_iter().map(|name| Planned::new(name, 50, 4)).collect();
         let of_table = |(number, table): (usize, &Planned)| {
             let kind = match division {
                 Division::Mixed => {
@@ -307,6 +312,19 @@ fn ranks_on_devices_train_as_those_in_memory() {
             }
         }
     }
+    // Several features look up one table.
+    for (feature, table) in [("wished", "items"), ("item", "items"), ("history", "read"), ("read", "read")] {
+        jobs.config.tables.entry(feature.to_owned()).or_default().table = Some(table.to_owned());
+    }
+    for (number, division) in divisions.into_iter().enumerate() {
+        let memory = job(2 + number as u32 % 3, division, dedupes[number % dedupes.len()]);
+        let device = Job { on_device: true, ..memory.clone() };
+        let name = format!("{division:?}-shared");
+        let expected = jobs.summary(&name, &memory);
+        let found = jobs.summary(&format!("{name}-device"), &device);
+        assert_near(&name, &losses(&found), &losses(&expected));
+        assert_eq!(found.sent_bytes, expected.sent_bytes, "{name}");
+    }
 }
 
 /// A job begins on devices and goes on in memory, and the other way round, with other ranks and another plan.
@@ -331,6 +349,48 @@ fn jobs_move_between_devices_and_memory() {
         assert_eq!(summary.ended, if last { Ending::Completed } else { Ending::Stopped }, "turn {turn}");
         let losses = losses(&summary);
         assert_near("moving", &losses, &self::losses(&whole)[..losses.len()]);
+    }
+}
+
+/// Features that share tables train so too: a sequence and its target one table, two sequences another one. Jobs are resumed by any
+/// ranks, and evaluated and exported.
+#[test]
+fn ranks_share_tables() {
+    let mut jobs = Jobs::new();
+    for (feature, table) in [("wished", "items"), ("item", "items"), ("history", "read"), ("read", "read")] {
+        jobs.config.tables.entry(feature.to_owned()).or_default().table = Some(table.to_owned());
+    }
+    jobs.config.optimizer.tables.max_row_grad_norm = Some(0.01);
+    for (number, kind) in
+        [TableOptimizerKind::Adagrad, TableOptimizerKind::RowWiseAdagrad].into_iter().enumerate()
+    {
+        jobs.config.optimizer.tables.kind = kind;
+        // A column shard's gradient is shorter than its table's.
+        let divisions: &[Division] = &[Division::Even, Division::Rows, Division::Replicas];
+        for (form, dedupe) in [Dedupe::Off, Dedupe::Exact, Dedupe::Window].into_iter().enumerate() {
+            let one = jobs.summary(&format!("{kind:?}-{form}"), &job(1, Division::Even, dedupe));
+            assert_eq!(one.parameters.embedding, 2 * 50 * 4);
+            assert!(losses(&one)[17] < 0.98 * losses(&one)[0], "the loss falls: {:?}", one.losses);
+            for (place, division) in divisions.iter().enumerate() {
+                let ranks = 2 + (number + form + place) as u32 % 3;
+                let name = format!("{kind:?}-{form}-{division:?}-{ranks}");
+                let found = jobs.summary(&name, &job(ranks, *division, dedupe));
+                assert_near(&name, &losses(&found), &losses(&one));
+            }
+        }
+    }
+    jobs.config.optimizer.tables.kind = TableOptimizerKind::Adagrad;
+    jobs.config.optimizer.tables.max_row_grad_norm = None;
+    let whole = jobs.summary("whole", &job(1, Division::Even, Dedupe::Exact));
+    let turns = [(3, Division::Columns), (4, Division::Mixed), (1, Division::Even), (2, Division::Replicas)];
+    for (turn, (ranks, division)) in turns.into_iter().enumerate() {
+        let existing = if turn == 0 { Existing::Refuse } else { Existing::Resume };
+        let stop_at = (turn < 3).then_some(6);
+        let summary =
+            jobs.summary("moving", &Job { existing, stop_at, ..job(ranks, division, Dedupe::Exact) });
+        let losses = losses(&summary);
+        assert_near("moving", &losses, &self::losses(&whole)[..losses.len()]);
+        assert_eq!(summary.ended, if turn < 3 { Ending::Stopped } else { Ending::Completed });
     }
 }
 
