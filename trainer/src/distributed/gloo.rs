@@ -17,7 +17,7 @@ const SLICE: Duration = Duration::from_millis(100);
 
 /// The collectives of processes, on tensors in main memory: c10d's `ProcessGroupGloo`.
 ///
-/// [`Environment::connect`](super::Environment::connect) makes it.
+/// [`Environment::join`](super::Environment::join) makes it.
 #[derive(Debug)]
 pub struct Gloo {
     rank: u32,
