@@ -3,13 +3,15 @@
 #
 #   trainer/benches/device.sh TARGET/release OUT [DEVICE]
 #
-# TARGET/release holds onefold-data, onefold-ingest and onefold-train; OUT is where the evidence goes, as JSON; DEVICE is cuda:0
-# unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs with. SAMPLES (60000),
-# STEPS (50), ROUNDS (30) and SETS (500) make it longer or shorter: it takes a few minutes, most of them on the CPU.
+# TARGET/release holds onefold-data, onefold-ingest, onefold-shard and onefold-train; OUT is where the evidence goes, as JSON; DEVICE
+# is cuda:0 unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs with, and a C++
+# compiler, with which ../nccl.sh builds what ranks need. SAMPLES (60000), STEPS (50), ROUNDS (30) and SETS (500) make it longer or
+# shorter: it takes a few minutes, most of them on the CPU. Ranks are tried on one GPU, and on all that the host has.
 set -euo pipefail
 
 say() { printf '== %s\n' "$*" >&2; }
-[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 1; }
+[ $# -ge 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 1; }
+trainer=$(cd "$(dirname "$0")/.." && pwd)
 bin=$(cd "$1" && pwd); mkdir -p "$2"; out=$(cd "$2" && pwd); device=${3:-cuda:0}
 samples=${SAMPLES:-60000} steps=${STEPS:-50} rounds=${ROUNDS:-30} sets=${SETS:-500}
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -31,13 +33,43 @@ measure() {
     else tail -1 "$work/stdout" >"$out/$name.failed.json"; failed=1; fi
 }
 
+# Rewrites a plan of one rank so that everything travels, from the rank to itself: tables are divided by rows and by columns in turn.
+divide() {
+    python3 - "$1" <<'PYTHON'
+import json, sys
+
+path = sys.argv[1]
+plan = json.load(open(path))
+for number, table in enumerate(plan["tables"]):
+    table["sharding_type"], axis = ("column_wise", "columns") if number % 2 else ("row_wise", "rows")
+    whole, = table["shards"]
+    middle = whole[axis]["end"] // 2
+    table["shards"] = [{**whole, axis: {**whole[axis], end: middle}} for end in ("end", "start")]
+# A plan says what its shards take: 32-bit weights, and row-wise Adagrad's accumulator for every row of a shard.
+length = lambda range: range["end"] - range["start"]
+size = lambda shard: 4 * length(shard["rows"]) * (length(shard["columns"]) + 1)
+plan["ranks"][0]["memory_bytes"] = sum(size(shard) for table in plan["tables"] for shard in table["shards"])
+json.dump(plan, open(path, "w"))
+PYTHON
+}
+
+# NCCL on one GPU, then on all.
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+jobs=1; [ "$gpus" -gt 1 ] && jobs="1 $gpus"
+# With ONEFOLD_NCCL one rank goes through NCCL as well.
+if ONEFOLD_NCCL=$("$trainer/nccl.sh" "$(dirname "$torch")"); then export ONEFOLD_NCCL; else failed=1; jobs=; fi
+for ranks in $jobs; do
+    measure "check-nccl-$ranks" "$bin/onefold-train" launch --ranks "$ranks" -- check-device --device cuda --seeds 5
+done
+
 measure check-kernels "$bin/onefold-train" check-device --device "$device" --seeds 200
 # What `onefold-shard pretrain` makes a cost model of this GPU from.
 measure profile "$bin/onefold-train" profile --device "$device" --sets "$sets" --out "$out/costs.parquet" --overwrite
 for workload in rm1 rm2 rm3; do
     say "$workload: $samples samples"
     "$bin/onefold-data" generate --workload "$workload" --samples "$samples" --seed 1 --out "$work/$workload" >/dev/null
-    "$bin/onefold-ingest" build "$work/$workload/dataset.toml" --out "$work/$workload-dataset" >/dev/null
+    "$bin/onefold-ingest" build "$work/$workload/dataset.toml" --out "$work/$workload-dataset" \
+        --buckets "$((gpus > 1 ? gpus : 1))" >/dev/null
     data=$work/$workload-dataset
     # B = 2,048: as many steps as there are batches, at most.
     most=$((samples / 2048)); most=$((most < steps ? most : steps))
@@ -62,6 +94,20 @@ for workload in rm1 rm2 rm3; do
             rm -rf "$work/run-blocks"
         done
     fi
+    # The losses of ranks beside those of `run-…`.
+    "$bin/onefold-shard" tables "$work/$workload/train.toml" --data "$data" --out "$work/tables.json" >/dev/null
+    for ranks in $jobs; do
+        "$bin/onefold-shard" topology --ranks "$ranks" --memory 60GiB --out "$work/topology.json" >/dev/null
+        "$bin/onefold-shard" plan --tables "$work/tables.json" --topology "$work/topology.json" --out "$work/plan.json" >/dev/null
+        [ "$ranks" -gt 1 ] || divide "$work/plan.json"
+        for dedupe in exact window; do
+            measure "ranks-$workload-$ranks-$dedupe" "$bin/onefold-train" launch --ranks "$ranks" -- \
+                run "$work/$workload/train.toml" --data "$data" --device cuda --plan "$work/plan.json" \
+                --dedupe "$dedupe" --out "$work/run-ranks"
+            rm -rf "$work/run-ranks"
+        done
+        rm -f "$work/plan.json" "$work/topology.json"
+    done
     rm -rf "$work/$workload" "$data"
 done
 [ "$failed" = 0 ] || { say "something failed: see $out/*.log"; exit 1; }

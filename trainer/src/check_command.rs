@@ -3,13 +3,16 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use onefold_datasets::process::available_threads;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{CompareOptions, Comparison, compare};
 use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
+use onefold_trainer::distributed::{Collectives, Environment, check_collectives};
 use serde::Serialize;
+
+use crate::ranks::{RankOptions, Ranks};
 
 /// Kernels are right within this, relative to the largest value: sums are of 32-bit numbers.
 const KERNEL_BOUND: f64 = 1e-4;
@@ -19,7 +22,7 @@ const LOSS_BOUND: f64 = 1e-3;
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
     /// The GPU
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cuda(0))]
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cuda(None))]
     device: DeviceName,
     /// Random numbers that every kernel is checked with
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
@@ -36,6 +39,8 @@ pub(crate) struct CheckArguments {
     /// Threads [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    #[command(flatten)]
+    ranks: RankOptions,
 }
 
 #[derive(Debug, Serialize)]
@@ -44,15 +49,35 @@ struct Report {
     kernels: Vec<KernelCheck>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     losses: Vec<Comparison>,
+    /// Ranks whose exchange between GPUs was checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<u32>,
 }
 
 pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Result<()> {
-    let Some(accelerator) = Accelerator::open(arguments.device)? else {
+    if arguments.device == DeviceName::Cpu {
         bail!("`--device cpu` is what others are checked against\n  hint: name a GPU, as `cuda:0`");
-    };
+    }
+    let ranks = Ranks::join(&arguments.ranks, arguments.device)?;
+    ranks.run("check-device", true, |collectives, device| {
+        let device = device.context("a GPU was opened")?;
+        check(arguments, &**collectives, &device, printer)
+    })
+}
+
+fn check(
+    arguments: &CheckArguments,
+    collectives: &dyn Collectives,
+    accelerator: &Accelerator,
+    printer: &Printer,
+) -> anyhow::Result<()> {
+    let ranks = Environment::read()?.is_job().then(|| collectives.size());
+    if ranks.is_some() {
+        (0..5).try_for_each(|seed| check_collectives(collectives, accelerator.torch(), seed))?;
+    }
     let mut kernels: Vec<KernelCheck> = Vec::new();
     for seed in 0..u64::from(arguments.seeds) {
-        for check in check_kernels(&accelerator, seed)? {
+        for check in check_kernels(accelerator, seed)? {
             match kernels.iter_mut().find(|worst| worst.kernel == check.kernel) {
                 Some(worst) => worst.relative_error = worst.relative_error.max(check.relative_error),
                 None => kernels.push(check),
@@ -69,8 +94,10 @@ pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Resu
         };
         losses = compare(data, &options, printer)?;
     }
-    let report = Report { device: accelerator.describe(), kernels, losses };
-    printer.summary(&describe(&report), &report)?;
+    let report = Report { device: accelerator.describe(), kernels, losses, ranks };
+    if collectives.rank() == 0 {
+        printer.summary(&describe(&report), &report)?;
+    }
     let wrong = report.kernels.iter().any(|check| check.relative_error > KERNEL_BOUND)
         || report.losses.iter().any(|comparison| comparison.relative_error > LOSS_BOUND);
     if wrong {
@@ -97,6 +124,9 @@ fn describe(report: &Report) -> String {
             comparison.cpu.last().copied().unwrap_or(f64::NAN),
             comparison.device.last().copied().unwrap_or(f64::NAN),
         );
+    }
+    if let Some(ranks) = report.ranks {
+        let _ = writeln!(text, "{ranks} ranks exchange through NCCL what they should");
     }
     text
 }

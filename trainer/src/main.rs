@@ -87,7 +87,8 @@ enum Command {
     /// Check a GPU against the CPU: every kernel, then the losses of training steps
     ///
     /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset its
-    /// reference model also takes the same steps on both. The exit status is 1 where a difference is too large.
+    /// reference model also takes the same steps on both. On ranks (`launch --ranks N -- check-device --device cuda`, one rank
+    /// included) each one checks its GPU, and all check NCCL together. The exit status is 1 where a difference is too large.
     ///
     /// Example: onefold-train check-device --device cuda:0 --workload rm1 --data rm1-session
     CheckDevice(check_command::CheckArguments),
@@ -207,7 +208,7 @@ struct SharedArguments {
 #[derive(Debug, clap::Args)]
 struct DeviceOption {
     /// Where to compute: `cpu`, or a GPU as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
-    /// ONEFOLD_LIBTORCH_CUDA=FOLDER)
+    /// ONEFOLD_LIBTORCH_CUDA=FOLDER). With `cuda` each of several ranks takes the GPU of its number on its host
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
 }
@@ -253,7 +254,14 @@ fn main() -> ExitCode {
     // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
     // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once costs
     // a wake-up at every operation: GNU's spin for as long as there is between two.
-    onefold_terminal::restart_with(&[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")]);
+    let passive = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")];
+    // The ranks look after NCCL themselves: c10d must not end the process.
+    let nccl =
+        ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"]
+            .map(|variable| (variable, "0"));
+    onefold_terminal::restart_with(&[&passive[..], &nccl[..]].concat());
+    // Somebody else has set the first ones.
+    onefold_terminal::restart_with(&nccl);
     Program::of::<Cli>().main(std::env::args_os())
 }
 
@@ -290,8 +298,8 @@ impl CommandLine for Cli {
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
-    let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run("run", |collectives| train(arguments, collectives, printer))
+    let ranks = Ranks::join(&arguments.ranks, arguments.shared.device.device)?;
+    ranks.run("run", false, |collectives, device| train(arguments, collectives, device, printer))
 }
 
 /// What a run is begun with, if its options do not say it.
@@ -342,6 +350,7 @@ fn absolute(location: &Path) -> std::io::Result<PathBuf> {
 fn train(
     arguments: &RunArguments,
     collectives: &Arc<dyn Collectives>,
+    device: Option<Accelerator>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let config = collectives.agree(TrainConfig::load(&arguments.config))?;
@@ -363,7 +372,7 @@ fn train(
         existing,
         checkpoints: resumed.checkpoints,
         memory_limit: arguments.memory_limit,
-        device: collectives.agree(arguments.shared.device.open())?,
+        device,
         stop: Stop::on_signals()?,
     };
     let prepared = collectives.agree_on(|| Prepared::new(&config, &arguments.data, &options))?;
@@ -377,13 +386,14 @@ fn train(
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
-    let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run("eval", |collectives| evaluate_run(arguments, collectives, printer))
+    let ranks = Ranks::join(&arguments.ranks, arguments.shared.device.device)?;
+    ranks.run("eval", false, |collectives, device| evaluate_run(arguments, collectives, device, printer))
 }
 
 fn evaluate_run(
     arguments: &EvalArguments,
     collectives: &Arc<dyn Collectives>,
+    device: Option<Accelerator>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let options = EvaluateOptions {
@@ -392,7 +402,7 @@ fn evaluate_run(
         checkpoint: arguments.checkpoint,
         collectives: Arc::clone(collectives),
         snapshot: arguments.at,
-        device: collectives.agree(arguments.shared.device.open())?,
+        device,
         partitions: arguments.partitions.clone(),
     };
     if collectives.rank() > 0 {

@@ -11,6 +11,7 @@ use onefold_datasets::progress::{Reporter, Silent};
 use onefold_datasets::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
 use onefold_terminal::Printer;
+use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
 use onefold_trainer::profile::plans::{Agreement, MeasuredPlan, PlanSet, agreement, measure_plans};
 use onefold_trainer::profile::ranks::{StepOptions, measure_on_ranks};
@@ -140,8 +141,12 @@ pub(crate) struct MeasurePlansArguments {
 }
 
 pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> Result<()> {
-    let ranks = Ranks::connect(&arguments.ranks)?;
-    ranks.run("measure-plans", |collectives| measure_with(arguments, collectives, printer))
+    // Several ranks are measured without a device; one of them says so.
+    let device = if ranks::are_several()? { DeviceName::Cpu } else { arguments.device.device };
+    let ranks = Ranks::join(&arguments.ranks, device)?;
+    ranks.run("measure-plans", false, |collectives, device| {
+        measure_with(arguments, collectives, device, printer)
+    })
 }
 
 impl MeasurePlansArguments {
@@ -157,6 +162,7 @@ impl MeasurePlansArguments {
 fn measure_with(
     arguments: &MeasurePlansArguments,
     collectives: &Arc<dyn Collectives>,
+    device: Option<Accelerator>,
     printer: &Printer,
 ) -> Result<()> {
     let started = Instant::now();
@@ -165,12 +171,12 @@ fn measure_with(
     let local_ranks = ranks::on_this_machine();
     let threads = arguments.threads.map(usize::from);
     let threads = threads.unwrap_or_else(|| (available_threads() / local_ranks).max(1));
-    let machine = Machine { threads, device: arguments.device.open()? };
+    let machine = Machine { threads, device };
     let measured = if ranks == 1 {
         measure_plans(&sets, &machine, arguments.seed, printer)?
     } else {
         anyhow::ensure!(
-            machine.device.is_none(),
+            arguments.device.device == DeviceName::Cpu,
             "`--device` is given on {ranks} ranks\n  hint: plans are measured on the processors of several ranks, or without ranks on a GPU"
         );
         collectives.check_same(&[

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use onefold_trainer::Error;
-use onefold_trainer::distributed::{Collectives, Environment, PATIENCE, Timeouts};
+use onefold_trainer::device::{Accelerator, DeviceName};
+use onefold_trainer::distributed::{Collectives, Environment, Joined, PATIENCE, Timeouts};
 
 use crate::{Cli, Command};
 
@@ -19,29 +20,44 @@ pub(crate) struct RankOptions {
 }
 
 /// The ranks of a job: those that `torchrun` or `onefold-train launch` has started, or this process alone.
-pub(crate) struct Ranks(Arc<dyn Collectives>);
+pub(crate) struct Ranks {
+    joined: Joined,
+    /// This rank's GPU, if it is to have one.
+    device: onefold_trainer::Result<Option<Accelerator>>,
+}
 
 /// The ranks on this machine.
 pub(crate) fn on_this_machine() -> usize {
     Environment::read().map_or(1, |environment| environment.local_world_size as usize)
 }
 
+/// Whether this process is one of several ranks.
+pub(crate) fn are_several() -> onefold_trainer::Result<bool> {
+    Ok(Environment::read()?.world_size > 1)
+}
+
 impl Ranks {
-    /// Joins the other ranks. Ends with status 1 in silence if another rank, or what started the ranks, says why they do not join.
+    /// Joins the other ranks, each with a device of this name. Ends with status 1 in silence if another rank, or what started the
+    /// ranks, says why they do not join.
     ///
     /// # Errors
     ///
     /// [`Error::Ranks`] if the environment is not that of a rank, or the ranks do not find each other.
-    pub(crate) fn connect(options: &RankOptions) -> onefold_trainer::Result<Self> {
+    pub(crate) fn join(options: &RankOptions, device: DeviceName) -> onefold_trainer::Result<Self> {
+        let environment = Environment::read()?;
+        // Before anything else of libtorch. The others hear of an error once all have joined.
+        let device =
+            device.of_rank(environment.local_rank, environment.local_world_size).and_then(Accelerator::open);
         let operation = Duration::from_secs(options.timeout.into());
-        match Environment::read()?.connect(Timeouts { operation, ..Timeouts::default() }) {
+        match environment.join(Timeouts { operation, ..Timeouts::default() }) {
             Err(Error::ReportedElsewhere { .. }) => std::process::exit(1),
-            joined => joined.map(Self),
+            joined => Ok(Self { joined: joined?, device }),
         }
     }
 
-    /// Runs `work` of the command `name`, which is that of all ranks, and ends with the other ranks. Of an error one rank speaks,
-    /// and the others end with status 1 in silence.
+    /// Runs `work` of the command `name`, which is that of all ranks, on this rank's device, and ends with the other ranks. Of an error
+    /// one rank speaks, and the others end with status 1 in silence. With `alone_too` the only rank of a job exchanges through NCCL as
+    /// well, and so it does where NCCL's library is named.
     ///
     /// # Errors
     ///
@@ -49,14 +65,28 @@ impl Ranks {
     pub(crate) fn run(
         self,
         name: &str,
-        work: impl FnOnce(&Arc<dyn Collectives>) -> anyhow::Result<()>,
+        alone_too: bool,
+        work: impl FnOnce(&Arc<dyn Collectives>, Option<Accelerator>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let same = self.0.check_same(&[("the command", name.to_owned())]).map_err(anyhow::Error::from);
-        let Err(error) = same.and_then(|()| work(&self.0)) else { return Ok(()) };
+        let Self { joined, device } = self;
+        let on_host = joined.collectives();
+        let alone_too = alone_too || std::env::var_os("ONEFOLD_NCCL").is_some();
+        let run = || {
+            on_host.check_same(&[("the command", name.to_owned())])?;
+            let device = on_host.agree(device)?;
+            let collectives = match &device {
+                Some(device) if on_host.size() > 1 || alone_too && joined.environment().is_job() => {
+                    joined.on_device(device.torch())?
+                }
+                _ => Arc::clone(&on_host),
+            };
+            work(&collectives, device)
+        };
+        let Err(error) = run() else { return Ok(()) };
         match error.downcast_ref() {
             Some(Error::ReportedElsewhere { .. } | Error::RankEnded { .. }) => std::process::exit(1),
             Some(Error::RankLost { .. }) => {}
-            _ => self.0.abort(&format!("{error:#}")),
+            _ => on_host.abort(&format!("{error:#}")),
         }
         Err(error)
     }
@@ -67,7 +97,7 @@ pub(crate) struct LaunchArguments {
     /// How many ranks to start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
-    /// `run`, `eval` or `measure-plans`, with its options
+    /// `run`, `eval`, `measure-plans` or `check-device`, with its options
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -78,9 +108,12 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
     let words = std::iter::once("onefold-train".into()).chain(arguments.command.iter().cloned());
     match Cli::try_parse_from(words) {
         Err(error) => error.exit(),
-        Ok(Cli { command: Command::Run(_) | Command::Eval(_) | Command::MeasurePlans(_), .. }) => {}
+        Ok(Cli {
+            command: Command::Run(_) | Command::Eval(_) | Command::MeasurePlans(_) | Command::CheckDevice(_),
+            ..
+        }) => {}
         Ok(_) => anyhow::bail!(
-            "only `run`, `eval` and `measure-plans` work on several ranks\n  hint: start the command without `launch`"
+            "only `run`, `eval`, `measure-plans` and `check-device` work on several ranks\n  hint: start the command without `launch`"
         ),
     }
     let program = std::env::current_exe()?;

@@ -280,7 +280,7 @@ impl Run {
         })
     }
 
-    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or whole on `device`;
+    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or on `device`;
     /// and the steps that it was trained for. Every rank calls it.
     ///
     /// # Errors
@@ -321,7 +321,9 @@ impl Run {
         let (optimizer, seed) = (&self.config.optimizer.tables, self.config.train.seed);
         let embeddings = match device {
             None => Embeddings::new(&self.tables, placement, optimizer, seed, threads)?,
-            Some(device) => Embeddings::on_accelerator(device, &self.tables, optimizer, seed, threads)?,
+            Some(device) => {
+                Embeddings::on_accelerator(device, &self.tables, placement, optimizer, seed, threads)?
+            }
         };
         Model::new(&self.config, &self.schema, embeddings)
     }

@@ -72,13 +72,12 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
         let mut losses = Vec::with_capacity(batches.len());
         for batch in &batches {
             let batch = deduplicated(batch, &snapshot.schema, dedupe)?;
-            let forward = model.predict(&batch)?;
+            let mut forward = model.predict(&batch)?;
             let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
-            let gradients = model.backward(&batch, &forward, &loss, || Ok(()))?;
+            model.backward(&batch, &mut forward, &loss, || Ok(()))?;
             let norm = optimizer.gradient_norm();
             optimizer.step(config.optimizer.dense.learning_rate, norm);
-            let sent = model.send_gradients(&forward, &gradients)?;
-            model.update(&forward, &gradients, sent, &config.optimizer.tables)?;
+            model.update(forward, &config.optimizer.tables)?;
             losses.push(loss.double_value(&[]));
             reporter.advance(1);
         }

@@ -175,9 +175,10 @@ fn embeddings(
     device: Option<&Accelerator>,
 ) -> Result<Embeddings> {
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
+    let placement = Placement::alone(features);
     match device {
-        None => Embeddings::new(features, &Placement::alone(features), optimizer, seed, threads),
-        Some(device) => Embeddings::on_accelerator(device, features, optimizer, seed, threads),
+        None => Embeddings::new(features, &placement, optimizer, seed, threads),
+        Some(device) => Embeddings::on_accelerator(device, features, &placement, optimizer, seed, threads),
     }
 }
 
@@ -204,23 +205,21 @@ fn step(
     let mut started = Instant::now();
     let batch = model.embeddings.install(|| deduplicated(batch, schema, dedupe))?;
     let searched = started.elapsed();
-    let accelerator = model.embeddings.on_device().map(|device| device.tables().accelerator().clone());
+    let accelerator = model.embeddings.on_device().map(|device| device.accelerator().clone());
     if accelerator.is_some() {
         started = Instant::now();
     }
-    let forward = model.predict(&batch)?;
+    let mut forward = model.predict(&batch)?;
     let weight = Model::weight(&batch);
     let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch, weight));
-    let gradients = model.backward(&batch, &forward, &loss, || Ok(()))?;
+    model.backward(&batch, &mut forward, &loss, || Ok(()))?;
     model.profile.measure(Stage::DenseUpdate, || {
         let norm = optimizer.gradient_norm();
         optimizer.step(config.optimizer.dense.learning_rate, norm);
     });
     let updating = Instant::now();
-    let sent = model.send_gradients(&forward, &gradients)?;
-    model.update(&forward, &gradients, sent, &config.optimizer.tables)?;
+    model.update(forward, &config.optimizer.tables)?;
     let mut updated = Some(updating.elapsed());
-    drop((forward, gradients));
     let mut stages = model.profile.take();
     if let Some(accelerator) = accelerator {
         accelerator.synchronize()?;

@@ -6,7 +6,8 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
-use super::weights::Weights;
+use super::travel::RouteParts;
+use super::weights::{Stored, Weights};
 use super::{Accelerator, Bags, Jagged, Sums};
 use crate::Result;
 use crate::kernels::update::Rule;
@@ -52,6 +53,7 @@ pub fn check_kernels(accelerator: &Accelerator, seed: u64) -> Result<Vec<KernelC
     checks.extend(check_pool(accelerator, &mut rng, sizes)?);
     checks.extend(check_expand(accelerator, &mut rng, sizes)?);
     checks.extend(check_pad(accelerator, &mut rng, sizes)?);
+    checks.extend(check_travel(accelerator, &mut rng, sizes)?);
     for (name, rule) in [
         ("SGD", Rule::Sgd),
         ("Adagrad", Rule::Adagrad { eps: 1e-8 }),
@@ -108,15 +110,23 @@ impl To<'_> {
 }
 
 fn check_table_rows(accelerator: &Accelerator, rng: &mut ChaCha8Rng) -> Result<KernelCheck> {
-    // Three features of 40 ids: hashed to many rows, as they are, hashed to one row. The second has no ids in a fourth.
-    let tables =
-        [[0, 1_000_000_007, 1], [1_000_000_007, 500, 0], [1_000_000_507, 17, 1], [1_000_000_524, 1, 1]];
-    let starts = [0, 40, 80, 80];
-    let ids: Vec<i64> = (0..120)
+    // Features of 40 ids: hashed to many rows, as they are, hashed to one row, in a table elsewhere. The third has none.
+    let tables = [
+        [0, 1_000_000_007, 1],
+        [1_000_000_007, 500, 0],
+        [1_000_000_507, 17, 1],
+        [1_000_000_524, 1, 1],
+        [-1, 9, 1],
+    ];
+    let starts = [0, 40, 80, 80, 120];
+    let ids: Vec<i64> = (0..160)
         .map(|i| if (40..80).contains(&i) { rng.random_range(0..500) } else { rng.random() })
         .collect();
     let expected = ids.iter().enumerate().map(|(i, &id)| {
-        let [first, rows, hashed] = tables[if i < 80 { i / 40 } else { 3 }];
+        let [first, rows, hashed] = tables[if i < 80 { i / 40 } else { i / 40 + 1 }];
+        if first < 0 {
+            return -1.0;
+        }
         (first + if hashed == 1 { sigrid_hash(id, 0, rows) } else { id }) as f64
     });
     let to = To(accelerator);
@@ -136,7 +146,8 @@ impl Tables {
     const TYPES: [DataType; 3] = [DataType::Bf16, DataType::Fp32, DataType::Fp16];
 
     fn new(to: &To<'_>, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<Self> {
-        let weights = Weights::zeros(to.0, &Self::TYPES.map(|dtype| (sizes.table_rows, dtype)), sizes.dim)?;
+        let tables = Self::TYPES.map(|dtype| (sizes.table_rows, dtype));
+        let weights = Weights::zeros(to.0, &Stored::whole(&tables), sizes.dim)?;
         for table in 0..3 {
             // It takes the nearest number of the type.
             weights.table(table).copy_(&to.matrix(&floats(rng, sizes.table_rows * sizes.dim), sizes.dim));
@@ -155,10 +166,13 @@ impl Tables {
 fn check_gather(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<KernelCheck> {
     let (to, dim) = (To(accelerator), sizes.dim as usize);
     let tables = Tables::new(&to, rng, sizes)?;
-    let rows = ints(rng, sizes.elements, tables.weights.rows());
+    let mut rows = ints(rng, sizes.elements, tables.weights.rows());
+    // A row that is elsewhere.
+    rows[0] = -1;
     let found = accelerator.gather(&tables.weights, &to.ints(&rows))?;
-    let vectors = rows.iter().flat_map(|&row| &tables.values[row as usize * dim..][..dim]);
-    Ok(compare("gather", &found, &vectors.map(|value| f64::from(*value)).collect::<Vec<_>>()))
+    let value = |row: i32, column| if row < 0 { 0.0 } else { tables.values[row as usize * dim + column] };
+    let vectors = rows.iter().flat_map(|&row| (0..dim).map(move |column| f64::from(value(row, column))));
+    Ok(compare("gather", &found, &vectors.collect::<Vec<_>>()))
 }
 
 /// Random rows that overlap.
@@ -255,6 +269,43 @@ fn check_expand(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -
     let gradient = to.matrix(&gradient, sizes.dim + 3);
     accelerator.fold(&gradient.narrow(1, 2, sizes.dim), Some(&sums), &back)?;
     Ok([compare("expand", &output, &expected), compare("fold", &back, &folded)])
+}
+
+/// Vectors of random rows in three blocks of random columns, one of which stands apart from the others.
+fn check_travel(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {
+    let (to, dim) = (To(accelerator), sizes.dim as usize);
+    let mut parts = RouteParts::default();
+    let mut blocks = Vec::new();
+    let mut floats_before = [0, 0];
+    for number in 0..3 {
+        let column = rng.random_range(0..dim);
+        let width = rng.random_range(1..=dim - column);
+        let rows = ints(rng, sizes.elements / 3 + 1, sizes.rows);
+        floats_before = floats_before.map(|before| before + if number == 1 { 5 } else { 0 });
+        parts.add(rows.iter().copied(), column, width, [floats_before[0], floats_before[1] + 2]);
+        blocks.push((rows.clone(), column, width, floats_before[0]));
+        floats_before = floats_before.map(|before| before + rows.len() * width);
+    }
+    let values = floats(rng, floats_before[0] as i64);
+    let (scales, gradient, before) =
+        (floats(rng, sizes.rows), floats(rng, sizes.rows * sizes.dim), floats(rng, sizes.rows * sizes.dim));
+    let (mut collected, mut spread) =
+        (before.iter().map(|value| f64::from(*value)).collect::<Vec<_>>(), vec![9.0; floats_before[1] + 2]);
+    for (rows, column, width, start) in blocks {
+        for (vector, row) in rows.into_iter().enumerate() {
+            for own in 0..width {
+                let (place, scale) = (row as usize * dim + column + own, f64::from(scales[row as usize]));
+                collected[place] += scale * f64::from(values[start + vector * width + own]);
+                spread[start + 2 + vector * width + own] = scale * f64::from(gradient[place]);
+            }
+        }
+    }
+    let (route, _delivery) = parts.alone(accelerator, sizes.rows as usize)?;
+    let (output, scales) = (to.matrix(&before, sizes.dim), to.floats(&scales));
+    accelerator.collect(&to.floats(&values), &route, Some(&scales), &output)?;
+    let back = Tensor::full([spread.len() as i64], 9.0, (Kind::Float, accelerator.torch()));
+    accelerator.spread(&to.matrix(&gradient, sizes.dim), &route, Some(&scales), &back)?;
+    Ok([compare("collect", &output, &collected), compare("spread", &back, &spread)])
 }
 
 fn check_pad(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {

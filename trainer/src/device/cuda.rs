@@ -53,7 +53,7 @@ impl Cuda {
         if i32::try_from(number).is_ok_and(|number| number < count) {
             libtorch::load(device)?;
         } else {
-            let hint = "`nvidia-smi -L` lists GPUs; CUDA_VISIBLE_DEVICES hides all but some";
+            let hint = "`nvidia-smi -L` lists GPUs; CUDA_VISIBLE_DEVICES hides all but some; on a host start as many ranks as it has GPUs, at most";
             return Err(failed(device, format!("there is no such GPU: CUDA shows {count}"), hint));
         }
         if tch::Cuda::device_count() != i64::from(count) {

@@ -62,6 +62,8 @@ extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void 
     TRY(unpool)
     TRY(expand)
     TRY(fold)
+    TRY(collect)
+    TRY(spread)
     TRY(pad)
     TRY(unpad)
     TRY(sum_chunks)

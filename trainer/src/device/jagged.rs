@@ -24,8 +24,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(feature: &Feature) -> Self {
-        let (offsets, sizes) = (feature.offsets(), feature.sizes());
+    /// Of rows with these offsets and sizes.
+    pub(super) fn new(offsets: &[i32], sizes: &[i32]) -> Self {
         let mut order: Vec<u32> = (0..sizes.len() as u32).filter(|&row| sizes[row as usize] > 0).collect();
         // Most rows are in order already; the sort finds that out in one pass.
         order.sort_by_key(|&row| offsets[row as usize]);
@@ -48,6 +48,11 @@ impl Layout {
         }
         let elements = runs.iter().map(ExactSizeIterator::len).sum();
         Self { runs, offsets: new_offsets, order, reach, longest, elements }
+    }
+
+    /// Of so many rows without elements.
+    pub(super) fn empty(rows: usize) -> Self {
+        Self::new(&vec![0; rows], &vec![0; rows])
     }
 }
 
@@ -75,11 +80,11 @@ impl JaggedParts {
         self.longest = self.longest.max(layout.longest);
     }
 
-    /// Adds the rows of a feature.
-    pub(super) fn add_rows(&mut self, feature: &Feature, layout: &Layout, first: usize) {
+    /// Adds the rows of a feature, which have these sizes.
+    pub(super) fn add_rows(&mut self, sizes: &[i32], layout: &Layout, first: usize) {
         let first_row = self.offsets.len();
         self.offsets.extend(layout.offsets.iter().map(|offset| offset + first as i32));
-        self.sizes.extend_from_slice(feature.sizes());
+        self.sizes.extend_from_slice(sizes);
         self.add_order(layout, first, |row| first_row + row as usize);
     }
 
@@ -138,7 +143,8 @@ mod tests {
 
     #[test]
     fn only_values_in_rows_are_laid_out() {
-        let layout = Layout::new(&feature());
+        let feature = feature();
+        let layout = Layout::new(feature.offsets(), feature.sizes());
         assert_eq!(layout.runs, [1..4, 6..7]);
         assert_eq!(layout.order, [2, 0, 3]);
         assert_eq!([0, 2, 3].map(|row| layout.offsets[row]), [1, 0, 3]);
@@ -156,8 +162,9 @@ mod tests {
     fn rows_by_sample_are_those_that_samples_have() {
         let (feature, inverse) = (feature(), [3, 0, 1, 2, 0]);
         let mut parts = JaggedParts::default();
-        let (layout, samples) = (Layout::new(&feature), SamplesOfRows::new(&inverse, 5));
-        parts.add_rows(&feature, &layout, 10);
+        let layout = Layout::new(feature.offsets(), feature.sizes());
+        let samples = SamplesOfRows::new(&inverse, 5);
+        parts.add_rows(feature.sizes(), &layout, 10);
         parts.add_samples(&feature, &layout, 20, &inverse, &samples);
         assert_eq!(parts.sizes, [2, 0, 2, 1, 0, 1, 2, 0, 2, 2]);
         assert_eq!([0, 2, 3].map(|row| parts.offsets[row]), [11, 10, 13]);

@@ -42,7 +42,8 @@ static __device__ u64 sigrid_mix(u64 k) {
 }
 
 // The table row of every id, `[count]`. Feature f has the ids from `starts[f]` on, and `tables[3 f ..]` are the first row of
-// its table, the table's rows, and whether ids are hashed; ids that are not have been checked.
+// its table, the table's rows, and whether ids are hashed; ids that are not have been checked. A first row of -1 says that
+// the table is elsewhere, and so does the row of each of its ids.
 KERNEL table_rows(const i64 *ids, i64 count, const i64 *starts, const i64 *tables, int features, int *rows) {
     i64 i = THREAD;
     if (i >= count) return;
@@ -52,6 +53,10 @@ KERNEL table_rows(const i64 *ids, i64 count, const i64 *starts, const i64 *table
         if (starts[middle] <= i) feature = middle; else end = middle;
     }
     const i64 *table = tables + 3 * feature;
+    if (table[0] < 0) {
+        rows[i] = -1;
+        return;
+    }
     i64 row = ids[i];
     if (table[2]) {
         row = (i64)sigrid_mix((u64)row) % table[1];
@@ -76,12 +81,13 @@ static __device__ float load_weight(const float *fp32, const u16 *bf16, const u1
     return widen_fp16(fp16[(row - fp16_row) * dim + column]);
 }
 
-// `[count, dim]`: the weights of `rows`.
+// `[count, dim]`: the weights of `rows`; zeros where the row is -1.
 KERNEL gather(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
               i64 count, float *output) {
     i64 i = THREAD;
     if (i >= count * dim) return;
-    output[i] = load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, rows[i / dim], i % dim);
+    int row = rows[i / dim];
+    output[i] = row < 0 ? 0.0f : load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, row, i % dim);
 }
 
 // `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of the elements `offsets[b] .. offsets[b] + sizes[b]`,
@@ -147,6 +153,43 @@ KERNEL fold(const float *values, i64 stride, const int *order, const int *ends, 
     float sum = 0.0f;
     for (i64 k = row ? ends[row - 1] : 0; k < ends[row]; k++) sum += values[order[k] * stride + column];
     output[i] = sum;
+}
+
+// Vectors travel between ranks in blocks: block b has the vectors from `blocks[4 b]` on, which are the columns from
+// `blocks[4 b + 1]` on of their rows, `blocks[4 b + 2]` of them, and stand one after the other from float `blocks[4 b + 3]` on.
+static __device__ i64 travelling(const i64 *block, i64 vector) {
+    return block[3] + (vector - block[0]) * block[2];
+}
+
+// Adds what came from other ranks to `output`, `[rows, dim]`: to row r `scales[r]` times the sum of its vectors, which are
+// `order[ends[r - 1] .. ends[r]]`; vector v is of block `of[v]`. Without scales they are ones.
+KERNEL collect(const float *values, const i64 *blocks, const int *of, const int *order, const int *ends, const float *scales,
+               i64 rows, int dim, float *output) {
+    i64 i = THREAD;
+    if (i >= rows * dim) return;
+    i64 row = i / dim, column = i % dim, first = row ? ends[row - 1] : 0;
+    if (first == ends[row]) return;
+    float sum = 0.0f;
+    for (i64 k = first; k < ends[row]; k++) {
+        i64 vector = order[k];
+        const i64 *block = blocks + 4 * of[vector];
+        i64 own = column - block[1];
+        if (own >= 0 && own < block[2]) sum += values[travelling(block, vector) + own];
+    }
+    output[i] += scales ? scales[row] * sum : sum;
+}
+
+// Its backward: the gradient of vector v, which is of row `rows[v]`, from that of all rows, `[_, dim]`.
+KERNEL spread(const float *gradient, const i64 *blocks, const int *of, const int *rows, const float *scales, i64 count, int dim,
+              float *output) {
+    i64 i = THREAD;
+    if (i >= count * dim) return;
+    i64 vector = i / dim, column = i % dim;
+    const i64 *block = blocks + 4 * of[vector];
+    if (column >= block[2]) return;
+    i64 row = rows[vector];
+    float value = gradient[row * dim + block[1] + column];
+    output[travelling(block, vector) + column] = scales ? scales[row] * value : value;
 }
 
 // Jagged rows side by side, `[rows, longest, width]`, with zeros behind their ends.
@@ -253,15 +296,17 @@ static __device__ u64 mixed(u64 bits) {
     return bits ^ (bits >> 31);
 }
 
-// 32 random bits for a weight: `noise` is the step's, and row t of `tables` is a table's first row and its number.
+// 32 random bits for a weight: `noise` is the step's, and row t of `tables` is the first row of a table or a shard of one, the
+// table's number, and the row and column of the whole table that the first weight has.
 static __device__ unsigned random_bits(u64 noise, const i64 *tables, int count, i64 row, i64 column) {
     int table = 0, end = count;
     while (end - table > 1) {
         int middle = (table + end) / 2;
-        if (tables[2 * middle] <= row) table = middle; else end = middle;
+        if (tables[4 * middle] <= row) table = middle; else end = middle;
     }
-    u64 key = mixed(noise ^ (u64)tables[2 * table + 1]);
-    unsigned bits = (unsigned)(mixed(key ^ (u64)(row - tables[2 * table])) >> 32) + (unsigned)column * 0x9e3779b9u;
+    const i64 *own = tables + 4 * table;
+    u64 key = mixed(noise ^ (u64)own[1]);
+    unsigned bits = (unsigned)(mixed(key ^ (u64)(row - own[0] + own[2])) >> 32) + (unsigned)(column + own[3]) * 0x9e3779b9u;
     bits = (bits ^ (bits >> 16)) * 0x7feb352du;
     bits = (bits ^ (bits >> 15)) * 0x846ca68bu;
     return bits ^ (bits >> 16);

@@ -214,7 +214,7 @@ impl Accelerator {
         match sums {
             None => assert!(values.size()[0] == rows, "samples are no rows"),
             Some(sums) => {
-                check(&sums.order, Kind::Int, values.size()[0], "order");
+                check(&sums.order, Kind::Int, 0, "order");
                 check(&sums.ends, Kind::Int, rows, "ends");
             }
         }
@@ -227,8 +227,8 @@ impl Accelerator {
             Argument::Long(width),
             Argument::Pointer(Some(output)),
         ];
-        // SAFETY: the arguments are those of `fold`; lengths and strides were checked. `order` is a permutation of
-        // the samples, and `ends` are ascending places in it: `SamplesOfRows` makes both from an inverse index.
+        // SAFETY: the arguments are those of `fold`; lengths and strides were checked. `order` holds rows of `values`,
+        // and `ends` are ascending places in it: `SamplesOfRows` makes both from an inverse index, `Merged` from keys.
         unsafe { self.launch("fold", rows * width, &arguments) }
     }
 

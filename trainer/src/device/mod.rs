@@ -9,8 +9,8 @@
 //! copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
 //! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its
 //! arguments checked, `update` those of the exact update, and `weights` the arrays that the tables are in. `stage` puts a batch
-//! where it can be copied while the one before it is computed; `tables` looks up and updates. The dense part on a device is
-//! [`crate::model`]'s.
+//! where it can be copied while the one before it is computed; `tables` looks up and updates, and `travel` is what both need of the
+//! vectors that other ranks ask for and answer. The dense part on a device is [`crate::model`]'s.
 //!
 //! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
 
@@ -22,11 +22,14 @@ mod jagged;
 mod kernels;
 mod libtorch;
 mod parcel;
+mod places;
 mod samples_of_rows;
+mod slots;
 mod stage;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod travel;
 mod update;
 mod weights;
 
@@ -38,8 +41,10 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
+pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};
-pub(crate) use self::tables::{DeviceTables, LookedUp};
+pub(crate) use self::tables::{DeviceTables, Held, LookedUp, concatenated};
+pub(crate) use self::travel::{Routes, RoutesParts, ServedParts, ServedRows};
 pub(crate) use self::update::Update;
 use crate::{Error, Result};
 
@@ -52,8 +57,27 @@ pub enum DeviceName {
     /// The processor.
     #[default]
     Cpu,
-    /// A GPU, by its number among those that CUDA shows.
-    Cuda(usize),
+    /// A GPU, by its number among those that CUDA shows; without one that of this rank's number on its host.
+    Cuda(Option<usize>),
+}
+
+impl DeviceName {
+    /// The device of the rank of this number, among so many on its host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] if ranks are to share a GPU.
+    pub fn of_rank(self, local_rank: u32, local_ranks: u32) -> Result<Self> {
+        match self {
+            Self::Cpu => Ok(self),
+            Self::Cuda(Some(_)) if local_ranks > 1 => Err(Error::Device {
+                device: self.to_string(),
+                message: format!("{local_ranks} ranks on this host cannot share a GPU"),
+                hint: "give each the GPU of its number with `--device cuda`".to_owned(),
+            }),
+            Self::Cuda(number) => Ok(Self::Cuda(number.or(Some(local_rank as usize)))),
+        }
+    }
 }
 
 impl FromStr for DeviceName {
@@ -62,8 +86,8 @@ impl FromStr for DeviceName {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = match text.split_once(':') {
             None if text == "cpu" => return Ok(Self::Cpu),
-            None if text == "cuda" => Some(0),
-            Some(("cuda", number)) => number.parse().ok(),
+            None if text == "cuda" => Some(None),
+            Some(("cuda", number)) => number.parse().ok().map(Some),
             _ => None,
         };
         number.map(Self::Cuda).ok_or_else(|| format!("`{text}` is no device: `cpu`, or a GPU as `cuda:0`"))
@@ -74,7 +98,8 @@ impl std::fmt::Display for DeviceName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(number)) => write!(f, "cuda:{number}"),
         }
     }
 }
@@ -173,7 +198,9 @@ impl Accelerator {
     pub fn open(name: DeviceName) -> Result<Option<Self>> {
         match name {
             DeviceName::Cpu => Ok(None),
-            DeviceName::Cuda(number) => Ok(Some(Self { driver: Arc::new(cuda::Cuda::open(number)?) })),
+            DeviceName::Cuda(number) => {
+                Ok(Some(Self { driver: Arc::new(cuda::Cuda::open(number.unwrap_or(0))?) }))
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! the block that pools them. What the kernels need to know of rows is made here: where they begin, which of them hold an
 //! element, and which samples have them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use onefold_ikjt::{Batch, Feature, Group};
 use onefold_sharding::{FeatureConfig, IdPolicy, Pooling};
@@ -13,28 +13,29 @@ use tch::{Kind, Tensor};
 
 use super::jagged::{JaggedParts, JaggedSections, Layout};
 use super::parcel::{Parcel, Part, Section, view};
+use super::places::FeaturePlace;
 use super::samples_of_rows::SamplesOfRows;
-use super::{Accelerator, Bags, Jagged, Slot, Sums};
+use super::slots::{Delivery, Slots};
+use super::{Accelerator, Bags, Jagged, Sums};
 use crate::{Error, Result};
 
 /// The blocks that pool sequences, in the order in which their elements are staged.
 const BLOCKS: [Pooling; 3] = [Pooling::Attention, Pooling::Encoder, Pooling::Din];
 
-/// Slots that batches take in turns.
-pub(super) type Slots = Arc<Mutex<Vec<Box<dyn Slot>>>>;
-
 /// A batch on the device, from the begin of its copy until its step is done.
 #[derive(Debug)]
 pub(crate) struct Staged {
-    batch: Batch,
-    slot: Option<Box<dyn Slot>>,
-    slots: Slots,
+    /// Samples.
+    size: i64,
+    delivery: Delivery,
     /// `[T]`.
     pub(super) ids: Tensor,
     /// The first id of every feature.
     pub(super) starts: Tensor,
     /// Three numbers for every feature, as `table_rows` has them.
     pub(super) tables: Tensor,
+    /// Where every feature's rows and values are, in the order of features.
+    pub(crate) places: Vec<FeaturePlace>,
     /// Elements of features that pool by sum or mean; those of sequences follow.
     pub(crate) pooled_elements: i64,
     /// The rows of features that pool by sum or mean: `[U, F]` of every group, group after group.
@@ -87,46 +88,14 @@ pub(crate) struct StagedGroup {
 }
 
 impl Staged {
-    /// Whether it is this batch.
-    pub(super) fn is(&self, batch: &Batch) -> bool {
-        // The batch is kept, so no other one can have its memory.
-        let same_feature = |(a, b): (&Feature, &Feature)| {
-            a.values().as_ptr() == b.values().as_ptr()
-                && a.offsets().as_ptr() == b.offsets().as_ptr()
-                && a.sizes().as_ptr() == b.sizes().as_ptr()
-        };
-        let inverse = |group: &Group| group.inverse().map(|inverse| inverse.as_ptr());
-        let same_group = |(a, b): (&Group, &Group)| {
-            inverse(a) == inverse(b)
-                && a.features().len() == b.features().len()
-                && a.features().iter().zip(b.features()).all(same_feature)
-        };
-        let (a, b) = (&self.batch, batch);
-        a.size() == b.size()
-            && a.labels().as_ptr() == b.labels().as_ptr()
-            && a.dense().as_ptr() == b.dense().as_ptr()
-            && a.groups().len() == b.groups().len()
-            && a.groups().iter().zip(b.groups()).all(same_group)
-    }
-
     /// Makes what is enqueued from now on wait for the batch.
-    pub(super) fn arrive(&mut self) -> Result<()> {
-        self.slot.as_mut().map_or(Ok(()), |slot| slot.arrive())
+    pub(crate) fn arrive(&mut self) -> Result<()> {
+        self.delivery.arrive()
     }
 
     /// Samples.
     pub(crate) fn size(&self) -> i64 {
-        self.batch.size() as i64
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        let Some(mut slot) = self.slot.take() else { return };
-        // A slot whose device has failed is of no use to another batch.
-        if slot.release().is_ok() {
-            self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
-        }
+        self.size
     }
 }
 
@@ -135,6 +104,8 @@ struct Planned<'a> {
     feature: &'a Feature,
     group: usize,
     number: usize,
+    /// The first row of its table; `None` if other ranks have it.
+    first_row: Option<i64>,
     layout: Layout,
 }
 
@@ -143,6 +114,7 @@ fn plan<'a>(
     group: usize,
     number: usize,
     config: &FeatureConfig,
+    first_row: Option<i64>,
 ) -> Result<Planned<'a>> {
     if config.ids == IdPolicy::Checked {
         // The largest as an unsigned number: negative ids are larger than all others.
@@ -152,13 +124,25 @@ fn plan<'a>(
             return Err(Error::Id { feature: feature.name().to_owned(), id, rows: config.rows });
         }
     }
-    Ok(Planned { feature, group, number, layout: Layout::new(feature) })
+    // What other ranks pool has no elements here.
+    let layout = match first_row {
+        None if !config.pooling.is_sequence() => Layout::empty(feature.rows()),
+        _ => Layout::new(feature.offsets(), feature.sizes()),
+    };
+    Ok(Planned { feature, group, number, first_row, layout })
 }
 
-fn plan_all<'a>(groups: &'a [Group], configs: &[FeatureConfig]) -> Result<Vec<Planned<'a>>> {
+fn plan_all<'a>(
+    groups: &'a [Group],
+    configs: &[FeatureConfig],
+    first_rows: &[Option<i64>],
+) -> Result<Vec<Planned<'a>>> {
     let of_group = |(i, group): (usize, &'a Group)| group.features().iter().map(move |feature| (i, feature));
     let features: Vec<_> = groups.iter().enumerate().flat_map(of_group).zip(configs).enumerate().collect();
-    features.par_iter().map(|(i, ((group, feature), config))| plan(feature, *group, *i, config)).collect()
+    let features = features.par_iter();
+    features
+        .map(|(i, ((group, feature), config))| plan(feature, *group, *i, config, first_rows[*i]))
+        .collect()
 }
 
 /// A group's sections: its inverse index, samples by row, ends.
@@ -188,20 +172,11 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) fn new(accelerator: &Accelerator, threads: Arc<rayon::ThreadPool>) -> Self {
-        Self { accelerator: accelerator.clone(), threads, slots: Slots::default() }
+        Self { accelerator: accelerator.clone(), threads, slots: Slots::new(accelerator) }
     }
 
-    /// A slot for so many words: a free one, or a new one. Two are in use where one batch is computed and one copied.
-    fn slot(&self, words: usize) -> Result<Box<dyn Slot>> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        match slots.pop() {
-            Some(slot) if slot.capacity() >= words => Ok(slot),
-            // A slot that is too small gives its memory back. Batches differ little: an eighth more will do for the next ones.
-            _ => self.accelerator.driver.slot((words + words / 8).max(1 << 10)),
-        }
-    }
-
-    /// Begins to copy a batch to the device. `first_rows` are, by feature, its table's first row in the array of all of them.
+    /// Begins to copy a batch to the device. `first_rows` are the tables' first rows in the array of all that are here; `None`
+    /// for those that other ranks have.
     ///
     /// # Errors
     ///
@@ -210,13 +185,18 @@ impl Stage {
         &self,
         batch: &Batch,
         configs: &[FeatureConfig],
-        first_rows: &[i64],
+        first_rows: &[Option<i64>],
     ) -> Result<Staged> {
         self.threads.install(|| self.stage_here(batch, configs, first_rows))
     }
 
-    fn stage_here(&self, batch: &Batch, configs: &[FeatureConfig], first_rows: &[i64]) -> Result<Staged> {
-        let planned = plan_all(batch.groups(), configs)?;
+    fn stage_here(
+        &self,
+        batch: &Batch,
+        configs: &[FeatureConfig],
+        first_rows: &[Option<i64>],
+    ) -> Result<Staged> {
+        let planned = plan_all(batch.groups(), configs, first_rows)?;
         let elements: usize = planned.iter().map(|planned| planned.layout.elements).sum();
         if i32::try_from(elements).is_err() {
             let message = format!("a batch of {} samples has {elements} ids, more than 2^31", batch.size());
@@ -228,19 +208,18 @@ impl Stage {
         let pooled = planned.iter().filter(|planned| !configs[planned.number].pooling.is_sequence());
         let pooled: Vec<&Planned<'_>> = pooled.collect();
         let in_order = pooled.iter().chain(sequences.iter().flatten());
-        let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs, first_rows);
+        let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs);
         let pooled_elements: usize = pooled.iter().map(|planned| planned.layout.elements).sum();
         let (bags, scales) = add_bags(&mut parcel, batch.groups(), &planned, configs);
         let factors = add_factors(&mut parcel, &pooled);
         let samples: Vec<Option<SamplesOfRows>> = batch.groups().par_iter().map(samples_of_rows).collect();
         let sequences = add_sequences(&mut parcel, batch.groups(), &sequences, &samples);
         let groups = add_groups(&mut parcel, batch.groups(), configs, samples);
+        let places = places(&planned, configs, &groups);
         let dense = (batch.dense_width() > 0).then(|| parcel.add(Part::Floats(batch.dense()[..].into())));
 
-        let mut slot = self.slot(parcel.words)?;
-        parcel.write(slot.host()?);
-        slot.copy(parcel.words)?;
-        let on_device = slot.device();
+        let delivery = self.slots.send(&parcel)?;
+        let on_device = delivery.device();
         let group = |group: &GroupSections| StagedGroup {
             rows: group.rows as i64,
             pooled: group.pooled as i64,
@@ -268,9 +247,9 @@ impl Stage {
                 let shape = [batch.size() as i64, batch.dense_width() as i64];
                 view(on_device, section, Kind::Float).view(shape)
             }),
-            batch: batch.clone(),
-            slot: Some(slot),
-            slots: Arc::clone(&self.slots),
+            places,
+            size: batch.size() as i64,
+            delivery,
         })
     }
 }
@@ -280,7 +259,6 @@ fn add_ids<'a>(
     parcel: &mut Parcel<'a>,
     features: impl Iterator<Item = &'a &'a Planned<'a>>,
     configs: &[FeatureConfig],
-    first_rows: &[i64],
 ) -> (Section, Section, Section) {
     let (mut starts, mut tables, mut count) = (Vec::new(), Vec::new(), 0);
     let mut first = None;
@@ -288,7 +266,7 @@ fn add_ids<'a>(
         let config = &configs[planned.number];
         starts.push(count as i64);
         let hashed = i64::from(config.ids == IdPolicy::Hashed);
-        tables.extend([first_rows[planned.number], config.rows as i64, hashed]);
+        tables.extend([planned.first_row.unwrap_or(-1), config.rows as i64, hashed]);
         let part = Part::Ids(planned.feature.values(), planned.layout.runs.clone());
         let section = parcel.add_unaligned(part, first.is_none());
         first.get_or_insert(section.word);
@@ -322,7 +300,7 @@ fn add_bags(
             let mean = configs[planned.number].pooling == Pooling::Mean;
             for (row, &size) in planned.feature.sizes().iter().enumerate() {
                 parts.offsets[bag(row)] = planned.layout.offsets[row] + element as i32;
-                parts.sizes[bag(row)] = size;
+                parts.sizes[bag(row)] = if planned.layout.elements > 0 { size } else { 0 };
                 if mean {
                     scales[bag(row)] = 1.0 / size.max(1) as f32;
                 }
@@ -376,7 +354,7 @@ fn add_sequences(
                 (Pooling::Din, Some(inverse), Some(samples)) => {
                     parts.add_samples(feature, layout, elements, inverse, samples);
                 }
-                _ => parts.add_rows(feature, layout, elements),
+                _ => parts.add_rows(feature.sizes(), layout, elements),
             }
             elements += layout.elements;
         }
@@ -384,6 +362,27 @@ fn add_sequences(
         first += elements;
     }
     sections
+}
+
+/// Where the rows and values of every feature are.
+fn places(planned: &[Planned<'_>], configs: &[FeatureConfig], groups: &[GroupSections]) -> Vec<FeaturePlace> {
+    let is_sequence = |planned: &Planned<'_>| configs[planned.number].pooling.is_sequence();
+    let mut places: Vec<Option<FeaturePlace>> = planned.iter().map(|_| None).collect();
+    let (mut element, mut slot, mut last) = (0, 0, 0);
+    for planned in planned.iter().filter(|planned| !is_sequence(planned)) {
+        (slot, last) = (if planned.group == last { slot } else { 0 }, planned.group);
+        let group = &groups[planned.group];
+        let bags = Some((group.first_bag + slot, group.pooled));
+        places[planned.number] = Some(FeaturePlace::new(&planned.layout, element, bags));
+        (element, slot) = (element + planned.layout.elements, slot + 1);
+    }
+    let by = |pooling| planned.iter().filter(move |planned| configs[planned.number].pooling == pooling);
+    element = 0;
+    for planned in BLOCKS.into_iter().flat_map(by) {
+        places[planned.number] = Some(FeaturePlace::new(&planned.layout, element, None));
+        element += planned.layout.elements;
+    }
+    places.into_iter().flatten().collect()
 }
 
 /// What each table that pools by `din` attends with.

@@ -1,97 +1,108 @@
-//! All tables of a model in a device's memory.
+//! Tables and shards of tables of one width in a device's memory.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
+use onefold_sharding::{DataType, FeatureConfig};
 use tch::{Kind, Tensor};
 
 use super::stage::Stage;
 use super::update::Update;
-use super::weights::Weights;
-use super::{Accelerator, Staged, failed};
+use super::weights::{Stored, Weights};
+use super::{Accelerator, ServedRows, Staged};
 use crate::Result;
 
-/// Batches that are staged ahead of the one that is computed.
-const AHEAD: usize = 2;
+/// A table, or a rectangle of one, that is on the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// The table's number in its model.
+    pub(crate) table: usize,
+    /// Rows that are here.
+    pub(crate) rows: u64,
+    pub(crate) dtype: DataType,
+    /// The first row and column of the whole table.
+    pub(crate) origin: [u64; 2],
+}
 
-/// The tables and their optimizer's state.
+impl Held {
+    /// All of a table.
+    #[cfg(test)]
+    pub(crate) fn whole(table: usize, config: &FeatureConfig) -> Self {
+        Self { table, rows: config.rows, dtype: config.dtype, origin: [0, 0] }
+    }
+}
+
+/// Tables of one width and their optimizer's state.
 #[derive(Debug)]
 pub(crate) struct DeviceTables {
     accelerator: Accelerator,
-    features: Vec<FeatureConfig>,
-    configs: Vec<TableConfig>,
     weights: Weights,
     /// `[R, state width]`, R being the rows of all tables.
     state: Tensor,
     /// A byte for every row: whether it was updated since that was last asked.
     marks: Tensor,
-    /// By feature: where its table's rows begin.
-    first_rows: Vec<i64>,
+    /// What is here, by number.
+    held: Vec<Held>,
+    /// The features of batches, in their order.
+    features: Vec<FeatureConfig>,
+    /// By feature: the first row of its table, if all of it is here.
+    first_rows: Vec<Option<i64>>,
     stage: Stage,
-    /// Batches that were staged ahead, the next one first.
-    ahead: RefCell<Vec<Staged>>,
 }
 
 /// What was looked up for a batch.
 #[derive(Debug)]
 pub(crate) struct LookedUp {
-    /// The row of every element.
-    rows: Tensor,
-    /// `[bags, D]`.
+    /// The row of every element; -1 where other ranks have it.
+    pub(crate) rows: Tensor,
+    /// `[bags, D]`; zeros where other ranks have the table.
     pub(crate) pooled: Option<Tensor>,
-    /// The vectors of every sequence's elements, `[T, D]`.
+    /// The vectors of every sequence's elements, `[T, D]`; zeros where other ranks have the table.
     pub(crate) sequences: Option<Tensor>,
 }
 
 impl DeviceTables {
-    /// Memory for the tables of these features, with weights and state of zero; `threads` put batches together.
+    /// Memory for what is held, `width` columns of each, with weights and state of zero. Batches have these `features`,
+    /// and `local` says for each which of the held tables it looks up, if all of its table is here. `threads` put batches together.
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension or have
-    /// 2^31 rows.
+    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables have 2^31 rows.
     pub(crate) fn new(
         accelerator: &Accelerator,
-        features: &[FeatureConfig],
+        (held, width): (&[Held], usize),
+        (features, local): (&[FeatureConfig], &[Option<usize>]),
         state_width: usize,
         threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let (configs, table_of) = tables_of(features);
-        let device = accelerator.torch();
-        let dim = configs.first().map_or(1, |config| config.dim);
-        if let Some(other) = configs.iter().find(|config| config.dim != dim) {
-            let message = format!("`{}` has dimension {}, other tables {dim}", other.name, other.dim);
-            return Err(failed(
-                device,
-                message,
-                "give all tables one `dim`, or train with the option `device = cpu`",
-            ));
-        }
-        let sizes: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
-        let weights = Weights::zeros(accelerator, &sizes, dim as i64)?;
+        let stored = held.iter().map(|held| Stored {
+            rows: held.rows as i64,
+            dtype: held.dtype,
+            table: held.table as i64,
+            origin: held.origin.map(|first| first as i64),
+        });
+        let weights = Weights::zeros(accelerator, &stored.collect::<Vec<_>>(), width as i64)?;
+        let first_row = |place: &Option<usize>| place.map(|place| weights.rows_of(place).start);
         Ok(Self {
             state: accelerator.zeros(&[weights.rows(), state_width as i64], Kind::Float)?,
             marks: accelerator.zeros(&[weights.rows()], Kind::Uint8)?,
-            first_rows: table_of.into_iter().map(|table| weights.rows_of(table).start).collect(),
+            first_rows: local.iter().map(first_row).collect(),
             weights,
+            held: held.to_vec(),
             stage: Stage::new(accelerator, threads),
             accelerator: accelerator.clone(),
             features: features.to_vec(),
-            configs,
-            ahead: RefCell::new(Vec::new()),
         })
     }
 
-    /// The device.
-    pub(crate) fn accelerator(&self) -> &Accelerator {
-        &self.accelerator
+    /// Columns.
+    pub(crate) fn width(&self) -> usize {
+        self.weights.dim() as usize
     }
 
-    /// The tables' configurations.
-    pub(crate) fn configs(&self) -> &[TableConfig] {
-        &self.configs
+    /// The first row of a table, by its number, among those of all.
+    pub(crate) fn first_row(&self, table: usize) -> i64 {
+        self.weights.rows_of(table).start
     }
 
     /// A table's weights, `[rows, D]` of its type, and state, `[rows, width]`, which share the memory of all tables.
@@ -102,52 +113,28 @@ impl DeviceTables {
 
     /// The rows of each table that were updated since the last call, ascending.
     pub(crate) fn take_touched(&self) -> Vec<Vec<u32>> {
-        let touched = |(table, config): (usize, &TableConfig)| {
-            let marks = self.marks.narrow(0, self.weights.rows_of(table).start, config.rows as i64);
+        let touched = |(table, held): (usize, &Held)| {
+            let marks = self.marks.narrow(0, self.first_row(table), held.rows as i64);
             let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).unwrap_or_default();
             rows.into_iter().map(|row| row as u32).collect()
         };
-        let touched = self.configs.iter().enumerate().map(touched).collect();
+        let touched = self.held.iter().enumerate().map(touched).collect();
         // Another handle of the same memory.
         let _ = self.marks.shallow_clone().zero_();
         touched
     }
 
-    /// Begins to copy a batch that will be looked up later.
-    ///
-    /// # Errors
-    ///
-    /// As [`staged`](Self::staged).
-    pub(crate) fn stage_ahead(&self, batch: &Batch) -> Result<()> {
-        if self.ahead.borrow().len() < AHEAD {
-            let staged = self.stage.stage(batch, &self.features, &self.first_rows)?;
-            self.ahead.borrow_mut().push(staged);
-        }
-        Ok(())
-    }
-
-    /// A batch on the device: it was staged ahead, or is now.
+    /// Begins to copy a batch to the device, which may be looked up later.
     ///
     /// # Errors
     ///
     /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::Device`](crate::Error::Device) if
     /// memory cannot be had.
-    pub(crate) fn staged(&self, batch: &Batch) -> Result<Staged> {
-        let position = self.ahead.borrow().iter().position(|staged| staged.is(batch));
-        let mut staged = match position {
-            // Those before it were not asked for, and will not be.
-            Some(position) => self.ahead.borrow_mut().drain(..=position).next_back(),
-            None => None,
-        };
-        if staged.is_none() {
-            staged = Some(self.stage.stage(batch, &self.features, &self.first_rows)?);
-        }
-        let mut staged = staged.expect("it was staged just now");
-        staged.arrive()?;
-        Ok(staged)
+    pub(crate) fn stage(&self, batch: &Batch) -> Result<Staged> {
+        self.stage.stage(batch, &self.features, &self.first_rows)
     }
 
-    /// Looks up and pools.
+    /// Looks up and pools a batch that has [arrived](Staged::arrive).
     ///
     /// # Errors
     ///
@@ -162,29 +149,79 @@ impl DeviceTables {
         Ok(LookedUp { pooled: pooled.transpose()?, sequences: sequences.transpose()?, rows })
     }
 
-    /// Updates every row that was looked up, once, with the gradients of what [`look_up`](Self::look_up) gave. `marked` rows are
-    /// found by [`take_touched`](Self::take_touched).
+    /// What others asked for: pooled lists, `[bags, width]`, and the vectors of single rows, `[n, width]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    pub(crate) fn serve(&self, served: &ServedRows) -> Result<[Tensor; 2]> {
+        let [pooled, sequences, _] = &served.rows;
+        let pooled = match &served.bags {
+            Some(bags) => self.accelerator.pool(&self.weights, pooled, bags)?,
+            None => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float)?,
+        };
+        Ok([pooled, self.accelerator.gather(&self.weights, sequences)?])
+    }
+
+    /// The gradient of every element of pooled rows, `[elements, D]`, from that of the rows, `[bags, D]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    pub(crate) fn unpooled(&self, batch: &Staged, gradient: Option<&Tensor>) -> Result<Tensor> {
+        match (&batch.bags, gradient) {
+            (Some(bags), Some(gradient)) => self.accelerator.unpool(gradient, bags, batch.pooled_elements),
+            _ => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float),
+        }
+    }
+
+    /// The rows that others looked up, with their gradients, from those of what [`serve`](Self::serve) gave and those of replicas'
+    /// rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    pub(crate) fn gradients_of(
+        &self,
+        served: &ServedRows,
+        [pooled, sequences, replicas]: [Tensor; 3],
+    ) -> Result<(Tensor, Tensor)> {
+        let accelerator = &self.accelerator;
+        let pooled = match &served.bags {
+            Some(bags) => accelerator.unpool(&pooled, bags, served.rows[0].numel() as i64)?,
+            None => pooled,
+        };
+        let replicas = match &served.replicas {
+            Some(sums) => accelerator.summed(&replicas, sums)?,
+            None => replicas,
+        };
+        Ok((Tensor::cat(&served.rows, 0), Tensor::cat(&[pooled, sequences, replicas], 0)))
+    }
+
+    /// Updates every row that was looked up, once: `rows` are those of all elements, whose gradients are those of `gradients[0]`
+    /// first, then those of `gradients[1]`. `marked` rows are found by [`take_touched`](Self::take_touched).
     ///
     /// # Errors
     ///
     /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
     pub(crate) fn update(
         &mut self,
-        batch: &Staged,
-        looked_up: &LookedUp,
-        [pooled, sequences]: [Option<&Tensor>; 2],
+        rows: &Tensor,
+        gradients: [&Tensor; 2],
         update: &Update,
         marked: bool,
     ) -> Result<()> {
-        let (accelerator, dim) = (&self.accelerator, self.weights.dim());
-        let none = accelerator.empty(&[0, dim], Kind::Float)?;
-        let unpooled = match (&batch.bags, pooled) {
-            (Some(bags), Some(gradient)) => accelerator.unpool(gradient, bags, batch.pooled_elements)?,
-            _ => none.shallow_clone(),
-        };
-        let places = Accelerator::places(&looked_up.rows);
-        let gradients = [&unpooled, sequences.unwrap_or(&none)];
+        let places = Accelerator::places(rows);
         let marks = marked.then_some(&self.marks);
-        accelerator.update(&places, gradients, update, &self.weights, &self.state, marks)
+        self.accelerator.update(&places, gradients, update, &self.weights, &self.state, marks)
+    }
+}
+
+/// Matrices of `width` columns below each other; one of them needs no copy.
+pub(crate) fn concatenated(accelerator: &Accelerator, parts: &[Tensor], width: i64) -> Result<Tensor> {
+    match parts {
+        [] => accelerator.empty(&[0, width], Kind::Float),
+        [only] => Ok(only.shallow_clone()),
+        parts => Ok(Tensor::cat(parts, 0)),
     }
 }

@@ -5,7 +5,7 @@ use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
 use super::host::emulated;
-use super::weights::Weights;
+use super::weights::{Stored, Weights};
 use super::*;
 use crate::kernels::update::Rule;
 use crate::tensors;
@@ -27,7 +27,7 @@ proptest! {
         let accelerator = emulated();
         let run = || {
             let tables = [(20, DataType::Fp32), (20, DataType::Bf16), (10, DataType::Fp16)];
-            let weights = Weights::zeros(&accelerator, &tables, 8).unwrap();
+            let weights = Weights::zeros(&accelerator, &Stored::whole(&tables), 8).unwrap();
             let state = Tensor::zeros([50, 1], (Kind::Float, Device::Cpu));
             let (rows, gradients) = tensors::seeded(seed as i64, || {
                 let rows = Tensor::randint(50, [1000], (Kind::Int, Device::Cpu));
@@ -52,8 +52,17 @@ proptest! {
 #[test]
 fn names_of_devices_are_parsed() {
     let parse = |text: &str| text.parse::<DeviceName>();
-    assert_eq!((parse("cpu"), parse("cuda")), (Ok(DeviceName::Cpu), Ok(DeviceName::Cuda(0))));
-    assert_eq!(parse("cuda:3").unwrap().to_string(), "cuda:3");
+    assert_eq!((parse("cpu"), parse("cuda")), (Ok(DeviceName::Cpu), Ok(DeviceName::Cuda(None))));
+    assert_eq!([parse("cuda:3"), parse("cuda")].map(|name| name.unwrap().to_string()), ["cuda:3", "cuda"]);
+    let of_rank = |text: &str, rank, ranks| parse(text).unwrap().of_rank(rank, ranks);
+    assert_eq!(of_rank("cpu", 1, 2).unwrap(), DeviceName::Cpu);
+    assert_eq!(of_rank("cuda", 1, 2).unwrap(), DeviceName::Cuda(Some(1)));
+    assert_eq!(of_rank("cuda:3", 0, 1).unwrap(), DeviceName::Cuda(Some(3)));
+    let error = of_rank("cuda:3", 0, 2).unwrap_err().to_string();
+    assert!(
+        error.contains("2 ranks on this host cannot share a GPU") && error.contains("--device cuda"),
+        "{error}"
+    );
     for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", ""] {
         assert!(parse(wrong).unwrap_err().contains("`cpu`, or a GPU as `cuda:0`"));
     }
@@ -73,7 +82,7 @@ fn nvrtc_compiles_every_kernel() {
             let section = format!(".text.{name}\0");
             image.windows(section.len()).any(|window| window == section.as_bytes())
         };
-        assert_eq!(cuda::kernel_names().count(), 13);
+        assert_eq!(cuda::kernel_names().count(), 15);
         for kernel in cuda::kernel_names() {
             assert!(has(kernel), "{architecture}: no `{kernel}`");
         }
@@ -83,7 +92,7 @@ fn nvrtc_compiles_every_kernel() {
 #[test]
 fn a_missing_gpu_is_an_error_that_says_so() {
     if !fs_err::exists("/dev/nvidia0").unwrap_or(false) {
-        let error = Accelerator::open(DeviceName::Cuda(0)).unwrap_err().to_string();
+        let error = Accelerator::open(DeviceName::Cuda(Some(0))).unwrap_err().to_string();
         assert!(error.starts_with("device `cuda:0`: ") && error.contains("\n  hint: "), "{error}");
     }
     assert!(Accelerator::open(DeviceName::Cpu).unwrap().is_none());
@@ -131,9 +140,13 @@ fn configs() -> [FeatureConfig; 4] {
     ]
 }
 
-fn tables_of(configs: &[FeatureConfig], state_width: usize) -> Result<DeviceTables> {
+/// Whole tables.
+fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
-    DeviceTables::new(&emulated(), configs, state_width, threads)
+    let held: Vec<Held> =
+        configs.iter().enumerate().map(|(table, config)| Held::whole(table, config)).collect();
+    let local: Vec<_> = (0..held.len()).map(Some).collect();
+    DeviceTables::new(&emulated(), (&held, DIM), (configs, &local), state_width, threads).unwrap()
 }
 
 fn batch_of(groups: Vec<Group>) -> Batch {
@@ -180,14 +193,14 @@ proptest! {
             _ => fold_windows(&deduplicate(group)),
         };
         let (plain, batch) = (batch_of(groups.clone()), batch_of(groups.iter().map(folded).collect()));
-        let mut tables = tables_of(&configs, 0).unwrap();
+        let mut tables = tables_of(&configs, 0);
         let weights: Vec<Vec<f32>> = (0..4).map(|t| (0..48).map(|i| ((i * 7 + t) % 13) as f32 - 6.0).collect()).collect();
         for (table, weights) in weights.iter().enumerate() {
             // Small integers are exact in every type.
             tables.table(table)[0].copy_(&Tensor::from_slice(weights).view([-1, DIM as i64]));
         }
-        tables.stage_ahead(&batch).unwrap();
-        let staged = tables.staged(&batch).unwrap();
+        let mut staged = tables.stage(&batch).unwrap();
+        staged.arrive().unwrap();
         let looked_up = tables.look_up(&staged).unwrap();
         let pooled = Vec::<f32>::try_from(looked_up.pooled.as_ref().unwrap().view(-1)).unwrap();
         let elements = Vec::<f32>::try_from(looked_up.sequences.as_ref().unwrap().view(-1)).unwrap();
@@ -244,7 +257,8 @@ proptest! {
         let shape = |values: &[f32]| Tensor::from_slice(values).view([-1, DIM as i64]);
         let gradients = [shape(&gradient), shape(&element_gradient)];
         let update = Update { rule: Rule::Sgd, rate: 0.1, max_norm: None, noise: 0 };
-        tables.update(&staged, &looked_up, [Some(&gradients[0]), Some(&gradients[1])], &update, true).unwrap();
+        let unpooled = tables.unpooled(&staged, Some(&gradients[0])).unwrap();
+        tables.update(&looked_up.rows, [&unpooled, &gradients[1]], &update, true).unwrap();
         let touched = tables.take_touched();
         for (table, expected) in expected.iter().enumerate() {
             let found = Vec::<f32>::try_from(tables.table(table)[0].to_kind(Kind::Float).view(-1)).unwrap();
@@ -266,27 +280,23 @@ proptest! {
 #[test]
 fn slots_are_used_in_turns_and_wrong_ids_are_refused() {
     let configs = configs();
-    let tables = tables_of(&configs, 1).unwrap();
+    let tables = tables_of(&configs, 1);
     let batch = |ids: i64| {
         let feature = |name: &str| Feature::from_rows(name, &vec![vec![ids, 3]; 5]).unwrap();
         let first = Group::try_new("first", None, vec![feature("a"), feature("b"), feature("c")]).unwrap();
         batch_of(vec![first, Group::try_new("second", None, vec![feature("d")]).unwrap()])
     };
     let batches = [batch(0), batch(1), batch(2), batch(4)];
-    tables.stage_ahead(&batches[0]).unwrap();
-    for (i, current) in batches.iter().enumerate() {
-        let staged = tables.staged(current).unwrap();
+    let mut upcoming = Some(tables.stage(&batches[0]).unwrap());
+    for i in 0..batches.len() {
+        let mut staged = upcoming.take().unwrap();
+        staged.arrive().unwrap();
         // As training does it: the next batch is copied while this one is computed.
-        if let Some(next) = batches.get(i + 1) {
-            tables.stage_ahead(next).unwrap();
-        }
+        upcoming = batches.get(i + 1).map(|next| tables.stage(next).unwrap());
         let rows = Vec::<i64>::try_from(&staged.ids).unwrap();
         assert_eq!(rows[..2], [[0, 3], [1, 3], [2, 3], [4, 3]][i]);
         tables.look_up(&staged).unwrap();
     }
-    let error = tables.staged(&batch(12)).unwrap_err().to_string();
+    let error = tables.stage(&batch(12)).unwrap_err().to_string();
     assert!(error.contains("feature `a`: id 12 is outside the table's rows 0..12"), "{error}");
-    let mixed = [configs[0].clone(), FeatureConfig { dim: 8, ..configs[1].clone() }];
-    let error = tables_of(&mixed, 1).unwrap_err().to_string();
-    assert!(error.contains("`b` has dimension 8, other tables 4"), "{error}");
 }

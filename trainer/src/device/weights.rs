@@ -21,8 +21,28 @@ pub(super) struct Weights {
     starts: [i64; 4],
     /// The rows of each table.
     tables: Vec<Range<i64>>,
-    /// The first row and the number of every table, `[tables, 2]`, by the first row.
+    /// Four numbers for every table, by the first row, as `update` takes them.
     numbers: Tensor,
+}
+
+/// What is stored of a table: all of it, or a rectangle.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stored {
+    /// Rows.
+    pub(super) rows: i64,
+    pub(super) dtype: DataType,
+    /// The table's number in its model.
+    pub(super) table: i64,
+    /// The first row and column of the whole table.
+    pub(super) origin: [i64; 2],
+}
+
+impl Stored {
+    /// All of tables of so many rows and these types.
+    pub(super) fn whole(tables: &[(i64, DataType)]) -> Vec<Self> {
+        let stored = |(table, &(rows, dtype)): (i64, &_)| Self { rows, dtype, table, origin: [0, 0] };
+        (0..).zip(tables).map(stored).collect()
+    }
 }
 
 fn kind(dtype: DataType) -> Kind {
@@ -34,19 +54,19 @@ fn kind(dtype: DataType) -> Kind {
 }
 
 impl Weights {
-    /// Zeros for tables of so many rows and these types.
+    /// Zeros for these tables, which have `dim` columns.
     ///
     /// # Errors
     ///
     /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables have 2^31 rows or more.
-    pub(super) fn zeros(accelerator: &Accelerator, tables: &[(i64, DataType)], dim: i64) -> Result<Self> {
+    pub(super) fn zeros(accelerator: &Accelerator, tables: &[Stored], dim: i64) -> Result<Self> {
         let (mut starts, mut ranges, mut numbers) = ([0; 4], vec![0..0; tables.len()], Vec::new());
         let mut end = 0_i64;
         for (i, dtype) in TYPES.iter().enumerate() {
-            for (table, (rows, _)) in tables.iter().enumerate().filter(|(_, (_, other))| other == dtype) {
-                ranges[table] = end..end + rows;
-                numbers.extend([end, table as i64]);
-                end += rows;
+            for (place, stored) in tables.iter().enumerate().filter(|(_, stored)| stored.dtype == *dtype) {
+                ranges[place] = end..end + stored.rows;
+                numbers.extend([end, stored.table, stored.origin[0], stored.origin[1]]);
+                end += stored.rows;
             }
             starts[i + 1] = end;
         }
@@ -110,7 +130,7 @@ mod tests {
     fn tables_stand_by_type_and_take_the_memory_of_their_type() {
         use DataType::{Bf16, Fp16, Fp32};
         let tables = [(5, Fp16), (2, Fp32), (3, Bf16), (4, Fp32), (1, Fp16)];
-        let weights = Weights::zeros(&emulated(), &tables, 6).unwrap();
+        let weights = Weights::zeros(&emulated(), &Stored::whole(&tables), 6).unwrap();
         let rows: Vec<_> = (0..5).map(|table| weights.rows_of(table)).collect();
         assert_eq!(rows, [9..14, 0..2, 6..9, 2..6, 14..15]);
         assert_eq!(weights.rows(), 15);
@@ -128,9 +148,9 @@ mod tests {
                 (table as f64 + 1.0, table as f64 + 1.0)
             );
         }
-        let none = Weights::zeros(&emulated(), &[(2, Bf16)], 3).unwrap();
+        let none = Weights::zeros(&emulated(), &Stored::whole(&[(2, Bf16)]), 3).unwrap();
         assert_eq!((none.table(0).kind(), none.table(0).size()), (Kind::BFloat16, vec![2, 3]));
-        let error = Weights::zeros(&emulated(), &[(1 << 30, Fp32), (1 << 30, Bf16)], 1 << 20)
+        let error = Weights::zeros(&emulated(), &Stored::whole(&[(1 << 30, Fp32), (1 << 30, Bf16)]), 1 << 20)
             .unwrap_err()
             .to_string();
         assert!(error.contains("the tables have 2147483648 rows"), "{error}");

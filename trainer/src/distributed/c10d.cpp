@@ -1,4 +1,5 @@
-// What `c10d.rs` calls of torch's c10d: a TCPStore, a ProcessGroupGloo and the works that it gives.
+// What `c10d.rs` calls of torch's c10d: a TCPStore, a ProcessGroupGloo and the works that it gives. A ProcessGroupNCCL comes
+// from `nccl.cpp`, and is used through the same functions.
 //
 // A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this
 // file. Tensors are `at::Tensor*`, as tch holds them. The object behind an out parameter belongs to the caller,
@@ -158,6 +159,16 @@ char* onefold_gloo_open(
   });
 }
 
+// Ends all works of a group on a device, while other threads may wait for them.
+void onefold_group_abort(void* group) {
+  free(guarded([&] { (*static_cast<GroupPointer*>(group))->abort(); }));
+}
+
+// Ends a group whose works have ended.
+void onefold_group_shut_down(void* group) {
+  free(guarded([&] { (*static_cast<GroupPointer*>(group))->shutdown(); }));
+}
+
 void onefold_group_free(void* group) {
   free(guarded([&] { delete static_cast<GroupPointer*>(group); }));
 }
@@ -228,6 +239,22 @@ char* onefold_work_wait(void* work, int64_t patience, int* ended) {
     *ended = 1;
     // Does not block any more; throws the work's own error.
     waited.wait();
+  });
+}
+
+// Makes what is enqueued from now on wait for a work on a device, and the host for one in main memory. The message is its error.
+char* onefold_work_order(void* work) {
+  return guarded([&] { (*static_cast<WorkPointer*>(work))->wait(); });
+}
+
+// Whether a work has ended. The message is its error.
+char* onefold_work_check(void* work, int* ended) {
+  return guarded([&] {
+    c10d::Work& checked = **static_cast<WorkPointer*>(work);
+    *ended = checked.isCompleted() ? 1 : 0;
+    if (auto error = checked.exception()) {
+      std::rethrow_exception(error);
+    }
   });
 }
 

@@ -5,10 +5,12 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::TcpListener;
 use std::os::fd::IntoRawFd;
+use std::path::Path;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use tch::Tensor;
 
 use super::Reduce;
@@ -54,6 +56,8 @@ unsafe extern "C" {
         timeout: i64,
         group: *mut *mut c_void,
     ) -> *mut c_char;
+    fn onefold_group_abort(group: *mut c_void);
+    fn onefold_group_shut_down(group: *mut c_void);
     fn onefold_group_free(group: *mut c_void);
     fn onefold_group_all_to_all(
         group: *mut c_void,
@@ -88,6 +92,8 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn onefold_group_barrier(group: *mut c_void, timeout: i64, work: *mut *mut c_void) -> *mut c_char;
     fn onefold_work_wait(work: *mut c_void, patience: i64, ended: *mut c_int) -> *mut c_char;
+    fn onefold_work_order(work: *mut c_void) -> *mut c_char;
+    fn onefold_work_check(work: *mut c_void, ended: *mut c_int) -> *mut c_char;
     fn onefold_work_free(work: *mut c_void);
 }
 
@@ -213,14 +219,49 @@ pub(super) enum Interface {
 
 /// A process group of c10d. Dropping it waits for the works that are under way.
 #[derive(Debug)]
-pub(super) struct Group(Mutex<Handle>);
+pub(super) struct Group {
+    handle: Handle,
+    /// One thread at a time starts a work.
+    starting: Mutex<()>,
+}
 
 #[derive(Debug)]
 struct Handle(NonNull<c_void>);
 
 // SAFETY: it is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used on any
-// thread, on one at a time, which the mutex around the handle sees to.
+// thread.
 unsafe impl Send for Handle {}
+// SAFETY: as above; works are started by one thread at a time, which the mutex beside the handle sees to, and `abort` may be
+// called meanwhile: c10d's own watchdog does so.
+unsafe impl Sync for Handle {}
+
+/// `onefold_nccl_open` of `nccl.cpp`.
+type OpenNccl = unsafe extern "C" fn(
+    store: *mut c_void,
+    rank: c_int,
+    size: c_int,
+    device: c_int,
+    timeout: i64,
+    group: *mut *mut c_void,
+) -> *mut c_char;
+
+/// What makes process groups of NCCL: `nccl.cpp`, which is a library of its own.
+#[derive(Debug)]
+pub(super) struct Shim(OpenNccl);
+
+impl Shim {
+    /// Loads the library, which stays for the rest of the process.
+    pub(super) fn load(path: &Path) -> Said<Self> {
+        // SAFETY: `nccl.cpp` initialises nothing of its own, and what it includes of libtorch is written for that.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(|error| error.to_string())?;
+        // SAFETY: the function has this type in `nccl.cpp`.
+        let open = unsafe { library.get::<OpenNccl>(b"onefold_nccl_open") };
+        let open = *open.map_err(|error| error.to_string())?;
+        std::mem::forget(library);
+        Ok(Self(open))
+    }
+}
 
 impl Group {
     /// Connects the ranks of a job through Gloo with `threads` threads for its works. Waits for all for at most
@@ -251,13 +292,45 @@ impl Group {
                 group,
             )
         })?;
-        Ok(Self(Mutex::new(Handle(group))))
+        Ok(Self::of(group))
+    }
+
+    /// Connects the ranks of a job through NCCL, each with GPU `device`. Waits for all.
+    pub(super) fn nccl(
+        shim: &Shim,
+        store: &Store,
+        (rank, size): (u32, u32),
+        device: usize,
+        timeout: Duration,
+    ) -> Said<Self> {
+        let device = c_int::try_from(device).map_err(|_| format!("there is no GPU {device}"))?;
+        // SAFETY: the function is that of `nccl.cpp`, and the store is alive.
+        let group = made(|group| unsafe {
+            shim.0(store.0.as_ptr(), rank as c_int, size as c_int, device, milliseconds(timeout), group)
+        })?;
+        Ok(Self::of(group))
+    }
+
+    fn of(group: NonNull<c_void>) -> Self {
+        Self { handle: Handle(group), starting: Mutex::default() }
+    }
+
+    /// Ends all works on a device. Other threads may wait for them, or be about to start one.
+    pub(super) fn abort(&self) {
+        // SAFETY: the group is alive.
+        unsafe { onefold_group_abort(self.handle.0.as_ptr()) }
+    }
+
+    /// Ends the group, whose works have ended.
+    pub(super) fn shut_down(self) {
+        // SAFETY: the group is alive, and nobody else has it.
+        unsafe { onefold_group_shut_down(self.handle.0.as_ptr()) }
     }
 
     /// Starts a work. `start` gets the group and a place for the work.
     fn start(&self, start: impl FnOnce(*mut c_void, *mut *mut c_void) -> *mut c_char) -> Said<Work> {
-        let group = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Work(made(|work| start(group.0.as_ptr(), work))?))
+        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Work(made(|work| start(self.handle.0.as_ptr(), work))?))
     }
 
     /// Exchanges parts of one-dimensional tensors. The splits are in elements, a number for each rank.
@@ -333,7 +406,27 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub(super) struct Work(NonNull<c_void>);
 
+// SAFETY: it is an `intrusive_ptr<c10d::Work>`, whose count is atomic; c10d looks at works from threads of its own while others
+// wait for them.
+unsafe impl Send for Work {}
+// SAFETY: as above; no call changes the pointer itself.
+unsafe impl Sync for Work {}
+
 impl Work {
+    /// Makes what is enqueued from now on wait for a work on a device; waits for one in main memory.
+    pub(super) fn order(&self) -> Said<()> {
+        // SAFETY: the work is alive.
+        said(unsafe { onefold_work_order(self.0.as_ptr()) })
+    }
+
+    /// Whether the work has ended; its error is its own.
+    pub(super) fn has_ended(&self) -> Said<bool> {
+        let mut ended = 0;
+        // SAFETY: the work is alive, and so is `ended`.
+        said(unsafe { onefold_work_check(self.0.as_ptr(), &mut ended) })?;
+        Ok(ended != 0)
+    }
+
     /// Waits for at most `patience`. Returns whether the work has ended; its error is its own.
     pub(super) fn wait(&self, patience: Duration) -> Said<bool> {
         let mut ended = 0;

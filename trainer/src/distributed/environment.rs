@@ -7,9 +7,12 @@ use std::str::FromStr;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use tch::Device;
+
 use super::c10d::{Group, Interface, Store};
 use super::gloo::Gloo;
 use super::loss::Watch;
+use super::nccl::{self, Nccl};
 use super::{Alone, Collectives};
 use crate::error::ranks;
 use crate::{Error, Result};
@@ -69,6 +72,15 @@ struct Meeting {
     hosted_by_rank_0: bool,
     /// How often the job was restarted: `TORCHELASTIC_RESTART_COUNT`.
     restarts: u64,
+}
+
+/// The ranks of a job that have come together.
+#[derive(Debug)]
+pub struct Joined {
+    environment: Environment,
+    timeouts: Timeouts,
+    /// `None` for one rank.
+    gloo: Option<Arc<Gloo>>,
 }
 
 fn invalid(message: String, hint: &str) -> Error {
@@ -143,32 +155,49 @@ impl Environment {
         Ok(Self { rank, world_size, local_rank, local_world_size, meeting, ..one })
     }
 
+    /// Whether something has started this process as a rank, be it the only one.
+    pub fn is_job(&self) -> bool {
+        self.meeting.is_some()
+    }
+
     /// Brings the ranks together. All of them call it; it returns when all have.
     ///
     /// # Errors
     ///
     /// [`Error::Ranks`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of different versions, which
     /// rank 0 reports.
-    pub fn connect(&self, timeouts: Timeouts) -> Result<Arc<dyn Collectives>> {
-        let Some(meeting) = self.meeting.clone().filter(|_| self.world_size > 1) else {
-            return Ok(Arc::new(Alone));
-        };
-        // Calls of the store and of Gloo can hang when another process does, so they get a thread that may stay
-        // behind.
-        let (environment, (sender, receiver)) = (self.clone(), mpsc::channel());
-        std::thread::Builder::new().name("rank-connect".to_owned()).spawn(move || {
-            // Nobody listens any more after the limit.
-            let _ = sender.send(environment.join(&meeting, timeouts));
-        })?;
-        let limit = timeouts.join + timeouts.operation + SLACK;
-        let gloo = receiver.recv_timeout(limit).unwrap_or_else(|_| {
-            let message = format!("rank {} could not connect within {limit:?}", self.rank);
-            Err(invalid(message, "look at what the other ranks are doing"))
-        })?;
-        Ok(Arc::new(gloo))
+    pub fn join(&self, timeouts: Timeouts) -> Result<Joined> {
+        let meeting = self.meeting.clone().filter(|_| self.world_size > 1);
+        let gloo = meeting.map(|meeting| self.connect(&meeting, timeouts)).transpose()?;
+        Ok(Joined { environment: self.clone(), timeouts, gloo })
     }
 
-    fn join(&self, meeting: &Meeting, timeouts: Timeouts) -> Result<Gloo> {
+    /// Connects the ranks through Gloo.
+    fn connect(&self, meeting: &Meeting, timeouts: Timeouts) -> Result<Arc<Gloo>> {
+        let (environment, meeting) = (self.clone(), meeting.clone());
+        let connect = move || environment.connect_here(&meeting, timeouts);
+        self.bounded(timeouts.join + timeouts.operation + SLACK, connect).map(Arc::new)
+    }
+
+    /// Runs `connect` for at most `limit`. Calls of the store and of process groups can hang when another process does, so they get
+    /// a thread that may stay behind.
+    fn bounded<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        connect: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::Builder::new().name("rank-connect".to_owned()).spawn(move || {
+            // Nobody listens any more after the limit.
+            let _ = sender.send(connect());
+        })?;
+        receiver.recv_timeout(limit).unwrap_or_else(|_| {
+            let message = format!("rank {} could not connect within {limit:?}", self.rank);
+            Err(invalid(message, "look at what the other ranks are doing"))
+        })
+    }
+
+    fn connect_here(&self, meeting: &Meeting, timeouts: Timeouts) -> Result<Gloo> {
         let deadline = Instant::now() + timeouts.join;
         let listener = (meeting.hosted_by_rank_0 && self.rank == 0).then(|| meeting.listen()).transpose()?;
         let store = self.open_store(meeting, listener, timeouts.join)?;
@@ -305,6 +334,52 @@ pub(super) fn joined_key(rank: u32) -> String {
 /// The key of a rank's version.
 fn version_key(rank: u32) -> String {
     format!("version/{rank}")
+}
+
+impl Joined {
+    /// Which rank of which job this process is.
+    pub fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    /// What the ranks do together on tensors in main memory.
+    pub fn collectives(&self) -> Arc<dyn Collectives> {
+        match &self.gloo {
+            Some(gloo) => Arc::clone(gloo) as Arc<dyn Collectives>,
+            None => Arc::new(Alone),
+        }
+    }
+
+    /// The same, and on tensors on GPUs, of which this rank has `device`. All ranks call it, once each has opened its GPU. Of a job
+    /// with one rank this is worth its while only to check NCCL; such a job has a meeting place, too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ranks`] if what NCCL needs is not found, or the GPUs do not find each other.
+    pub fn on_device(&self, device: Device) -> Result<Arc<dyn Collectives>> {
+        let Self { environment, timeouts, gloo } = self;
+        let Device::Cuda(number) = device else { return Ok(self.collectives()) };
+        let Some(meeting) = &environment.meeting else {
+            let hint = "start it with `onefold-train launch --ranks 1 --`, or with `torchrun`";
+            return Err(invalid("NCCL needs a job, also for one rank".to_owned(), hint));
+        };
+        let gloo = gloo.clone().map_or_else(|| environment.connect(meeting, *timeouts), Ok)?;
+        let on_host: &dyn Collectives = &*gloo;
+        let shim = on_host.agree(nccl::load())?;
+        let (ranks, own, place, timeouts) =
+            ((gloo.rank(), gloo.size()), environment.clone(), meeting.clone(), *timeouts);
+        let connect = move || {
+            let store = own.open_store(&place, None, timeouts.join)?;
+            let group = Group::nccl(&shim, &store, ranks, number, timeouts.operation);
+            group.map_err(|message| {
+                let message = format!("NCCL cannot connect rank {}: {}", ranks.0, first_line(&message));
+                let hint = "give every rank a GPU of its own; NCCL_DEBUG=INFO says more, and NCCL_SOCKET_IFNAME names the network";
+                invalid(message, hint)
+            })
+        };
+        let group = environment.bounded(timeouts.join + SLACK, connect)?;
+        Ok(Arc::new(Nccl::new(gloo, group, device)?))
+    }
 }
 
 impl Meeting {

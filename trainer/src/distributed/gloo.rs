@@ -17,7 +17,7 @@ const SLICE: Duration = Duration::from_millis(100);
 
 /// The collectives of processes, on tensors in main memory: c10d's `ProcessGroupGloo`.
 ///
-/// [`Environment::connect`](super::Environment::connect) makes it.
+/// [`Environment::join`](super::Environment::join) makes it.
 #[derive(Debug)]
 pub struct Gloo {
     rank: u32,
@@ -27,7 +27,7 @@ pub struct Gloo {
 
 /// What operations under way share.
 #[derive(Debug)]
-struct Job {
+pub(super) struct Job {
     /// There until this is dropped.
     group: Option<Group>,
     watch: Watch,
@@ -39,6 +39,11 @@ impl Gloo {
     /// The collectives of a group whose ranks are connected.
     pub(super) fn new(group: Group, watch: Watch, (rank, size): (u32, u32), timeout: Duration) -> Self {
         Self { rank, size, job: Arc::new(Job { group: Some(group), watch, timeout }) }
+    }
+
+    /// What other collectives of the same ranks share with these.
+    pub(super) fn job(&self) -> &Arc<Job> {
+        &self.job
     }
 
     /// Starts an operation on `tensors`, which live until it ends.
@@ -77,11 +82,28 @@ impl Job {
         }
     }
 
-    fn failed(&self, operation: &'static str, message: &str) -> crate::Error {
+    /// Who looks after the ranks.
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// How long an operation may take.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Tells the others that an operation took too long. Returns this rank's error.
+    pub(super) fn late(&self, operation: &'static str) -> crate::Error {
+        self.watch.fail(format!("`{operation}` had no answer within {:?}", self.timeout))
+    }
+
+    /// Tells the others that an operation has failed. Returns this rank's error.
+    pub(super) fn failed(&self, operation: &'static str, message: &str) -> crate::Error {
         // "Timed out waiting …" where the time is over first, "Application timeout caused pair closure" elsewhere.
-        self.watch.fail(if ["Timed out", "timeout"].iter().any(|text| message.contains(text)) {
-            format!("`{operation}` had no answer within {:?}", self.timeout)
-        } else {
+        if ["Timed out", "timeout"].iter().any(|text| message.contains(text)) {
+            return self.late(operation);
+        }
+        self.watch.fail({
             // Gloo puts its source's place in front: `[…/pair.cc:534] Connection closed by peer [127.0.0.1]:4711`.
             let line = message.lines().next().unwrap_or_default();
             let text = line.split_once("] ").map_or(line, |(place, text)| match place.starts_with('[') {
@@ -103,7 +125,7 @@ impl Drop for Job {
 }
 
 /// A tensor's bytes, in the same memory. What only moves is moved as bytes, whatever its kind.
-fn bytes(tensor: &Tensor) -> Result<Tensor> {
+pub(super) fn bytes(tensor: &Tensor) -> Result<Tensor> {
     Ok(flat(tensor)?.f_view_dtype(Kind::Uint8)?)
 }
 

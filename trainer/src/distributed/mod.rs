@@ -1,9 +1,10 @@
 //! What a job's ranks do together: [`Collectives`], and how a job is formed and ends.
 //!
 //! ```text
-//! onefold-train launch ─▶ RANK, WORLD_SIZE, … ─▶ Environment ─▶ connect ─▶ Alone (one rank)
-//! torchrun ─────────────▲                                              └─▶ Gloo (c10d, between processes)
-//!                                        threads(n) ─────────────────────▶ ThreadCollectives (tests)
+//! onefold-train launch ─▶ RANK, WORLD_SIZE, … ─▶ Environment ─▶ join ─▶ Alone (one rank)
+//! torchrun ─────────────▲                                           ├─▶ Gloo (c10d, between processes)
+//!                                                                   └─▶ Nccl (between processes with a GPU each)
+//!                                        threads(n) ──────────────────▶ ThreadCollectives (tests)
 //! ```
 //!
 //! Every rank calls the same operations in the same order. An operation starts at its call and ends at
@@ -11,10 +12,12 @@
 
 mod alone;
 mod c10d;
+mod check;
 mod environment;
 mod gloo;
 mod launch;
 mod loss;
+mod nccl;
 mod threads;
 
 use std::fmt;
@@ -22,9 +25,11 @@ use std::fmt;
 use tch::{Device, Kind, Tensor};
 
 pub use alone::Alone;
-pub use environment::{Environment, Timeouts};
+pub use check::check_collectives;
+pub use environment::{Environment, Joined, Timeouts};
 pub use gloo::Gloo;
 pub use launch::{Exit, PATIENCE, launch};
+pub use nccl::Nccl;
 pub use threads::{ThreadCollectives, threads};
 
 use crate::{Error, Result};
@@ -40,8 +45,9 @@ pub enum Reduce {
 
 /// What a job's ranks do together. Every rank calls the same operations in the same order.
 ///
-/// Tensors are contiguous, on [`device`](Self::device), and own their memory. Between the start of an operation
-/// and its end, nobody may write to a tensor that it sends, nor look at one that it receives into.
+/// Tensors are contiguous, in main memory or on the GPU of a rank that has one, and own their memory. Between the start of an
+/// operation and its end, nobody may write to a tensor that it sends, nor look at one that it receives into. On a GPU, "its end" is
+/// a place in libtorch's stream.
 ///
 /// Each operation fails with [`Error::Collective`] if its arguments do not fit, and with [`Error::RankLost`],
 /// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Ranks`] if not
@@ -53,7 +59,7 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     /// The number of ranks, W.
     fn size(&self) -> u32;
 
-    /// The device that the operations' tensors are on.
+    /// The device that small messages' tensors are on.
     fn device(&self) -> Device {
         Device::Cpu
     }

@@ -1,10 +1,9 @@
-//! All tables whole, in a device's memory.
+//! The shards that one rank holds, in a device's memory.
 
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
-use onefold_ikjt::Batch;
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Device, Kind, Tensor};
 
@@ -13,29 +12,35 @@ use super::table::{Table, shard_buffers};
 use super::touched::Touched;
 use super::update::rule;
 use crate::config::TableOptimizerConfig;
-use crate::device::{Accelerator, DeviceTables, LookedUp, Staged, Update, guarded};
+use crate::device::{Accelerator, DeviceTables, Held, LookedUp, Slots, Staged, Update, failed, guarded};
 use crate::kernels::element::step_key;
 use crate::{Result, tensors};
 
 /// Bytes of a table that pass through this machine's memory at a time.
 const PIECE: usize = 64 << 20;
 
-/// Every table, whole, in a device's memory. A shard's number is its table's.
+/// A rank's shards in a device's memory.
 #[derive(Debug)]
 pub(crate) struct DeviceStore {
-    tables: DeviceTables,
-    state_width: usize,
+    accelerator: Accelerator,
+    /// The whole tables.
+    configs: Vec<TableConfig>,
+    /// The plan's shards.
+    shards: Vec<Shard>,
+    /// By shard of the plan: which of `tables` has it, and its number there.
+    places: Vec<Option<(usize, usize)>>,
+    /// By width, the last ones as wide as the model's vectors.
+    tables: Vec<DeviceTables>,
+    /// Values of optimizer state per row, likewise.
+    state_widths: Vec<usize>,
+    /// For what is looked up for other ranks, likewise.
+    served: Vec<Slots>,
+    /// For the places of what other ranks look up for this one.
+    routes: Slots,
     /// Of the noise that weights of 16 bits are rounded with.
     seed: u64,
-    /// The rows that changed, as far as the device was asked.
-    touched: RefCell<Vec<Touched>>,
-}
-
-/// A batch on the device, and what was looked up for it.
-#[derive(Debug)]
-pub(crate) struct DeviceLookup {
-    pub(crate) staged: Staged,
-    pub(crate) looked_up: LookedUp,
+    /// By shard of the plan: the rows that changed, as far as the device was asked.
+    touched: RefCell<Vec<Option<Touched>>>,
 }
 
 /// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements `[T, D]`.
@@ -46,7 +51,7 @@ pub(crate) struct DeviceGradients {
 }
 
 impl DeviceStore {
-    /// Tables with the initial weights that they have in this machine's memory; `threads` prepare batches.
+    /// The shards of `rank` with the initial weights that they have in this machine's memory; `threads` prepare batches.
     ///
     /// # Errors
     ///
@@ -54,25 +59,27 @@ impl DeviceStore {
     pub(super) fn new(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
+        (shards, rank): (&[Shard], u32),
         optimizer: &TableOptimizerConfig,
         seed: u64,
-        threads: Arc<rayon::ThreadPool>,
+        threads: &Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let mut store = Self::of_zeros(accelerator, features, optimizer, threads)?;
+        let mut store = Self::of_zeros(accelerator, features, (shards, rank), optimizer, threads)?;
         store.seed = seed;
-        for (i, config) in tables_of(features).0.iter().enumerate() {
-            // One table at a time is in this machine's memory.
-            let table = Table::of_shard(config, seed, &Shard::whole(i, config, 0), 0);
-            let [mut weights, _] = store.tables.table(i);
+        let tables = store.configs.clone();
+        for (number, shard) in shards.iter().enumerate().filter(|(_, shard)| shard.rank == rank) {
+            // One shard at a time is in this machine's memory.
+            let table = threads.install(|| Table::of_shard(&tables[shard.table], seed, shard, 0));
+            let mut weights = store.buffer(number, 0);
             guarded(accelerator.torch(), || {
-                weights.copy_(&of_bytes(table.weights().bytes(), config.rows as i64, &weights));
+                weights.copy_(&of_bytes(table.weights().bytes(), weights.size()[0], &weights));
                 Ok(())
             })?;
         }
         Ok(store)
     }
 
-    /// Tables whose weights are all zero.
+    /// The same with weights that are all zero.
     ///
     /// # Errors
     ///
@@ -80,49 +87,112 @@ impl DeviceStore {
     pub(crate) fn of_zeros(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
+        (shards, rank): (&[Shard], u32),
         optimizer: &TableOptimizerConfig,
-        threads: Arc<rayon::ThreadPool>,
+        threads: &Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let (configs, _) = tables_of(features);
-        let dim = configs.first().map_or(1, |config| config.dim as usize);
-        let state_width = rule(optimizer, 1).state_width(dim);
-        let weights = |config: &TableConfig| config.rows * config.dim.max(1) * config.dtype.bytes();
-        let rows = configs.iter().map(|config| config.rows).sum::<u64>();
-        let weights = configs.iter().map(weights).sum::<u64>();
-        accelerator.check_memory(weights + rows * (4 * state_width as u64 + 1))?;
-        let tables = DeviceTables::new(accelerator, features, state_width, threads)?;
-        let touched = configs.iter().map(|config| Touched::new(config.rows)).collect();
-        Ok(Self { tables, state_width, seed: 0, touched: RefCell::new(touched) })
+        let (configs, table_of) = tables_of(features);
+        let dim = configs.first().map_or(1, |config| config.dim);
+        if let Some(other) = configs.iter().find(|config| config.dim != dim) {
+            let message = format!("`{}` has dimension {}, other tables {dim}", other.name, other.dim);
+            let hint = "give all tables one `dim`, or train with the option `device = cpu`";
+            return Err(failed(accelerator.torch(), message, hint));
+        }
+        let width = |shard: &Shard| (shard.columns.end - shard.columns.start) as usize;
+        let own = || shards.iter().filter(|shard| shard.rank == rank);
+        let mut widths: Vec<usize> = own().map(width).chain([dim as usize]).collect();
+        widths.sort_unstable();
+        widths.dedup();
+        let state_widths: Vec<usize> =
+            widths.iter().map(|width| rule(optimizer, 1).state_width(*width)).collect();
+        let mut held: Vec<Vec<Held>> = widths.iter().map(|_| Vec::new()).collect();
+        let mut places = vec![None; shards.len()];
+        let mut bytes = 0;
+        for (number, shard) in shards.iter().enumerate().filter(|(_, shard)| shard.rank == rank) {
+            let (class, dtype) = (widths.partition_point(|w| *w < width(shard)), configs[shard.table].dtype);
+            let rows = shard.rows.end - shard.rows.start;
+            bytes += rows * (width(shard) as u64 * dtype.bytes() + 4 * state_widths[class] as u64 + 1);
+            places[number] = Some((class, held[class].len()));
+            let origin = [shard.rows.start, shard.columns.start];
+            held[class].push(Held { table: shard.table, rows, dtype, origin });
+        }
+        accelerator.check_memory(bytes)?;
+        let place = |table: usize| {
+            let whole = |(shard, _): &(&Shard, _)| shard.table == table && shard.is_whole(&configs[table]);
+            shards.iter().zip(&places).filter(whole).find_map(|(_, place)| Some((*place)?.1))
+        };
+        let local: Vec<Option<usize>> = table_of.into_iter().map(place).collect();
+        let tables = widths.iter().zip(&held).zip(&state_widths).map(|((&width, held), &state_width)| {
+            // Batches are looked up where whole tables are.
+            let looked_up = if width == dim as usize { (features, &local[..]) } else { (&[][..], &[][..]) };
+            DeviceTables::new(accelerator, (held, width), looked_up, state_width, Arc::clone(threads))
+        });
+        let touched =
+            |shard: &Shard| (shard.rank == rank).then(|| Touched::new(shard.rows.end - shard.rows.start));
+        Ok(Self {
+            tables: tables.collect::<Result<_>>()?,
+            configs,
+            touched: RefCell::new(shards.iter().map(touched).collect()),
+            shards: shards.to_vec(),
+            places,
+            served: widths.iter().map(|_| Slots::new(accelerator)).collect(),
+            state_widths,
+            routes: Slots::new(accelerator),
+            accelerator: accelerator.clone(),
+            seed: 0,
+        })
     }
 
-    /// The tables.
-    pub(crate) fn tables(&self) -> &DeviceTables {
-        &self.tables
+    /// The device.
+    pub(crate) fn accelerator(&self) -> &Accelerator {
+        &self.accelerator
     }
 
-    /// Looks up a batch, which may have been staged ahead.
+    /// The whole tables that are here, which batches look up.
+    pub(crate) fn whole(&self) -> &DeviceTables {
+        self.tables.last().expect("there are tables of the model's width")
+    }
+
+    /// The shards that are here, by width; their slots are for what other ranks look up.
+    pub(super) fn by_width(&self) -> impl Iterator<Item = (&DeviceTables, &Slots)> {
+        self.tables.iter().zip(&self.served)
+    }
+
+    /// The slots for [`Routes`](crate::device::Routes).
+    pub(super) fn routes(&self) -> &Slots {
+        &self.routes
+    }
+
+    /// Which of the [widths](Self::by_width) a shard has, and its first row there.
+    pub(super) fn place(&self, shard: usize) -> (usize, i64) {
+        let (class, number) = self.held(shard);
+        (class, self.tables[class].first_row(number))
+    }
+
+    fn held(&self, shard: usize) -> (usize, usize) {
+        self.places[shard].expect("the shard is one that this rank holds")
+    }
+
+    /// Looks up what is here.
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for; [`Error::Device`](crate::Error::Device) if the device
-    /// fails.
-    pub(crate) fn lookup(&self, batch: &Batch) -> Result<DeviceLookup> {
-        let staged = self.tables.staged(batch)?;
-        let looked_up = self.tables.look_up(&staged)?;
-        Ok(DeviceLookup { staged, looked_up })
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    pub(crate) fn lookup(&self, staged: &Staged) -> Result<LookedUp> {
+        self.whole().look_up(staged)
     }
 
-    /// Updates every row that was looked up, once, in step `step`.
+    /// Updates every row of each width once, in step `step`: `rows` and `gradients`, which may be in two parts.
     ///
     /// # Errors
     ///
     /// [`Error::Device`](crate::Error::Device) if the device fails.
     pub(crate) fn update(
         &mut self,
-        lookup: &DeviceLookup,
-        gradients: &DeviceGradients,
-        optimizer: &TableOptimizerConfig,
-        step: u64,
+        class: usize,
+        rows: &Tensor,
+        gradients: [&Tensor; 2],
+        (optimizer, step): (&TableOptimizerConfig, u64),
     ) -> Result<()> {
         let update = Update {
             rule: rule(optimizer, step),
@@ -130,50 +200,74 @@ impl DeviceStore {
             max_norm: optimizer.max_row_grad_norm,
             noise: step_key(self.seed, step),
         };
-        let gradients = [gradients.pooled.as_ref(), gradients.sequences.as_ref()];
-        let torch = self.tables.accelerator().torch();
-        guarded(torch, || self.tables.update(&lookup.staged, &lookup.looked_up, gradients, &update, true))
+        let (torch, tables) = (self.accelerator.torch(), &mut self.tables[class]);
+        guarded(torch, || tables.update(rows, gradients, &update, true))
     }
 
-    /// The rows of a table that changed, ascending.
-    pub(super) fn touched(&self, table: usize) -> Vec<u32> {
+    /// Updates the rows that a batch looked up in whole tables, which no other rank did.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    pub(crate) fn update_own(
+        &mut self,
+        (staged, looked_up): (&Staged, &LookedUp),
+        gradients: &DeviceGradients,
+        step: (&TableOptimizerConfig, u64),
+    ) -> Result<()> {
+        let torch = self.accelerator.torch();
+        let unpooled = guarded(torch, || self.whole().unpooled(staged, gradients.pooled.as_ref()))?;
+        let none = Tensor::empty([0, self.whole().width() as i64], (Kind::Float, torch));
+        let sequences = gradients.sequences.as_ref().unwrap_or(&none);
+        self.update(self.tables.len() - 1, &looked_up.rows, [&unpooled, sequences], step)
+    }
+
+    /// The rows of a shard that changed, ascending.
+    pub(super) fn touched(&self, shard: usize) -> Vec<u32> {
         let mut touched = self.touched.borrow_mut();
-        for (touched, rows) in touched.iter_mut().zip(self.tables.take_touched()) {
-            touched.add(rows);
+        let mut rows: Vec<Vec<Vec<u32>>> = self.tables.iter().map(DeviceTables::take_touched).collect();
+        for (touched, place) in touched.iter_mut().zip(&self.places) {
+            if let (Some(touched), Some((class, number))) = (touched, place) {
+                touched.add(std::mem::take(&mut rows[*class][*number]));
+            }
         }
-        touched[table].rows()
+        touched[shard].as_ref().map(Touched::rows).unwrap_or_default()
     }
 
-    pub(super) fn touch(&mut self, table: usize, rows: &[u32]) {
-        self.touched.get_mut()[table].add(rows.iter().copied());
+    pub(super) fn touch(&mut self, shard: usize, rows: &[u32]) {
+        if let Some(touched) = &mut self.touched.get_mut()[shard] {
+            touched.add(rows.iter().copied());
+        }
     }
 
     pub(super) fn clear_touched(&mut self) {
-        drop(self.tables.take_touched());
-        self.touched.get_mut().iter_mut().for_each(Touched::clear);
+        self.tables.iter().for_each(|tables| drop(tables.take_touched()));
+        self.touched.get_mut().iter_mut().flatten().for_each(Touched::clear);
     }
 
-    /// A buffer of a table, both by number.
-    fn buffer(&self, table: usize, buffer: usize) -> Tensor {
-        let [weights, state] = self.tables.table(table);
+    /// A buffer of a shard, both by number.
+    fn buffer(&self, shard: usize, buffer: usize) -> Tensor {
+        let (class, number) = self.held(shard);
+        let [weights, state] = self.tables[class].table(number);
         if buffer == 0 { weights } else { state }
     }
 
     /// As [`Embeddings::buffers`](super::Embeddings::buffers).
-    pub(super) fn buffers(&self, table: usize) -> Vec<Buffer> {
-        let config = &self.tables.configs()[table];
-        shard_buffers(config, config.dim as usize, self.state_width)
+    pub(super) fn buffers(&self, shard: usize) -> Vec<Buffer> {
+        let (class, _) = self.held(shard);
+        let config = &self.configs[self.shards[shard].table];
+        shard_buffers(config, self.tables[class].width(), self.state_widths[class])
     }
 
     /// As [`Embeddings::read`](super::Embeddings::read).
     pub(super) fn read(
         &self,
-        table: usize,
+        shard: usize,
         buffer: usize,
         rows: RowSet<'_>,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let values = self.buffer(table, buffer);
+        let values = self.buffer(shard, buffer);
         pieces(&values, rows, |piece| {
             let piece = piece.of(&values).to_device(Device::Cpu).contiguous();
             sink(tensors::as_bytes(&piece))
@@ -183,12 +277,12 @@ impl DeviceStore {
     /// As [`Embeddings::write`](super::Embeddings::write).
     pub(super) fn write(
         &mut self,
-        table: usize,
+        shard: usize,
         buffer: usize,
         rows: RowSet<'_>,
         source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut values = self.buffer(table, buffer);
+        let mut values = self.buffer(shard, buffer);
         let target = values.shallow_clone();
         pieces(&target, rows, |piece| {
             let mut host = vec![0; piece.rows() as usize * row_bytes(&target)];
@@ -265,7 +359,7 @@ fn pieces(
 
 #[cfg(test)]
 mod tests {
-    use onefold_ikjt::{BatchParts, Feature, Group};
+    use onefold_ikjt::{Batch, BatchParts, Feature, Group};
     use onefold_sharding::{DataType, IdPolicy, Pooling};
 
     use super::super::{Embeddings, LookupGradients, Placement, Status};
@@ -328,13 +422,14 @@ mod tests {
     fn train(embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Vec<Vec<u8>> {
         for step in 0..6 {
             let (batch, pooled) = (batch(step), gradient(step));
-            if let Some(store) = embeddings.on_device() {
-                let lookup = store.lookup(&batch).unwrap();
+            let request = embeddings.request_batch(Some(&batch), Status::default()).unwrap();
+            if embeddings.on_device().is_some() {
+                let lookup = embeddings.lookup_on_device(request).unwrap();
                 let pooled = Some(tensors::from_f32(&pooled, &[-1, DIM as i64]));
                 let gradients = DeviceGradients { pooled, sequences: None };
-                embeddings.update_on_device(&lookup, &gradients, optimizer).unwrap();
+                let sent = embeddings.send_gradients_on_device(&lookup, &gradients).unwrap();
+                embeddings.update_on_device(&lookup, &gradients, sent, optimizer).unwrap();
             } else {
-                let request = embeddings.request(batch.groups(), Status::default()).unwrap();
                 let lookups = embeddings.lookup(request).unwrap();
                 let gradients = [LookupGradients { pooled, sequences: Vec::new() }];
                 let sent = embeddings.send_gradients(&lookups, &gradients).unwrap();
@@ -345,7 +440,8 @@ mod tests {
     }
 
     fn on_device(optimizer: &TableOptimizerConfig, seed: u64) -> Embeddings {
-        Embeddings::on_accelerator(&emulated(), &configs(), optimizer, seed, 1).unwrap()
+        let (configs, placement) = (configs(), Placement::alone(&configs()));
+        Embeddings::on_accelerator(&emulated(), &configs, &placement, optimizer, seed, 1).unwrap()
     }
 
     /// Where the updates before rounding are the same, so is every bit of what is stored.
@@ -386,11 +482,17 @@ mod tests {
         let with = |dtype| {
             let config = FeatureConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
             let threads = Arc::new(super::super::thread_pool(1).unwrap());
-            DeviceStore::of_zeros(&accelerator, &[config], &optimizer, threads)
+            let shards = Placement::alone(std::slice::from_ref(&config)).shards;
+            DeviceStore::of_zeros(&accelerator, &[config], (&shards, 0), &optimizer, &threads)
         };
-        let [weights, _] = with(DataType::Bf16).unwrap().tables.table(0);
+        let weights = with(DataType::Bf16).unwrap().buffer(0, 0);
         assert_eq!(weights.numel() * weights.kind().elt_size_in_bytes(), 640_000_000);
         let error = with(DataType::Fp32).unwrap_err().to_string();
         assert!(error.contains("the model takes 1.2 GiB"), "{error}");
+        let mixed = [configs()[0].clone(), FeatureConfig { dim: 4, ..configs()[1].clone() }];
+        let placement = Placement::alone(&mixed);
+        let error = Embeddings::on_accelerator(&accelerator, &mixed, &placement, &optimizer, 1, 1);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("`f1` has dimension 4, other tables 8"), "{error}");
     }
 }

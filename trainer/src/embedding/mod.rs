@@ -29,12 +29,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onefold_ikjt::Group;
+use onefold_ikjt::{Batch, Group};
 use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
 
-pub(crate) use self::device::{DeviceGradients, DeviceLookup, DeviceStore};
-use self::exchange::{Exchange, Exchanged, Gradients};
+pub(crate) use self::device::{DeviceGradients, DeviceStore};
+use self::exchange::{Destinations, Exchange, Exchanged, Gradients, Travelled};
 use self::lookup::GroupLookup;
 pub use self::lookup::{FeatureLookup, Lookup};
 pub use self::sent::SentBytes;
@@ -44,7 +44,7 @@ pub use self::table::Table;
 pub(crate) use self::table::stored_dtype;
 use crate::Result;
 use crate::config::TableOptimizerConfig;
-use crate::device::Accelerator;
+use crate::device::{Accelerator, LookedUp, Staged, guarded};
 use crate::distributed::{Alone, Collectives};
 use crate::kernels::attention::Sequence;
 use crate::kernels::element::Elements;
@@ -72,6 +72,8 @@ pub struct LookupGradients {
 #[derive(Debug)]
 pub struct Request {
     exchange: exchange::Request,
+    /// On a device: the batch, and where answers of other ranks go.
+    staged: Option<(Staged, Option<Destinations>)>,
 }
 
 /// What the lookups of a batch gave, by group.
@@ -85,6 +87,19 @@ pub struct Lookups {
 /// Gradients on their way to the ranks that own the tables.
 #[derive(Debug)]
 pub struct SentGradients(Gradients);
+
+/// A batch on the device, and what was looked up for it.
+#[derive(Debug)]
+pub(crate) struct DeviceLookup {
+    pub(crate) staged: Staged,
+    pub(crate) looked_up: LookedUp,
+    /// `None` if no other rank has a part in it.
+    travelled: Option<Travelled>,
+}
+
+/// The gradients of a device on their way to the ranks that own the tables.
+#[derive(Debug)]
+pub(crate) struct DeviceSentGradients(Option<exchange::DeviceGradients>);
 
 /// How tables are divided, and the ranks that have them.
 #[derive(Debug, Clone)]
@@ -201,7 +216,7 @@ impl Embeddings {
         Ok(Self::of(Layout::new(features), store, &Placement::alone(features), threads))
     }
 
-    /// All tables in a device's memory, with the initial weights that they have in this machine's.
+    /// This rank's shards in a device's memory, with the initial weights that they have in this machine's.
     ///
     /// # Errors
     ///
@@ -210,14 +225,15 @@ impl Embeddings {
     pub fn on_accelerator(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
+        placement: &Placement,
         optimizer: &TableOptimizerConfig,
         seed: u64,
         threads: usize,
     ) -> Result<Self> {
         let threads = Arc::new(thread_pool(threads)?);
-        let store = DeviceStore::new(accelerator, features, optimizer, seed, Arc::clone(&threads))?;
-        let store = Store::Device(Box::new(store));
-        Ok(Self::of(Layout::new(features), store, &Placement::alone(features), threads))
+        let shards = (&placement.shards[..], placement.collectives.rank());
+        let store = DeviceStore::new(accelerator, features, shards, optimizer, seed, &threads)?;
+        Ok(Self::of(Layout::new(features), Store::Device(Box::new(store)), placement, threads))
     }
 
     fn of(layout: Layout, store: Store, placement: &Placement, threads: Arc<rayon::ThreadPool>) -> Self {
@@ -291,20 +307,44 @@ impl Embeddings {
     ///
     /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for; nothing was sent then. [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
     pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
+        let encoded = self.exchange.encode(self.lookups(groups)?);
+        Ok(Request { exchange: self.exchange.request(encoded, status)?, staged: None })
+    }
+
+    /// As [`request`](Self::request) for a batch, which begins to be copied where the tables are.
+    ///
+    /// # Errors
+    ///
+    /// As [`request`](Self::request); [`Error::Device`](crate::Error::Device) if the device fails.
+    pub(crate) fn request_batch(&self, batch: Option<&Batch>, status: Status) -> Result<Request> {
+        let groups = batch.map_or(&[][..], Batch::groups);
+        let Store::Device(store) = &self.store else { return self.request(groups, status) };
+        let alone = self.exchange.is_alone();
+        let encoded = self.exchange.encode(if alone { Vec::new() } else { self.lookups(groups)? });
+        let stage = |batch: &Batch| {
+            let staged = store.whole().stage(batch)?;
+            let destinations = (!alone).then(|| self.exchange.destinations(&encoded, &staged, store));
+            Ok((staged, destinations.transpose()?))
+        };
+        let staged = batch.map(|batch| guarded(store.accelerator().torch(), || stage(batch))).transpose()?;
+        Ok(Request { exchange: self.exchange.request(encoded, status)?, staged })
+    }
+
+    /// What a batch looks up.
+    fn lookups(&self, groups: &[Group]) -> Result<Vec<GroupLookup>> {
         let next_feature = |next: &mut usize, group: &Group| {
             *next += group.features().len();
             Some(*next - group.features().len())
         };
         let first_features: Vec<usize> = groups.iter().scan(0, next_feature).collect();
         let layout = &self.layout;
-        let groups = self.threads.install(|| {
+        self.threads.install(|| {
             let groups = groups.par_iter().zip(first_features).with_max_len(1);
             let lookups: Vec<_> =
                 groups.map(|(group, first)| GroupLookup::new(group, first, layout)).collect();
             // Of several errors the first group's.
-            lookups.into_iter().collect::<Result<Vec<_>>>()
-        })?;
-        Ok(Request { exchange: self.exchange.request(groups, status)? })
+            lookups.into_iter().collect()
+        })
     }
 
     /// Waits until all ranks have made their requests. Returns their statuses.
@@ -384,20 +424,65 @@ impl Embeddings {
         }
     }
 
-    /// Updates the rows that were looked up on a device, once.
+    /// Looks up what all ranks asked for, on a device.
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
+    pub(crate) fn lookup_on_device(&self, request: Request) -> Result<DeviceLookup> {
+        let Store::Device(store) = &self.store else { unreachable!("the tables are on a device") };
+        let Request { exchange, staged } = request;
+        let (mut staged, destinations) = staged.expect("what is looked up has a batch");
+        staged.arrive()?;
+        let Some(destinations) = destinations else {
+            let looked_up = store.lookup(&staged)?;
+            return Ok(DeviceLookup { staged, looked_up, travelled: None });
+        };
+        let (looked_up, travelled) =
+            self.exchange.lookup_on_device(exchange, destinations, &staged, store)?;
+        Ok(DeviceLookup { staged, looked_up, travelled: Some(travelled) })
+    }
+
+    /// Begins to send the gradients of a device's lookups to the owners.
+    ///
+    /// # Errors
+    ///
+    /// As [`lookup_on_device`](Self::lookup_on_device).
+    pub(crate) fn send_gradients_on_device(
+        &self,
+        lookup: &DeviceLookup,
+        gradients: &DeviceGradients,
+    ) -> Result<DeviceSentGradients> {
+        let Store::Device(store) = &self.store else { unreachable!("the tables are on a device") };
+        let send =
+            |travelled| self.exchange.send_gradients_on_device(travelled, &lookup.staged, gradients, store);
+        Ok(DeviceSentGradients(lookup.travelled.as_ref().map(send).transpose()?))
+    }
+
+    /// Updates every shard of this rank that is on a device, as [`update`](Self::update) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`lookup_on_device`](Self::lookup_on_device).
     pub(crate) fn update_on_device(
         &mut self,
         lookup: &DeviceLookup,
         gradients: &DeviceGradients,
+        sent: DeviceSentGradients,
         optimizer: &TableOptimizerConfig,
     ) -> Result<()> {
-        let Store::Device(store) = &mut self.store else { unreachable!("the lookup is one of a device") };
-        self.steps += 1;
-        store.update(lookup, gradients, optimizer, self.steps)
+        let Self { store: Store::Device(store), exchange, steps, .. } = self else {
+            unreachable!("the tables are on a device")
+        };
+        let (step, batch) = (*steps + 1, (&lookup.staged, &lookup.looked_up));
+        match (&lookup.travelled, sent.0) {
+            (Some(travelled), Some(sent)) => {
+                exchange.update_on_device(travelled, batch, gradients, sent, store, (optimizer, step))?;
+            }
+            _ => store.update_own(batch, gradients, (optimizer, step))?,
+        }
+        self.steps = step;
+        Ok(())
     }
 
     /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that this rank

@@ -4,6 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::TableOptimizerKind;
+use crate::tensors;
+
+mod device;
 
 type Lists = Vec<Vec<i64>>;
 

@@ -9,74 +9,70 @@
 //!
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, whose output is a leaf. So `backward`
 //! goes in stages: through the top MLP to the interaction's leaf, through the interaction to its sources, through the bottom
-//! MLP and the blocks that pool sequences to their leaves, and from there to the vectors of the tables.
+//! MLP and the blocks that pool sequences to their leaves, and from there to the vectors of the tables. What is below the top
+//! MLP is [`Passed`]: here for tables in memory, in [`on_device`](super::on_device) for those on a device.
 
 use onefold_ikjt::Batch;
 use tch::Tensor;
 
-use super::on_device::Passed;
+use super::on_device::DevicePath;
 use super::sequences::Sequences;
 use super::{Model, Stage};
-use crate::embedding::{DeviceGradients, Lookup, LookupGradients, Lookups, Request, Status};
+use crate::config::TableOptimizerConfig;
+use crate::device::guarded;
+use crate::embedding::{Embeddings, Lookup, LookupGradients, Lookups, Request, SentGradients, Status};
 use crate::kernels::interaction::Source;
 use crate::lockstep::FAILED;
 use crate::{Result, tensors};
 
-/// What one forward pass gives.
+/// What one forward pass gives, and what its backward pass and its update go on with.
 #[derive(Debug)]
 pub struct Forward {
     /// `[B, tasks]`, logits.
     pub logits: Tensor,
-    pub(super) path: Path,
+    passed: Box<dyn Passed>,
 }
 
-/// What a forward pass leaves for backward, by where the tables are.
-#[derive(Debug)]
-pub(super) enum Path {
-    Host(Box<HostPath>),
-    Device(Box<Passed>),
+impl Forward {
+    /// Whether the gradients of the tables' vectors are finite numbers, once [`Model::backward`] has found them.
+    pub fn gradients_are_finite(&self) -> bool {
+        self.passed.gradients_are_finite()
+    }
 }
 
+/// The part of the model below the cross layers and the top MLP, where the tables are: in memory, or on a device.
+pub(super) trait Passed: std::fmt::Debug {
+    /// What goes into the cross layers or the top MLP, `[B, width]`. Below it is a leaf of autograd's.
+    fn input(&self, model: &Model) -> Tensor;
+
+    /// From the gradient of the leaf to those of the parameters below it and of the tables' vectors, which are kept.
+    fn backward(&mut self, model: &Model, batch: &Batch) -> Result<()>;
+
+    /// Whether the gradients of the tables' vectors are finite numbers.
+    fn gradients_are_finite(&self) -> bool;
+
+    /// Begins to send these gradients to the owners of the tables.
+    fn send(&mut self, embeddings: &Embeddings) -> Result<()>;
+
+    /// Updates the tables with them; they are sent first, if they were not.
+    fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()>;
+}
+
+/// The way through tables in memory.
 #[derive(Debug)]
-pub(super) struct HostPath {
-    pub(super) lookups: Lookups,
+struct HostPath {
+    lookups: Lookups,
     bottom: Option<Tensor>,
     sequences: Sequences,
     /// The interaction's leaf.
     interacted: Tensor,
+    gradients: Vec<LookupGradients>,
+    sent: Option<SentGradients>,
 }
 
-/// The gradients of a batch's lookups.
+/// A batch's input on its way: rows are asked for at their owners, and the batch is copied to the device, if there is one.
 #[derive(Debug)]
-pub struct Gradients(pub(super) OfTables);
-
-impl Gradients {
-    /// Whether all are finite numbers.
-    pub fn are_finite(&self) -> bool {
-        let of_tensor = |tensor: &Option<Tensor>| {
-            tensor.as_ref().is_none_or(|values| values.isfinite().all().int64_value(&[]) != 0)
-        };
-        match &self.0 {
-            OfTables::Host(gradients) => gradients.iter().all(|of_group| {
-                tensors::are_finite(&of_group.pooled)
-                    && of_group.sequences.iter().all(|values| tensors::are_finite(values))
-            }),
-            OfTables::Device(DeviceGradients { pooled, sequences }) => {
-                of_tensor(pooled) && of_tensor(sequences)
-            }
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(super) enum OfTables {
-    Host(Vec<LookupGradients>),
-    Device(DeviceGradients),
-}
-
-/// A batch's input on its way: rows are asked for at their owners, or the batch is copied to the device.
-#[derive(Debug)]
-pub struct Input(Option<Request>, Vec<Status>);
+pub struct Input(Request);
 
 impl Model {
     /// Begins the input of a batch, which [`forward`](Self::forward) ends, and tells all ranks this one's `status`. Without a batch
@@ -87,13 +83,7 @@ impl Model {
     /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::RankLost`](crate::Error::RankLost) if another rank
     /// fails, [`Error::Device`](crate::Error::Device) if the device does.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
-        if let Some(device) = self.embeddings.on_device() {
-            batch.map_or(Ok(()), |batch| device.tables().stage_ahead(batch))?;
-            return Ok(Input(None, vec![status]));
-        }
-        let groups = batch.map_or(&[][..], Batch::groups);
-        let request = self.profile.measure(Stage::Lookup, || self.embeddings.request(groups, status))?;
-        Ok(Input(Some(request), Vec::new()))
+        self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status)).map(Input)
     }
 
     /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a batch, the other
@@ -123,10 +113,7 @@ impl Model {
     ///
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
     pub fn statuses<'a>(&self, input: &'a mut Input) -> Result<&'a [Status]> {
-        match &mut input.0 {
-            None => Ok(&input.1),
-            Some(request) => self.profile.measure(Stage::Exchange, || self.embeddings.statuses(request)),
-        }
+        self.profile.measure(Stage::Exchange, || self.embeddings.statuses(&mut input.0))
     }
 
     /// The logits of a batch that was not requested before.
@@ -145,30 +132,25 @@ impl Model {
     ///
     /// As [`request`](Self::request).
     pub fn forward(&self, batch: &Batch, input: Input) -> Result<Forward> {
-        let profile = &self.profile;
-        let Some(request) = input.0 else { return self.forward_on_device(batch) };
-        let lookups = profile.measure(Stage::Lookup, || self.embeddings.lookup(request))?;
-        let sequences = profile
-            .measure(Stage::Attention, || self.blocks.forward(batch, &lookups.groups, &self.embeddings));
-        let size = batch.size() as i64;
-        let bottom = self.bottom.as_ref().map(|bottom| {
-            // Of no samples a batch does not know its dense features.
-            let dense = tensors::from_f32(batch.dense(), &[size, self.dense_features]);
-            profile.measure(Stage::Mlps, || bottom.forward(&dense))
-        });
-        let rows = Detached::new(bottom.as_ref(), &sequences);
-        let interacted = self.interact(&sources(batch, &lookups.groups, &rows), batch.size());
-        let logits = profile.measure(Stage::Mlps, || match &self.crosses {
-            None => self.top.forward(&interacted),
-            Some(crosses) => self.top.forward(&crosses.forward(&interacted)),
-        });
-        let path = Path::Host(Box::new(HostPath { lookups, bottom, sequences, interacted }));
-        Ok(Forward { logits, path })
+        guarded(self.device(), || {
+            let passed: Box<dyn Passed> = match self.embeddings.on_device() {
+                None => Box::new(HostPath::new(self, batch, input.0)?),
+                Some(store) => Box::new(DevicePath::new(self, store.accelerator(), input.0)?),
+            };
+            let logits = self.profile.measure(Stage::Mlps, || {
+                let input = passed.input(self);
+                match &self.crosses {
+                    None => self.top.forward(&input),
+                    Some(crosses) => self.top.forward(&crosses.forward(&input)),
+                }
+            });
+            Ok(Forward { logits, passed })
+        })
     }
 
     /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
-    /// parameters', those of the tables' vectors are returned for [`update`](Model::update). `top_is_ready` is called when the
-    /// gradients of the parameters after the interaction are complete. `batch` is the one that `forward` was given.
+    /// parameters', those of the tables' vectors are kept in `forward` for [`update`](Model::update). `top_is_ready` is called when
+    /// the gradients of the parameters after the interaction are complete. `batch` is the one that `forward` was given.
     ///
     /// # Errors
     ///
@@ -176,30 +158,56 @@ impl Model {
     pub fn backward(
         &self,
         batch: &Batch,
-        forward: &Forward,
+        forward: &mut Forward,
         loss: &Tensor,
         top_is_ready: impl FnOnce() -> Result<()>,
-    ) -> Result<Gradients> {
-        let path = match &forward.path {
-            Path::Host(path) => path,
-            Path::Device(passed) => {
-                let gradients = self.backward_on_device(passed, loss)?;
-                top_is_ready()?;
-                return Ok(Gradients(OfTables::Device(gradients)));
-            }
-        };
-        self.profile.measure(Stage::MlpsBackward, || loss.backward());
-        top_is_ready()?;
-        let rows = Detached::new(path.bottom.as_ref(), &path.sequences);
-        let sources = sources(batch, &path.lookups.groups, &rows);
-        let gradients = self.interact_backward(&path.interacted, &sources);
-        Ok(Gradients(OfTables::Host(self.backward_sources(path, gradients))))
+    ) -> Result<()> {
+        guarded(self.device(), || {
+            self.profile.measure(Stage::MlpsBackward, || loss.backward());
+            top_is_ready()?;
+            forward.passed.backward(self, batch)
+        })
+    }
+
+    /// Begins to send the gradients that [`backward`](Self::backward) has found to the ranks that own the tables.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
+    pub fn send_gradients(&self, forward: &mut Forward) -> Result<()> {
+        forward.passed.send(&self.embeddings)
+    }
+
+    /// Updates the tables with what [`backward`](Self::backward) has found; it is sent first, if it was not.
+    ///
+    /// # Errors
+    ///
+    /// As [`send_gradients`](Self::send_gradients).
+    pub fn update(&mut self, mut forward: Forward, optimizer: &TableOptimizerConfig) -> Result<()> {
+        forward.passed.update(&mut self.embeddings, optimizer)
+    }
+}
+
+impl HostPath {
+    fn new(model: &Model, batch: &Batch, request: Request) -> Result<Self> {
+        let (profile, embeddings) = (&model.profile, &model.embeddings);
+        let lookups = profile.measure(Stage::Lookup, || embeddings.lookup(request))?;
+        let sequences =
+            profile.measure(Stage::Attention, || model.blocks.forward(batch, &lookups.groups, embeddings));
+        let bottom = model.bottom.as_ref().map(|bottom| {
+            // Of no samples a batch does not know its dense features.
+            let dense = tensors::from_f32(batch.dense(), &[batch.size() as i64, model.dense_features]);
+            profile.measure(Stage::Mlps, || bottom.forward(&dense))
+        });
+        let rows = Detached::new(bottom.as_ref(), &sequences);
+        let interacted = model.interact(&sources(batch, &lookups.groups, &rows), batch.size());
+        Ok(Self { lookups, bottom, sequences, interacted, gradients: Vec::new(), sent: None })
     }
 
     /// From the gradients of the interaction's sources to those of the tables' vectors.
-    fn backward_sources(&self, path: &HostPath, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
-        let HostPath { lookups, bottom, sequences, .. } = path;
-        let lookups = &lookups.groups;
+    fn backward_sources(&self, model: &Model, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
+        let Self { lookups, bottom, sequences, .. } = self;
+        let (lookups, profile) = (&lookups.groups, &model.profile);
         let mut gradients = gradients.into_iter();
         let bottom_gradient = bottom.as_ref().and_then(|_| gradients.next());
         let (mut pooled, mut sequence_gradients) = (Vec::new(), Vec::new());
@@ -208,14 +216,14 @@ impl Model {
             pooled.push(if has_pooled { gradients.next().unwrap_or_default() } else { Vec::new() });
             sequence_gradients.extend(gradients.by_ref().take(lookup.sequences.len()));
         }
-        self.profile.measure(Stage::MlpsBackward, || {
+        profile.measure(Stage::MlpsBackward, || {
             if let (Some(bottom), Some(gradient)) = (bottom, &bottom_gradient) {
                 let gradient = tensors::from_f32(gradient, &bottom.size());
                 (bottom * gradient).sum(tch::Kind::Float).backward();
             }
         });
-        let sequences = self.profile.measure(Stage::AttentionBackward, || {
-            self.blocks.backward(sequences, lookups, &self.embeddings, &sequence_gradients, &mut pooled)
+        let sequences = profile.measure(Stage::AttentionBackward, || {
+            model.blocks.backward(sequences, lookups, &model.embeddings, &sequence_gradients, &mut pooled)
         });
         let mut sequences = sequences.into_iter();
         let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
@@ -223,6 +231,41 @@ impl Model {
             sequences: sequences.by_ref().take(lookup.sequences.len()).collect(),
         };
         lookups.iter().zip(pooled).map(of_lookup).collect()
+    }
+}
+
+impl Passed for HostPath {
+    fn input(&self, _: &Model) -> Tensor {
+        self.interacted.shallow_clone()
+    }
+
+    fn backward(&mut self, model: &Model, batch: &Batch) -> Result<()> {
+        let rows = Detached::new(self.bottom.as_ref(), &self.sequences);
+        let sources = sources(batch, &self.lookups.groups, &rows);
+        let gradients = model.interact_backward(&self.interacted, &sources);
+        drop(sources);
+        self.gradients = self.backward_sources(model, gradients);
+        Ok(())
+    }
+
+    fn gradients_are_finite(&self) -> bool {
+        self.gradients.iter().all(|of_group| {
+            tensors::are_finite(&of_group.pooled)
+                && of_group.sequences.iter().all(|values| tensors::are_finite(values))
+        })
+    }
+
+    fn send(&mut self, embeddings: &Embeddings) -> Result<()> {
+        self.sent = Some(embeddings.send_gradients(&self.lookups, &self.gradients)?);
+        Ok(())
+    }
+
+    fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()> {
+        let sent = match self.sent.take() {
+            Some(sent) => sent,
+            None => embeddings.send_gradients(&self.lookups, &self.gradients)?,
+        };
+        embeddings.update(&self.lookups, &self.gradients, sent, optimizer)
     }
 }
 

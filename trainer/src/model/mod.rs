@@ -25,14 +25,13 @@ use onefold_ikjt::Batch;
 use tch::{Device, Tensor, nn};
 
 use self::cross::CrossNet;
-pub use self::forward::{Forward, Gradients, Input};
-use self::forward::{OfTables, Path};
+pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
-use crate::config::{Interaction, TableOptimizerConfig};
+use crate::config::Interaction;
 use crate::device::guarded;
-use crate::embedding::{Embeddings, SentGradients};
+use crate::embedding::Embeddings;
 use crate::metrics::Task;
 use crate::{Result, TrainConfig, tensors};
 
@@ -96,7 +95,7 @@ impl Model {
             profile,
         };
         if let Some(store) = model.embeddings.on_device() {
-            let device = store.tables().accelerator().torch();
+            let device = store.accelerator().torch();
             guarded(device, || {
                 model.variables.set_device(device);
                 Ok(())
@@ -126,44 +125,6 @@ impl Model {
         let of_sample = |sample| self.tasks.iter().map(move |(task, _)| all[sample * width + task.column]);
         let labels: Vec<f32> = (0..batch.size()).flat_map(of_sample).collect();
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
-    }
-
-    /// Begins to send the gradients that [`backward`](Self::backward) gave for `forward` to the ranks that own the tables.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
-    pub fn send_gradients(&self, forward: &Forward, gradients: &Gradients) -> Result<Option<SentGradients>> {
-        match (&forward.path, &gradients.0) {
-            (Path::Host(path), OfTables::Host(gradients)) => {
-                self.embeddings.send_gradients(&path.lookups, gradients).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Updates the tables with what [`backward`](Self::backward) gave for `forward`; `sent` is what
-    /// [`send_gradients`](Self::send_gradients) gave for it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
-    pub fn update(
-        &mut self,
-        forward: &Forward,
-        gradients: &Gradients,
-        sent: Option<SentGradients>,
-        optimizer: &TableOptimizerConfig,
-    ) -> Result<()> {
-        match (&forward.path, &gradients.0, sent) {
-            (Path::Host(path), OfTables::Host(gradients), Some(sent)) => {
-                self.embeddings.update(&path.lookups, gradients, sent, optimizer)
-            }
-            (Path::Device(passed), OfTables::Device(gradients), _) => {
-                self.embeddings.update_on_device(&passed.lookup, gradients, optimizer)
-            }
-            _ => unreachable!("the gradients are those of the forward pass"),
-        }
     }
 
     /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is the binary cross-entropy of its

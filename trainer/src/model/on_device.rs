@@ -14,23 +14,26 @@ use onefold_sharding::Pooling;
 use tch::{Kind, Tensor};
 
 use self::blocks::Pooled;
-use super::forward::Path;
-use super::{Forward, Model};
+use super::Model;
+use super::forward::Passed;
 use crate::Result;
-use crate::device::{Accelerator, Staged, Sums, guarded};
-use crate::embedding::{DeviceGradients, DeviceLookup};
+use crate::config::TableOptimizerConfig;
+use crate::device::{Accelerator, Staged, Sums};
+use crate::embedding::{DeviceGradients, DeviceLookup, DeviceSentGradients, Embeddings, Request};
 
 mod blocks;
 
-/// What a forward pass leaves for backward.
+/// The way through tables on a device.
 #[derive(Debug)]
-pub(super) struct Passed {
-    pub(super) lookup: DeviceLookup,
+pub(super) struct DevicePath {
+    lookup: DeviceLookup,
     /// `[B, D]`.
     bottom: Option<Tensor>,
     sequences: Pooled,
     /// `[B, N D]`, the leaf that holds the vectors of every sample.
     vectors: Tensor,
+    gradients: DeviceGradients,
+    sent: Option<DeviceSentGradients>,
 }
 
 /// Rows on their way to the samples that have them.
@@ -83,96 +86,81 @@ impl Source<'_> {
     }
 }
 
-impl Model {
-    pub(super) fn forward_on_device(&self, batch: &Batch) -> Result<Forward> {
-        let device = self.embeddings.on_device().expect("the tables are on a device");
-        let accelerator = device.tables().accelerator();
-        guarded(accelerator.torch(), || {
-            let lookup = device.lookup(batch)?;
-            let (staged, looked_up) = (&lookup.staged, &lookup.looked_up);
-            let sequences = self.blocks.forward_on_device(accelerator, staged, looked_up)?;
-            let dense = staged.dense.as_ref();
-            let bottom = self.bottom.as_ref().zip(dense).map(|(bottom, dense)| bottom.forward(dense));
-            let rows_of = |part| match part {
-                Part::Pooled => looked_up.pooled.as_ref(),
-                Part::Block(pooling) => sequences.rows(pooling),
-            };
-            let vectors = self.expand_on_device(accelerator, staged, bottom.as_ref(), rows_of)?;
-            let vectors = vectors.set_requires_grad(true);
-            let logits = self.logits_on_device(&vectors, staged.size());
-            let passed = Passed { lookup, bottom, sequences, vectors };
-            Ok(Forward { logits, path: Path::Device(Box::new(passed)) })
-        })
-    }
-
-    /// `[B, N D]`, the vectors of every sample.
-    fn expand_on_device<'a>(
-        &self,
-        accelerator: &Accelerator,
-        batch: &Staged,
-        bottom: Option<&Tensor>,
-        rows_of: impl Fn(Part) -> Option<&'a Tensor>,
-    ) -> Result<Tensor> {
-        let (dim, sources) = (self.embeddings.dim() as i64, sources(batch));
-        let vectors = i64::from(bottom.is_some()) + sources.iter().map(|source| source.vectors).sum::<i64>();
-        let samples = accelerator.empty(&[batch.size(), vectors * dim], Kind::Float)?;
-        let mut column = 0;
-        if let Some(bottom) = bottom {
-            accelerator.expand(&bottom.detach().contiguous(), None, &samples.narrow(1, 0, dim))?;
-            column = dim;
-        }
-        for source in sources {
-            let all = rows_of(source.part).expect("every group has been looked up");
-            let rows = source.of(&all.detach().contiguous(), dim);
-            let index = source.inverse.map(|(inverse, _)| inverse);
-            accelerator.expand(&rows, index, &samples.narrow(1, column, source.vectors * dim))?;
-            column += source.vectors * dim;
-        }
-        Ok(samples)
-    }
-
-    /// The interaction and the top MLP.
-    fn logits_on_device(&self, vectors: &Tensor, size: i64) -> Tensor {
-        let dim = self.embeddings.dim() as i64;
-        let input = if let Some(crosses) = &self.crosses {
-            crosses.forward(vectors)
-        } else {
-            let matrices = vectors.view([size, -1, dim]);
-            let count = matrices.size()[1];
-            let products = matrices.bmm(&matrices.transpose(1, 2)).view([size, count * count]);
-            let triangle = self.triangle.get_or_init(|| {
-                // The strict lower triangle, row by row.
-                let places: Vec<i64> =
-                    (1..count).flat_map(|row| (0..row).map(move |column| row * count + column)).collect();
-                Tensor::from_slice(&places).to_device(vectors.device())
-            });
-            let products = products.index_select(1, triangle);
-            match self.bottom {
-                Some(_) => Tensor::cat(&[&vectors.narrow(1, 0, dim), &products], 1),
-                None => products,
-            }
+impl DevicePath {
+    pub(super) fn new(model: &Model, accelerator: &Accelerator, request: Request) -> Result<Self> {
+        let lookup = model.embeddings.lookup_on_device(request)?;
+        let (staged, looked_up) = (&lookup.staged, &lookup.looked_up);
+        let sequences = model.blocks.forward_on_device(accelerator, staged, looked_up)?;
+        // Of no samples a batch does not know its dense features.
+        let none = || accelerator.empty(&[staged.size(), model.dense_features], Kind::Float);
+        let dense = staged.dense.as_ref().map_or_else(none, |dense| Ok(dense.shallow_clone()))?;
+        let bottom = model.bottom.as_ref().map(|bottom| bottom.forward(&dense));
+        let rows_of = |part| match part {
+            Part::Pooled => looked_up.pooled.as_ref(),
+            Part::Block(pooling) => sequences.rows(pooling),
         };
-        self.top.forward(&input)
+        let dim = model.embeddings.dim() as i64;
+        let vectors = expanded(accelerator, staged, dim, bottom.as_ref(), rows_of)?;
+        let vectors = vectors.set_requires_grad(true);
+        let gradients = DeviceGradients { pooled: None, sequences: None };
+        Ok(Self { lookup, bottom, sequences, vectors, gradients, sent: None })
+    }
+}
+
+/// `[B, N D]`, the vectors of every sample.
+fn expanded<'a>(
+    accelerator: &Accelerator,
+    batch: &Staged,
+    dim: i64,
+    bottom: Option<&Tensor>,
+    rows_of: impl Fn(Part) -> Option<&'a Tensor>,
+) -> Result<Tensor> {
+    let sources = sources(batch);
+    let vectors = i64::from(bottom.is_some()) + sources.iter().map(|source| source.vectors).sum::<i64>();
+    let samples = accelerator.empty(&[batch.size(), vectors * dim], Kind::Float)?;
+    let mut column = 0;
+    if let Some(bottom) = bottom {
+        accelerator.expand(&bottom.detach().contiguous(), None, &samples.narrow(1, 0, dim))?;
+        column = dim;
+    }
+    for source in sources {
+        let all = rows_of(source.part).expect("every group has been looked up");
+        let rows = source.of(&all.detach().contiguous(), dim);
+        let index = source.inverse.map(|(inverse, _)| inverse);
+        accelerator.expand(&rows, index, &samples.narrow(1, column, source.vectors * dim))?;
+        column += source.vectors * dim;
+    }
+    Ok(samples)
+}
+
+impl Passed for DevicePath {
+    /// The samples' vectors where cross layers follow, otherwise the strict lower triangle of their products.
+    fn input(&self, model: &Model) -> Tensor {
+        let (vectors, dim) = (&self.vectors, model.embeddings.dim() as i64);
+        if model.crosses.is_some() {
+            return vectors.shallow_clone();
+        }
+        let (size, count) = (vectors.size()[0], vectors.size()[1] / dim);
+        let matrices = vectors.view([size, count, dim]);
+        let products = matrices.bmm(&matrices.transpose(1, 2)).view([size, count * count]);
+        let triangle = model.triangle.get_or_init(|| {
+            // Row by row.
+            let places: Vec<i64> =
+                (1..count).flat_map(|row| (0..row).map(move |column| row * count + column)).collect();
+            Tensor::from_slice(&places).to_device(vectors.device())
+        });
+        let products = products.index_select(1, triangle);
+        match model.bottom {
+            Some(_) => Tensor::cat(&[&vectors.narrow(1, 0, dim), &products], 1),
+            None => products,
+        }
     }
 
-    pub(super) fn backward_on_device(&self, passed: &Passed, loss: &Tensor) -> Result<DeviceGradients> {
-        let device = self.embeddings.on_device().expect("the tables are on a device");
-        let accelerator = device.tables().accelerator();
-        guarded(accelerator.torch(), || {
-            loss.backward();
-            self.backward_sources_on_device(accelerator, &passed.lookup.staged, passed)
-        })
-    }
-
-    /// From the gradient of the samples' vectors to those of the tables'.
-    fn backward_sources_on_device(
-        &self,
-        accelerator: &Accelerator,
-        batch: &Staged,
-        passed: &Passed,
-    ) -> Result<DeviceGradients> {
-        let dim = self.embeddings.dim() as i64;
-        let upstream = passed.vectors.grad().contiguous();
+    fn backward(&mut self, model: &Model, _: &Batch) -> Result<()> {
+        let store = model.embeddings.on_device().expect("the tables are on a device");
+        let accelerator = store.accelerator();
+        let (batch, dim) = (&self.lookup.staged, model.embeddings.dim() as i64);
+        let upstream = self.vectors.grad().contiguous();
         let empty = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
         let pooled = batch.bags.as_ref().map(|bags| empty(bags.jagged.rows)).transpose()?;
         let blocks = batch.sequences.iter().map(|block| Ok((block.pooling, empty(block.rows.rows)?)));
@@ -184,19 +172,38 @@ impl Model {
                 &own.expect("every block's sequences are in the batch").1
             }
         };
-        let mut column = if passed.bottom.is_some() { dim } else { 0 };
+        let mut column = if self.bottom.is_some() { dim } else { 0 };
         for source in sources(batch) {
             let own = upstream.narrow(1, column, source.vectors * dim);
             let rows = source.of(gradient_of(source.part), dim);
             accelerator.fold(&own, source.inverse.map(|(_, sums)| sums), &rows)?;
             column += source.vectors * dim;
         }
-        if let Some(bottom) = &passed.bottom {
+        if let Some(bottom) = &self.bottom {
             weighted(bottom, &upstream.narrow(1, 0, dim)).backward();
         }
         let of_block = |pooling| gradient_of(Part::Block(pooling));
-        let sequences = passed.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;
-        Ok(DeviceGradients { pooled, sequences })
+        let sequences = self.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;
+        self.gradients = DeviceGradients { pooled, sequences };
+        Ok(())
+    }
+
+    fn gradients_are_finite(&self) -> bool {
+        let DeviceGradients { pooled, sequences } = &self.gradients;
+        pooled.iter().chain(sequences).all(|values| values.isfinite().all().int64_value(&[]) != 0)
+    }
+
+    fn send(&mut self, embeddings: &Embeddings) -> Result<()> {
+        self.sent = Some(embeddings.send_gradients_on_device(&self.lookup, &self.gradients)?);
+        Ok(())
+    }
+
+    fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()> {
+        let sent = match self.sent.take() {
+            Some(sent) => sent,
+            None => embeddings.send_gradients_on_device(&self.lookup, &self.gradients)?,
+        };
+        embeddings.update_on_device(&self.lookup, &self.gradients, sent, optimizer)
     }
 }
 

@@ -199,13 +199,12 @@ fn a_run_of_pytorch_is_reproduced() {
         let mut optimizer = DenseOptimizer::new(dense, model.named_dense_parameters(), 1).unwrap();
         for (step, expected) in LOSSES.iter().enumerate() {
             let batch = folded(&batch(step as i64 % 5), fold);
-            let forward = model.predict(&batch).unwrap();
+            let mut forward = model.predict(&batch).unwrap();
             let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
-            let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
+            model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
             let norm = optimizer.gradient_norm();
             optimizer.step(dense.learning_rate, norm);
-            let sent = model.send_gradients(&forward, &gradients).unwrap();
-            model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
+            model.update(forward, &config.optimizer.tables).unwrap();
             let loss = loss.double_value(&[]);
             assert!((loss - expected).abs() < 5e-6, "{form}, step {step}: {loss}, PyTorch: {expected}");
         }

@@ -409,15 +409,19 @@ fn assert_gradients_of_no_elements(name: &str, model: &Model) {
 #[test]
 fn a_batch_may_have_no_element_of_any_sequence() {
     let config = config("sgd");
-    let model = model(&config, 1);
+    let mut model = model(&config, 1);
     let empty = batch_without_elements();
-    let forward = model.predict(&empty).unwrap();
+    let mut forward = model.predict(&empty).unwrap();
     let loss = model.loss(&forward.logits, &empty, Model::weight(&empty));
     assert!(loss.double_value(&[]).is_finite());
-    let gradients = model.backward(&empty, &forward, &loss, || Ok(())).unwrap();
-    let OfTables::Host(gradients) = gradients.0 else { panic!("the tables are in memory") };
-    assert!(gradients.iter().flat_map(|g| &g.sequences).all(|vectors| vectors.is_empty()));
+    model.backward(&empty, &mut forward, &loss, || Ok(())).unwrap();
     assert_gradients_of_no_elements("cpu", &model);
+    let weights = |model: &Model| -> Vec<_> {
+        (0..tables().len()).map(|table| model.embeddings.weights(table).unwrap()).collect()
+    };
+    let before = weights(&model);
+    model.update(forward, &config.optimizer.tables).unwrap();
+    assert!(weights(&model) == before, "no row was looked up");
 }
 
 /// A rank's streams may end before those of others: of no samples there is no loss, and no gradient but zeros.
@@ -427,7 +431,6 @@ fn a_batch_may_have_no_samples() {
         let mut config = config("sgd");
         config.model.interaction = interaction;
         (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
-        let mut model = model(&config, 1);
         let group = |group: &Group| {
             let none: [Vec<i64>; 0] = [];
             let features = group.features().iter().map(|f| Feature::from_rows(f.name(), &none).unwrap());
@@ -443,21 +446,25 @@ fn a_batch_may_have_no_samples() {
             groups: batch(1).groups().iter().map(group).collect(),
         });
         let empty = empty.unwrap();
-        let before: Vec<_> = (0..tables().len()).map(|i| model.embeddings.weights(i).unwrap()).collect();
-        let forward = model.predict(&empty).unwrap();
-        assert_eq!(forward.logits.size(), [0, 1]);
-        let loss = model.loss(&forward.logits, &empty, 24.0);
-        assert_eq!(loss.double_value(&[]), 0.0);
-        let gradients = model.backward(&empty, &forward, &loss, || Ok(())).unwrap();
-        for (parameter, value) in model.named_dense_parameters() {
-            let gradient = value.grad();
-            assert!(!gradient.defined() || gradient.abs().max().double_value(&[]) == 0.0, "{parameter}");
-        }
-        let sent = model.send_gradients(&forward, &gradients).unwrap();
-        model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
-        for (table, before) in before.into_iter().enumerate() {
-            assert_eq!(model.embeddings.weights(table).unwrap(), before);
-        }
+        no_samples(&config, model(&config, 1), &empty);
+        no_samples(&config, on_device::on_device(&config), &empty);
+    }
+}
+
+fn no_samples(config: &TrainConfig, mut model: Model, empty: &Batch) {
+    let before: Vec<_> = (0..tables().len()).map(|i| model.embeddings.weights(i).unwrap()).collect();
+    let mut forward = model.predict(empty).unwrap();
+    assert_eq!(forward.logits.size(), [0, 1]);
+    let loss = model.loss(&forward.logits, empty, 24.0);
+    assert_eq!(loss.double_value(&[]), 0.0);
+    model.backward(empty, &mut forward, &loss, || Ok(())).unwrap();
+    for (parameter, value) in model.named_dense_parameters() {
+        let gradient = value.grad();
+        assert!(!gradient.defined() || gradient.abs().max().double_value(&[]) == 0.0, "{parameter}");
+    }
+    model.update(forward, &config.optimizer.tables).unwrap();
+    for (table, before) in before.into_iter().enumerate() {
+        assert_eq!(model.embeddings.weights(table).unwrap(), before);
     }
 }
 
@@ -473,16 +480,15 @@ fn compare_with_plain_libtorch(config: &TrainConfig, features: &[FeatureConfig])
         let expected_gradients: Vec<Tensor> = named.values().map(|p| p.grad().copy()).collect();
         named.values().for_each(|p| drop(p.grad().zero_()));
 
-        let forward = model.predict(&batch).unwrap();
+        let mut forward = model.predict(&batch).unwrap();
         let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
         assert_near(name, &loss, &expected);
-        let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
+        model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
         for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
             assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
         }
         // With SGD at a rate of 1, what a table loses is its gradient.
-        let sent = model.send_gradients(&forward, &gradients).unwrap();
-        model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
+        model.update(forward, &config.optimizer.tables).unwrap();
         for ((table, (before, after)), leaf) in
             tables_of(features).0.iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
         {
@@ -517,13 +523,12 @@ fn training_is_the_same_in_every_form() {
                 DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), 1).unwrap();
             let step = |seed: u64| {
                 let (_, batch) = forms(&batch(seed)).swap_remove(form);
-                let forward = model.predict(&batch).unwrap();
+                let mut forward = model.predict(&batch).unwrap();
                 let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
-                let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
+                model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
                 let norm = optimizer.gradient_norm();
                 optimizer.step(config.optimizer.dense.learning_rate, norm);
-                let sent = model.send_gradients(&forward, &gradients).unwrap();
-                model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
+                model.update(forward, &config.optimizer.tables).unwrap();
                 loss.double_value(&[])
             };
             (0..60).map(|i| i % 6).map(step).collect()

@@ -12,9 +12,9 @@ use super::Drawn;
 use super::draw::{Filled, fill};
 use crate::Result;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
-use crate::device::Accelerator;
+use crate::device::{Accelerator, LookedUp, Staged};
 use crate::embedding::{
-    DeviceGradients, DeviceLookup, DeviceStore, Embeddings, Lookup, LookupGradients, Shard, Status, Table,
+    DeviceGradients, DeviceStore, Embeddings, Lookup, LookupGradients, Placement, Shard, Status, Table,
     thread_pool,
 };
 
@@ -113,7 +113,8 @@ impl Rank {
             let of_dim = filled.iter().filter(|filled| filled.config.dim == *dim);
             let (configs, groups): (Vec<_>, Vec<_>) =
                 of_dim.map(|filled| (filled.config.clone(), filled.group.clone())).unzip();
-            let tables = DeviceStore::of_zeros(accelerator, &configs, &optimizer(), Arc::clone(&threads))?;
+            let shards = Placement::alone(&configs).shards;
+            let tables = DeviceStore::of_zeros(accelerator, &configs, (&shards, 0), &optimizer(), &threads)?;
             // What is looked up are rows; how many samples share them is not seen here.
             let size = groups.iter().map(Group::samples).max().unwrap_or(0);
             let parts = BatchParts {
@@ -172,25 +173,27 @@ fn processor_step_ms(embeddings: &mut Embeddings, groups: &[Group], threads: usi
 
 /// The batch's copy is made before, as training does it beside the step before.
 fn device_step_ms(accelerator: &Accelerator, parts: &mut [Part]) -> Result<f64> {
-    for part in &*parts {
-        part.tables.tables().stage_ahead(&part.batch)?;
-    }
+    let staged = parts.iter().map(|part| part.tables.whole().stage(&part.batch));
+    let staged = staged.collect::<Result<Vec<Staged>>>()?;
     accelerator.synchronize()?;
     let started = Instant::now();
-    let lookups =
-        parts.iter().map(|part| part.tables.lookup(&part.batch)).collect::<Result<Vec<DeviceLookup>>>()?;
+    let lookup = |(part, mut staged): (&Part, Staged)| {
+        staged.arrive()?;
+        Ok((part.tables.lookup(&staged)?, staged))
+    };
+    let lookups = parts.iter().zip(staged).map(lookup).collect::<Result<Vec<_>>>()?;
     accelerator.synchronize()?;
     let forward = started.elapsed();
-    let gradient = |lookup: &DeviceLookup| {
-        let pooled = lookup.looked_up.pooled.as_ref();
+    let gradient = |(looked_up, _): &(LookedUp, Staged)| {
+        let pooled = looked_up.pooled.as_ref();
         let pooled = pooled.map(|pooled| Tensor::full_like(pooled, f64::from(GRADIENT)));
         DeviceGradients { pooled, sequences: None }
     };
     let gradients: Vec<_> = lookups.iter().map(gradient).collect();
     accelerator.synchronize()?;
     let started = Instant::now();
-    for ((part, lookup), gradient) in parts.iter_mut().zip(lookups).zip(gradients) {
-        part.tables.update(&lookup, &gradient, &optimizer(), 1)?;
+    for ((part, (looked_up, staged)), gradient) in parts.iter_mut().zip(lookups).zip(gradients) {
+        part.tables.update_own((&staged, &looked_up), &gradient, (&optimizer(), 1))?;
     }
     accelerator.synchronize()?;
     Ok(1e3 * (forward + started.elapsed()).as_secs_f64())
@@ -285,7 +288,7 @@ mod tests {
         assert_eq!(parts.len(), 2);
         for part in parts {
             for (group, touched) in
-                part.batch.groups().to_vec().iter().zip(part.tables.tables().take_touched())
+                part.batch.groups().to_vec().iter().zip(part.tables.whole().take_touched())
             {
                 let mut ids: Vec<u32> = group.features()[0].values().iter().map(|id| *id as u32).collect();
                 ids.sort_unstable();

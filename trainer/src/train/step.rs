@@ -141,7 +141,7 @@ impl<'a> Stepper<'a> {
         self.model.embeddings.collectives().set_step(progress.steps + 1);
         self.recorder().begin(Activity::Forward);
         let weight = self.model.statuses(&mut input)?.iter().map(|status| status.weight).sum();
-        let forward = self.model.forward(&batch, input)?;
+        let mut forward = self.model.forward(&batch, input)?;
         self.recorder().turn_to(Activity::Request);
         self.upcoming = self.request(batches, stop)?;
         self.recorder().turn_to(Activity::Backward);
@@ -151,7 +151,7 @@ impl<'a> Stepper<'a> {
         let [top, rest] = &mut self.buckets;
         let model = &self.model;
         let upcoming = &mut self.upcoming;
-        let gradients = model.backward(&batch, &forward, &loss, || {
+        model.backward(&batch, &mut forward, &loss, || {
             if let Some((_, input)) = upcoming {
                 model.statuses(input)?;
             }
@@ -159,8 +159,8 @@ impl<'a> Stepper<'a> {
         })?;
         rest.start(&**model.embeddings.collectives())?;
         model.embeddings.recorder().turn_to(Activity::SendGradients);
-        let sent = model.send_gradients(&forward, &gradients)?;
-        let (told, values) = self.tell(&batch, loss.double_value(&[]), gradients.are_finite())?;
+        model.send_gradients(&mut forward)?;
+        let (told, values) = self.tell(&batch, loss.double_value(&[]), forward.gradients_are_finite())?;
         self.model
             .embeddings
             .recorder()
@@ -173,7 +173,7 @@ impl<'a> Stepper<'a> {
         self.optimizer.step(dense, norm);
         let optimizer =
             TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
-        self.model.update(&forward, &gradients, sent, &optimizer)?;
+        self.model.update(forward, &optimizer)?;
         self.hear()?;
         let (loss, samples) =
             (told.iter().map(|told| told.loss).sum(), told.iter().map(|told| told.samples).sum());

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use onefold_trainer::distributed::{Collectives, Environment, Reduce, Timeouts, launch};
+use onefold_trainer::distributed::{Collectives, Environment, Reduce, Timeouts, check_collectives, launch};
 use onefold_trainer::{Error, Result};
 use tch::{Device, Kind, Tensor};
 
@@ -55,6 +55,9 @@ const CHILD: [&str; 3] = ["processes::child", "--exact", "--nocapture"];
 /// A rank of a job.
 fn rank(scenario: &str) -> Result<()> {
     let timeouts = Timeouts { join: Duration::from_secs(20), operation: Duration::from_secs(3) };
+    if let Some(libtorch) = scenario.strip_prefix("nccl ") {
+        return nccl(libtorch, timeouts);
+    }
     let timeouts = match scenario {
         "alone" => Timeouts { join: Duration::from_secs(2), ..timeouts },
         "never joins" => Timeouts { join: 2 * LIMIT, ..timeouts },
@@ -67,7 +70,7 @@ fn rank(scenario: &str) -> Result<()> {
     if scenario == "never joins" && environment.rank == 1 {
         send(std::process::id(), libc::SIGKILL);
     }
-    let ranks = environment.connect(timeouts)?;
+    let ranks = environment.join(timeouts)?.collectives();
     println!("rank {} is process {}", ranks.rank(), std::process::id());
     if let Some(seed) = scenario.strip_prefix("operations ") {
         return check_operations(&*ranks, seed.parse().unwrap(), 200);
@@ -89,6 +92,17 @@ fn rank(scenario: &str) -> Result<()> {
     loop {
         sum(&*ranks)?;
     }
+}
+
+/// Connects through NCCL, and uses it, where there is a GPU.
+fn nccl(libtorch: &str, timeouts: Timeouts) -> Result<()> {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    // SAFETY: as the program does it where a GPU is opened, which is not possible without one.
+    let library = unsafe { Library::open(Some(libtorch), RTLD_NOW | RTLD_GLOBAL) };
+    std::mem::forget(library.expect("libtorch_cuda.so is loaded"));
+    let device = Device::Cuda(0);
+    let ranks = Environment::read()?.join(timeouts)?.on_device(device)?;
+    check_collectives(&*ranks, device, 1)
 }
 
 /// Sums rank numbers, with an exchange on the way.
@@ -420,6 +434,31 @@ fn torchrun(scenario: &str) -> Job {
     command.env("PYTHONPATH", torch).env(SCENARIO, scenario);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Job(vec![command.spawn().unwrap()])
+}
+
+/// `nccl.sh` builds what makes NCCL's process groups, the real libtorch, NCCL and CUDA have every symbol that it needs, and a call
+/// comes as far as to the GPU.
+#[test]
+#[ignore = "needs PyPI's torch: make test-torchrec"]
+fn nccl_of_torchrecs_torch_is_loaded() {
+    let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl.sh");
+    let built = Command::new(script).arg(&packages).stderr(Stdio::inherit()).output().unwrap();
+    assert!(built.status.success());
+    let library = String::from_utf8(built.stdout).unwrap();
+    let mut command = command(&format!("nccl {packages}/torch/lib/libtorch_cuda.so"));
+    command.env("ONEFOLD_NCCL", library.trim());
+    command.env("RANK", "0").env("WORLD_SIZE", "1");
+    command.env("MASTER_ADDR", "localhost").env("MASTER_PORT", free_port().to_string());
+    command.env_remove("TORCHELASTIC_USE_AGENT_STORE");
+    let [(code, text)] = Job(vec![command.spawn().unwrap()]).ended([0]);
+    if fs_err::exists("/dev/nvidia0").unwrap_or(false) {
+        assert_eq!(code, Some(0), "{text}");
+    } else {
+        let expected =
+            "error: NCCL cannot connect rank 0: ProcessGroupNCCL is only supported with GPUs, no GPUs found!";
+        assert!(code == Some(1) && text.contains(expected), "{text}");
+    }
 }
 
 #[test]

@@ -42,6 +42,17 @@ pub(super) enum Kind {
     Replica,
 }
 
+impl Kind {
+    /// Its place among the kinds, in which messages have them.
+    pub(super) fn place(self) -> usize {
+        match self {
+            Self::Pooled(_) => 0,
+            Self::Sequence(_) => 1,
+            Self::Replica => 2,
+        }
+    }
+}
+
 /// What was asked for in one block.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
@@ -110,10 +121,10 @@ pub(super) fn encode(
 }
 
 fn encode_sequence(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32>) -> Asked {
-    let chosen = |row: u32| rows.contains(&u64::from(row));
-    let vectors: Vec<u32> = (0..feature.table_rows.len() as u32)
-        .filter(|&value| chosen(feature.table_rows[value as usize]))
-        .collect();
+    // A value that is in no row is not looked up.
+    let covered = (0_u32..).zip(&feature.table_rows).zip(feature.rows.covered(feature.table_rows.len()));
+    let chosen = covered.filter(|((_, row), covered)| *covered && rows.contains(&u64::from(**row)));
+    let vectors: Vec<u32> = chosen.map(|((value, _), _)| value).collect();
     words.push(vectors.len() as i32);
     words
         .extend(vectors.iter().map(|&value| (feature.table_rows[value as usize] - rows.start as u32) as i32));

@@ -10,6 +10,7 @@
 //! ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they are.
 
 mod blocks;
+mod device;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use rayon::prelude::*;
 use tch::{Device, Kind as Element, Tensor};
 
 use self::blocks::{Asked, Block, Kind, Served, decode, encode};
+pub(super) use self::device::{Destinations, Gradients as DeviceGradients, Travelled};
 use super::lookup::{FeatureLookup, GroupLookup, Lookup, Received};
 use super::shard::Shard;
 use super::store::HostStore;
@@ -74,14 +76,20 @@ pub(super) struct Exchange {
     pub(super) recorder: Recorder,
 }
 
-/// A batch's lookups, on their way to the owners.
+/// A batch's lookups, as they are sent.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct Encoded {
     groups: Vec<GroupLookup>,
     /// By owner and block.
     asked: Vec<Vec<Asked>>,
     words: Tensor,
     splits: Vec<i64>,
+}
+
+/// The same on their way to the owners.
+#[derive(Debug)]
+pub(super) struct Request {
+    encoded: Encoded,
     state: State,
     statuses: Vec<Status>,
 }
@@ -101,6 +109,13 @@ pub(super) struct Exchanged {
     asked: Vec<Vec<Asked>>,
     /// By rank that asked, and block.
     served: Vec<Vec<Served>>,
+}
+
+impl Encoded {
+    /// What look a table up.
+    fn features_of(&self, table: usize) -> impl Iterator<Item = &FeatureLookup> {
+        in_order(&self.groups).into_iter().filter(move |feature| feature.table == table)
+    }
 }
 
 /// Gradients on their way to the owners.
@@ -152,7 +167,11 @@ fn blocks(layout: &Layout, shards: &[Shard], asker: u32, owner: u32) -> Vec<Bloc
         let block = move |kind| Block { shard: number, table, kind, column, width };
         kinds.into_iter().map(block)
     };
-    shards.iter().enumerate().filter(|(_, shard)| shard.rank == owner).flat_map(of_shard).collect()
+    let own = shards.iter().enumerate().filter(|(_, shard)| shard.rank == owner);
+    let mut blocks: Vec<Block> = own.flat_map(of_shard).collect();
+    // On a device vectors of one kind and width go together.
+    blocks.sort_by_key(|block| (block.kind.place(), block.width));
+    blocks
 }
 
 impl Exchange {
@@ -199,8 +218,13 @@ impl Exchange {
         }
     }
 
-    /// Begins to send what `groups` look up, and this rank's status.
-    pub(super) fn request(&self, groups: Vec<GroupLookup>, status: Status) -> Result<Request> {
+    /// Whether all of a table is on this rank, and on no other.
+    fn is_here(&self, table: usize) -> bool {
+        matches!(self.locations[table], Location::Here(_))
+    }
+
+    /// What `groups` look up, as it is sent.
+    pub(super) fn encode(&self, groups: Vec<GroupLookup>) -> Encoded {
         let features = in_order(&groups);
         let (mut words, mut splits, mut asked) = (Vec::new(), Vec::new(), Vec::new());
         for blocks in &self.asks {
@@ -215,14 +239,18 @@ impl Exchange {
             asked.push(blocks.iter().map(of_block).collect());
             splits.push((words.len() - start) as i64);
         }
+        Encoded { groups, asked, words: Tensor::from_slice(&words), splits }
+    }
+
+    /// Begins to send a request, and this rank's status.
+    pub(super) fn request(&self, encoded: Encoded, status: Status) -> Result<Request> {
+        let splits = &encoded.splits;
         let header = splits.iter().flat_map(|&length| [length, status.flags, status.weight.to_bits() as i64]);
         let header = Tensor::from_slice(&header.collect::<Vec<i64>>());
         let received = Tensor::zeros([(HEADER * splits.len()) as i64], (Element::Int64, Device::Cpu));
         let even = vec![HEADER as i64; splits.len()];
         let pending = self.collectives.all_to_all(&received, &even, &header, &even)?;
-        let words = Tensor::from_slice(&words);
-        let state = State::Announced(pending, received);
-        Ok(Request { groups, asked, words, splits, state, statuses: Vec::new() })
+        Ok(Request { encoded, state: State::Announced(pending, received), statuses: Vec::new() })
     }
 
     /// Waits until it is known what all ranks send, and begins to send it. Returns the ranks' statuses.
@@ -242,8 +270,9 @@ impl Exchange {
                 return Err(self.internal("a rank announced a request of an impossible length"));
             }
             let words = Tensor::empty([splits.iter().sum::<i64>()], (Element::Int, Device::Cpu));
-            let pending = self.collectives.all_to_all(&words, &splits, &request.words, &request.splits)?;
-            self.count(&self.sent.requests, &request.splits, 4);
+            let own = &request.encoded;
+            let pending = self.collectives.all_to_all(&words, &splits, &own.words, &own.splits)?;
+            self.count(&self.sent.requests, &own.splits, 4);
             request.state = State::Sent(pending, words, splits);
         }
         Ok(&request.statuses)
@@ -293,6 +322,7 @@ impl Exchange {
         threads: &ThreadPool,
     ) -> Result<(Vec<Lookup>, Exchanged)> {
         let served = self.served(&mut request)?;
+        let Encoded { groups, asked, .. } = request.encoded;
         let sizes = |(blocks, served): (&Vec<Block>, &Vec<Served>)| {
             blocks
                 .iter()
@@ -309,17 +339,17 @@ impl Exchange {
                 blocks.iter().zip(asked).map(|(block, asked)| asked.answers(block.kind) * block.width);
             sizes.collect::<Vec<_>>()
         };
-        let received_sizes: Vec<Vec<usize>> = self.asks.iter().zip(&request.asked).map(sizes).collect();
+        let received_sizes: Vec<Vec<usize>> = self.asks.iter().zip(&asked).map(sizes).collect();
         let (pending, received) =
             self.exchange(&answers, &sent_sizes, &received_sizes, &self.sent.answers)?;
         self.recorder.during(Activity::Answers, || pending.wait())?;
-        let parts = self.parts(&request.asked, &received_sizes, elements(&received, self.dtype));
+        let parts = self.parts(&asked, &received_sizes, elements(&received, self.dtype));
         let groups = threads.install(|| {
-            let groups = request.groups.into_par_iter().with_max_len(1);
+            let groups = groups.into_par_iter().with_max_len(1);
             groups.map(|group| self.assembled(group, store, configs, &parts)).collect()
         });
         drop(parts);
-        Ok((groups, Exchanged { asked: request.asked, served }))
+        Ok((groups, Exchanged { asked, served }))
     }
 
     /// Writes pooled rows `[n, width]` or values' vectors.

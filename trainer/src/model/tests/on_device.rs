@@ -4,7 +4,7 @@ use super::*;
 use crate::device::Accelerator;
 use crate::device::host::emulated;
 
-fn on_device(config: &TrainConfig) -> Model {
+pub(super) fn on_device(config: &TrainConfig) -> Model {
     at(config, &tables(), Some(&emulated()))
 }
 
@@ -12,7 +12,9 @@ fn at(config: &TrainConfig, tables: &[FeatureConfig], device: Option<&Accelerato
     let (optimizer, seed) = (&config.optimizer.tables, config.train.seed);
     let embeddings = match device {
         None => Embeddings::new(tables, &Placement::alone(tables), optimizer, seed, 2),
-        Some(device) => Embeddings::on_accelerator(device, tables, optimizer, seed, 2),
+        Some(device) => {
+            Embeddings::on_accelerator(device, tables, &Placement::alone(tables), optimizer, seed, 2)
+        }
     };
     Model::new(config, &schema(), embeddings.unwrap()).unwrap()
 }
@@ -50,14 +52,14 @@ fn loss_and_gradients_equal_plain_libtorch() {
             let expected_gradients: Vec<Tensor> = named.values().map(|p| p.grad().copy()).collect();
             named.values().for_each(|p| drop(p.grad().zero_()));
 
-            let forward = model.predict(&batch).unwrap();
+            let mut forward = model.predict(&batch).unwrap();
             let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
             assert_near(name, &loss, &expected);
-            let gradients = model.backward(&batch, &forward, &loss, || Ok(())).unwrap();
+            model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
             for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
                 assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
             }
-            model.update(&forward, &gradients, None, &config.optimizer.tables).unwrap();
+            model.update(forward, &config.optimizer.tables).unwrap();
             for ((table, (before, after)), leaf) in
                 tables_of(&features).0.iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
             {
@@ -76,16 +78,15 @@ fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (V
     let mut losses = Vec::new();
     let mut input = Some(model.request(batches.first(), Status::default()).unwrap());
     for (i, batch) in batches.iter().enumerate() {
-        let forward = model.forward(batch, input.take().unwrap()).unwrap();
+        let mut forward = model.forward(batch, input.take().unwrap()).unwrap();
         let loss = model.loss(&forward.logits, batch, Model::weight(batch));
-        let gradients = model.backward(batch, &forward, &loss, || Ok(())).unwrap();
+        model.backward(batch, &mut forward, &loss, || Ok(())).unwrap();
         if let Some(next) = batches.get(i + 1) {
             input = Some(model.request(Some(next), Status::default()).unwrap());
         }
         let norm = optimizer.gradient_norm();
         optimizer.step(config.optimizer.dense.learning_rate, norm);
-        let sent = model.send_gradients(&forward, &gradients).unwrap();
-        model.update(&forward, &gradients, sent, &config.optimizer.tables).unwrap();
+        model.update(forward, &config.optimizer.tables).unwrap();
         losses.push(loss.double_value(&[]));
     }
     (losses, stored(model))
@@ -180,12 +181,12 @@ fn a_batch_may_have_no_element_of_any_sequence() {
     for (name, batch) in forms_of(&empty) {
         let (mut device, cpu) = (on_device(&config), at(&config, &tables(), None));
         let before = stored(&device);
-        let forward = device.predict(&batch).unwrap();
+        let mut forward = device.predict(&batch).unwrap();
         assert_near(name, &forward.logits.detach(), &cpu.predict(&batch).unwrap().logits.detach());
         let loss = device.loss(&forward.logits, &batch, Model::weight(&batch));
-        let gradients = device.backward(&batch, &forward, &loss, || Ok(())).unwrap();
+        device.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
         assert_gradients_of_no_elements(name, &device);
-        device.update(&forward, &gradients, None, &config.optimizer.tables).unwrap();
+        device.update(forward, &config.optimizer.tables).unwrap();
         assert!(stored(&device) == before, "{name}: no row was looked up");
     }
 }

@@ -84,11 +84,12 @@ struct Job {
     existing: Existing,
     /// On the lowest rank.
     stop_at: Option<usize>,
+    on_device: bool,
     traced: Option<RangeInclusive<u64>>,
 }
 
 fn job(ranks: u32, division: Division, dedupe: Dedupe) -> Job {
-    Job { ranks, division, dedupe, existing: Existing::Refuse, stop_at: None, traced: None }
+    Job { ranks, division, dedupe, existing: Existing::Refuse, stop_at: None, on_device: false, traced: None }
 }
 
 fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
@@ -181,6 +182,7 @@ impl Jobs {
             let at = if collectives.rank() == 0 { job.stop_at.unwrap_or(0) } else { 0 };
             let reporter = StopAt { stop: stop.clone(), at, reports: AtomicUsize::new(0) };
             let options = TrainOptions {
+                device: job.on_device.then(crate::device::host::emulated),
                 dedupe: job.dedupe,
                 plan: plan.clone(),
                 existing: job.existing,
@@ -278,6 +280,76 @@ fn ranks_train_as_one_does() {
                 assert_eq!(found.eval.unwrap().segments["item"].len(), 6, "five ids and the others");
             }
         }
+    }
+}
+
+/// The same on devices, one for each rank: the losses are those of ranks in memory, and the same bits when the job is run again.
+#[test]
+fn ranks_on_devices_train_as_those_in_memory() {
+    let mut jobs = Jobs::new();
+    let kinds = [
+        TableOptimizerKind::Adagrad,
+        TableOptimizerKind::Sgd,
+        TableOptimizerKind::Adam,
+        TableOptimizerKind::RowWiseAdagrad,
+    ];
+    let divisions = [Division::Mixed, Division::Rows, Division::Columns, Division::Replicas, Division::Even];
+    let dedupes = [Dedupe::Exact, Dedupe::Window, Dedupe::Off];
+    let wires = [DataType::Fp32, DataType::Bf16, DataType::Fp16];
+    for (number, division) in divisions.into_iter().enumerate() {
+        for (form, dedupe) in dedupes.into_iter().enumerate() {
+            jobs.config.optimizer.tables.kind = kinds[(number + form) % kinds.len()];
+            jobs.config.exchange.dtype = wires[if number == 0 { form } else { 0 }];
+            let memory = job(2 + (number + form) as u32 % 3, division, dedupe);
+            let device = Job { on_device: true, ..memory.clone() };
+            let name = format!("{division:?}-{form}");
+            let expected = jobs.summary(&name, &memory);
+            let found = jobs.summary(&format!("{name}-device"), &device);
+            assert_near(&name, &losses(&found), &losses(&expected));
+            assert_eq!(found.sent_bytes, expected.sent_bytes, "{name}");
+            if form == 0 {
+                let again = jobs.summary(&format!("{name}-again"), &device);
+                assert_eq!(losses(&again), losses(&found), "{name}");
+            }
+        }
+    }
+    // Several features look up one table.
+    for (feature, table) in [("wished", "items"), ("item", "items"), ("history", "read"), ("read", "read")] {
+        jobs.config.tables.entry(feature.to_owned()).or_default().table = Some(table.to_owned());
+    }
+    for (number, division) in divisions.into_iter().enumerate() {
+        let memory = job(2 + number as u32 % 3, division, dedupes[number % dedupes.len()]);
+        let device = Job { on_device: true, ..memory.clone() };
+        let name = format!("{division:?}-shared");
+        let expected = jobs.summary(&name, &memory);
+        let found = jobs.summary(&format!("{name}-device"), &device);
+        assert_near(&name, &losses(&found), &losses(&expected));
+        assert_eq!(found.sent_bytes, expected.sent_bytes, "{name}");
+    }
+}
+
+/// A job begins on devices and goes on in memory, and the other way round, with other ranks and another plan.
+#[test]
+fn jobs_move_between_devices_and_memory() {
+    let mut jobs = Jobs::new();
+    jobs.config.optimizer.tables.kind = TableOptimizerKind::Adagrad;
+    let whole = jobs.summary("whole", &job(2, Division::Mixed, Dedupe::Exact));
+    let turns = [
+        (2, Division::Mixed, true),
+        (3, Division::Rows, false),
+        (4, Division::Columns, true),
+        (2, Division::Replicas, true),
+        (1, Division::Even, false),
+    ];
+    for (turn, (ranks, division, on_device)) in turns.into_iter().enumerate() {
+        let existing = if turn == 0 { Existing::Refuse } else { Existing::Resume };
+        let last = turn + 1 == turns.len();
+        let stop_at = (!last).then_some(5);
+        let job = Job { existing, stop_at, on_device, ..job(ranks, division, Dedupe::Exact) };
+        let summary = jobs.summary("moving", &job);
+        assert_eq!(summary.ended, if last { Ending::Completed } else { Ending::Stopped }, "turn {turn}");
+        let losses = losses(&summary);
+        assert_near("moving", &losses, &self::losses(&whole)[..losses.len()]);
     }
 }
 

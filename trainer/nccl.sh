@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Prints the path of `libonefold_nccl.so`, for `ONEFOLD_NCCL`, which ranks on GPUs need; builds it first where it is not there yet.
+#
+#   export ONEFOLD_NCCL=$(trainer/nccl.sh [SITE_PACKAGES])
+#
+# It is src/distributed/nccl.cpp, compiled against an installed torch 2.11.0 and the NCCL and CUDA headers that pip installs with it.
+# SITE_PACKAGES is the folder with `torch` and `nvidia`; without it that of `python3`. Some headers of CUDA's compiler are not
+# among them: pip fetches them (3 MB), checked against their hashes. Building needs a C++ compiler, no GPU, and 15 seconds.
+set -euo pipefail
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "error: $1"; shift; for hint in "$@"; do say "  hint: $hint"; done; exit 1; }
+
+source=$(cd "$(dirname "$0")" && pwd)/src/distributed/nccl.cpp
+compiler=${CXX:-c++}
+if [ $# -ge 1 ]; then site=$1
+else
+    find_torch='import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])'
+    site=$(python3 -c "$find_torch" 2>/dev/null) || die "python3 has no torch" "pip install torch==2.11.0"
+    site=$(dirname "$site")
+fi
+for needed in torch/version.py torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp nvidia/nccl/include/nccl.h \
+    nvidia/cu13/include/cuda_runtime.h; do
+    [ -f "$site/$needed" ] || die "there is no $site/$needed" "pip install torch==2.11.0, the wheel with CUDA"
+done
+version=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" "$site/torch/version.py")
+case $version in 2.11.0 | 2.11.0+cu13*) ;; *) die "$site has torch $version" "pip install torch==2.11.0" ;; esac
+command -v "$compiler" >/dev/null || die "there is no C++ compiler $compiler" "install one (Debian: apt-get install g++), or set CXX"
+
+cache=${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/onefold}
+# What it is made of: the source, and the headers that say how NCCL's structures look.
+made_of=$(cat "$source" "$site/nvidia/nccl/include/nccl.h" "$site/torch/version.py" | sha256sum | cut -c1-16)
+home=$cache/nccl-$made_of
+library=$home/libonefold_nccl.so
+if [ ! -d "$home" ]; then
+    mkdir -p "$cache"
+    # One build at a time; the second finds the work done. The kernel drops the lock of a killed holder.
+    exec 9>"$cache/nccl.lock"
+    flock 9
+fi
+if [ -d "$home" ]; then
+    printf '%s\n' "$library"
+    exit 0
+fi
+rm -rf "$cache"/nccl.partial.*
+work=$(mktemp -d "$cache/nccl.partial.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+cat >"$work/wheels.txt" <<'WHEELS'
+nvidia-cuda-crt==13.0.88 --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4
+nvidia-cuda-cccl==13.0.85 --hash=sha256:e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649
+WHEELS
+say "building $library (once)"
+python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
+    --only-binary=:all: --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    --dest "$work/wheels" --requirement "$work/wheels.txt" 1>&2 ||
+    die "pip could not fetch the headers of CUDA's compiler (its message is above)" "check the network and pip's index"
+for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/more"; done
+
+mkdir "$work/nccl"
+# Symbols of libtorch, NCCL and CUDA are those of the process that loads it.
+"$compiler" -std=c++17 -O2 -fPIC -shared -Wall -Wextra -Werror -DUSE_C10D_NCCL \
+    -isystem "$site/torch/include" -isystem "$site/torch/include/torch/csrc/api/include" \
+    -isystem "$site/nvidia/cu13/include" -isystem "$site/nvidia/nccl/include" \
+    -isystem "$work/more/nvidia/cu13/include" -isystem "$work/more/nvidia/cu13/include/cccl" "$source" -o "$work/nccl/libonefold_nccl.so" 1>&2 ||
+    die "$compiler could not compile $source (its messages are above)" "report this with the compiler's version"
+sync "$work/nccl"
+mv "$work/nccl" "$home"
+printf '%s\n' "$library"

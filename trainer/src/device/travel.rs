@@ -1,0 +1,348 @@
+//! What a batch on the device needs to know of the vectors that other ranks send it, and of those that it sends them.
+//!
+//! ```text
+//! this rank asked     answers ═▶ collect ─▶ pooled rows, elements of sequences   (Routes)
+//!                     their gradients ─▶ spread ═▶ owners
+//! others asked        rows of the shards here ─▶ pool, gather ═▶ whoever asked   (ServedRows)
+//!                     gradients ═▶ unpool ─▶ update
+//! ```
+//!
+//! A double arrow is an exchange. Who gets which part of a message is known to the host; here are only places.
+
+use tch::{Kind, Tensor};
+
+use super::jagged::{JaggedParts, Layout};
+use super::kernels::check;
+use super::parcel::{Parcel, Part, Section, view};
+use super::samples_of_rows::SamplesOfRows;
+use super::slots::{Delivery, Slots};
+use super::{Accelerator, Argument, Bags, Sums};
+use crate::Result;
+
+/// Vectors that travel between ranks, and the rows of a matrix on this one that they belong to.
+#[derive(Debug)]
+pub(crate) struct Route {
+    /// Four numbers for every block, as kernels take them: of answers, and of gradients.
+    blocks: [Tensor; 2],
+    /// `[vectors]`, the block of each.
+    of: Tensor,
+    /// `[vectors]`, the row of each.
+    rows: Tensor,
+    /// The vectors of every row.
+    sums: Sums,
+}
+
+/// A route while it is put together.
+#[derive(Debug, Default)]
+pub(crate) struct RouteParts {
+    blocks: [Vec<i64>; 2],
+    of: Vec<i32>,
+    rows: Vec<i32>,
+}
+
+struct RouteSections {
+    blocks: [Section; 2],
+    rest: [Section; 4],
+}
+
+impl RouteParts {
+    /// Adds a block of vectors that belong to these rows and are `width` columns from `column` on. They stand one after the other
+    /// from float `starts[0]` on among the answers, and from `starts[1]` on among the gradients.
+    pub(crate) fn add(
+        &mut self,
+        rows: impl Iterator<Item = i32>,
+        column: usize,
+        width: usize,
+        starts: [usize; 2],
+    ) {
+        let (first, number) = (self.rows.len(), self.blocks[0].len() / 4);
+        for (blocks, start) in self.blocks.iter_mut().zip(starts) {
+            blocks.extend([first, column, width, start].map(|value| value as i64));
+        }
+        self.rows.extend(rows);
+        self.of.resize(self.rows.len(), number as i32);
+    }
+
+    /// `None` without vectors; of a matrix of `rows` rows.
+    fn pack(self, parcel: &mut Parcel<'_>, rows: usize) -> Option<RouteSections> {
+        if self.rows.is_empty() {
+            return None;
+        }
+        let SamplesOfRows { order, ends } = SamplesOfRows::new(&self.rows, rows);
+        let blocks = self.blocks.map(|blocks| parcel.add(Part::Longs(blocks)));
+        let rest = [self.of, self.rows, order, ends].map(|values| parcel.ints(values));
+        Some(RouteSections { blocks, rest })
+    }
+
+    /// A route of its own with some vectors, for checks.
+    pub(super) fn alone(self, accelerator: &Accelerator, rows: usize) -> Result<(Route, Delivery)> {
+        let mut parcel = Parcel::default();
+        let sections = self.pack(&mut parcel, rows).expect("a route of its own has vectors");
+        let mut delivery = Slots::new(accelerator).send(&parcel)?;
+        delivery.arrive()?;
+        Ok((sections.of(delivery.device()), delivery))
+    }
+}
+
+impl RouteSections {
+    fn of(&self, device: &Tensor) -> Route {
+        let [of, rows, order, ends] = self.rest.map(|section| view(device, section, Kind::Int));
+        let blocks = self.blocks.map(|section| view(device, section, Kind::Int64));
+        Route { blocks, of, rows, sums: Sums { order, ends } }
+    }
+}
+
+/// Keys in ascending order, each once, and the numbers of its places in theirs.
+#[derive(Debug, Default)]
+pub(crate) struct Merged {
+    pub(crate) keys: Vec<u64>,
+    order: Vec<i32>,
+    ends: Vec<i32>,
+}
+
+impl Merged {
+    /// Adds the places of keys, each with its number, behind those that are there.
+    pub(crate) fn add(&mut self, mut places: Vec<(u64, i32)>) {
+        let first = self.keys.len();
+        // Places of one key keep their order.
+        places.sort_by_key(|(key, _)| *key);
+        for (key, number) in places {
+            self.order.push(number);
+            if self.keys[first..].last() == Some(&key) {
+                self.ends.pop();
+            } else {
+                self.keys.push(key);
+            }
+            self.ends.push(self.order.len() as i32);
+        }
+    }
+
+    fn pack(self, parcel: &mut Parcel<'_>) -> [Section; 2] {
+        [parcel.ints(self.order), parcel.ints(self.ends)]
+    }
+}
+
+fn sums_of(sections: [Section; 2], device: &Tensor) -> Sums {
+    let [order, ends] = sections.map(|section| view(device, section, Kind::Int));
+    Sums { order, ends }
+}
+
+/// Where the vectors stand that a batch asked other ranks for.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    delivery: Delivery,
+    /// Of the pooled rows, `[bags, D]`.
+    pub(crate) pooled: Option<Route>,
+    /// Of the sequences' elements, `[T, D]`.
+    pub(crate) sequences: Option<Route>,
+    /// Of tables that every rank has a copy of: the elements of every table row, pooled ones and then sequences'.
+    pub(crate) replicas: Option<Sums>,
+}
+
+/// The same while it is put together.
+#[derive(Debug, Default)]
+pub(crate) struct RoutesParts {
+    pub(crate) pooled: RouteParts,
+    pub(crate) sequences: RouteParts,
+    /// Numbers are elements.
+    pub(crate) replicas: Merged,
+}
+
+impl RoutesParts {
+    /// Begins to copy it to the device; a batch of `bags` pooled rows and `elements` elements of sequences asked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    pub(crate) fn send(self, slots: &Slots, bags: usize, elements: usize) -> Result<Routes> {
+        let mut parcel = Parcel::default();
+        let pooled = self.pooled.pack(&mut parcel, bags);
+        let sequences = self.sequences.pack(&mut parcel, elements);
+        let replicas = (!self.replicas.keys.is_empty()).then(|| self.replicas.pack(&mut parcel));
+        let delivery = slots.send(&parcel)?;
+        let device = delivery.device();
+        Ok(Routes {
+            pooled: pooled.map(|sections| sections.of(device)),
+            sequences: sequences.map(|sections| sections.of(device)),
+            replicas: replicas.map(|sections| sums_of(sections, device)),
+            delivery,
+        })
+    }
+}
+
+impl Routes {
+    /// Makes what is enqueued from now on wait for it.
+    pub(crate) fn arrive(&mut self) -> Result<()> {
+        self.delivery.arrive()
+    }
+}
+
+/// What all ranks look up in the shards of one width that are here.
+#[derive(Debug)]
+pub(crate) struct ServedRows {
+    _delivery: Delivery,
+    /// Row numbers of pooled elements, of sequences' elements, and of replicas' rows.
+    pub(super) rows: [Tensor; 3],
+    /// Lists of the pooled elements.
+    pub(super) bags: Option<Bags>,
+    /// Replicas: which of the gradients that arrive are one table row's.
+    pub(super) replicas: Option<Sums>,
+}
+
+/// The same while it is put together.
+#[derive(Default)]
+pub(crate) struct ServedParts {
+    rows: [Vec<i32>; 2],
+    factors: Option<Vec<f32>>,
+    bags: JaggedParts,
+    replicas: Vec<(u64, i32)>,
+}
+
+impl ServedParts {
+    /// Adds lists over a shard whose first row is `first_row` here.
+    pub(crate) fn add_pooled(
+        &mut self,
+        first_row: i64,
+        (offsets, sizes): (&[i32], &[i32]),
+        table_rows: &[u32],
+        weights: Option<&[f32]>,
+    ) {
+        let (layout, first) = (Layout::new(offsets, sizes), self.rows[0].len());
+        self.bags.add_rows(sizes, &layout, first);
+        for run in &layout.runs {
+            self.rows[0]
+                .extend(table_rows[run.clone()].iter().map(|&row| (first_row + i64::from(row)) as i32));
+        }
+        if weights.is_some() || self.factors.is_some() {
+            let factors = self.factors.get_or_insert_with(|| vec![1.0; first]);
+            for run in &layout.runs {
+                match weights {
+                    Some(weights) => factors.extend_from_slice(&weights[run.clone()]),
+                    None => factors.resize(factors.len() + run.len(), 1.0),
+                }
+            }
+        }
+    }
+
+    /// Adds single rows of a shard.
+    pub(crate) fn add_sequence(&mut self, first_row: i64, table_rows: &[u32]) {
+        self.rows[1].extend(table_rows.iter().map(|&row| (first_row + i64::from(row)) as i32));
+    }
+
+    /// Adds rows of a replica whose gradients will come.
+    pub(crate) fn add_replica(&mut self, first_row: i64, table_rows: &[u32]) {
+        let first = self.replicas.len() as i32;
+        let key = |(&row, number): (&u32, i32)| (first_row as u64 + u64::from(row), first + number);
+        self.replicas.extend(table_rows.iter().zip(0..).map(key));
+    }
+
+    /// Copies it to the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    pub(crate) fn send(self, slots: &Slots) -> Result<ServedRows> {
+        let mut parcel = Parcel::default();
+        let mut merged = Merged::default();
+        merged.add(self.replicas);
+        let of_replicas = merged.keys.iter().map(|key| *key as i32).collect();
+        let [pooled, sequences] = self.rows;
+        let rows = [pooled, sequences, of_replicas].map(|rows| parcel.ints(rows));
+        let bags = self.bags.offsets.len();
+        let scales = parcel.add(Part::Floats(vec![1.0; bags].into()));
+        let jagged = self.bags.pack(&mut parcel);
+        let factors = self.factors.map(|factors| parcel.add(Part::Floats(factors.into())));
+        let replicas = (!merged.keys.is_empty()).then(|| merged.pack(&mut parcel));
+        let mut delivery = slots.send(&parcel)?;
+        delivery.arrive()?;
+        let device = delivery.device();
+        Ok(ServedRows {
+            rows: rows.map(|section| view(device, section, Kind::Int)),
+            bags: (bags > 0).then(|| Bags {
+                jagged: jagged.of(device),
+                scales: view(device, scales, Kind::Float),
+                factors: factors.map(|section| view(device, section, Kind::Float)),
+            }),
+            replicas: replicas.map(|sections| sums_of(sections, device)),
+            _delivery: delivery,
+        })
+    }
+}
+
+impl Accelerator {
+    /// Adds to each row of `output`, `[rows, D]`, the vectors among `values` that belong to it, times its scale.
+    pub(crate) fn collect(
+        &self,
+        values: &Tensor,
+        route: &Route,
+        scales: Option<&Tensor>,
+        output: &Tensor,
+    ) -> Result<()> {
+        let (rows, dim) = (output.size()[0], output.size()[1]);
+        check(values, Kind::Float, 0, "values");
+        check(output, Kind::Float, rows * dim, "output");
+        route.check(rows, scales);
+        let arguments = [
+            Argument::Pointer(Some(values)),
+            Argument::Pointer(Some(&route.blocks[0])),
+            Argument::Pointer(Some(&route.of)),
+            Argument::Pointer(Some(&route.sums.order)),
+            Argument::Pointer(Some(&route.sums.ends)),
+            Argument::Pointer(scales),
+            Argument::Long(rows),
+            Argument::Int(dim as i32),
+            Argument::Pointer(Some(output)),
+        ];
+        // SAFETY: the arguments are those of `collect`, and their lengths were checked. A route is made from what the batch
+        // asked for: its vectors are as many as the answers have, and of rows of this matrix.
+        unsafe { self.launch("collect", rows * dim, &arguments) }
+    }
+
+    /// Writes the gradients of the vectors of a route to `output`, from those of the rows, `[rows, D]`, times their scales.
+    pub(crate) fn spread(
+        &self,
+        gradient: &Tensor,
+        route: &Route,
+        scales: Option<&Tensor>,
+        output: &Tensor,
+    ) -> Result<()> {
+        let (rows, dim) = (gradient.size()[0], gradient.size()[1]);
+        check(gradient, Kind::Float, rows * dim, "gradient");
+        check(output, Kind::Float, 0, "output");
+        route.check(rows, scales);
+        let count = route.rows.numel() as i64;
+        let arguments = [
+            Argument::Pointer(Some(gradient)),
+            Argument::Pointer(Some(&route.blocks[1])),
+            Argument::Pointer(Some(&route.of)),
+            Argument::Pointer(Some(&route.rows)),
+            Argument::Pointer(scales),
+            Argument::Long(count),
+            Argument::Int(dim as i32),
+            Argument::Pointer(Some(output)),
+        ];
+        // SAFETY: the arguments are those of `spread`, and their lengths were checked; for the route see `collect`.
+        unsafe { self.launch("spread", count * dim, &arguments) }
+    }
+
+    /// The sums of rows of `values` that belong together, `[sums, D]`.
+    pub(crate) fn summed(&self, values: &Tensor, sums: &Sums) -> Result<Tensor> {
+        let output = self.empty(&[sums.ends.numel() as i64, values.size()[1]], Kind::Float)?;
+        if values.size()[0] > 0 {
+            self.fold(values, Some(sums), &output)?;
+        }
+        Ok(output)
+    }
+}
+
+impl Route {
+    fn check(&self, rows: i64, scales: Option<&Tensor>) {
+        let vectors = self.rows.numel() as i64;
+        check(&self.of, Kind::Int, vectors, "blocks");
+        check(&self.sums.order, Kind::Int, vectors, "order");
+        check(&self.sums.ends, Kind::Int, rows, "ends");
+        if let Some(scales) = scales {
+            check(scales, Kind::Float, rows, "scales");
+        }
+    }
+}

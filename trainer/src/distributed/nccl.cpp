@@ -1,0 +1,43 @@
+// Makes a ProcessGroupNCCL, which `c10d.cpp` then uses as any other process group. It is a library of its own, built
+// by `trainer/nccl.sh`: the program is linked with libtorch's CPU part alone, and loads this one after `libtorch_cuda.so`.
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace {
+
+char* text(const char* message) {
+  char* copy = strdup(message);
+  return copy != nullptr ? copy : strdup("out of memory");
+}
+
+} // namespace
+
+// Connects the ranks of a job, each with its GPU `device`. The arguments are those of `onefold_gloo_open`: returns null,
+// or a message that `onefold_text_free` frees, and puts an `intrusive_ptr<c10d::Backend>*` into `group`.
+extern "C" char* onefold_nccl_open(void* store, int rank, int size, int device, int64_t timeout, void** group) {
+  try {
+    using Nccl = c10d::ProcessGroupNCCL;
+    auto options = Nccl::Options::create();
+    options->timeout = std::chrono::milliseconds(timeout);
+    auto& shared = *static_cast<c10::intrusive_ptr<c10d::Store>*>(store);
+    auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl", shared);
+    auto nccl = c10::make_intrusive<Nccl>(std::move(own_keys), rank, size, std::move(options));
+    // At once, and not in the first operation, so that a rank that does not come is waited for where joining has a limit.
+    at::Device own(at::kCUDA, static_cast<at::DeviceIndex>(device));
+    nccl->setBoundDeviceId(own);
+    nccl->eagerConnectSingleDevice(own);
+    *group = new c10::intrusive_ptr<c10d::Backend>(std::move(nccl));
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return text(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return text(error.what());
+  } catch (...) {
+    return text("an exception of an unknown type");
+  }
+}

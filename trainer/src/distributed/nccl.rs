@@ -1,0 +1,358 @@
+//! Ranks that are processes with a GPU each: what is in main memory goes through Gloo, what is on the GPU through
+//! c10d's NCCL.
+//!
+//! An operation on the GPU is enqueued on a stream of NCCL's; it begins when everything that was enqueued before it on libtorch's
+//! stream is done. [`Pending::wait`] makes libtorch's stream wait for it, and not the host. So a thread looks after the
+//! operations under way: when one lasts too long, or another rank has failed, it ends all of them, so that nothing waits for the GPU
+//! for good, and the next operation has the job's error.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tch::{Device, Tensor};
+
+use super::c10d::{Group, Said, Shim, Work};
+use super::gloo::{Gloo, Job, bytes};
+use super::{
+    Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
+};
+use crate::{Error, Result};
+
+/// How often the operations under way are looked at.
+const POLL: Duration = Duration::from_millis(20);
+/// The library that makes a process group of NCCL.
+const LIBRARY: &str = "libonefold_nccl.so";
+/// Where it is, or the folder that it is in.
+const PLACE: &str = "ONEFOLD_NCCL";
+
+/// The collectives of processes with a GPU each: c10d's `ProcessGroupGloo` and `ProcessGroupNCCL`, by where a tensor is.
+///
+/// [`Joined::on_device`](super::Joined::on_device) makes it.
+#[derive(Debug)]
+pub struct Nccl {
+    gloo: Arc<Gloo>,
+    device: Device,
+    shared: Arc<Shared>,
+    /// Looks after the operations under way.
+    watcher: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// There until this is dropped.
+    group: Option<Group>,
+    job: Arc<Job>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    under_way: Vec<UnderWay>,
+    dropped: bool,
+}
+
+/// An operation that may not have ended.
+#[derive(Debug, Clone)]
+struct UnderWay {
+    operation: &'static str,
+    work: Arc<Work>,
+    started: Instant,
+}
+
+/// Loads what makes process groups of NCCL; libtorch's CUDA part is there already.
+///
+/// # Errors
+///
+/// [`Error::Ranks`] if it is not found, or is one for another libtorch.
+pub(super) fn load() -> Result<Shim> {
+    let wrong = |message: String| Error::Ranks {
+        message,
+        hint: format!("build it on this host with `trainer/nccl.sh`, and name it in {PLACE}"),
+    };
+    let place = match std::env::var_os(PLACE).map(PathBuf::from) {
+        Some(place) if place.is_dir() => place.join(LIBRARY),
+        Some(place) => place,
+        None => std::env::current_exe()?.with_file_name(LIBRARY),
+    };
+    if !place.is_file() {
+        let message = format!("ranks on GPUs need `{LIBRARY}`, and there is no `{}`", place.display());
+        return Err(wrong(message));
+    }
+    Shim::load(&place).map_err(|message| wrong(format!("`{}` cannot be loaded: {message}", place.display())))
+}
+
+impl Nccl {
+    /// The collectives of a group on `device` whose ranks are those of `gloo`.
+    pub(super) fn new(gloo: Arc<Gloo>, group: Group, device: Device) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            group: Some(group),
+            job: Arc::clone(gloo.job()),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let watched = Arc::clone(&shared);
+        let watcher =
+            std::thread::Builder::new().name("nccl-watch".to_owned()).spawn(move || watched.watch())?;
+        Ok(Self { gloo, device, shared, watcher: Some(watcher) })
+    }
+
+    /// Whether a tensor goes through NCCL.
+    fn is_mine(&self, tensor: &Tensor) -> bool {
+        tensor.device() == self.device
+    }
+
+    /// Starts an operation on `tensors`, which live until it ends.
+    fn start<const N: usize>(
+        &self,
+        operation: &'static str,
+        tensors: [Tensor; N],
+        start: impl FnOnce(&Group, &[Tensor; N], Duration) -> Said<Work>,
+    ) -> Result<Pending> {
+        let shared = &self.shared;
+        shared.job.watch().count_operation()?;
+        let group = shared.group.as_ref().expect("the group is there until it is dropped");
+        let work = start(group, &tensors, shared.job.timeout());
+        let work = Arc::new(work.map_err(|message| shared.job.failed(operation, &message))?);
+        let own = UnderWay { operation, work: Arc::clone(&work), started: Instant::now() };
+        shared.lock().under_way.push(own);
+        shared.changed.notify_all();
+        let shared = Arc::clone(shared);
+        Ok(Pending::new(move || {
+            let ordered = work.order().map_err(|message| shared.job.failed(operation, &message));
+            drop(tensors);
+            ordered
+        }))
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        self.shared.lock().dropped = true;
+        self.shared.changed.notify_all();
+        // When a rank is lost the end can take long, and this process ends anyway.
+        if !self.shared.job.watch().has_failed()
+            && let Some(watcher) = self.watcher.take()
+        {
+            let _ = watcher.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks after the operations under way until all have ended and no other can begin, or one has failed.
+    fn watch(&self) {
+        loop {
+            let mut state = self.lock();
+            while state.under_way.is_empty() {
+                if state.dropped {
+                    return;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let under_way = state.under_way.clone();
+            drop(state);
+            let mut ended = Vec::new();
+            for own in &under_way {
+                match self.has_ended(own) {
+                    Ok(false) => {}
+                    Ok(true) => ended.push(Arc::clone(&own.work)),
+                    Err(_) => {
+                        // Who waits for the GPU goes on, and learns from the next operation what has happened.
+                        if let Some(group) = &self.group {
+                            group.abort();
+                        }
+                        self.lock().under_way.clear();
+                        return;
+                    }
+                }
+            }
+            let is_left = |own: &UnderWay| !ended.iter().any(|work| Arc::ptr_eq(work, &own.work));
+            self.lock().under_way.retain(is_left);
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn has_ended(&self, own: &UnderWay) -> Result<bool> {
+        if own.work.has_ended().map_err(|message| self.job.failed(own.operation, &message))? {
+            return Ok(true);
+        }
+        if let Some(error) = self.job.watch().overdue() {
+            return Err(error);
+        }
+        if own.started.elapsed() > self.job.timeout() {
+            return Err(self.job.late(own.operation));
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        match self.group.take() {
+            Some(group) if !self.job.watch().has_failed() => group.shut_down(),
+            group => std::mem::forget(group),
+        }
+    }
+}
+
+impl Collectives for Nccl {
+    fn rank(&self) -> u32 {
+        self.gloo.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.gloo.size()
+    }
+
+    fn all_to_all(
+        &self,
+        received: &Tensor,
+        received_splits: &[i64],
+        sent: &Tensor,
+        sent_splits: &[i64],
+    ) -> Result<Pending> {
+        if !self.is_mine(sent) {
+            return self.gloo.all_to_all(received, received_splits, sent, sent_splits);
+        }
+        let place = (self.size(), self.device);
+        let splits = check_all_to_all(place, (received, received_splits), (sent, sent_splits))?;
+        let width = sent.kind().elt_size_in_bytes() as i64;
+        let in_bytes = |splits: Vec<i64>| splits.iter().map(|split| split * width).collect::<Vec<_>>();
+        let splits = (in_bytes(splits.0), in_bytes(splits.1));
+        self.start("all_to_all", [bytes(received)?, bytes(sent)?], |group, [received, sent], timeout| {
+            group.all_to_all((received, &splits.0), (sent, &splits.1), timeout)
+        })
+    }
+
+    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
+        if !self.is_mine(tensor) {
+            return self.gloo.all_reduce(tensor, operation);
+        }
+        check_tensor("all_reduce", "tensor", tensor, self.device)?;
+        self.start("all_reduce", [flat(tensor)?], |group, [tensor], timeout| {
+            group.all_reduce(tensor, operation, timeout)
+        })
+    }
+
+    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
+        if !self.is_mine(tensor) {
+            return self.gloo.all_gather(gathered, tensor);
+        }
+        check_all_gather((self.size(), self.device), gathered, tensor)?;
+        self.start("all_gather", [bytes(gathered)?, bytes(tensor)?], |group, [gathered, tensor], timeout| {
+            group.all_gather(gathered, tensor, timeout)
+        })
+    }
+
+    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
+        if !self.is_mine(tensor) {
+            return self.gloo.broadcast(tensor, root);
+        }
+        check_broadcast((self.size(), self.device), tensor, root)?;
+        self.start("broadcast", [bytes(tensor)?], |group, [tensor], timeout| {
+            group.broadcast(tensor, root, timeout)
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.gloo.barrier()
+    }
+
+    fn set_step(&self, step: u64) {
+        self.gloo.set_step(step);
+    }
+
+    fn abort(&self, message: &str) {
+        self.gloo.abort(message);
+    }
+}
+
+/// Gloo in NCCL's place: what is tested is all but NCCL itself.
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::c10d::{Interface, Store};
+    use super::super::check_collectives;
+    use super::super::loss::Watch;
+    use super::*;
+
+    /// Runs `work` on each of two ranks, which are threads.
+    fn on_two_ranks<T: Send>(timeout: Duration, work: impl Fn(Nccl) -> T + Sync) -> Vec<T> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut listener = Some(listener);
+        let connect = |rank: u32, mut listener: Option<TcpListener>| {
+            let mut open = |prefix: &str| {
+                Store::open("127.0.0.1", port, listener.take(), prefix, Duration::from_secs(20)).unwrap()
+            };
+            let stores = ["host", "device", "watch"].map(&mut open);
+            let group = |store: &Store| {
+                let interface = Interface::Address("127.0.0.1".to_owned());
+                Group::gloo(store, (rank, 2), &interface, 2, timeout).unwrap()
+            };
+            let (on_host, on_device) = (group(&stores[0]), group(&stores[1]));
+            let [_, _, store] = stores;
+            let watch = Watch::start(store, (rank, 2), true).unwrap();
+            let gloo = Gloo::new(on_host, watch, (rank, 2), timeout);
+            Nccl::new(Arc::new(gloo), on_device, Device::Cpu).unwrap()
+        };
+        std::thread::scope(|scope| {
+            let (connect, work) = (&connect, &work);
+            let ranks = (0..2).map(|rank| {
+                let listener = listener.take();
+                scope.spawn(move || work(connect(rank, listener)))
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn tensors_on_the_device_are_exchanged() {
+        for outcome in on_two_ranks(Duration::from_secs(20), |ranks| {
+            check_collectives(&ranks, Device::Cpu, 3)?;
+            Ok::<_, Error>(())
+        }) {
+            outcome.unwrap();
+        }
+    }
+
+    /// Nobody waits for the operation; the watcher ends it, and the next one has the job's error.
+    #[test]
+    fn an_operation_that_another_rank_does_not_come_to_is_ended() {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let receiver = Mutex::new(receiver);
+        let outcomes = on_two_ranks(Duration::from_secs(2), |ranks| {
+            ranks.set_step(7);
+            let sum = Tensor::from_slice(&[1_i64]);
+            if ranks.rank() == 1 {
+                // It is there, but does not come.
+                receiver.lock().unwrap().recv().unwrap();
+                return None;
+            }
+            let pending = ranks.all_reduce(&sum, Reduce::Sum).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !ranks.shared.job.watch().has_failed() || !ranks.shared.lock().under_way.is_empty() {
+                assert!(Instant::now() < deadline, "nobody looks after the operation");
+                std::thread::sleep(POLL);
+            }
+            let error = ranks.all_reduce(&sum, Reduce::Sum).unwrap_err();
+            drop(pending);
+            sender.send(()).unwrap();
+            Some(error.to_string())
+        });
+        let error = outcomes[0].as_ref().unwrap();
+        assert!(
+            error.starts_with("rank 1 was lost at step 7: `all_reduce` had no answer within 2s"),
+            "{error}"
+        );
+    }
+}

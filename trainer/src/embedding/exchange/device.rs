@@ -1,0 +1,329 @@
+//! The exchange of rows between ranks whose shards are in devices' memory: ids travel between processors, vectors and their
+//! gradients between devices.
+//!
+//! What one rank sends another is in the order of the blocks (pooled rows, sequences, replicas, each by width), so that the vectors
+//! of one kind and width stand together, here as in the message.
+
+use std::sync::atomic::AtomicU64;
+
+use onefold_sharding::DataType;
+use tch::{Kind as Element, Tensor};
+
+use super::blocks::{Kind, Served};
+use super::{Asked, Encoded, Exchange, Request};
+use crate::Result;
+use crate::config::TableOptimizerConfig;
+use crate::device::{
+    Accelerator, LookedUp, Routes, RoutesParts, ServedParts, ServedRows, Staged, concatenated, guarded,
+};
+use crate::distributed::Pending;
+use crate::embedding::device::{DeviceGradients, DeviceStore};
+use crate::trace::Activity;
+
+/// Where what a batch asks other ranks for belongs on the device.
+#[derive(Debug)]
+pub(in crate::embedding) struct Destinations {
+    routes: Routes,
+    /// By owner: floats of answers, and of gradients.
+    floats: [Vec<usize>; 2],
+    /// Floats of the gradients of replicas' rows, the last ones for every owner.
+    replicas: usize,
+}
+
+/// What an exchange leaves for the way back.
+#[derive(Debug)]
+pub(in crate::embedding) struct Travelled {
+    destinations: Destinations,
+    /// By width.
+    served: Vec<ServedRows>,
+    counts: Counts,
+}
+
+/// By rank that asked, and width: vectors of each kind.
+type Counts = Vec<Vec<[usize; 3]>>;
+
+/// Gradients on their way to the owners.
+#[derive(Debug)]
+pub(in crate::embedding) struct Gradients {
+    pending: Pending,
+    received: Tensor,
+    /// Those of the elements of pooled rows on this rank.
+    unpooled: Tensor,
+}
+
+impl Exchange {
+    /// Whether there is nothing to exchange.
+    pub(in crate::embedding) fn is_alone(&self) -> bool {
+        self.collectives.size() == 1 && self.asks.iter().all(Vec::is_empty)
+    }
+
+    /// Begins to copy to the device where the answers to what was `asked` go, whose batch is `staged`.
+    pub(in crate::embedding) fn destinations(
+        &self,
+        asked: &Encoded,
+        staged: &Staged,
+        store: &DeviceStore,
+    ) -> Result<Destinations> {
+        let mut parts = RoutesParts::default();
+        let mut floats = [Vec::new(), Vec::new()];
+        let mut starts = [0, 0];
+        for (blocks, asked) in self.asks.iter().zip(&asked.asked) {
+            let before = starts;
+            for (block, Asked { vectors }) in blocks.iter().zip(asked) {
+                let (column, width, size) = (block.column, block.width, vectors.len() * block.width);
+                match block.kind {
+                    Kind::Pooled(feature) => {
+                        let bags = vectors.iter().map(|&row| staged.places[feature].bag(row));
+                        parts.pooled.add(bags, column, width, starts);
+                    }
+                    Kind::Sequence(feature) => {
+                        let elements = vectors.iter().map(|&value| staged.places[feature].element(value));
+                        parts.sequences.add(elements, column, width, starts);
+                    }
+                    Kind::Replica => {}
+                }
+                starts[0] += if block.kind == Kind::Replica { 0 } else { size };
+                starts[1] += size;
+            }
+            (0..2).for_each(|way| floats[way].push(starts[way] - before[way]));
+        }
+        // The same for every owner.
+        let mut replicas = 0;
+        for block in self.asks[self.rank()].iter().filter(|block| block.kind == Kind::Replica) {
+            let mut places = Vec::new();
+            for feature in asked.features_of(block.table) {
+                let (place, rows) = (&staged.places[feature.feature], &feature.table_rows);
+                let first = if place.is_sequence() { staged.pooled_elements as i32 } else { 0 };
+                let covered = (0..).zip(rows).zip(feature.rows.covered(rows.len()));
+                let element =
+                    |((value, &row), _): ((u32, &u32), bool)| (u64::from(row), first + place.element(value));
+                places.extend(covered.filter(|(_, covered)| *covered).map(element));
+            }
+            parts.replicas.add(places);
+            replicas = parts.replicas.keys.len() * block.width;
+        }
+        let bags = staged.bags.as_ref().map_or(0, |bags| bags.jagged.rows as usize);
+        let elements = staged.sequences.iter().map(|block| block.elements as usize).sum();
+        Ok(Destinations { routes: parts.send(store.routes(), bags, elements)?, floats, replicas })
+    }
+
+    /// Looks up what all ranks asked for; `staged` is this rank's batch, and has arrived.
+    pub(in crate::embedding) fn lookup_on_device(
+        &self,
+        mut request: Request,
+        mut destinations: Destinations,
+        staged: &Staged,
+        store: &DeviceStore,
+    ) -> Result<(LookedUp, Travelled)> {
+        let asked = self.served(&mut request)?;
+        let (served, counts) = self.serve(&asked, store)?;
+        let accelerator = store.accelerator();
+        let outputs = store.by_width().zip(&served).map(|((tables, _), served)| tables.serve(served));
+        let outputs: Vec<[Tensor; 2]> = outputs.collect::<Result<_>>()?;
+        let mut next = vec![[0, 0]; outputs.len()];
+        let mut pieces = Vec::new();
+        for of_asker in &counts {
+            for kind in 0..2 {
+                for ((output, next), count) in outputs.iter().zip(&mut next).zip(of_asker) {
+                    pieces.push(output[kind].narrow(0, next[kind], count[kind] as i64).reshape([-1, 1]));
+                    next[kind] += count[kind] as i64;
+                }
+            }
+        }
+        let answers = concatenated(accelerator, &pieces, 1)?.view(-1);
+        let sizes = floats(&counts, store, 2);
+        let counter = &self.sent.answers;
+        let (pending, received) =
+            self.exchange_on_device(accelerator, &answers, &sizes, &destinations.floats[0], counter)?;
+        // While answers are on their way.
+        let looked_up = store.lookup(staged)?;
+        self.recorder.during(Activity::Answers, || pending.wait())?;
+        let received = received.to_kind(Element::Float);
+        let routes = &mut destinations.routes;
+        routes.arrive()?;
+        if let (Some(route), Some(output), Some(bags)) = (&routes.pooled, &looked_up.pooled, &staged.bags) {
+            accelerator.collect(&received, route, Some(&bags.scales), output)?;
+        }
+        if let (Some(route), Some(output)) = (&routes.sequences, &looked_up.sequences) {
+            accelerator.collect(&received, route, None, output)?;
+        }
+        Ok((looked_up, Travelled { destinations, served, counts }))
+    }
+
+    /// Copies what other ranks asked for to the device: by width, and how many vectors of each kind by rank and width.
+    fn serve(&self, asked: &[Vec<Served>], store: &DeviceStore) -> Result<(Vec<ServedRows>, Counts)> {
+        let mut parts: Vec<ServedParts> = store.by_width().map(|_| ServedParts::default()).collect();
+        let mut counts = vec![vec![[0; 3]; parts.len()]; asked.len()];
+        for ((blocks, served), counts) in self.serves.iter().zip(asked).zip(&mut counts) {
+            for (block, served) in blocks.iter().zip(served) {
+                let (class, first_row) = store.place(block.shard);
+                let parts = &mut parts[class];
+                match served {
+                    Served::Lookup(lookup, false) => {
+                        let rows = (&lookup.rows.offsets[..], &lookup.rows.sizes[..]);
+                        let weights = lookup.weights.as_deref();
+                        parts.add_pooled(first_row, rows, &lookup.table_rows, weights);
+                    }
+                    Served::Lookup(lookup, true) => parts.add_sequence(first_row, &lookup.table_rows),
+                    Served::Replica(rows) => parts.add_replica(first_row, rows),
+                }
+                counts[class][block.kind.place()] += served.gradients();
+            }
+        }
+        let served = parts.into_iter().zip(store.by_width()).map(|(parts, (_, slots))| parts.send(slots));
+        Ok((served.collect::<Result<_>>()?, counts))
+    }
+
+    /// Begins to send the gradients of what [`lookup_on_device`](Self::lookup_on_device) gave.
+    pub(in crate::embedding) fn send_gradients_on_device(
+        &self,
+        travelled: &Travelled,
+        staged: &Staged,
+        gradients: &DeviceGradients,
+        store: &DeviceStore,
+    ) -> Result<Gradients> {
+        let accelerator = store.accelerator();
+        guarded(accelerator.torch(), || {
+            let Travelled { destinations: Destinations { routes, floats: asked, replicas }, counts, .. } =
+                travelled;
+            let unpooled = store.whole().unpooled(staged, gradients.pooled.as_ref())?;
+            let total: usize = asked[1].iter().sum();
+            let values = accelerator.empty(&[total as i64], Element::Float)?;
+            if let (Some(route), Some(gradient), Some(bags)) =
+                (&routes.pooled, &gradients.pooled, &staged.bags)
+            {
+                accelerator.spread(gradient, route, Some(&bags.scales), &values)?;
+            }
+            if let (Some(route), Some(gradient)) = (&routes.sequences, &gradients.sequences) {
+                accelerator.spread(gradient, route, None, &values)?;
+            }
+            if let Some(sums) = &routes.replicas {
+                let elements: Vec<Tensor> = std::iter::once(&unpooled)
+                    .chain(&gradients.sequences)
+                    .map(Tensor::shallow_clone)
+                    .collect();
+                let elements = concatenated(accelerator, &elements, store.whole().width() as i64)?;
+                let sums = accelerator.summed(&elements, sums)?.view(-1);
+                let mut end = 0;
+                for floats in &asked[1] {
+                    end += floats;
+                    values.narrow(0, (end - replicas) as i64, *replicas as i64).copy_(&sums);
+                }
+            }
+            let sizes = floats(counts, store, 3);
+            let (pending, received) =
+                self.exchange_on_device(accelerator, &values, &asked[1], &sizes, &self.sent.gradients)?;
+            Ok(Gradients { pending, received, unpooled })
+        })
+    }
+
+    /// Waits for the gradients, and updates every row of this rank's shards once.
+    pub(in crate::embedding) fn update_on_device(
+        &self,
+        travelled: &Travelled,
+        (staged, looked_up): (&Staged, &LookedUp),
+        gradients: &DeviceGradients,
+        sent: Gradients,
+        store: &mut DeviceStore,
+        step: (&TableOptimizerConfig, u64),
+    ) -> Result<()> {
+        let Gradients { pending, received, unpooled } = sent;
+        self.recorder.during(Activity::Gradients, || pending.wait())?;
+        let accelerator = store.accelerator().clone();
+        let received = received.to_kind(Element::Float);
+        let widths: Vec<usize> = store.by_width().map(|(tables, _)| tables.width()).collect();
+        let mut pieces: Vec<[Vec<Tensor>; 3]> = widths.iter().map(|_| Default::default()).collect();
+        let mut start = 0;
+        for of_asker in &travelled.counts {
+            for kind in 0..3 {
+                for ((pieces, count), &width) in pieces.iter_mut().zip(of_asker).zip(&widths) {
+                    let (vectors, width) = (count[kind] as i64, width as i64);
+                    let own = received.narrow(0, start, vectors * width).view([vectors, width]);
+                    pieces[kind].push(own);
+                    start += vectors * width;
+                }
+            }
+        }
+        for (class, (pieces, width)) in pieces.into_iter().zip(widths).enumerate() {
+            let (rows, values) = guarded(accelerator.torch(), || {
+                let whole = |pieces: &Vec<Tensor>| concatenated(&accelerator, pieces, width as i64);
+                let [pooled, sequences, replicas] = &pieces;
+                let vectors = [whole(pooled)?, whole(sequences)?, whole(replicas)?];
+                let tables = store.by_width().nth(class).expect("there are tables of every width").0;
+                let (rows, values) = tables.gradients_of(&travelled.served[class], vectors)?;
+                if class + 1 < store.by_width().count() {
+                    return Ok((rows, values));
+                }
+                // Those of this rank's batch come first.
+                let (mut all_rows, mut all_values) =
+                    self.own_elements(staged, looked_up, &unpooled, gradients);
+                all_rows.push(rows);
+                all_values.push(values);
+                Ok((Tensor::cat(&all_rows, 0), Tensor::cat(&all_values, 0)))
+            })?;
+            let none = accelerator.empty(&[0, width as i64], Element::Float)?;
+            store.update(class, &rows, [&values, &none], step)?;
+        }
+        Ok(())
+    }
+
+    /// The elements of a batch that are in tables which are here alone: their rows and gradients.
+    fn own_elements(
+        &self,
+        staged: &Staged,
+        looked_up: &LookedUp,
+        unpooled: &Tensor,
+        gradients: &DeviceGradients,
+    ) -> (Vec<Tensor>, Vec<Tensor>) {
+        let (mut rows, mut values) = (Vec::new(), Vec::new());
+        let here = (0..self.features.len()).filter(|table| self.is_here(*table));
+        for feature in here.flat_map(|table| &self.features[table]) {
+            let place = &staged.places[*feature];
+            let (elements, sequence) = (place.elements(), place.is_sequence());
+            let count = elements.end - elements.start;
+            let (first, source) = match (&gradients.sequences, sequence) {
+                (Some(gradient), true) => (staged.pooled_elements, gradient),
+                _ => (0, unpooled),
+            };
+            rows.push(looked_up.rows.narrow(0, first + elements.start, count));
+            values.push(source.narrow(0, elements.start, count));
+        }
+        (rows, values)
+    }
+
+    /// Sends floats between devices, in the type of the wire; sizes are by rank.
+    fn exchange_on_device(
+        &self,
+        accelerator: &Accelerator,
+        values: &Tensor,
+        sent: &[usize],
+        received: &[usize],
+        counter: &AtomicU64,
+    ) -> Result<(Pending, Tensor)> {
+        let splits = |sizes: &[usize]| -> Vec<i64> { sizes.iter().map(|size| *size as i64).collect() };
+        let (sent, received) = (splits(sent), splits(received));
+        let values = on_wire(values, self.dtype);
+        let output = accelerator.empty(&[received.iter().sum()], values.kind())?;
+        let pending = self.collectives.all_to_all(&output, &received, &values, &sent)?;
+        self.count(counter, &sent, self.dtype.bytes());
+        Ok((pending, output))
+    }
+}
+
+/// Floats that each rank is sent, or sends, of the first so many kinds.
+fn floats(counts: &[Vec<[usize; 3]>], store: &DeviceStore, kinds: usize) -> Vec<usize> {
+    let of_width = |(count, (tables, _)): (&[usize; 3], (&crate::device::DeviceTables, _))| {
+        count[..kinds].iter().sum::<usize>() * tables.width()
+    };
+    counts.iter().map(|of_rank| of_rank.iter().zip(store.by_width()).map(of_width).sum()).collect()
+}
+
+/// Floats in the type of the wire. Finite numbers beyond its largest one become that.
+fn on_wire(values: &Tensor, dtype: DataType) -> Tensor {
+    let (kind, largest) = match dtype {
+        DataType::Fp32 => return values.shallow_clone(),
+        DataType::Bf16 => (Element::BFloat16, 3.389_531_389_251_535_5e38),
+        DataType::Fp16 => (Element::Half, 65504.0),
+    };
+    values.clamp(-largest, largest).where_self(&values.isfinite(), values).to_kind(kind)
+}
