@@ -279,8 +279,9 @@ impl Environment {
             }
             missing.retain(|rank| !present.contains(rank));
             let Some((first, others)) = missing.split_first() else { return Ok(Ok(())) };
-            if store.has(ENDED)? {
-                return Ok(Err(Error::ReportedElsewhere { rank: *first, reporter: *first }));
+            if let Some(rank) = store.get(ENDED)? {
+                let rank = std::str::from_utf8(&rank).ok().and_then(|rank| rank.parse().ok()).unwrap_or(*first);
+                return Ok(Err(Error::ReportedElsewhere { rank, reporter: rank }));
             }
             if Instant::now() >= deadline {
                 let message = format!("{} missing: not all ranks joined in time", ranks(*first, others));
@@ -323,7 +324,7 @@ pub(super) fn prefix(restarts: u64) -> String {
     format!("/worker/attempt_{restarts}/onefold")
 }
 
-/// The key that a launcher sets when a rank has failed: those that wait for others to join wait no longer.
+/// The key where a launcher writes which rank has failed: those that wait for others to join wait no longer.
 pub(super) const ENDED: &str = "ended";
 
 /// The key of a rank that has joined.

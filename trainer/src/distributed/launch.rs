@@ -65,7 +65,8 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
         running.ranks.push((rank, child));
     }
     // A store that does not answer is no more use than one without a note.
-    let exits = running.wait(&signals, patience, || drop(store.set(environment::ENDED, b"1")))?;
+    let failed = |rank: u32| drop(store.set(environment::ENDED, rank.to_string().as_bytes()));
+    let exits = running.wait(&signals, patience, failed)?;
     let joined = || (0..ranks).all(|rank| store.has(&environment::joined_key(rank)).unwrap_or(true));
     let ended = exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit, exit.status.signal()?)));
     match ended {
@@ -143,8 +144,9 @@ struct Running {
 }
 
 impl Running {
-    /// Waits for all, passes signals on, and kills those that do not end after another has failed. Calls `failed` when one has.
-    fn wait(&mut self, signals: &Signals, patience: Duration, failed: impl Fn()) -> Result<Vec<Exit>> {
+    /// Waits for all, passes signals on, and kills those that do not end after another has failed. Calls `failed` with the first
+    /// that has.
+    fn wait(&mut self, signals: &Signals, patience: Duration, failed: impl Fn(u32)) -> Result<Vec<Exit>> {
         let mut exits: Vec<Exit> = Vec::new();
         let mut deadline: Option<Instant> = None;
         let mut killed = false;
@@ -158,7 +160,7 @@ impl Running {
                 exits.push(Exit { rank: *rank, status, killed });
                 if !status.success() && deadline.is_none() {
                     deadline = Some(Instant::now() + patience);
-                    failed();
+                    failed(*rank);
                 }
                 self.ranks.remove(index);
             }
