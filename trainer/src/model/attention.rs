@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::linear::{bias, linear};
 use super::padded::Valid;
-use crate::embedding::{Embeddings, Lookup};
+use crate::embedding::{HostEmbeddings, Lookup};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
 use crate::tensors;
 
@@ -34,9 +34,9 @@ pub(super) struct Attended {
     plan: Plan,
 }
 
-fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Sequence<'a>> {
+fn sequences<'a>(lookups: &'a [Lookup], embeddings: HostEmbeddings<'a>) -> Vec<Sequence<'a>> {
     let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
-    let own = all.filter(|lookup| embeddings.features()[lookup.feature].pooling == Pooling::Attention);
+    let own = all.filter(|lookup| embeddings.all.features()[lookup.feature].pooling == Pooling::Attention);
     own.map(|lookup| embeddings.sequence(lookup)).collect()
 }
 
@@ -48,7 +48,7 @@ impl SelfAttention {
     }
 
     /// All features of a batch that pool by attention. An empty row has the output of a mean of zero.
-    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &Embeddings) -> Attended {
+    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: HostEmbeddings<'_>) -> Attended {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(lookups, embeddings);
         let parameters = self.project.ws.detach().contiguous();
@@ -58,7 +58,7 @@ impl SelfAttention {
             &tensors::as_slice(&bias)[..dim as usize],
             heads as usize,
         );
-        let (means, plan) = embeddings.install(|| attention::forward(&weights, &sequences, true));
+        let (means, plan) = embeddings.all.install(|| attention::forward(&weights, &sequences, true));
         let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);
         let head_dim = dim / heads;
         let values: Vec<Tensor> = (0..heads)
@@ -107,7 +107,7 @@ impl SelfAttention {
         &self,
         attended: &Attended,
         lookups: &[Lookup],
-        embeddings: &Embeddings,
+        embeddings: HostEmbeddings<'_>,
     ) -> Vec<Vec<f32>> {
         let sequences = sequences(lookups, embeddings);
         let upstream = attended.means.grad().contiguous();
@@ -120,7 +120,8 @@ impl SelfAttention {
             rest = tail;
         }
         let (weights, plan) = (&attended.weights, &attended.plan);
-        let gradients = embeddings.install(|| attention::backward(weights, &sequences, plan, &by_sequence));
+        let gradients =
+            embeddings.all.install(|| attention::backward(weights, &sequences, plan, &by_sequence));
         tch::no_grad(|| {
             let dim = self.dim;
             let weights = tensors::from_f32(&gradients.weights, &[2 * dim, dim]);

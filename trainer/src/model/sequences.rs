@@ -12,7 +12,7 @@ use super::din::TargetAttention;
 use super::encoder::Encoder;
 use super::lists::Lists;
 use crate::config::ModelConfig;
-use crate::embedding::{Embeddings, FeatureLookup, Lookup};
+use crate::embedding::{FeatureLookup, HostEmbeddings, Lookup};
 use crate::tensors;
 
 /// The blocks that pool sequences; each is there if a feature pools by it.
@@ -97,10 +97,10 @@ struct Found<'a> {
     pooling: Pooling,
 }
 
-fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Found<'a>> {
+fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: HostEmbeddings<'a>) -> Vec<Found<'a>> {
     let found = |(group, lookup): (&'a Group, &'a Lookup)| {
         lookup.sequences.iter().map(move |feature| {
-            let pooling = embeddings.features()[feature.feature].pooling;
+            let pooling = embeddings.all.features()[feature.feature].pooling;
             Found { group, feature, pooling }
         })
     };
@@ -127,7 +127,12 @@ impl Blocks {
     }
 
     /// The vectors of all sequence features of a batch.
-    pub(super) fn forward(&self, batch: &Batch, lookups: &[Lookup], embeddings: &Embeddings) -> Sequences {
+    pub(super) fn forward(
+        &self,
+        batch: &Batch,
+        lookups: &[Lookup],
+        embeddings: HostEmbeddings<'_>,
+    ) -> Sequences {
         let all = all(batch, lookups, embeddings);
         let by = |pooling| all.iter().copied().filter(|found| found.pooling == pooling).collect::<Vec<_>>();
         let attended = self.attention.as_ref().map(|block| block.forward(lookups, embeddings));
@@ -190,7 +195,7 @@ impl Blocks {
         &self,
         sequences: &Sequences,
         lookups: &[Lookup],
-        embeddings: &Embeddings,
+        embeddings: HostEmbeddings<'_>,
         gradients: &[Vec<f32>],
         pooled: &mut [Vec<f32>],
     ) -> Vec<Vec<f32>> {
@@ -260,8 +265,8 @@ impl Found<'_> {
 
 impl Timeline {
     /// Looks up the elements of all of `features`.
-    fn new(features: &[Found<'_>], embeddings: &Embeddings) -> Self {
-        let dim = embeddings.dim();
+    fn new(features: &[Found<'_>], embeddings: HostEmbeddings<'_>) -> Self {
+        let dim = embeddings.all.dim();
         let mut end = 0;
         let range = |found: &Found<'_>| {
             let start = end;
@@ -275,7 +280,7 @@ impl Timeline {
                 values = rest;
                 let source = embeddings.sequence(found.feature);
                 let vectors = own.par_chunks_mut(dim.max(1)).zip(source.rows).with_min_len(256);
-                embeddings.install(|| {
+                embeddings.all.install(|| {
                     vectors.for_each(|(vector, &row)| {
                         source.table.slice(row as usize * dim, dim).widen(vector);
                     });
@@ -299,9 +304,9 @@ impl Queries {
         features: &[Found<'_>],
         lookups: &[Lookup],
         targets: &[Option<usize>],
-        embeddings: &Embeddings,
+        embeddings: HostEmbeddings<'_>,
     ) -> Self {
-        let dim = embeddings.dim();
+        let dim = embeddings.all.dim();
         let mut parts: Vec<QueryPart> = Vec::new();
         let mut vectors: Vec<f32> = Vec::new();
         for target in features.iter().filter_map(|found| targets[found.feature.feature]) {
