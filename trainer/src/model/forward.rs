@@ -195,7 +195,7 @@ impl HostPath {
         let profile = &model.profile;
         let lookups = profile.measure(Stage::Lookup, || embeddings.lookup(request))?;
         let sequences =
-            profile.measure(Stage::Attention, || model.blocks.forward(batch, &lookups.groups, embeddings));
+            profile.measure(Stage::Attention, || model.blocks.forward(batch, (&lookups.groups, embeddings)));
         let bottom = model.bottom.as_ref().map(|bottom| {
             // Of no samples a batch does not know its dense features.
             let dense = tensors::from_f32(batch.dense(), &[batch.size() as i64, model.dense_features]);
@@ -226,7 +226,7 @@ impl HostPath {
             }
         });
         let sequences = profile.measure(Stage::AttentionBackward, || {
-            model.blocks.backward(sequences, lookups, embeddings, &sequence_gradients, &mut pooled)
+            sequences.backward((lookups, embeddings), &sequence_gradients, &mut pooled)
         });
         let mut sequences = sequences.into_iter();
         let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
