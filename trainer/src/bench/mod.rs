@@ -205,7 +205,7 @@ fn step(
     let mut started = Instant::now();
     let batch = model.embeddings.install(|| deduplicated(batch, schema, dedupe))?;
     let searched = started.elapsed();
-    let accelerator = model.embeddings.on_device().map(|device| device.accelerator().clone());
+    let accelerator = model.embeddings.on_device().map(|embeddings| embeddings.store.accelerator().clone());
     if accelerator.is_some() {
         started = Instant::now();
     }

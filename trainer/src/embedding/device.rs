@@ -424,15 +424,15 @@ mod tests {
             let (batch, pooled) = (batch(step), gradient(step));
             let request = embeddings.request_batch(Some(&batch), Status::default()).unwrap();
             if embeddings.on_device().is_some() {
-                let lookup = embeddings.lookup_on_device(request).unwrap();
+                let lookup = embeddings.device().unwrap().lookup(request).unwrap();
                 let pooled = Some(tensors::from_f32(&pooled, &[-1, DIM as i64]));
                 let gradients = DeviceGradients { pooled, sequences: None };
-                let sent = embeddings.send_gradients_on_device(&lookup, &gradients).unwrap();
+                let sent = embeddings.device().unwrap().send_gradients(&lookup, &gradients).unwrap();
                 embeddings.update_on_device(&lookup, &gradients, sent, optimizer).unwrap();
             } else {
-                let lookups = embeddings.lookup(request).unwrap();
+                let lookups = embeddings.host().unwrap().lookup(request).unwrap();
                 let gradients = [LookupGradients { pooled, sequences: Vec::new() }];
-                let sent = embeddings.send_gradients(&lookups, &gradients).unwrap();
+                let sent = embeddings.host().unwrap().send_gradients(&lookups, &gradients).unwrap();
                 embeddings.update(&lookups, &gradients, sent, optimizer).unwrap();
             }
         }

@@ -42,13 +42,13 @@ pub use self::shard::{Buffer, RowSet, Shard};
 use self::store::HostStore;
 pub use self::table::Table;
 pub(crate) use self::table::stored_dtype;
-use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, LookedUp, Staged, guarded};
 use crate::distributed::{Alone, Collectives};
 use crate::kernels::attention::Sequence;
 use crate::kernels::element::Elements;
 use crate::trace::Recorder;
+use crate::{Error, Result};
 
 /// What a rank tells the others with every request.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -164,7 +164,7 @@ impl Layout {
 /// All tables of a model as one rank of a job sees them. Several features may look up one table; each of its rows is updated once a
 /// step all the same.
 ///
-/// [`request`](Self::request), [`lookup`](Self::lookup), [`send_gradients`](Self::send_gradients) and [`update`](Self::update) are
+/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup), [`send_gradients`](HostEmbeddings::send_gradients) and [`update`](Self::update) are
 /// collective: every rank calls them once a step, in one order, with its own batch.
 #[derive(Debug)]
 pub struct Embeddings {
@@ -175,6 +175,20 @@ pub struct Embeddings {
     threads: Arc<rayon::ThreadPool>,
     /// Updates so far, which Adam's correction of its moments depends on.
     steps: u64,
+}
+
+/// [`Embeddings`] whose shards are in this machine's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct HostEmbeddings<'a> {
+    pub(crate) all: &'a Embeddings,
+    store: &'a HostStore,
+}
+
+/// [`Embeddings`] whose shards are in a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceEmbeddings<'a> {
+    all: &'a Embeddings,
+    pub(crate) store: &'a DeviceStore,
 }
 
 /// Where this rank's shards are.
@@ -356,44 +370,42 @@ impl Embeddings {
         self.exchange.announce(&mut request.exchange)
     }
 
-    /// Looks up what all ranks asked for.
+    /// The tables in memory.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
-    pub fn lookup(&self, request: Request) -> Result<Lookups> {
-        let Store::Host(store) = &self.store else { unreachable!("a device looks up what is on it") };
-        let (groups, exchanged) =
-            self.exchange.lookup(request.exchange, store, &self.layout.tables, &self.threads)?;
-        Ok(Lookups { groups, exchanged })
+    /// [`Error::Collective`](crate::Error::Collective) if they are on a device.
+    pub fn host(&self) -> Result<HostEmbeddings<'_>> {
+        match &self.store {
+            Store::Host(store) => Ok(HostEmbeddings { all: self, store }),
+            Store::Device(_) => Err(elsewhere(ON_DEVICE)),
+        }
     }
 
-    /// A sequence feature's vectors as the attention kernel reads them.
-    pub(crate) fn sequence<'a>(&'a self, feature: &'a FeatureLookup) -> Sequence<'a> {
-        let table = match (&self.store, self.exchange.whole(feature.table)) {
-            (Store::Host(store), Some(shard)) => store.table(shard),
-            _ => None,
-        };
-        feature.sequence(table)
+    /// The tables on a device, if they are there: the model takes another way then.
+    pub(crate) fn on_device(&self) -> Option<DeviceEmbeddings<'_>> {
+        match &self.store {
+            Store::Host(_) => None,
+            Store::Device(store) => Some(DeviceEmbeddings { all: self, store }),
+        }
     }
 
-    /// Begins to send the gradients of `lookups` to the owners.
+    /// The tables on a device.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
-    pub fn send_gradients(&self, lookups: &Lookups, gradients: &[LookupGradients]) -> Result<SentGradients> {
-        let Store::Host(store) = &self.store else { unreachable!("a device keeps its gradients") };
-        let Lookups { groups, exchanged } = lookups;
-        Ok(SentGradients(self.exchange.send_gradients(groups, exchanged, gradients, store, &self.threads)?))
+    /// [`Error::Collective`](crate::Error::Collective) if they are in memory.
+    pub(crate) fn device(&self) -> Result<DeviceEmbeddings<'_>> {
+        self.on_device().ok_or_else(|| elsewhere(IN_MEMORY))
     }
 
     /// Updates every shard of this rank: the gradient of an id is summed over all places of all ranks where it was looked up, then its
-    /// row is updated once. `sent` is what [`send_gradients`](Self::send_gradients) gave for the same gradients.
+    /// row is updated once. `sent` is what [`send_gradients`](HostEmbeddings::send_gradients) gave for the same gradients.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Collective`](crate::Error::Collective) if the tables
+    /// are on a device.
     ///
     /// # Panics
     ///
@@ -406,7 +418,7 @@ impl Embeddings {
         optimizer: &TableOptimizerConfig,
     ) -> Result<()> {
         let Self { store: Store::Host(store), exchange, threads, steps, .. } = self else {
-            unreachable!("a device updates what is on it")
+            return Err(elsewhere(ON_DEVICE));
         };
         let step = *steps + 1;
         exchange.update(&lookups.groups, &lookups.exchanged, gradients, sent.0, |work| {
@@ -416,54 +428,11 @@ impl Embeddings {
         Ok(())
     }
 
-    /// The tables on a device, if they are there: the model takes another way then.
-    pub(crate) fn on_device(&self) -> Option<&DeviceStore> {
-        match &self.store {
-            Store::Host(_) => None,
-            Store::Device(store) => Some(store),
-        }
-    }
-
-    /// Looks up what all ranks asked for, on a device.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
-    pub(crate) fn lookup_on_device(&self, request: Request) -> Result<DeviceLookup> {
-        let Store::Device(store) = &self.store else { unreachable!("the tables are on a device") };
-        let Request { exchange, staged } = request;
-        let (mut staged, destinations) = staged.expect("what is looked up has a batch");
-        staged.arrive()?;
-        let Some(destinations) = destinations else {
-            let looked_up = store.lookup(&staged)?;
-            return Ok(DeviceLookup { staged, looked_up, travelled: None });
-        };
-        let (looked_up, travelled) =
-            self.exchange.lookup_on_device(exchange, destinations, &staged, store)?;
-        Ok(DeviceLookup { staged, looked_up, travelled: Some(travelled) })
-    }
-
-    /// Begins to send the gradients of a device's lookups to the owners.
-    ///
-    /// # Errors
-    ///
-    /// As [`lookup_on_device`](Self::lookup_on_device).
-    pub(crate) fn send_gradients_on_device(
-        &self,
-        lookup: &DeviceLookup,
-        gradients: &DeviceGradients,
-    ) -> Result<DeviceSentGradients> {
-        let Store::Device(store) = &self.store else { unreachable!("the tables are on a device") };
-        let send =
-            |travelled| self.exchange.send_gradients_on_device(travelled, &lookup.staged, gradients, store);
-        Ok(DeviceSentGradients(lookup.travelled.as_ref().map(send).transpose()?))
-    }
-
     /// Updates every shard of this rank that is on a device, as [`update`](Self::update) does.
     ///
     /// # Errors
     ///
-    /// As [`lookup_on_device`](Self::lookup_on_device).
+    /// As [`update`](Self::update); [`Error::Device`](crate::Error::Device) if the device fails.
     pub(crate) fn update_on_device(
         &mut self,
         lookup: &DeviceLookup,
@@ -472,7 +441,7 @@ impl Embeddings {
         optimizer: &TableOptimizerConfig,
     ) -> Result<()> {
         let Self { store: Store::Device(store), exchange, steps, .. } = self else {
-            unreachable!("the tables are on a device")
+            return Err(elsewhere(IN_MEMORY));
         };
         let (step, batch) = (*steps + 1, (&lookup.staged, &lookup.looked_up));
         match (&lookup.travelled, sent.0) {
@@ -569,6 +538,79 @@ impl Embeddings {
         })?;
         Ok(Some(widened(self.layout.tables[table].dtype, &bytes)))
     }
+}
+
+impl<'a> HostEmbeddings<'a> {
+    /// Looks up what all ranks asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn lookup(self, request: Request) -> Result<Lookups> {
+        let Embeddings { exchange, layout, threads, .. } = self.all;
+        let (groups, exchanged) = exchange.lookup(request.exchange, self.store, &layout.tables, threads)?;
+        Ok(Lookups { groups, exchanged })
+    }
+
+    /// A sequence feature's vectors as the attention kernel reads them.
+    pub(crate) fn sequence(self, feature: &'a FeatureLookup) -> Sequence<'a> {
+        feature.sequence(self.all.exchange.whole(feature.table).and_then(|shard| self.store.table(shard)))
+    }
+
+    /// Begins to send the gradients of `lookups` to the owners.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    pub fn send_gradients(self, lookups: &Lookups, gradients: &[LookupGradients]) -> Result<SentGradients> {
+        let Lookups { groups, exchanged } = lookups;
+        let Embeddings { exchange, threads, .. } = self.all;
+        Ok(SentGradients(exchange.send_gradients(groups, exchanged, gradients, self.store, threads)?))
+    }
+}
+
+impl DeviceEmbeddings<'_> {
+    /// Looks up what all ranks asked for, on a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
+    pub(crate) fn lookup(self, request: Request) -> Result<DeviceLookup> {
+        let Request { exchange, staged } = request;
+        let (mut staged, destinations) = staged.expect("what is looked up has a batch");
+        staged.arrive()?;
+        let Some(destinations) = destinations else {
+            let looked_up = self.store.lookup(&staged)?;
+            return Ok(DeviceLookup { staged, looked_up, travelled: None });
+        };
+        let (looked_up, travelled) =
+            self.all.exchange.lookup_on_device(exchange, destinations, &staged, self.store)?;
+        Ok(DeviceLookup { staged, looked_up, travelled: Some(travelled) })
+    }
+
+    /// Begins to send the gradients of a device's lookups to the owners.
+    ///
+    /// # Errors
+    ///
+    /// As [`lookup`](Self::lookup).
+    pub(crate) fn send_gradients(
+        self,
+        lookup: &DeviceLookup,
+        gradients: &DeviceGradients,
+    ) -> Result<DeviceSentGradients> {
+        let Self { all, store } = self;
+        let send =
+            |travelled| all.exchange.send_gradients_on_device(travelled, &lookup.staged, gradients, store);
+        Ok(DeviceSentGradients(lookup.travelled.as_ref().map(send).transpose()?))
+    }
+}
+
+const IN_MEMORY: &str = "the tables are in memory";
+const ON_DEVICE: &str = "the tables are on a device";
+
+/// A step was taken with tables that are elsewhere.
+fn elsewhere(message: &str) -> Error {
+    Error::Collective { operation: "step of tables", message: message.to_owned() }
 }
 
 /// What a file holds of a whole table.

@@ -135,7 +135,7 @@ fn alone(
 
 fn look_up(embeddings: &Embeddings, group: &Group) -> Lookups {
     let request = embeddings.request(std::slice::from_ref(group), Status::default()).unwrap();
-    embeddings.lookup(request).unwrap()
+    embeddings.host().unwrap().lookup(request).unwrap()
 }
 
 fn update(
@@ -145,7 +145,7 @@ fn update(
     optimizer: &TableOptimizerConfig,
 ) {
     let gradients = [gradients];
-    let sent = embeddings.send_gradients(lookups, &gradients).unwrap();
+    let sent = embeddings.host().unwrap().send_gradients(lookups, &gradients).unwrap();
     embeddings.update(lookups, &gradients, sent, optimizer).unwrap();
 }
 
@@ -304,7 +304,7 @@ fn three_steps(
     for _ in 0..3 {
         let lookups = look_up(embeddings, group);
         let lookup = &lookups.groups[0];
-        let sequence = embeddings.sequence(&lookup.sequences[0]);
+        let sequence = embeddings.host().unwrap().sequence(&lookup.sequences[0]);
         let vector = |&row: &u32| sequence.table.slice(row as usize * DIM, DIM).to_f32();
         vectors.push((lookup.pooled.clone(), sequence.rows.iter().flat_map(vector).collect()));
         let gradients = gradients(group, lookup, first);

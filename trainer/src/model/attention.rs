@@ -6,9 +6,9 @@ use tch::{Kind, Tensor};
 
 use super::linear::{bias, linear};
 use super::padded::Valid;
-use crate::embedding::{Embeddings, Lookup};
+use super::sequences::{Block, Features, OfQueries, Pooled, Read};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
-use crate::tensors;
+use crate::{Result, tensors};
 
 /// One multi-head self-attention block (Vaswani et al. 2017), shared by all features that pool by it: QKV projection, key
 /// padding mask, mean over the valid positions, output projection.
@@ -25,18 +25,20 @@ pub(super) struct SelfAttention {
 
 /// The block's output, and what its backward pass needs.
 #[derive(Debug)]
-pub(super) struct Attended {
+struct Attended {
     /// `[ΣU, D]`, the rows of all features of a batch that pool by attention, in order.
-    pub(super) rows: Tensor,
+    rows: Tensor,
+    /// The parameters of the projection.
+    project: [Tensor; 2],
     /// `[ΣU, H, D]`, the leaf.
     means: Tensor,
     weights: QueryKey,
     plan: Plan,
 }
 
-fn sequences<'a>(lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Sequence<'a>> {
+fn sequences<'a>((lookups, embeddings): Read<'a>) -> Vec<Sequence<'a>> {
     let all = lookups.iter().flat_map(|lookup| &lookup.sequences);
-    let own = all.filter(|lookup| embeddings.features()[lookup.feature].pooling == Pooling::Attention);
+    let own = all.filter(|lookup| embeddings.all.features()[lookup.feature].pooling == Pooling::Attention);
     own.map(|lookup| embeddings.sequence(lookup)).collect()
 }
 
@@ -47,10 +49,16 @@ impl SelfAttention {
         Self { dim, heads, project, output }
     }
 
+    fn bias(&self) -> &Tensor {
+        bias(&self.project)
+    }
+}
+
+impl Block for SelfAttention {
     /// All features of a batch that pool by attention. An empty row has the output of a mean of zero.
-    pub(super) fn forward(&self, lookups: &[Lookup], embeddings: &Embeddings) -> Attended {
+    fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled> {
         let (dim, heads) = (self.dim, self.heads);
-        let sequences = sequences(lookups, embeddings);
+        let sequences = sequences(features.read);
         let parameters = self.project.ws.detach().contiguous();
         let bias = self.bias().detach().contiguous();
         let weights = QueryKey::new(
@@ -58,7 +66,7 @@ impl SelfAttention {
             &tensors::as_slice(&bias)[..dim as usize],
             heads as usize,
         );
-        let (means, plan) = embeddings.install(|| attention::forward(&weights, &sequences, true));
+        let (means, plan) = features.read.1.all.install(|| attention::forward(&weights, &sequences, true));
         let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);
         let head_dim = dim / heads;
         let values: Vec<Tensor> = (0..heads)
@@ -77,59 +85,52 @@ impl SelfAttention {
             bias
         };
         let rows = self.output.forward(&(Tensor::cat(&values, 1) + bias));
-        Attended { rows, means, weights, plan }
+        let project = [&self.project.ws, self.bias()].map(Tensor::shallow_clone);
+        Box::new(Attended { rows, project, means, weights, plan })
     }
 
-    /// Queries, keys and values of every element, `[T, 3 D]` from `[T, D]`, for [`forward_padded`](Self::forward_padded). The bias
-    /// of keys has no influence, and no gradient: not even rounding's.
-    pub(super) fn with_projections(&self, vectors: &Tensor) -> Tensor {
+    /// Queries, keys and values of every element, `[T, 3 D]`. The bias of keys has no influence, and no gradient: not even rounding's.
+    fn of_elements(&self, elements: &Tensor) -> Tensor {
         let part = |i: i64| self.bias().narrow(0, i * self.dim, self.dim);
-        vectors.linear(&self.project.ws, Some(Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)))
+        elements.linear(&self.project.ws, Some(Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)))
     }
 
-    /// `[N, D]`, the vector of every list, from projected lists `[N, longest, 3 D]`, with zeros behind their ends, which `sizes` (`[N]`)
-    /// tell.
-    pub(super) fn forward_padded(&self, lists: &Tensor, sizes: &Tensor) -> Tensor {
+    fn of_rows(&self, lists: &Tensor, sizes: &Tensor, _: &mut OfQueries<'_>) -> Result<Tensor> {
         let valid = Valid::new(sizes, lists);
         let (weights, values) = valid.attention(lists, self.heads, self.dim);
         // The mean over the queries is taken of the weights, before they meet the values.
         let means = valid.share.unsqueeze(1).matmul(&weights).matmul(&values);
-        self.output.forward(&means.reshape([-1, self.dim]))
+        Ok(self.output.forward(&means.reshape([-1, self.dim])))
+    }
+}
+
+impl Pooled for Attended {
+    fn rows(&self) -> &Tensor {
+        &self.rows
     }
 
-    fn bias(&self) -> &Tensor {
-        bias(&self.project)
-    }
-
-    /// The gradients of the sequences' vectors, by value; adds those of queries and keys to the parameters'.
-    /// To be called when `backward` has reached the leaf.
-    pub(super) fn backward(
-        &self,
-        attended: &Attended,
-        lookups: &[Lookup],
-        embeddings: &Embeddings,
-    ) -> Vec<Vec<f32>> {
-        let sequences = sequences(lookups, embeddings);
-        let upstream = attended.means.grad().contiguous();
+    /// Adds the gradients of queries and keys to the parameters', too.
+    fn gradients(&self, read: Read<'_>, _: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
+        let sequences = sequences(read);
+        let upstream = self.means.grad().contiguous();
         let mut rest = tensors::as_slice(&upstream);
-        let size = (self.heads * self.dim) as usize;
+        let (heads, dim) = (self.means.size()[1], self.means.size()[2]);
+        let size = (heads * dim) as usize;
         let mut by_sequence = Vec::with_capacity(sequences.len());
         for sequence in &sequences {
             let (own, tail) = rest.split_at(sequence.sizes.len() * size);
             by_sequence.push(own);
             rest = tail;
         }
-        let (weights, plan) = (&attended.weights, &attended.plan);
-        let gradients = embeddings.install(|| attention::backward(weights, &sequences, plan, &by_sequence));
+        let Self { weights, plan, project: [parameters, bias], .. } = self;
+        let gradients = read.1.all.install(|| attention::backward(weights, &sequences, plan, &by_sequence));
         tch::no_grad(|| {
-            let dim = self.dim;
             let weights = tensors::from_f32(&gradients.weights, &[2 * dim, dim]);
-            let _ = self.project.ws.grad().narrow(0, 0, 2 * dim).g_add_(&weights);
+            let _ = parameters.grad().narrow(0, 0, 2 * dim).g_add_(&weights);
             // The bias of keys has no influence, and no gradient: not even rounding's.
-            let bias = tensors::from_f32(&gradients.bias, &[dim]);
-            let _ = self.bias().grad().narrow(0, 0, dim).g_add_(&bias);
+            let _ = bias.grad().narrow(0, 0, dim).g_add_(&tensors::from_f32(&gradients.bias, &[dim]));
         });
-        debug_assert_eq!(attended.means.kind(), Kind::Float);
+        debug_assert_eq!(self.means.kind(), Kind::Float);
         gradients.vectors
     }
 }

@@ -5,6 +5,8 @@ use tch::nn::{self, Module};
 
 use super::linear::linear;
 use super::lists::{Lists, gather, indices, weighted_sum};
+use super::sequences::{Block, Features, OfQueries, Pooled};
+use crate::Result;
 
 /// The local activation unit of DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"), shared by all
 /// features that pool by it: `Σ_j a(q, k_j) k_j` over the elements of a list, with weights from an MLP over
@@ -63,23 +65,6 @@ impl TargetAttention {
         Tensor::cat(&[queries, &self.of_queries(queries)], 1)
     }
 
-    /// Every element beside its part of the first layer, `[T, D + H]` from `[T, D]`.
-    pub(super) fn with_keys(&self, vectors: &Tensor) -> Tensor {
-        Tensor::cat(&[vectors, &self.of_keys(vectors)], 1)
-    }
-
-    /// `[N, D]`, the vector of every list. Of lists `[N, longest, D + H]` there are those [with keys](Self::with_keys), and zeros behind
-    /// their ends; list `i` attends with row `i` of those [with queries](Self::with_queries), `[N, D + H]`.
-    pub(super) fn forward_padded(&self, lists: &Tensor, queries: &Tensor) -> Tensor {
-        let hidden = lists.size()[2] - self.dim;
-        let (vectors, of_keys) = (lists.narrow(2, 0, self.dim), lists.narrow(2, self.dim, hidden));
-        let queries = queries.unsqueeze(1);
-        let products = queries.narrow(2, 0, self.dim) * &vectors;
-        let weights = self.weights(&products, &queries.narrow(2, self.dim, hidden), &of_keys);
-        // What lies behind an end is zero, whatever its weight.
-        weights.transpose(1, 2).matmul(&vectors).squeeze_dim(1)
-    }
-
     /// `[…, D]` of the first layer's weights.
     fn part(&self, i: i64) -> Tensor {
         self.layers[0].ws.narrow(1, i * self.dim, self.dim)
@@ -102,6 +87,31 @@ impl TargetAttention {
             hidden = layer.forward(&hidden.sigmoid());
         }
         hidden
+    }
+}
+
+impl Block for TargetAttention {
+    fn by_sample(&self) -> bool {
+        true
+    }
+
+    fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled> {
+        features.pool_pairs(|vectors, queries, lists, targets| self.forward(vectors, queries, lists, targets))
+    }
+
+    /// Every element beside its part of the first layer, `[T, D + H]`.
+    fn of_elements(&self, elements: &Tensor) -> Tensor {
+        Tensor::cat(&[elements, &self.of_keys(elements)], 1)
+    }
+
+    fn of_rows(&self, lists: &Tensor, _: &Tensor, queries: &mut OfQueries<'_>) -> Result<Tensor> {
+        let hidden = lists.size()[2] - self.dim;
+        let (vectors, of_keys) = (lists.narrow(2, 0, self.dim), lists.narrow(2, self.dim, hidden));
+        let queries = queries(self)?.unsqueeze(1);
+        let products = queries.narrow(2, 0, self.dim) * &vectors;
+        let weights = self.weights(&products, &queries.narrow(2, self.dim, hidden), &of_keys);
+        // What lies behind an end is zero, whatever its weight.
+        Ok(weights.transpose(1, 2).matmul(&vectors).squeeze_dim(1))
     }
 }
 
@@ -133,9 +143,12 @@ mod tests {
         });
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };
         let targets = [1, 0, 1, 1];
-        let keys = pad(&unit.with_keys(&vectors), &lists);
-        let queries_of_lists = gather(&unit.with_queries(&queries), &indices(&targets, Device::Cpu));
-        let found = unit.forward_padded(&keys, &queries_of_lists);
+        let keys = pad(&unit.of_elements(&vectors), &lists);
+        let sizes = Tensor::from_slice(&lists.sizes);
+        let mut of_lists = |unit: &TargetAttention| {
+            Ok(gather(&unit.with_queries(&queries), &indices(&targets, Device::Cpu)))
+        };
+        let found = unit.of_rows(&keys, &sizes, &mut of_lists).unwrap();
         let expected = unit.forward(&vectors, &queries, &lists, &targets);
         assert!((found - expected).abs().max().double_value(&[]) < 1e-6);
     }

@@ -6,6 +6,8 @@ use tch::nn::{self, Module};
 use super::linear::{ZEROS, bias, linear, uniform, with_init, xavier_uniform};
 use super::lists::{Lists, gather, indices, mean};
 use super::padded::Valid;
+use super::sequences::{Block, Features, OfQueries, Pooled};
+use crate::Result;
 
 /// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it, and the
 /// mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
@@ -58,22 +60,6 @@ impl Encoder {
         let occupied = Tensor::from_slice(&occupied).to_kind(vectors.kind()).to_device(device).unsqueeze(1);
         let rows = self.last(&mean(&residual, &starts), &mean(&hidden, &starts), &occupied);
         gather(&rows, &indices(&places, device))
-    }
-
-    /// Every element's queries, keys and values beside itself, `[T, 4 D]` from `[T, D]`.
-    pub(super) fn with_projections(&self, vectors: &Tensor) -> Tensor {
-        Tensor::cat(&[&self.projections(vectors), vectors], 1)
-    }
-
-    /// `[N, D]`, the vector of every list. Of lists `[N, longest, 4 D]` there are those [with
-    /// projections](Self::with_projections), and zeros behind their ends, which `sizes` (`[N]`) tell.
-    pub(super) fn forward_padded(&self, lists: &Tensor, sizes: &Tensor) -> Tensor {
-        let valid = Valid::new(sizes, lists);
-        let (weights, values) = valid.attention(lists, self.heads, self.dim);
-        let attended = weights.matmul(&values).transpose(1, 2).reshape([-1, lists.size()[1], self.dim]);
-        let residual = lists.narrow(2, 3 * self.dim, self.dim) + self.output.forward(&attended);
-        let mean = |values: &Tensor| valid.share.matmul(values).squeeze_dim(1);
-        self.last(&mean(&residual), &mean(&self.hidden_layer(&residual)), &valid.occupied)
     }
 
     /// Queries, keys and values, `[T, 3 D]`.
@@ -146,6 +132,26 @@ impl Encoder {
     }
 }
 
+impl Block for Encoder {
+    fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled> {
+        features.pool_rows(|vectors, lists| self.forward(vectors, lists))
+    }
+
+    /// Every element's queries, keys and values beside itself, `[T, 4 D]`.
+    fn of_elements(&self, elements: &Tensor) -> Tensor {
+        Tensor::cat(&[&self.projections(elements), elements], 1)
+    }
+
+    fn of_rows(&self, lists: &Tensor, sizes: &Tensor, _: &mut OfQueries<'_>) -> Result<Tensor> {
+        let valid = Valid::new(sizes, lists);
+        let (weights, values) = valid.attention(lists, self.heads, self.dim);
+        let attended = weights.matmul(&values).transpose(1, 2).reshape([-1, lists.size()[1], self.dim]);
+        let residual = lists.narrow(2, 3 * self.dim, self.dim) + self.output.forward(&attended);
+        let mean = |values: &Tensor| valid.share.matmul(values).squeeze_dim(1);
+        Ok(self.last(&mean(&residual), &mean(&self.hidden_layer(&residual)), &valid.occupied))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tch::{Device, nn};
@@ -172,9 +178,10 @@ mod tests {
             (block, Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 12, 1] };
-        let padded = pad(&block.with_projections(&vectors), &lists);
+        let padded = pad(&block.of_elements(&vectors), &lists);
         let sizes = Tensor::from_slice(&lists.sizes).to_kind(tch::Kind::Int);
-        let difference = block.forward_padded(&padded, &sizes) - block.forward(&vectors, &lists);
+        let found = block.of_rows(&padded, &sizes, &mut |_| unreachable!("there are no queries")).unwrap();
+        let difference = found - block.forward(&vectors, &lists);
         assert!(difference.abs().max().double_value(&[]) < 1e-5);
     }
 

@@ -20,7 +20,9 @@ use super::sequences::Sequences;
 use super::{Model, Stage};
 use crate::config::TableOptimizerConfig;
 use crate::device::guarded;
-use crate::embedding::{Embeddings, Lookup, LookupGradients, Lookups, Request, SentGradients, Status};
+use crate::embedding::{
+    Embeddings, HostEmbeddings, Lookup, LookupGradients, Lookups, Request, SentGradients, Status,
+};
 use crate::kernels::interaction::Source;
 use crate::lockstep::FAILED;
 use crate::{Result, tensors};
@@ -134,8 +136,8 @@ impl Model {
     pub fn forward(&self, batch: &Batch, input: Input) -> Result<Forward> {
         guarded(self.device(), || {
             let passed: Box<dyn Passed> = match self.embeddings.on_device() {
-                None => Box::new(HostPath::new(self, batch, input.0)?),
-                Some(store) => Box::new(DevicePath::new(self, store.accelerator(), input.0)?),
+                None => Box::new(HostPath::new(self, self.embeddings.host()?, batch, input.0)?),
+                Some(embeddings) => Box::new(DevicePath::new(self, embeddings, input.0)?),
             };
             let logits = self.profile.measure(Stage::Mlps, || {
                 let input = passed.input(self);
@@ -189,11 +191,11 @@ impl Model {
 }
 
 impl HostPath {
-    fn new(model: &Model, batch: &Batch, request: Request) -> Result<Self> {
-        let (profile, embeddings) = (&model.profile, &model.embeddings);
+    fn new(model: &Model, embeddings: HostEmbeddings<'_>, batch: &Batch, request: Request) -> Result<Self> {
+        let profile = &model.profile;
         let lookups = profile.measure(Stage::Lookup, || embeddings.lookup(request))?;
         let sequences =
-            profile.measure(Stage::Attention, || model.blocks.forward(batch, &lookups.groups, embeddings));
+            profile.measure(Stage::Attention, || model.blocks.forward(batch, (&lookups.groups, embeddings)));
         let bottom = model.bottom.as_ref().map(|bottom| {
             // Of no samples a batch does not know its dense features.
             let dense = tensors::from_f32(batch.dense(), &[batch.size() as i64, model.dense_features]);
@@ -205,7 +207,8 @@ impl HostPath {
     }
 
     /// From the gradients of the interaction's sources to those of the tables' vectors.
-    fn backward_sources(&self, model: &Model, gradients: Vec<Vec<f32>>) -> Vec<LookupGradients> {
+    fn backward_sources(&self, model: &Model, gradients: Vec<Vec<f32>>) -> Result<Vec<LookupGradients>> {
+        let embeddings = model.embeddings.host()?;
         let Self { lookups, bottom, sequences, .. } = self;
         let (lookups, profile) = (&lookups.groups, &model.profile);
         let mut gradients = gradients.into_iter();
@@ -223,14 +226,14 @@ impl HostPath {
             }
         });
         let sequences = profile.measure(Stage::AttentionBackward, || {
-            model.blocks.backward(sequences, lookups, &model.embeddings, &sequence_gradients, &mut pooled)
+            sequences.backward((lookups, embeddings), &sequence_gradients, &mut pooled)
         });
         let mut sequences = sequences.into_iter();
         let of_lookup = |(lookup, pooled): (&Lookup, Vec<f32>)| LookupGradients {
             pooled,
             sequences: sequences.by_ref().take(lookup.sequences.len()).collect(),
         };
-        lookups.iter().zip(pooled).map(of_lookup).collect()
+        Ok(lookups.iter().zip(pooled).map(of_lookup).collect())
     }
 }
 
@@ -244,7 +247,7 @@ impl Passed for HostPath {
         let sources = sources(batch, &self.lookups.groups, &rows);
         let gradients = model.interact_backward(&self.interacted, &sources);
         drop(sources);
-        self.gradients = self.backward_sources(model, gradients);
+        self.gradients = self.backward_sources(model, gradients)?;
         Ok(())
     }
 
@@ -256,14 +259,14 @@ impl Passed for HostPath {
     }
 
     fn send(&mut self, embeddings: &Embeddings) -> Result<()> {
-        self.sent = Some(embeddings.send_gradients(&self.lookups, &self.gradients)?);
+        self.sent = Some(embeddings.host()?.send_gradients(&self.lookups, &self.gradients)?);
         Ok(())
     }
 
     fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()> {
         let sent = match self.sent.take() {
             Some(sent) => sent,
-            None => embeddings.send_gradients(&self.lookups, &self.gradients)?,
+            None => embeddings.host()?.send_gradients(&self.lookups, &self.gradients)?,
         };
         embeddings.update(&self.lookups, &self.gradients, sent, optimizer)
     }

@@ -94,8 +94,8 @@ impl Model {
             embeddings,
             profile,
         };
-        if let Some(store) = model.embeddings.on_device() {
-            let device = store.accelerator().torch();
+        if let Some(embeddings) = model.embeddings.on_device() {
+            let device = embeddings.store.accelerator().torch();
             guarded(device, || {
                 model.variables.set_device(device);
                 Ok(())

@@ -19,13 +19,16 @@ use super::forward::Passed;
 use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, Staged, Sums};
-use crate::embedding::{DeviceGradients, DeviceLookup, DeviceSentGradients, Embeddings, Request};
+use crate::embedding::{
+    DeviceEmbeddings, DeviceGradients, DeviceLookup, DeviceSentGradients, Embeddings, Request,
+};
 
 mod blocks;
 
 /// The way through tables on a device.
 #[derive(Debug)]
 pub(super) struct DevicePath {
+    accelerator: Accelerator,
     lookup: DeviceLookup,
     /// `[B, D]`.
     bottom: Option<Tensor>,
@@ -87,8 +90,9 @@ impl Source<'_> {
 }
 
 impl DevicePath {
-    pub(super) fn new(model: &Model, accelerator: &Accelerator, request: Request) -> Result<Self> {
-        let lookup = model.embeddings.lookup_on_device(request)?;
+    pub(super) fn new(model: &Model, embeddings: DeviceEmbeddings<'_>, request: Request) -> Result<Self> {
+        let accelerator = embeddings.store.accelerator();
+        let lookup = embeddings.lookup(request)?;
         let (staged, looked_up) = (&lookup.staged, &lookup.looked_up);
         let sequences = model.blocks.forward_on_device(accelerator, staged, looked_up)?;
         // Of no samples a batch does not know its dense features.
@@ -103,7 +107,8 @@ impl DevicePath {
         let vectors = expanded(accelerator, staged, dim, bottom.as_ref(), rows_of)?;
         let vectors = vectors.set_requires_grad(true);
         let gradients = DeviceGradients { pooled: None, sequences: None };
-        Ok(Self { lookup, bottom, sequences, vectors, gradients, sent: None })
+        let accelerator = accelerator.clone();
+        Ok(Self { accelerator, lookup, bottom, sequences, vectors, gradients, sent: None })
     }
 }
 
@@ -157,8 +162,7 @@ impl Passed for DevicePath {
     }
 
     fn backward(&mut self, model: &Model, _: &Batch) -> Result<()> {
-        let store = model.embeddings.on_device().expect("the tables are on a device");
-        let accelerator = store.accelerator();
+        let accelerator = &self.accelerator;
         let (batch, dim) = (&self.lookup.staged, model.embeddings.dim() as i64);
         let upstream = self.vectors.grad().contiguous();
         let empty = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
@@ -194,14 +198,14 @@ impl Passed for DevicePath {
     }
 
     fn send(&mut self, embeddings: &Embeddings) -> Result<()> {
-        self.sent = Some(embeddings.send_gradients_on_device(&self.lookup, &self.gradients)?);
+        self.sent = Some(embeddings.device()?.send_gradients(&self.lookup, &self.gradients)?);
         Ok(())
     }
 
     fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()> {
         let sent = match self.sent.take() {
             Some(sent) => sent,
-            None => embeddings.send_gradients_on_device(&self.lookup, &self.gradients)?,
+            None => embeddings.device()?.send_gradients(&self.lookup, &self.gradients)?,
         };
         embeddings.update_on_device(&self.lookup, &self.gradients, sent, optimizer)
     }

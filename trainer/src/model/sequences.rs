@@ -7,20 +7,52 @@ use onefold_sharding::{FeatureConfig, Pooling};
 use rayon::prelude::*;
 use tch::{Kind, Tensor, nn};
 
-use super::attention::{Attended, SelfAttention};
+use super::attention::SelfAttention;
 use super::din::TargetAttention;
 use super::encoder::Encoder;
 use super::lists::Lists;
 use crate::config::ModelConfig;
-use crate::embedding::{Embeddings, FeatureLookup, Lookup};
-use crate::tensors;
+use crate::embedding::{FeatureLookup, HostEmbeddings, Lookup};
+use crate::{Result, tensors};
 
-/// The blocks that pool sequences; each is there if a feature pools by it.
+/// A block that pools sequences: in memory by the lists over a timeline, on a device by padded lists.
+pub(super) trait Block: std::fmt::Debug + Send {
+    /// Whether every sample has a vector of its own, however its group is deduplicated.
+    fn by_sample(&self) -> bool {
+        false
+    }
+
+    /// In memory: all features of a batch that pool by the block.
+    fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled>;
+
+    /// On a device: what runs once per element, `[T, W]` from `[T, D]`.
+    fn of_elements(&self, elements: &Tensor) -> Tensor;
+
+    /// On a device: the vector of every list, `[N, D]`. Of lists `[N, longest, W]` there are those [of elements](Self::of_elements), and
+    /// zeros behind their ends, which `sizes` (`[N]`) tell. A block whose lists attend with targets gets their part from `queries`.
+    fn of_rows(&self, lists: &Tensor, sizes: &Tensor, queries: &mut OfQueries<'_>) -> Result<Tensor>;
+}
+
+/// What lists attend with, `[N, W]`: every list's row of [with queries](TargetAttention::with_queries).
+pub(super) type OfQueries<'a> = dyn FnMut(&TargetAttention) -> Result<Tensor> + 'a;
+
+/// A batch's lookups, and the tables.
+pub(super) type Read<'a> = (&'a [Lookup], HostEmbeddings<'a>);
+
+/// What a block gave in memory.
+pub(super) trait Pooled: std::fmt::Debug {
+    /// `[N, D]`, the vectors of all features that pool by the block, one feature's after the other.
+    fn rows(&self) -> &Tensor;
+
+    /// The gradients of each feature's elements, `[T, D]`, once `backward` has reached the leaves; those of targets are added
+    /// to `pooled`, the gradients of every lookup's pooled vectors.
+    fn gradients(&self, read: Read<'_>, pooled: &mut [Vec<f32>]) -> Vec<Vec<f32>>;
+}
+
+/// The blocks that the features pool by.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    pub(super) attention: Option<SelfAttention>,
-    pub(super) encoder: Option<Encoder>,
-    pub(super) din: Option<TargetAttention>,
+    pub(super) blocks: Vec<(Pooling, Box<dyn Block>)>,
     /// By feature, if it pools by `din`: its target.
     targets: Vec<Option<usize>>,
 }
@@ -29,36 +61,35 @@ pub(super) struct Blocks {
 #[derive(Debug)]
 pub(super) struct Sequences {
     /// In the order of the lookups.
-    features: Vec<Pooled>,
-    attended: Option<Attended>,
-    encoded: Option<Encoded>,
-    targeted: Option<Targeted>,
+    features: Vec<Place>,
+    /// What every block gave.
+    pooled: Vec<Box<dyn Pooled>>,
 }
 
 /// Where the vectors of one feature are.
 #[derive(Debug)]
-struct Pooled {
-    pooling: Pooling,
+struct Place {
+    /// The number of its block.
+    block: usize,
     /// Rows of the block's result.
     rows: Range<usize>,
-    /// Whether they are samples, however the group is deduplicated.
     by_sample: bool,
 }
 
-/// What the encoder block gave.
-#[derive(Debug)]
-struct Encoded {
-    timeline: Timeline,
-    /// `[ΣU, D]`.
-    rows: Tensor,
+/// The features of a batch that pool by one block.
+pub(super) struct Features<'a> {
+    own: Vec<(&'a Group, &'a FeatureLookup)>,
+    batch: &'a Batch,
+    pub(super) read: Read<'a>,
+    /// As in [`Blocks`].
+    targets: &'a [Option<usize>],
 }
 
-/// What target attention gave.
+/// What a block gave that reads the elements themselves.
 #[derive(Debug)]
-struct Targeted {
+struct OfTimeline {
     timeline: Timeline,
-    queries: Queries,
-    /// `[F B, D]`.
+    queries: Option<Queries>,
     rows: Tensor,
 }
 
@@ -89,24 +120,6 @@ struct QueryPart {
     rows: Range<usize>,
 }
 
-/// A sequence feature of a batch.
-#[derive(Clone, Copy)]
-struct Found<'a> {
-    group: &'a Group,
-    feature: &'a FeatureLookup,
-    pooling: Pooling,
-}
-
-fn all<'a>(batch: &'a Batch, lookups: &'a [Lookup], embeddings: &'a Embeddings) -> Vec<Found<'a>> {
-    let found = |(group, lookup): (&'a Group, &'a Lookup)| {
-        lookup.sequences.iter().map(move |feature| {
-            let pooling = embeddings.features()[feature.feature].pooling;
-            Found { group, feature, pooling }
-        })
-    };
-    batch.groups().iter().zip(lookups).flat_map(found).collect()
-}
-
 impl Blocks {
     /// The blocks that `configs` need, with new parameters below `root`.
     pub(super) fn new(root: &nn::Path<'_>, model: &ModelConfig, configs: &[FeatureConfig], dim: i64) -> Self {
@@ -115,167 +128,151 @@ impl Blocks {
             let target = config.target.as_ref().filter(|_| config.pooling == Pooling::Din)?;
             configs.iter().position(|other| other.feature == *target)
         };
-        Self {
-            attention: by(Pooling::Attention)
-                .then(|| SelfAttention::new(&(root / "attention"), dim, model.attention_heads)),
-            encoder: by(Pooling::Encoder).then(|| {
-                Encoder::new(&(root / "encoder"), dim, model.encoder_heads, model.encoder_hidden_width(dim))
-            }),
-            din: by(Pooling::Din).then(|| TargetAttention::new(&(root / "din"), dim, &model.din_hidden)),
-            targets: configs.iter().map(target).collect(),
-        }
+        let (heads, hidden) = (model.encoder_heads, model.encoder_hidden_width(dim));
+        let block = |pooling| -> (Pooling, Box<dyn Block>) {
+            let block: Box<dyn Block> = match pooling {
+                Pooling::Encoder => Box::new(Encoder::new(&(root / "encoder"), dim, heads, hidden)),
+                Pooling::Din => Box::new(TargetAttention::new(&(root / "din"), dim, &model.din_hidden)),
+                _ => Box::new(SelfAttention::new(&(root / "attention"), dim, model.attention_heads)),
+            };
+            (pooling, block)
+        };
+        let poolings =
+            [Pooling::Attention, Pooling::Encoder, Pooling::Din].into_iter().filter(|own| by(*own));
+        Self { blocks: poolings.map(block).collect(), targets: configs.iter().map(target).collect() }
+    }
+
+    /// The number of the block that pools so.
+    pub(super) fn place(&self, pooling: Pooling) -> usize {
+        let place = self.blocks.iter().position(|(own, _)| *own == pooling);
+        place.expect("a block is there if a table pools by it")
     }
 
     /// The vectors of all sequence features of a batch.
-    pub(super) fn forward(&self, batch: &Batch, lookups: &[Lookup], embeddings: &Embeddings) -> Sequences {
-        let all = all(batch, lookups, embeddings);
-        let by = |pooling| all.iter().copied().filter(|found| found.pooling == pooling).collect::<Vec<_>>();
-        let attended = self.attention.as_ref().map(|block| block.forward(lookups, embeddings));
-        let encoded = self.encoder.as_ref().map(|block| {
-            let features = by(Pooling::Encoder);
-            let timeline = Timeline::new(&features, embeddings);
-            let mut lists = Lists::default();
-            for (found, range) in features.iter().zip(&timeline.ranges) {
-                lists.extend(found.lists(), range.start);
+    pub(super) fn forward(&self, batch: &Batch, read: Read<'_>) -> Sequences {
+        let (lookups, embeddings) = read;
+        let configs = embeddings.all.features();
+        let mut by_block = vec![Vec::new(); self.blocks.len()];
+        let (mut features, mut ends) = (Vec::new(), vec![0; self.blocks.len()]);
+        for (group, lookup) in batch.groups().iter().zip(lookups) {
+            for feature in &lookup.sequences {
+                let block = self.place(configs[feature.feature].pooling);
+                let by_sample = self.blocks[block].1.by_sample();
+                let start = ends[block];
+                ends[block] += if by_sample { batch.size() } else { feature.rows.sizes.len() };
+                features.push(Place { block, rows: start..ends[block], by_sample });
+                by_block[block].push((group, feature));
             }
-            Encoded { rows: block.forward(&timeline.vectors, &lists), timeline }
-        });
-        let targeted = self.din.as_ref().map(|block| {
-            let features = by(Pooling::Din);
-            let timeline = Timeline::new(&features, embeddings);
-            let queries = Queries::new(&features, lookups, &self.targets, embeddings);
-            let (lists, targets) = self.pairs(batch, &features, &timeline, &queries);
-            let rows = block.forward(&timeline.vectors, &queries.vectors, &lists, &targets);
-            Targeted { rows, timeline, queries }
-        });
-        let mut next = [0_usize; 3];
-        let features = all.iter().map(|found| {
-            let by_sample = found.pooling == Pooling::Din;
-            let count = if by_sample { batch.size() } else { found.feature.rows.sizes.len() };
-            let next = &mut next[place(found.pooling)];
-            let rows = *next..*next + count;
-            *next = rows.end;
-            Pooled { pooling: found.pooling, rows, by_sample }
-        });
-        Sequences { features: features.collect(), attended, encoded, targeted }
-    }
-
-    /// Every sample's list of every `din` feature, and the query that it attends with.
-    fn pairs(
-        &self,
-        batch: &Batch,
-        features: &[Found<'_>],
-        timeline: &Timeline,
-        queries: &Queries,
-    ) -> (Lists, Vec<i64>) {
-        let (mut lists, mut targets) = (Lists::default(), Vec::new());
-        for (found, range) in features.iter().zip(&timeline.ranges) {
-            let rows = &found.feature.rows;
-            let own = (0..batch.size()).map(|sample| {
-                let row = found.group.row_of(sample);
-                (rows.offsets[row], rows.sizes[row])
-            });
-            lists.extend(own, range.start);
-            let target = self.targets[found.feature.feature];
-            let Some(part) = queries.parts.iter().find(|part| Some(part.target) == target) else { continue };
-            let group = &batch.groups()[part.lookup];
-            targets.extend((0..batch.size()).map(|sample| (part.rows.start + group.row_of(sample)) as i64));
         }
-        (lists, targets)
+        let blocks = self.blocks.iter().zip(by_block);
+        let pooled = blocks
+            .map(|((_, block), own)| block.pool(&Features { own, batch, read, targets: &self.targets }));
+        Sequences { features, pooled: pooled.collect() }
+    }
+}
+
+impl Features<'_> {
+    /// What `block` gives of all elements, `[T, D]`, and the lists of rows over them.
+    pub(super) fn pool_rows(&self, block: impl FnOnce(&Tensor, &Lists) -> Tensor) -> Box<dyn Pooled> {
+        let timeline = Timeline::new(self);
+        let mut lists = Lists::default();
+        for ((_, feature), range) in self.own.iter().zip(&timeline.ranges) {
+            let rows = &feature.rows;
+            lists.extend(rows.offsets.iter().copied().zip(rows.sizes.iter().copied()), range.start);
+        }
+        let rows = block(&timeline.vectors, &lists);
+        Box::new(OfTimeline { timeline, queries: None, rows })
     }
 
+    /// What `block` gives of all elements, `[T, D]`, all queries, `[U, D]`, the lists of samples, and the query that each attends
+    /// with.
+    pub(super) fn pool_pairs(
+        &self,
+        block: impl FnOnce(&Tensor, &Tensor, &Lists, &[i64]) -> Tensor,
+    ) -> Box<dyn Pooled> {
+        let timeline = Timeline::new(self);
+        let queries = Queries::new(self);
+        let (mut lists, mut targets) = (Lists::default(), Vec::new());
+        let samples = || 0..self.batch.size();
+        for ((group, feature), range) in self.own.iter().zip(&timeline.ranges) {
+            let own = samples().map(|sample| group.row_of(sample));
+            lists.extend(own.map(|row| (feature.rows.offsets[row], feature.rows.sizes[row])), range.start);
+            let target = self.targets[feature.feature];
+            let Some(part) = queries.parts.iter().find(|part| Some(part.target) == target) else { continue };
+            let group = &self.batch.groups()[part.lookup];
+            targets.extend(samples().map(|sample| (part.rows.start + group.row_of(sample)) as i64));
+        }
+        let rows = block(&timeline.vectors, &queries.vectors, &lists, &targets);
+        Box::new(OfTimeline { timeline, queries: Some(queries), rows })
+    }
+}
+
+impl Sequences {
     /// From the gradients of every feature's rows to those of its timeline's vectors, `[T, D]` each; those of targets are
     /// added to `pooled`, the gradients of every lookup's pooled vectors.
     pub(super) fn backward(
         &self,
-        sequences: &Sequences,
-        lookups: &[Lookup],
-        embeddings: &Embeddings,
+        read: Read<'_>,
         gradients: &[Vec<f32>],
         pooled: &mut [Vec<f32>],
     ) -> Vec<Vec<f32>> {
-        let parts = sequences.results().map(|(pooling, rows)| {
-            let features = sequences.features.iter().zip(gradients);
-            let own = features.filter(|(feature, _)| feature.pooling == pooling);
+        let parts = self.pooled.iter().enumerate().map(|(block, result)| {
+            let features = self.features.iter().zip(gradients);
+            let own = features.filter(|(feature, _)| feature.block == block);
             let gradient: Vec<f32> = own.flat_map(|(_, gradient)| gradient).copied().collect();
+            let rows = result.rows();
             let gradient = tensors::from_f32(&gradient, &rows.size()).to_device(rows.device());
             (rows * gradient).sum(Kind::Float)
         });
         let Some(total) = parts.reduce(|a, b| a + b) else { return Vec::new() };
         total.backward();
-        let mut by_pooling = [Vec::new().into_iter(), Vec::new().into_iter(), Vec::new().into_iter()];
-        if let (Some(block), Some(attended)) = (&self.attention, &sequences.attended) {
-            by_pooling[0] = block.backward(attended, lookups, embeddings).into_iter();
-        }
-        if let Some(encoded) = &sequences.encoded {
-            by_pooling[1] = encoded.timeline.gradients().into_iter();
-        }
-        if let Some(targeted) = &sequences.targeted {
-            by_pooling[2] = targeted.timeline.gradients().into_iter();
-            targeted.queries.add_gradients(lookups, pooled);
-        }
-        let gradient = |feature: &Pooled| by_pooling[place(feature.pooling)].next().unwrap_or_default();
-        sequences.features.iter().map(gradient).collect()
-    }
-}
-
-/// The number of the block that pools so.
-fn place(pooling: Pooling) -> usize {
-    match pooling {
-        Pooling::Encoder => 1,
-        Pooling::Din => 2,
-        _ => 0,
-    }
-}
-
-impl Sequences {
-    /// The blocks' results, `[N, D]`.
-    fn results(&self) -> impl Iterator<Item = (Pooling, &Tensor)> {
-        let attended = self.attended.iter().map(|attended| (Pooling::Attention, &attended.rows));
-        let encoded = self.encoded.iter().map(|encoded| (Pooling::Encoder, &encoded.rows));
-        let targeted = self.targeted.iter().map(|targeted| (Pooling::Din, &targeted.rows));
-        attended.chain(encoded).chain(targeted)
+        let results = self.pooled.iter();
+        let mut by_block: Vec<_> = results.map(|result| result.gradients(read, pooled).into_iter()).collect();
+        let gradient = |feature: &Place| by_block[feature.block].next().unwrap_or_default();
+        self.features.iter().map(gradient).collect()
     }
 
     /// Of every feature, in the order of the lookups: its vectors, outside the graph, and whether they are of samples.
     pub(super) fn vectors(&self) -> Vec<(Tensor, bool)> {
-        let detached: Vec<_> =
-            self.results().map(|(pooling, rows)| (pooling, rows.detach().contiguous())).collect();
-        let vectors = |feature: &Pooled| {
-            let (_, rows) = detached.iter().find(|(pooling, _)| *pooling == feature.pooling)?;
-            let (start, length) = (feature.rows.start as i64, feature.rows.len() as i64);
-            Some((rows.narrow(0, start, length), feature.by_sample))
+        let detached: Vec<_> = self.pooled.iter().map(|result| result.rows().detach().contiguous()).collect();
+        let vectors = |Place { block, rows, by_sample }: &Place| {
+            (detached[*block].narrow(0, rows.start as i64, rows.len() as i64), *by_sample)
         };
-        self.features.iter().filter_map(vectors).collect()
+        self.features.iter().map(vectors).collect()
     }
 }
 
-impl Found<'_> {
-    /// Offset and size of every row.
-    fn lists(&self) -> impl Iterator<Item = (i32, i32)> {
-        let rows = &self.feature.rows;
-        rows.offsets.iter().copied().zip(rows.sizes.iter().copied())
+impl Pooled for OfTimeline {
+    fn rows(&self) -> &Tensor {
+        &self.rows
+    }
+
+    fn gradients(&self, (lookups, _): Read<'_>, pooled: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
+        if let Some(queries) = &self.queries {
+            queries.add_gradients(lookups, pooled);
+        }
+        self.timeline.gradients()
     }
 }
 
 impl Timeline {
-    /// Looks up the elements of all of `features`.
-    fn new(features: &[Found<'_>], embeddings: &Embeddings) -> Self {
-        let dim = embeddings.dim();
+    /// Looks up the elements of all of these features.
+    fn new(Features { own: features, read: (_, embeddings), .. }: &Features<'_>) -> Self {
+        let dim = embeddings.all.dim();
         let mut end = 0;
-        let range = |found: &Found<'_>| {
+        let mut range = |feature: &FeatureLookup| {
             let start = end;
-            end += found.feature.table_rows.len();
+            end += feature.table_rows.len();
             start..end
         };
-        let ranges: Vec<_> = features.iter().map(range).collect();
+        let ranges: Vec<_> = features.iter().map(|(_, feature)| range(feature)).collect();
         let vectors = tensors::filled(&[end as i64, dim as i64], |mut values| {
-            for (found, range) in features.iter().zip(&ranges) {
+            for ((_, feature), range) in features.iter().zip(&ranges) {
                 let (own, rest) = values.split_at_mut(range.len() * dim);
                 values = rest;
-                let source = embeddings.sequence(found.feature);
+                let source = embeddings.sequence(feature);
                 let vectors = own.par_chunks_mut(dim.max(1)).zip(source.rows).with_min_len(256);
-                embeddings.install(|| {
+                embeddings.all.install(|| {
                     vectors.for_each(|(vector, &row)| {
                         source.table.slice(row as usize * dim, dim).widen(vector);
                     });
@@ -295,16 +292,11 @@ impl Timeline {
 }
 
 impl Queries {
-    fn new(
-        features: &[Found<'_>],
-        lookups: &[Lookup],
-        targets: &[Option<usize>],
-        embeddings: &Embeddings,
-    ) -> Self {
-        let dim = embeddings.dim();
+    fn new(Features { own, read: (lookups, embeddings), targets, .. }: &Features<'_>) -> Self {
+        let dim = embeddings.all.dim();
         let mut parts: Vec<QueryPart> = Vec::new();
         let mut vectors: Vec<f32> = Vec::new();
-        for target in features.iter().filter_map(|found| targets[found.feature.feature]) {
+        for target in own.iter().filter_map(|(_, feature)| targets[feature.feature]) {
             if parts.iter().any(|part| part.target == target) {
                 continue;
             }

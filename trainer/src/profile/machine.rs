@@ -158,7 +158,7 @@ fn for_samples(group: Group, samples: usize) -> Result<Group> {
 fn processor_step_ms(embeddings: &mut Embeddings, groups: &[Group], threads: usize) -> Result<f64> {
     let forward = Clock::start(threads);
     let request = embeddings.request(groups, Status::default())?;
-    let lookups = embeddings.lookup(request)?;
+    let lookups = embeddings.host()?.lookup(request)?;
     let forward_ms = forward.ms();
     let gradient = |lookup: &Lookup| LookupGradients {
         pooled: vec![GRADIENT; lookup.pooled.len()],
@@ -166,7 +166,7 @@ fn processor_step_ms(embeddings: &mut Embeddings, groups: &[Group], threads: usi
     };
     let gradients: Vec<_> = lookups.groups.iter().map(gradient).collect();
     let update = Clock::start(threads);
-    let sent = embeddings.send_gradients(&lookups, &gradients)?;
+    let sent = embeddings.host()?.send_gradients(&lookups, &gradients)?;
     embeddings.update(&lookups, &gradients, sent, &optimizer())?;
     Ok(forward_ms + update.ms())
 }

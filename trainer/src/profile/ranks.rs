@@ -142,11 +142,11 @@ impl RankOfPlan {
                 collectives.barrier()?;
                 (started, before) = (Instant::now(), Schedule::now());
             }
-            let lookups = self.embeddings.lookup(request)?;
+            let lookups = self.embeddings.host()?.lookup(request)?;
             request = self.embeddings.request(&self.groups, Status::default())?;
             let gradients: Vec<_> = lookups.groups.iter().map(gradient).collect();
             self.embeddings.statuses(&mut request)?;
-            let sent = self.embeddings.send_gradients(&lookups, &gradients)?;
+            let sent = self.embeddings.host()?.send_gradients(&lookups, &gradients)?;
             self.embeddings.update(&lookups, &gradients, sent, &optimizer())?;
         }
         let busy_ms = before.elapsed().running_ms / f64::from(steps);

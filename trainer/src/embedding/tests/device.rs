@@ -38,7 +38,7 @@ fn three_steps_on_device(
         let mut request = embeddings.request_batch(Some(&batch), Status::default()).unwrap();
         let ranks = embeddings.collectives().size() as usize;
         assert_eq!(embeddings.statuses(&mut request).unwrap().len(), ranks);
-        let lookup = embeddings.lookup_on_device(request).unwrap();
+        let lookup = embeddings.device().unwrap().lookup(request).unwrap();
         let place = &lookup.staged.places[1];
         let elements: Vec<usize> = (0..values as u32).map(|value| place.element(value) as usize).collect();
         let sequence = floats(lookup.looked_up.sequences.as_ref().unwrap());
@@ -51,7 +51,7 @@ fn three_steps_on_device(
         }
         let matrix = |values: &[f32]| Some(tensors::from_f32(values, &[-1, DIM as i64]));
         let gradients = DeviceGradients { pooled: matrix(&pooled), sequences: matrix(&by_element) };
-        let sent = embeddings.send_gradients_on_device(&lookup, &gradients).unwrap();
+        let sent = embeddings.device().unwrap().send_gradients(&lookup, &gradients).unwrap();
         embeddings.update_on_device(&lookup, &gradients, sent, optimizer).unwrap();
     }
     let held = (0..embeddings.shards().len()).filter(|shard| embeddings.holds(*shard));

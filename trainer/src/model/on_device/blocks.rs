@@ -12,10 +12,11 @@ use std::ops::Range;
 use onefold_sharding::Pooling;
 use tch::{Kind, Tensor};
 
+use super::super::din::TargetAttention;
 use super::super::sequences::Blocks;
 use super::weighted;
 use crate::Result;
-use crate::device::{Accelerator, Jagged, LookedUp, Staged, StagedSequences, Target};
+use crate::device::{Accelerator, LookedUp, Staged, StagedSequences, Target};
 
 /// What the blocks gave for a batch, and what their backward needs.
 #[derive(Debug)]
@@ -52,8 +53,6 @@ struct Queries {
     by_sample: Tensor,
 }
 
-const IS_THERE: &str = "a block is there if a table pools by it";
-
 impl Blocks {
     /// All sequences of a batch, from what was looked up.
     pub(super) fn forward_on_device(
@@ -66,35 +65,16 @@ impl Blocks {
         for StagedSequences { pooling, first, elements, rows: jagged } in &batch.sequences {
             let all = looked_up.sequences.as_ref().expect("a batch's sequences have been looked up");
             let elements = all.narrow(0, *first, *elements).detach().set_requires_grad(true);
-            let shared = self.of_elements(*pooling, &elements);
+            let block = &self.blocks[self.place(*pooling)].1;
+            let shared = block.of_elements(&elements);
             let padded = accelerator.pad(&shared.detach().contiguous(), jagged)?.set_requires_grad(true);
-            if *pooling == Pooling::Din {
-                pooled.queries = Some(Queries::new(accelerator, batch, looked_up, self)?);
-            }
-            let rows = self.of_rows(*pooling, &padded, jagged, pooled.queries.as_ref());
+            let rows = block.of_rows(&padded, &jagged.sizes, &mut |din| {
+                let queries = Queries::new(accelerator, batch, looked_up, din)?;
+                Ok(pooled.queries.insert(queries).by_sample.shallow_clone())
+            })?;
             pooled.blocks.push(Block { pooling: *pooling, elements, shared, padded, rows });
         }
         Ok(pooled)
-    }
-
-    fn of_elements(&self, pooling: Pooling, elements: &Tensor) -> Tensor {
-        match pooling {
-            Pooling::Encoder => self.encoder.as_ref().expect(IS_THERE).with_projections(elements),
-            Pooling::Din => self.din.as_ref().expect(IS_THERE).with_keys(elements),
-            _ => self.attention.as_ref().expect(IS_THERE).with_projections(elements),
-        }
-    }
-
-    fn of_rows(&self, pooling: Pooling, padded: &Tensor, rows: &Jagged, queries: Option<&Queries>) -> Tensor {
-        match (pooling, queries) {
-            (Pooling::Din, Some(queries)) => {
-                self.din.as_ref().expect(IS_THERE).forward_padded(padded, &queries.by_sample)
-            }
-            (Pooling::Encoder, _) => {
-                self.encoder.as_ref().expect(IS_THERE).forward_padded(padded, &rows.sizes)
-            }
-            _ => self.attention.as_ref().expect(IS_THERE).forward_padded(padded, &rows.sizes),
-        }
     }
 }
 
@@ -132,8 +112,12 @@ impl Pooled {
 }
 
 impl Queries {
-    fn new(accelerator: &Accelerator, batch: &Staged, looked_up: &LookedUp, blocks: &Blocks) -> Result<Self> {
-        let din = blocks.din.as_ref().expect(IS_THERE);
+    fn new(
+        accelerator: &Accelerator,
+        batch: &Staged,
+        looked_up: &LookedUp,
+        din: &TargetAttention,
+    ) -> Result<Self> {
         let pooled = looked_up.pooled.as_ref().expect("a target pools by sum or mean");
         let (mut targets, mut end): (Vec<(Target, _)>, _) = (Vec::new(), 0);
         for target in &batch.targets {
