@@ -203,7 +203,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
+    /// [`Error::Io`] if the threads cannot be started.
     pub fn new(
         features: &[FeatureConfig],
         placement: &Placement,
@@ -223,7 +223,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the threads cannot be started.
+    /// [`Error::Io`] if the threads cannot be started.
     pub fn from_tables(features: &[FeatureConfig], tables: Vec<Table>, threads: usize) -> Result<Self> {
         let store = Store::Host(HostStore::of_whole(tables));
         let threads = Arc::new(thread_pool(threads)?);
@@ -234,7 +234,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`](crate::Error::Io) if the threads cannot
+    /// [`Error::Device`] if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`] if the threads cannot
     /// be started.
     pub fn on_accelerator(
         accelerator: &Accelerator,
@@ -319,7 +319,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for; nothing was sent then. [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    /// [`Error::Id`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another rank fails.
     pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
         let encoded = self.exchange.encode(self.lookups(groups)?);
         Ok(Request { exchange: self.exchange.request(encoded, status)?, staged: None })
@@ -329,7 +329,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// As [`request`](Self::request); [`Error::Device`](crate::Error::Device) if the device fails.
+    /// As [`request`](Self::request); [`Error::Device`] if the device fails.
     pub(crate) fn request_batch(&self, batch: Option<&Batch>, status: Status) -> Result<Request> {
         let groups = batch.map_or(&[][..], Batch::groups);
         let Store::Device(store) = &self.store else { return self.request(groups, status) };
@@ -365,7 +365,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    /// [`Error::RankLost`] if another rank fails.
     pub fn statuses<'a>(&self, request: &'a mut Request) -> Result<&'a [Status]> {
         self.exchange.announce(&mut request.exchange)
     }
@@ -374,7 +374,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`](crate::Error::Collective) if they are on a device.
+    /// [`Error::Collective`] if they are on a device.
     pub fn host(&self) -> Result<HostEmbeddings<'_>> {
         match &self.store {
             Store::Host(store) => Ok(HostEmbeddings { all: self, store }),
@@ -394,7 +394,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`](crate::Error::Collective) if they are in memory.
+    /// [`Error::Collective`] if they are in memory.
     pub(crate) fn device(&self) -> Result<DeviceEmbeddings<'_>> {
         self.on_device().ok_or_else(|| elsewhere(IN_MEMORY))
     }
@@ -404,7 +404,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Collective`](crate::Error::Collective) if the tables
+    /// [`Error::RankLost`] if another rank fails, [`Error::Collective`] if the tables
     /// are on a device.
     ///
     /// # Panics
@@ -432,7 +432,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// As [`update`](Self::update); [`Error::Device`](crate::Error::Device) if the device fails.
+    /// As [`update`](Self::update); [`Error::Device`] if the device fails.
     pub(crate) fn update_on_device(
         &mut self,
         lookup: &DeviceLookup,
@@ -545,7 +545,7 @@ impl<'a> HostEmbeddings<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    /// [`Error::RankLost`] if another rank fails.
     pub fn lookup(self, request: Request) -> Result<Lookups> {
         let Embeddings { exchange, layout, threads, .. } = self.all;
         let (groups, exchanged) = exchange.lookup(request.exchange, self.store, &layout.tables, threads)?;
@@ -561,7 +561,7 @@ impl<'a> HostEmbeddings<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
+    /// [`Error::RankLost`] if another rank fails.
     pub fn send_gradients(self, lookups: &Lookups, gradients: &[LookupGradients]) -> Result<SentGradients> {
         let Lookups { groups, exchanged } = lookups;
         let Embeddings { exchange, threads, .. } = self.all;
@@ -574,7 +574,7 @@ impl DeviceEmbeddings<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
+    /// [`Error::RankLost`] if another rank fails, [`Error::Device`] if the device does.
     pub(crate) fn lookup(self, request: Request) -> Result<DeviceLookup> {
         let Request { exchange, staged } = request;
         let (mut staged, destinations) = staged.expect("what is looked up has a batch");
