@@ -280,8 +280,7 @@ impl Environment {
             missing.retain(|rank| !present.contains(rank));
             let Some((first, others)) = missing.split_first() else { return Ok(Ok(())) };
             if let Some(rank) = store.get(ENDED)? {
-                let rank =
-                    std::str::from_utf8(&rank).ok().and_then(|rank| rank.parse().ok()).unwrap_or(*first);
+                let rank = String::from_utf8_lossy(&rank).parse().unwrap_or(*first);
                 return Ok(Err(Error::ReportedElsewhere { rank, reporter: rank }));
             }
             if Instant::now() >= deadline {

@@ -164,8 +164,8 @@ impl Layout {
 /// All tables of a model as one rank of a job sees them. Several features may look up one table; each of its rows is updated once a
 /// step all the same.
 ///
-/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup), [`send_gradients`](HostEmbeddings::send_gradients) and [`update`](Self::update) are
-/// collective: every rank calls them once a step, in one order, with its own batch.
+/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup), [`send_gradients`](HostEmbeddings::send_gradients) and
+/// [`update`](Self::update) are collective: every rank calls them once a step, in one order, with its own batch.
 #[derive(Debug)]
 pub struct Embeddings {
     layout: Layout,
@@ -404,8 +404,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] if another rank fails, [`Error::Collective`] if the tables
-    /// are on a device.
+    /// [`Error::RankLost`] if another rank fails, [`Error::Collective`] if the tables are on a device.
     ///
     /// # Panics
     ///

@@ -28,7 +28,6 @@ mod blocks;
 /// The way through tables on a device.
 #[derive(Debug)]
 pub(super) struct DevicePath {
-    accelerator: Accelerator,
     lookup: DeviceLookup,
     /// `[B, D]`.
     bottom: Option<Tensor>,
@@ -107,8 +106,7 @@ impl DevicePath {
         let vectors = expanded(accelerator, staged, dim, bottom.as_ref(), rows_of)?;
         let vectors = vectors.set_requires_grad(true);
         let gradients = DeviceGradients { pooled: None, sequences: None };
-        let accelerator = accelerator.clone();
-        Ok(Self { accelerator, lookup, bottom, sequences, vectors, gradients, sent: None })
+        Ok(Self { lookup, bottom, sequences, vectors, gradients, sent: None })
     }
 }
 
@@ -162,7 +160,7 @@ impl Passed for DevicePath {
     }
 
     fn backward(&mut self, model: &Model, _: &Batch) -> Result<()> {
-        let accelerator = &self.accelerator;
+        let accelerator = model.embeddings.device()?.store.accelerator();
         let (batch, dim) = (&self.lookup.staged, model.embeddings.dim() as i64);
         let upstream = self.vectors.grad().contiguous();
         let empty = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
