@@ -209,15 +209,11 @@ impl Evaluation<'_> {
                 reporter.end();
                 return Ok(None);
             }
-            let logits = tch::no_grad(|| model.forward(&batch, input))?
-                .logits
-                .to_device(tch::Device::Cpu)
-                .contiguous();
-            let logits = tensors::as_slice(&logits);
-            collectives.agree(check_finite(logits, &self.tasks, read))?;
+            let logits = tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits);
+            collectives.agree(check_finite(&logits, &self.tasks, read))?;
             read += batch.size() as u64;
-            all.add(&batch, logits);
-            segments.iter_mut().for_each(|segment| segment.add(&batch, logits));
+            all.add(&batch, &logits);
+            segments.iter_mut().for_each(|segment| segment.add(&batch, &logits));
             reporter.advance(batch.size() as u64 * u64::from(collectives.size()));
         }
         reporter.end();

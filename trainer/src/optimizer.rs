@@ -95,10 +95,7 @@ impl DenseOptimizer {
     /// order.
     pub fn state(&self) -> impl Iterator<Item = (&str, &'static str, Cow<'_, [f32]>)> {
         let of_parameter = |parameter: &'_ Parameter, i: usize| match parameter.on_device.get(i) {
-            Some(values) => {
-                let values = values.to_device(Device::Cpu).contiguous();
-                Cow::Owned(tensors::as_slice(&values).to_vec())
-            }
+            Some(values) => Cow::Owned(tensors::to_vec(values)),
             None => Cow::Borrowed(&self.state[i].1[parameter.start..parameter.start + parameter.length]),
         };
         self.parameters.iter().flat_map(move |parameter| {
@@ -144,7 +141,8 @@ impl DenseOptimizer {
                 return 0.0;
             }
             let gradient = gradient.contiguous();
-            tensors::as_slice(&gradient).chunks(CHUNK).map(sum_of_squares).sum()
+            // SAFETY: the backward pass that wrote the gradient is over.
+            unsafe { tensors::as_slice(&gradient) }.chunks(CHUNK).map(sum_of_squares).sum()
         };
         let (in_memory, on_device): (Vec<_>, Vec<_>) =
             self.parameters.iter().partition(|parameter| parameter.tensor.device() == Device::Cpu);
@@ -181,12 +179,12 @@ impl DenseOptimizer {
             let mut state = state.iter_mut().map(|(_, values)| &mut values[range.clone()]);
             let state = [state.next().unwrap_or_default(), state.next().unwrap_or_default()];
             let values = gradient.contiguous();
-            let slice = tensors::as_slice(&values);
             // SAFETY: `update` is given the weights, the gradient, whose storage is another one, and vectors of
             // ours. Whoever else has a handle of the parameter, as the model does, computes before a step or after
             // it, on this thread.
-            let weights = unsafe { tensors::as_mut_slice(&mut parameter.tensor) };
-            threads.install(|| update.apply(weights, slice, state));
+            let (weights, values) =
+                unsafe { (tensors::as_mut_slice(&mut parameter.tensor), tensors::as_slice(&values)) };
+            threads.install(|| update.apply(weights, values, state));
             let _ = tch::no_grad(|| gradient.zero_());
         }
     }

@@ -42,19 +42,43 @@ pub(crate) fn from_f32(values: &[f32], shape: &[i64]) -> Tensor {
     Tensor::from_slice(values).reshape(shape)
 }
 
+/// A copy of the elements of an `f32` tensor.
+///
+/// # Panics
+///
+/// If the tensor is of another kind.
+pub(crate) fn to_vec(tensor: &Tensor) -> Vec<f32> {
+    let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
+    // SAFETY: the slice is copied at once; no other code of this thread runs meanwhile, and tensors of the dense part are
+    // written by one thread.
+    unsafe { as_slice(&tensor) }.to_vec()
+}
+
+/// A copy of the bytes of a tensor, whatever its kind.
+pub(crate) fn to_bytes(tensor: &Tensor) -> Vec<u8> {
+    let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
+    // SAFETY: as in `to_vec`.
+    unsafe { as_bytes(&tensor) }.to_vec()
+}
+
 /// The elements of a contiguous `f32` tensor on the CPU.
 ///
 /// # Panics
 ///
 /// If the tensor is of another kind.
-pub(crate) fn as_slice(tensor: &Tensor) -> &[f32] {
+///
+/// # Safety
+///
+/// As long as the slice lives, nobody writes the elements: not by another handle of the tensor, nor by one that shares
+/// its storage.
+pub(crate) unsafe fn as_slice(tensor: &Tensor) -> &[f32] {
     let length = checked_len(tensor);
     if length == 0 {
         return &[];
     }
     // SAFETY: `checked_len` has asserted that the tensor is defined, on the CPU, of 32-bit floats and contiguous, so
-    // `length` initialised floats start at `data_ptr`. The borrow of `tensor` keeps its storage alive, and no
-    // code in this crate writes to a tensor's elements while such a borrow lives.
+    // `length` initialised floats start at `data_ptr`. The borrow of `tensor` keeps its storage alive, and the caller
+    // promises that nobody writes to it meanwhile.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), length) }
 }
 
@@ -63,7 +87,11 @@ pub(crate) fn as_slice(tensor: &Tensor) -> &[f32] {
 /// # Panics
 ///
 /// If the tensor is elsewhere, or not contiguous.
-pub(crate) fn as_bytes(tensor: &Tensor) -> &[u8] {
+///
+/// # Safety
+///
+/// As that of [`as_slice`].
+unsafe fn as_bytes(tensor: &Tensor) -> &[u8] {
     assert!(tensor.defined() && tensor.device() == Device::Cpu, "a tensor on the CPU is needed");
     assert!(tensor.is_contiguous(), "a contiguous tensor is needed");
     let length = tensor.numel() * tensor.kind().elt_size_in_bytes();
@@ -80,9 +108,14 @@ pub(crate) fn as_bytes(tensor: &Tensor) -> &[u8] {
 /// # Panics
 ///
 /// If the tensor is of another kind.
-pub(crate) fn as_bits(tensor: &Tensor) -> &[u16] {
+///
+/// # Safety
+///
+/// As that of [`as_slice`].
+pub(crate) unsafe fn as_bits(tensor: &Tensor) -> &[u16] {
     assert_eq!(tensor.kind(), Kind::Int16, "a tensor of 16-bit integers is needed");
-    let bytes = as_bytes(tensor);
+    // SAFETY: the caller's promise is that of `as_bytes`.
+    let bytes = unsafe { as_bytes(tensor) };
     // No bytes stand nowhere in particular.
     if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) }
 }
@@ -138,8 +171,9 @@ mod tests {
     fn elements_go_both_ways() {
         let tensor = filled(&[2, 2], |values| values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]));
         assert_eq!(tensor.double_value(&[1, 0]), 3.0);
-        assert_eq!(as_slice(&tensor), [1.0, 2.0, 3.0, 4.0]);
-        assert!(as_slice(&filled(&[0, 3], |_| ())).is_empty());
+        assert_eq!(to_vec(&tensor), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(to_vec(&tensor.tr()), [1.0, 3.0, 2.0, 4.0]);
+        assert!(to_vec(&filled(&[0, 3], |_| ())).is_empty());
     }
 
     #[test]
@@ -147,8 +181,8 @@ mod tests {
         let tensor = written(&[2, 2], |memory| {
             fill_chunks(memory, 3, || (), |(), number, chunk| chunk.fill(number as f32))
         });
-        assert_eq!(as_slice(&tensor), [0.0, 0.0, 0.0, 1.0]);
-        assert!(as_slice(&written(&[0, 3], zeroed)).is_empty());
+        assert_eq!(to_vec(&tensor), [0.0, 0.0, 0.0, 1.0]);
+        assert!(to_vec(&written(&[0, 3], zeroed)).is_empty());
     }
 
     #[test]
@@ -160,13 +194,15 @@ mod tests {
     #[test]
     fn bytes_are_those_of_the_kind() {
         let tensor = Tensor::from_slice(&[1.0_f32, -2.0, 0.5]).to_kind(Kind::BFloat16);
-        assert_eq!(as_bytes(&tensor), [0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3f]);
-        assert!(as_bytes(&tensor.narrow(0, 3, 0)).is_empty());
+        assert_eq!(to_bytes(&tensor), [0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3f]);
+        assert!(to_bytes(&tensor.narrow(0, 3, 0)).is_empty());
     }
 
     #[test]
     #[should_panic(expected = "contiguous")]
     fn a_transposed_tensor_is_refused() {
-        as_slice(&from_f32(&[1.0, 2.0, 3.0, 4.0], &[2, 2]).transpose(0, 1));
+        let transposed = from_f32(&[1.0, 2.0, 3.0, 4.0], &[2, 2]).transpose(0, 1);
+        // SAFETY: nobody else has the tensor.
+        unsafe { as_slice(&transposed) };
     }
 }

@@ -67,10 +67,7 @@ impl<'a> Entry<'a> {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         match &self.source {
             Source::Owned(bytes) => out.write_all(bytes),
-            Source::Tensor(tensor) => {
-                let tensor = tensor.to_device(tch::Device::Cpu);
-                out.write_all(bytemuck::cast_slice(tensors::as_slice(&tensor)))
-            }
+            Source::Tensor(tensor) => out.write_all(bytemuck::cast_slice(&tensors::to_vec(tensor))),
             Source::Stream(stream) => stream(&mut |bytes| out.write_all(bytes)),
         }
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::{Table, shard_buffers};
@@ -268,10 +268,7 @@ impl DeviceStore {
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         let values = self.buffer(shard, buffer);
-        pieces(&values, rows, |piece| {
-            let piece = piece.of(&values).to_device(Device::Cpu).contiguous();
-            sink(tensors::as_bytes(&piece))
-        })
+        pieces(&values, rows, |piece| sink(&tensors::to_bytes(&piece.of(&values))))
     }
 
     /// As [`Embeddings::write`](super::Embeddings::write).

@@ -34,7 +34,7 @@ use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
 
 pub(crate) use self::device::{DeviceGradients, DeviceStore};
-use self::exchange::{Destinations, Exchange, Exchanged, Gradients, Travelled};
+use self::exchange::{Arriving, Destinations, Exchange, Exchanged, Travelled};
 use self::lookup::GroupLookup;
 pub use self::lookup::{FeatureLookup, Lookup};
 pub use self::sent::SentBytes;
@@ -86,7 +86,7 @@ pub struct Lookups {
 
 /// Gradients on their way to the ranks that own the tables.
 #[derive(Debug)]
-pub struct SentGradients(Gradients);
+pub struct SentGradients(Arriving);
 
 /// A batch on the device, and what was looked up for it.
 #[derive(Debug)]

@@ -59,11 +59,9 @@ impl Block for SelfAttention {
     fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled> {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(features.read);
-        let parameters = self.project.ws.detach().contiguous();
-        let bias = self.bias().detach().contiguous();
         let weights = QueryKey::new(
-            &tensors::as_slice(&parameters)[..2 * (dim * dim) as usize],
-            &tensors::as_slice(&bias)[..dim as usize],
+            &tensors::to_vec(&self.project.ws.narrow(0, 0, 2 * dim)),
+            &tensors::to_vec(&self.bias().narrow(0, 0, dim)),
             heads as usize,
         );
         let (means, plan) = features.read.1.all.install(|| attention::forward(&weights, &sequences, true));
@@ -112,8 +110,8 @@ impl Pooled for Attended {
     /// Adds the gradients of queries and keys to the parameters', too.
     fn gradients(&self, read: Read<'_>, _: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
         let sequences = sequences(read);
-        let upstream = self.means.grad().contiguous();
-        let mut rest = tensors::as_slice(&upstream);
+        let upstream = tensors::to_vec(&self.means.grad());
+        let mut rest = &upstream[..];
         let (heads, dim) = (self.means.size()[1], self.means.size()[2]);
         let size = (heads * dim) as usize;
         let mut by_sequence = Vec::with_capacity(sequences.len());

@@ -287,9 +287,11 @@ impl Detached {
 
 /// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.
 fn sources<'a>(batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> Vec<Source<'a>> {
+    // SAFETY: no operation writes the output of another one in place.
+    let values = |output: &'a Tensor| unsafe { tensors::as_slice(output) };
     let mut sources = Vec::new();
     if let Some(bottom) = &rows.bottom {
-        sources.push(Source { values: tensors::as_slice(bottom), vectors: 1, inverse: None });
+        sources.push(Source { values: values(bottom), vectors: 1, inverse: None });
     }
     let mut sequences = rows.sequences.iter();
     for (group, lookup) in batch.groups().iter().zip(lookups) {
@@ -298,8 +300,8 @@ fn sources<'a>(batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> V
             sources.push(Source { values: &lookup.pooled, vectors: lookup.pooled_features.len(), inverse });
         }
         for (rows, by_sample) in sequences.by_ref().take(lookup.sequences.len()) {
-            let values = tensors::as_slice(rows);
-            sources.push(Source { values, vectors: 1, inverse: inverse.filter(|_| !by_sample) });
+            let inverse = inverse.filter(|_| !by_sample);
+            sources.push(Source { values: values(rows), vectors: 1, inverse });
         }
     }
     sources

@@ -21,7 +21,8 @@ impl Model {
     /// The gradients of every source's rows, once `backward` has reached the leaf.
     pub(super) fn interact_backward(&self, leaf: &Tensor, sources: &[Source<'_>]) -> Vec<Vec<f32>> {
         let gradient = leaf.grad().contiguous();
-        let gradient = tensors::as_slice(&gradient);
+        // SAFETY: the backward pass that wrote the gradient is over, and nobody else has it but the leaf.
+        let gradient = unsafe { tensors::as_slice(&gradient) };
         let interaction = self.interaction(sources);
         self.profile.measure(Stage::InteractionBackward, || {
             self.embeddings.install(|| interaction.backward(gradient))

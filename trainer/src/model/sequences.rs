@@ -284,9 +284,8 @@ impl Timeline {
 
     /// What `backward` left at the leaf, by feature.
     fn gradients(&self) -> Vec<Vec<f32>> {
-        let gradient = host(&self.vectors.grad());
+        let values = tensors::to_vec(&self.vectors.grad());
         let dim = self.vectors.size()[1] as usize;
-        let values = tensors::as_slice(&gradient);
         self.ranges.iter().map(|range| values[range.start * dim..range.end * dim].to_vec()).collect()
     }
 }
@@ -316,9 +315,8 @@ impl Queries {
 
     /// Adds what `backward` left at the leaf to the gradients of the lookups' pooled vectors.
     fn add_gradients(&self, lookups: &[Lookup], pooled: &mut [Vec<f32>]) {
-        let gradient = host(&self.vectors.grad());
+        let values = tensors::to_vec(&self.vectors.grad());
         let dim = self.vectors.size()[1] as usize;
-        let values = tensors::as_slice(&gradient);
         for part in &self.parts {
             let stride = lookups[part.lookup].pooled_features.len() * dim;
             let own = values[part.rows.start * dim..part.rows.end * dim].chunks_exact(dim);
@@ -328,9 +326,4 @@ impl Queries {
             }
         }
     }
-}
-
-/// The same values, contiguous and on the CPU.
-fn host(tensor: &Tensor) -> Tensor {
-    tensor.to_device(tch::Device::Cpu).contiguous()
 }

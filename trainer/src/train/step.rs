@@ -146,8 +146,7 @@ impl<'a> Stepper<'a> {
         self.upcoming = self.request(batches, stop)?;
         self.recorder().turn_to(Activity::Backward);
         let loss = self.model.loss(&forward.logits, &batch, weight);
-        let logits = forward.logits.detach().to_device(tch::Device::Cpu).contiguous();
-        let logits = tensors::as_slice(&logits).to_vec();
+        let logits = tensors::to_vec(&forward.logits);
         let [top, rest] = &mut self.buckets;
         let model = &self.model;
         let upcoming = &mut self.upcoming;

@@ -11,6 +11,7 @@
 
 mod blocks;
 mod device;
+mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,17 +23,18 @@ use tch::{Device, Kind as Element, Tensor};
 
 use self::blocks::{Asked, Block, Kind, Served, decode, encode};
 pub(super) use self::device::{Destinations, Gradients as DeviceGradients, Travelled};
+pub(super) use self::wire::Arriving;
+use self::wire::Outgoing;
 use super::lookup::{FeatureLookup, GroupLookup, Lookup, Received};
 use super::shard::Shard;
 use super::store::HostStore;
 use super::update::{Contribution, Upstream, summed};
 use super::{Layout, LookupGradients, Status};
 use crate::distributed::{Collectives, Pending};
-use crate::kernels::element::{Elements, nearest_bf16, nearest_fp16};
-use crate::kernels::fresh::fill_pieces;
+use crate::kernels::element::Elements;
 use crate::kernels::pool::{Bags, pool_into, pool_some};
 use crate::trace::{Activity, Recorder};
-use crate::{Error, Result, tensors};
+use crate::{Error, Result};
 
 /// Words of the header that ranks send each other before a request: its length, and the sender's status.
 const HEADER: usize = 3;
@@ -116,13 +118,6 @@ impl Encoded {
     fn features_of(&self, table: usize) -> impl Iterator<Item = &FeatureLookup> {
         in_order(&self.groups).into_iter().filter(move |feature| feature.table == table)
     }
-}
-
-/// Gradients on their way to the owners.
-#[derive(Debug)]
-pub(super) struct Gradients {
-    pending: Pending,
-    received: Tensor,
 }
 
 /// Where the vectors of a feature's rows or values stand among the answers.
@@ -331,7 +326,7 @@ impl Exchange {
                 .collect::<Vec<_>>()
         };
         let sent_sizes: Vec<Vec<usize>> = self.serves.iter().zip(&served).map(sizes).collect();
-        let answers = written(threads, &sent_sizes, |asker, number, output| {
+        let answers = Outgoing::written(threads, &sent_sizes, |asker, number, output| {
             self.answer(&self.serves[asker][number], &served[asker][number], store, output);
         });
         let sizes = |(blocks, asked): (&Vec<Block>, &Vec<Asked>)| {
@@ -340,10 +335,9 @@ impl Exchange {
             sizes.collect::<Vec<_>>()
         };
         let received_sizes: Vec<Vec<usize>> = self.asks.iter().zip(&asked).map(sizes).collect();
-        let (pending, received) =
-            self.exchange(&answers, &sent_sizes, &received_sizes, &self.sent.answers)?;
-        self.recorder.during(Activity::Answers, || pending.wait())?;
-        let parts = self.parts(&asked, &received_sizes, elements(&received, self.dtype));
+        let arriving = self.exchange(answers, &received_sizes, &self.sent.answers)?;
+        let received = self.recorder.during(Activity::Answers, || arriving.wait())?;
+        let parts = self.parts(&asked, &received_sizes, received.elements());
         let groups = threads.install(|| {
             let groups = groups.into_par_iter().with_max_len(1);
             groups.map(|group| self.assembled(group, store, configs, &parts)).collect()
@@ -433,25 +427,6 @@ impl Exchange {
         Lookup { pooled: vectors, pooled_features: pooled, sequences }
     }
 
-    /// Sends tensors of 32-bit floats, in the type of the wire, by rank and block.
-    fn exchange(
-        &self,
-        values: &Tensor,
-        sent: &[Vec<usize>],
-        received: &[Vec<usize>],
-        counter: &AtomicU64,
-    ) -> Result<(Pending, Tensor)> {
-        let splits = |sizes: &[Vec<usize>]| -> Vec<i64> {
-            sizes.iter().map(|sizes| sizes.iter().sum::<usize>() as i64).collect()
-        };
-        let (sent, received) = (splits(sent), splits(received));
-        let (values, kind) = on_wire(values, self.dtype);
-        let output = Tensor::empty([received.iter().sum::<i64>()], (kind, Device::Cpu));
-        let pending = self.collectives.all_to_all(&output, &received, &values, &sent)?;
-        self.count(counter, &sent, self.dtype.bytes());
-        Ok((pending, output))
-    }
-
     /// Begins to send the gradients of what [`lookup`](Self::lookup) gave.
     pub(super) fn send_gradients(
         &self,
@@ -460,7 +435,7 @@ impl Exchange {
         gradients: &[LookupGradients],
         store: &HostStore,
         threads: &ThreadPool,
-    ) -> Result<Gradients> {
+    ) -> Result<Arriving> {
         let sizes: Vec<Vec<usize>> = self
             .asks
             .iter()
@@ -471,7 +446,7 @@ impl Exchange {
             .collect();
         let sums = threads.install(|| self.sums_of_replicas(lookups, gradients, store));
         let places = by_feature(lookups, gradients, self.feature_count());
-        let values = written(threads, &sizes, |owner, number, output| {
+        let values = Outgoing::written(threads, &sizes, |owner, number, output| {
             let (block, asked) = (&self.asks[owner][number], &exchanged.asked[owner][number]);
             match block.kind {
                 Kind::Replica => output.copy_from_slice(&sums[block.table]),
@@ -490,8 +465,7 @@ impl Exchange {
                 blocks.iter().zip(served).map(|(block, served)| served.gradients() * block.width).collect()
             })
             .collect();
-        let (pending, received) = self.exchange(&values, &sizes, &received_sizes, &self.sent.gradients)?;
-        Ok(Gradients { pending, received })
+        self.exchange(values, &received_sizes, &self.sent.gradients)
     }
 
     /// The gradients of replicas' rows, by table.
@@ -520,12 +494,12 @@ impl Exchange {
         lookups: &[Lookup],
         exchanged: &Exchanged,
         gradients: &[LookupGradients],
-        sent: Gradients,
+        sent: Arriving,
         apply: impl FnOnce(Vec<(usize, Contribution<'_>)>),
     ) -> Result<()> {
-        self.recorder.during(Activity::Gradients, || sent.pending.wait())?;
+        let received = self.recorder.during(Activity::Gradients, || sent.wait())?;
         let widened;
-        let received = match elements(&sent.received, self.dtype) {
+        let received = match received.elements() {
             Elements::Fp32(values) => values,
             narrow => {
                 widened = narrow.to_f32();
@@ -655,43 +629,4 @@ fn values_of(parts: &[Part<'_>], values: usize, dim: usize) -> Vec<f32> {
         }
     }
     vectors
-}
-
-/// Floats in the type of the wire, and the kind that they are sent as: bits of 16-bit numbers as integers.
-fn on_wire(values: &Tensor, dtype: DataType) -> (Tensor, Element) {
-    let narrowed = |nearest: fn(f32) -> u16| {
-        let bits: Vec<i16> =
-            tensors::as_slice(values).par_iter().map(|value| nearest(*value) as i16).collect();
-        (Tensor::from_slice(&bits), Element::Int16)
-    };
-    match dtype {
-        DataType::Fp32 => (values.shallow_clone(), Element::Float),
-        DataType::Bf16 => narrowed(nearest_bf16),
-        DataType::Fp16 => narrowed(nearest_fp16),
-    }
-}
-
-/// What was received, as numbers of the wire's type.
-fn elements(received: &Tensor, dtype: DataType) -> Elements<'_> {
-    match dtype {
-        DataType::Fp32 => Elements::Fp32(tensors::as_slice(received)),
-        DataType::Bf16 => Elements::Bf16(tensors::as_bits(received)),
-        DataType::Fp16 => Elements::Fp16(tensors::as_bits(received)),
-    }
-}
-
-/// Floats for every rank and block, of these sizes, written in parallel.
-fn written(
-    threads: &ThreadPool,
-    sizes: &[Vec<usize>],
-    write: impl Fn(usize, usize, &mut [f32]) + Send + Sync,
-) -> Tensor {
-    let flat: Vec<usize> = sizes.iter().flatten().copied().collect();
-    let numbers = sizes.iter().enumerate();
-    let blocks: Vec<(usize, usize)> =
-        numbers.flat_map(|(rank, sizes)| (0..sizes.len()).map(move |number| (rank, number))).collect();
-    tensors::written(&[flat.iter().sum::<usize>() as i64], |memory| {
-        let write = |piece: usize, output: &mut [f32]| write(blocks[piece].0, blocks[piece].1, output);
-        threads.install(|| fill_pieces(memory, &flat, write))
-    })
 }

@@ -19,7 +19,7 @@ fn batch(group: &Group) -> Batch {
 }
 
 fn floats(tensor: &Tensor) -> Vec<f32> {
-    tensors::as_slice(&tensor.contiguous()).to_vec()
+    tensors::to_vec(tensor)
 }
 
 /// As [`three_steps`], on a device.
