@@ -66,36 +66,6 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that one process can train `tables` by this plan, as `onefold-train` does: it is
-    /// [valid](Self::validate), is for one rank, has exactly these tables, and each stands whole on rank 0.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Plan`] naming the tables, with the remedy.
-    pub fn check_single_rank(&self, tables: &[TableConfig]) -> Result<()> {
-        self.validate()?;
-        let refused = |message: String, hint: &str| Err(Error::Plan { message, hint: hint.to_owned() });
-        if self.topology.ranks != 1 {
-            let message = format!("it is for {} ranks, and this trains on one", self.topology.ranks);
-            return refused(
-                message,
-                "make a plan with a topology of one rank: `onefold-shard topology --ranks 1`",
-            );
-        }
-        self.check_configs(tables)?;
-        for table in &self.tables {
-            // The shards tile the table on the only rank there is: one shard is the whole table.
-            let whole = matches!(table.sharding_type, ShardingType::TableWise | ShardingType::DataParallel);
-            if !whole {
-                let (name, sharding_type) = (&table.name, table.sharding_type.name());
-                let message =
-                    format!("table `{name}` is {sharding_type}, and one rank holds every table whole");
-                return refused(message, "make a plan whose tables are table_wise or data_parallel");
-            }
-        }
-        Ok(())
-    }
-
     /// Checks that the plan is [valid](Self::validate) and has exactly these tables, on however many ranks.
     ///
     /// # Errors
@@ -467,30 +437,13 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_runs_whole_tables_of_its_own() {
-        assert!(plan(1).check_single_rank(&configs()).is_ok());
-        let mut copied = plan(1);
-        copied.tables[0].sharding_type = ShardingType::DataParallel;
-        assert!(copied.check_single_rank(&configs()).is_ok());
-
-        let refused =
-            |plan: &Plan, configs: &[TableConfig]| plan.check_single_rank(configs).unwrap_err().to_string();
-        assert_eq!(
-            refused(&plan(2), &configs()),
-            "the plan is not valid: it is for 2 ranks, and this trains on one\n  hint: make a plan with a topology \
-             of one rank: `onefold-shard topology --ranks 1`"
-        );
-        let mut split = plan(1);
-        split.tables[0].sharding_type = ShardingType::ColumnWise;
-        assert!(
-            refused(&split, &configs())
-                .contains("table `user` is column_wise, and one rank holds every table whole")
-        );
+    fn a_plan_for_other_tables_is_refused() {
+        assert!(plan(1).check_configs(&configs()).is_ok());
         let mut others = configs();
         others[0].rows = 41;
         others[1].name = "brand".into();
         assert_eq!(
-            refused(&plan(1), &others),
+            plan(1).check_configs(&others).unwrap_err().to_string(),
             "the plan is not valid: table `user` is 40 rows × 8 columns in the plan and should be 41 × 8; \
              it lacks table `brand`; it places table `item`, which should not be there\n  hint: make a plan for these \
              tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`"

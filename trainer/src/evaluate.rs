@@ -107,6 +107,7 @@ pub fn evaluate(
         ("the dataset", snapshot.dataset.clone()),
         ("the snapshot", snapshot.snapshot.to_string()),
         ("the option `partitions`", format!("{:?}", options.partitions)),
+        ("the option `dedupe`", format!("{:?}", options.dedupe)),
     ])?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let device = options.device.as_ref();

@@ -74,6 +74,9 @@ impl Ranks {
         let run = || {
             on_host.check_same(&[("the command", name.to_owned())])?;
             let device = on_host.agree(device)?;
+            // Ranks with and without a device exchange in different ways, and would wait for each other.
+            let kind = if device.is_some() { "cuda" } else { "cpu" };
+            on_host.check_same(&[("the option `device`", kind.to_owned())])?;
             let collectives = match &device {
                 Some(device) if on_host.size() > 1 || alone_too && joined.environment().is_job() => {
                     joined.on_device(device.torch())?

@@ -30,7 +30,7 @@ use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
 use serde::Serialize;
 
-use self::run_directory::RunDirectory;
+use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
 use crate::config::ParameterCount;
 use crate::device::Accelerator;
@@ -295,6 +295,7 @@ impl<'a> Prepared<'a> {
         run.checkpoints = self.options.checkpoints.clone();
         self.check_ranks(out)?;
         let directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
+        check_shared(&collectives.agree(run.files(out))?, &*collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
             Evaluation { config: &self.config.evaluation, tasks: tasks(self.config, &self.schema) };
@@ -339,6 +340,7 @@ impl<'a> Prepared<'a> {
             ("the configuration", config),
             ("the dataset", snapshot.dataset.clone()),
             ("the snapshot", snapshot.snapshot.to_string()),
+            ("the option `dedupe`", format!("{:?}", options.dedupe)),
             ("the option `plan`", plan.unwrap_or_default()),
             ("the option `out`", out.display().to_string()),
             ("the option `checkpoints`", format!("{:?}", options.checkpoints)),

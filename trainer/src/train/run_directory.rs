@@ -6,6 +6,7 @@ use onefold_datasets::Error as DatasetError;
 use onefold_datasets::commit::DirectoryLock;
 use onefold_datasets::storage::{self, Storage};
 
+use crate::distributed::Collectives;
 use crate::run::{RUN_FILE, Run, SHARDS};
 use crate::{Error, Result, checkpoint, preprocess};
 
@@ -126,6 +127,34 @@ impl Drop for RunDirectory {
     }
 }
 
+/// Refuses ranks that do not see what the lowest one writes to `files`, the folder of the checkpoints and the model. Every rank
+/// calls it.
+pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Result<()> {
+    if collectives.size() == 1 {
+        return Ok(());
+    }
+    let word = format!("{:016x}", rand::random::<u64>());
+    let word = collectives.broadcast_bytes(word.as_bytes(), 0)?;
+    let path = format!("{SHARDS}/{}", String::from_utf8_lossy(&word));
+    let (rank, bytes) = (collectives.rank(), word.clone());
+    collectives
+        .agree_on(|| if rank == 0 { files.replace(&path, bytes).map_err(Error::from) } else { Ok(()) })?;
+    let seen = collectives.agree_on(|| match files.read(&path)? {
+        Some(read) if read == word => Ok(()),
+        _ => Err(Error::Run {
+            path: files.location().to_owned(),
+            message: format!("rank {rank} does not see what rank 0 writes there"),
+            hint: "all ranks need the same folder: give an absolute path on a file system that all machines share with the \
+                   option `out`, or the URL of an object store with the option `checkpoints`"
+                .to_owned(),
+        }),
+    });
+    if rank == 0 {
+        files.remove_folder(SHARDS, None)?;
+    }
+    seen
+}
+
 /// Removes what a run without a checkpoint has in the folder of its checkpoints.
 fn discard(files: &Storage) -> onefold_datasets::Result<()> {
     files.delete(vec![RUN_FILE.to_owned()])?;
@@ -176,7 +205,10 @@ fn replaced(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::distributed::threads;
 
     fn run(path: &Path, text: &str) {
         fs_err::create_dir_all(path).unwrap();
@@ -185,6 +217,31 @@ mod tests {
 
     fn text(path: &Path) -> String {
         fs_err::read_to_string(path.join(RUN_FILE)).unwrap()
+    }
+
+    #[test]
+    fn ranks_need_one_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |folders: [&str; 3]| -> Vec<Result<()>> {
+            let ranks = threads(3, Duration::from_secs(60)).into_iter().zip(folders);
+            std::thread::scope(|scope| {
+                let open = |name: &str| Storage::open(&folder.path().join(name)).unwrap();
+                let checks: Vec<_> =
+                    ranks.map(|(rank, name)| scope.spawn(move || check_shared(&open(name), &rank))).collect();
+                checks.into_iter().map(|check| check.join().unwrap()).collect()
+            })
+        };
+        assert!(check(["a", "a", "a"]).iter().all(Result::is_ok));
+        let results = check(["a", "a", "b"]);
+        let error = results[2].as_ref().unwrap_err().to_string();
+        assert!(
+            error.contains("/b`: rank 2 does not see what rank 0 writes there\n  hint: all ranks need"),
+            "{error}"
+        );
+        for other in &results[..2] {
+            assert!(matches!(other, Err(Error::ReportedElsewhere { rank: 2, .. })), "{other:?}");
+        }
+        assert!(!folder.path().join("a").join(SHARDS).exists());
     }
 
     #[test]

@@ -445,9 +445,9 @@ fn refuses_others_options(jobs: &Jobs) {
             options.collectives.agree_on(|| Prepared::new(&jobs.config, &path(dataset), &options))?;
         prepared.train(&path(run), &Silent).map(drop)
     };
-    let eval = |collectives: Arc<dyn Collectives>, dataset: &str, run: &str| {
+    let eval = |collectives: Arc<dyn Collectives>, dedupe: Dedupe, dataset: &str, run: &str| {
         let options = crate::EvaluateOptions {
-            dedupe: Dedupe::Exact,
+            dedupe,
             threads: 1,
             checkpoint: None,
             device: None,
@@ -457,9 +457,10 @@ fn refuses_others_options(jobs: &Jobs) {
         };
         crate::evaluate(&path(run), &path(dataset), &options, &Silent).map(drop)
     };
+    let form = |other: bool| if other { Dedupe::Window } else { Dedupe::Exact };
     /// What a rank does, given whether it is the one that differs.
     type Rank<'a> = &'a (dyn Fn(Arc<dyn Collectives>, bool) -> Result<()> + Sync);
-    let cases: [(&str, Rank<'_>); 6] = [
+    let cases: [(&str, Rank<'_>); 8] = [
         ("the dataset", &|ranks, other| {
             train(options(ranks), if other { "other" } else { "dataset" }, "new")
         }),
@@ -477,8 +478,14 @@ fn refuses_others_options(jobs: &Jobs) {
                 "new",
             )
         }),
-        ("the run", &|ranks, other| eval(ranks, "dataset", if other { "b" } else { "a" })),
-        ("the dataset", &|ranks, other| eval(ranks, if other { "other" } else { "dataset" }, "a")),
+        ("the option `dedupe`", &|ranks, other| {
+            train(TrainOptions { dedupe: form(other), ..options(ranks) }, "dataset", "new")
+        }),
+        ("the option `dedupe`", &|ranks, other| eval(ranks, form(other), "dataset", "a")),
+        ("the run", &|ranks, other| eval(ranks, form(false), "dataset", if other { "b" } else { "a" })),
+        ("the dataset", &|ranks, other| {
+            eval(ranks, form(false), if other { "other" } else { "dataset" }, "a")
+        }),
     ];
     for (what, work) in cases {
         let ranks = threads(3, Duration::from_secs(60));
