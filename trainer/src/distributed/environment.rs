@@ -212,20 +212,17 @@ impl Environment {
         })?;
         let ranks = (self.rank, self.world_size);
         let interface = self.interface(meeting);
-        // All ranks are there.
-        let group =
-            Group::gloo(&store, ranks, &interface, THREADS, timeouts.operation).map_err(|message| {
-                let message = format!(
-                    "rank {} could not connect to the other ranks: {}",
-                    self.rank,
-                    first_line(&message)
-                );
-                invalid(
-                    message,
-                    "name the network interface that reaches the other hosts in GLOO_SOCKET_IFNAME",
-                )
-            })?;
+        // All ranks are there. One that is lost from now on is missed by the others; a connection that waits must not keep them from
+        // looking at the store.
+        let own = self.open_store(meeting, None, timeouts.join)?;
         let watch = Watch::start(store, ranks, meeting.hosted_by_rank_0)?;
+        let group = Group::gloo(&own, ranks, &interface, THREADS, timeouts.operation).map_err(|message| {
+            watch.fail(format!(
+                "rank {} could not connect to the others: {}",
+                self.rank,
+                first_line(&message)
+            ))
+        })?;
         Ok(Gloo::new(group, watch, ranks, timeouts.operation))
     }
 
@@ -493,6 +490,42 @@ mod tests {
             let error = of(&changed).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_while_all_connect_is_named_once() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let timeout = Duration::from_secs(20);
+        let store = Store::open("127.0.0.1", port, Some(listener), &prefix(0), timeout).unwrap();
+        let environment = |rank: &str| {
+            let own = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")];
+            let port = port.to_string();
+            let all = [
+                &own[..],
+                &[
+                    ("MASTER_ADDR", "127.0.0.1"),
+                    ("MASTER_PORT", &port),
+                    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+                ],
+            ];
+            of(&all.concat()).unwrap()
+        };
+        // Rank 1 comes, and dies before it connects.
+        store.set(&version_key(1), environment("1").version.as_bytes()).unwrap();
+        store.add(&joined_key(1), 1).unwrap();
+        let join = |rank: &'static str| {
+            let environment = environment(rank);
+            std::thread::spawn(move || {
+                let timeouts = Timeouts { join: timeout, operation: Duration::from_secs(2) };
+                environment.join(timeouts).map(drop).unwrap_err()
+            })
+        };
+        let [reporter, other] = [join("0"), join("2")].map(|rank| rank.join().unwrap());
+        let text = reporter.to_string();
+        assert!(matches!(reporter, Error::RankLost { rank: 1, .. }), "{text}");
+        assert!(text.contains("could not connect to the others"), "{text}");
+        assert!(matches!(other, Error::ReportedElsewhere { rank: 1, reporter: 0 }), "{other}");
     }
 
     #[test]
