@@ -34,7 +34,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks, in turn")
-    parser.add_argument("--within", type=float, default=6.0, help="a rank dies within so many seconds after the start")
+    parser.add_argument("--within", type=float, default=6.0, help="a rank dies within so many seconds after its start")
     parser.add_argument("--stop", action="store_true", help="stop a rank before the others are killed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
@@ -63,9 +63,11 @@ def running(parent):
 def interrupted(options, config, out, ranks, sent, seconds):
     """Sends a signal to a rank after so many seconds. Returns whether the job had ended before, and prints what became of it."""
     job = start(options, config, out, ranks, "--resume")
+    while len(running(job.pid)) < ranks and job.poll() is None:
+        pass
     time.sleep(seconds)
     ranks_there = running(job.pid)
-    if not ranks_there or job.poll() is not None:
+    if len(ranks_there) < ranks:
         assert job.wait() == 0, job.stderr.read()
         return True
     rank = random.randrange(len(ranks_there))
