@@ -27,6 +27,7 @@
 //! counted by the numbers that [`TextIds`] gives to texts.
 
 mod counter;
+mod digest;
 mod file;
 mod id_map;
 mod originals;

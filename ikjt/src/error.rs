@@ -56,6 +56,25 @@ pub enum Error {
         rows: u64,
     },
 
+    /// A label that has none of the values that it may have.
+    #[error("`{}`{}: the label is {value}, which is not from {least} to {most}\n  hint: change the label in the dataset's query, as `rating >= 4`, or exclude such samples there", path.display(), Place(Some(*row_group), Some(column), *row))]
+    LabelOutsideRange {
+        /// The file.
+        path: PathBuf,
+        /// The row group.
+        row_group: usize,
+        /// The label.
+        column: String,
+        /// The row in the row group; unknown if samples were drawn from the batch.
+        row: Option<usize>,
+        /// The label's value.
+        value: f32,
+        /// The least value that it may have.
+        least: f32,
+        /// The greatest one.
+        most: f32,
+    },
+
     /// A data file that is not what the snapshot says.
     #[error("`{}`: {message}\n  hint: the file was replaced or removed after the build; build the dataset again", path.display())]
     Mismatch {

@@ -1,7 +1,8 @@
 //! Cut samples to a finished [`Batch`]: deduplicated as asked, preprocessed, ids checked.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,6 +31,8 @@ pub(super) struct Conversion {
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     /// Rows of the tables that ids must be in, by feature.
     pub(super) table_rows: BTreeMap<String, u64>,
+    /// Values that labels may have, by label.
+    pub(super) label_ranges: BTreeMap<String, RangeInclusive<f32>>,
 }
 
 impl Conversion {
@@ -88,6 +91,7 @@ impl Conversion {
         if let Some(preprocessor) = &self.preprocessor {
             batch = preprocessor.run(batch)?;
         }
+        self.check_labels(&batch, pieces)?;
         self.check_ids(&batch, pieces)?;
         stages.preprocessed(started);
         Ok(batch)
@@ -123,6 +127,21 @@ impl Conversion {
         })
     }
 
+    fn check_labels(&self, batch: &Batch, pieces: &Pieces) -> Result<()> {
+        let names = self.schema.labels.iter().enumerate();
+        for (column, range, name) in
+            names.filter_map(|(i, name)| Some((i, self.label_ranges.get(name)?, name)))
+        {
+            let values = batch.labels().chunks_exact(batch.label_width().max(1)).map(|labels| labels[column]);
+            if let Some((sample, value)) = values.enumerate().find(|(_, value)| !range.contains(value)) {
+                let (path, row_group, row) = place_of(sample, pieces);
+                let (column, least, most) = (name.clone(), *range.start(), *range.end());
+                return Err(Error::LabelOutsideRange { path, row_group, column, row, value, least, most });
+            }
+        }
+        Ok(())
+    }
+
     fn check_ids(&self, batch: &Batch, pieces: &Pieces) -> Result<()> {
         if self.table_rows.is_empty() {
             return Ok(());
@@ -139,7 +158,9 @@ impl Conversion {
                     ids.iter().copied().find(|id| outside(id)).map(|id| (sample, id))
                 });
                 if let Some((sample, id)) = found {
-                    return Err(outside_table(feature.name(), id, rows, sample, pieces));
+                    let (path, row_group, row) = place_of(sample, pieces);
+                    let column = feature.name().to_owned();
+                    return Err(Error::IdOutsideTable { path, row_group, column, row, id, rows });
                 }
             }
         }
@@ -147,23 +168,15 @@ impl Conversion {
     }
 }
 
-/// The error for an id, at the place in the dataset that sample `sample` of the batch comes from.
-fn outside_table(feature: &str, id: i64, rows: u64, sample: usize, pieces: &Pieces) -> Error {
+/// The place in the dataset that sample `sample` of a batch comes from: file, row group and row.
+fn place_of(sample: usize, pieces: &Pieces) -> (PathBuf, usize, Option<usize>) {
     let mut before = sample;
-    let mut place = None;
     for (decoded, rows) in pieces {
         if before < rows.len() {
-            place = Some((&decoded.origin, decoded.row_of(rows.start + before)));
-            break;
+            let (origin, row) = (&decoded.origin, decoded.row_of(rows.start + before));
+            return (origin.file.footer.path.to_path_buf(), origin.index, Some(row));
         }
         before -= rows.len();
     }
-    Error::IdOutsideTable {
-        path: place.map(|(origin, _)| origin.file.footer.path.to_path_buf()).unwrap_or_default(),
-        row_group: place.map_or(0, |(origin, _)| origin.index),
-        column: feature.to_owned(),
-        row: place.map(|(_, row)| row),
-        id,
-        rows,
-    }
+    (PathBuf::new(), 0, None)
 }

@@ -45,6 +45,7 @@ mod stream;
 mod workers;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -124,6 +125,7 @@ impl Reader {
         };
         let schema = preprocessor.as_ref().map_or(&source_schema, |p| p.schema()).clone();
         check_tables(&schema, &options.table_rows)?;
+        check_labels(&schema, &options.label_ranges)?;
         let mut options = options;
         options.timestamps |=
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
@@ -421,6 +423,7 @@ impl Reader {
                 sample_bytes: sample_bytes(&self.source_schema),
                 preprocessor: self.preprocessor.clone(),
                 table_rows: options.table_rows.clone(),
+                label_ranges: options.label_ranges.clone(),
             }),
             stages: Arc::new(Stages::default()),
             reads_ahead: if self.files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
@@ -456,6 +459,16 @@ fn check_tables(schema: &Schema, table_rows: &BTreeMap<String, u64>) -> Result<(
         Some(name) => Err(Error::Options {
             message: format!("a table is given for `{name}`, but the batches have no such sparse feature"),
             hint: suggest(name, names()),
+        }),
+    }
+}
+
+fn check_labels(schema: &Schema, label_ranges: &BTreeMap<String, RangeInclusive<f32>>) -> Result<()> {
+    match label_ranges.keys().find(|name| !schema.labels.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::Options {
+            message: format!("a range is given for `{name}`, but the dataset has no such label"),
+            hint: suggest(name, schema.labels.iter().map(String::as_str)),
         }),
     }
 }

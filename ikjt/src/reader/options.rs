@@ -1,6 +1,7 @@
 //! How a dataset is read.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use onefold_datasets::PartitionFilter;
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,8 @@ pub struct ReaderOptions {
     pub preprocess: Option<PreprocessConfig>,
     /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it stands.
     pub table_rows: BTreeMap<String, u64>,
+    /// Values that labels may have, by label: another one, or one that is no number, is an error that says where it stands.
+    pub label_ranges: BTreeMap<String, RangeInclusive<f32>>,
     /// Whether batches carry their samples' times.
     pub timestamps: bool,
 }
@@ -72,6 +75,7 @@ impl ReaderOptions {
             verify: true,
             preprocess: None,
             table_rows: BTreeMap::new(),
+            label_ranges: BTreeMap::new(),
             timestamps: false,
         }
     }

@@ -192,6 +192,45 @@ fn errors_come_after_the_batches_before_them() {
     }
 }
 
+/// The number of the sample in this row of a dataset's file.
+fn number_of(dataset: &Path, path: &Path, row_group: usize, row: usize) -> usize {
+    let snapshot = Snapshot::load(dataset).unwrap();
+    let file = snapshot.file_paths().position(|file| dataset.join(file) == path).unwrap();
+    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let before: u64 = files.take(file).map(|file| file.samples).sum();
+    let open = fs_err::File::open(path).unwrap().into_file();
+    let metadata = ParquetRecordBatchReaderBuilder::try_new(open).unwrap().metadata().clone();
+    let earlier: i64 = metadata.row_groups()[..row_group].iter().map(|group| group.num_rows()).sum();
+    before as usize + earlier as usize + row
+}
+
+#[test]
+fn labels_outside_their_range_are_placed() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let directory = tempfile::tempdir().unwrap();
+        let written = LOG.write(directory.path(), layout);
+        let ranges = |name: &str, most: f32| ReaderOptions {
+            label_ranges: BTreeMap::from([(name.to_owned(), 0.0..=most)]),
+            ..ReaderOptions::new(40)
+        };
+        assert_eq!(read(directory.path(), ranges("clicked", 1.0)).len(), written.len().div_ceil(40));
+        let error = first_error(directory.path(), ranges("clicked", 0.5));
+        let Error::LabelOutsideRange { path, row_group, column, row, value, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((column.as_str(), *value), ("clicked", 1.0));
+        let sample = written.iter().position(|sample| sample.clicked > 0.5).unwrap();
+        assert_eq!(number_of(directory.path(), path, *row_group, row.unwrap()), sample);
+        let text = error.to_string();
+        assert!(
+            text.contains("column `clicked`") && text.contains("the label is 1, which is not from 0 to 0.5"),
+            "{text}"
+        );
+        let text = first_error(directory.path(), ranges("clickt", 1.0)).to_string();
+        assert!(text.contains("`clickt`") && text.contains("`clicked`"), "{text}");
+    }
+}
+
 #[test]
 fn ids_outside_their_table_are_placed() {
     for (layout, dedupe) in [(Layout::Rows, Dedupe::Off), (Layout::Folded, Dedupe::Window)] {
@@ -207,16 +246,9 @@ fn ids_outside_their_table_are_placed() {
             panic!("{error}")
         };
         assert_eq!((column.as_str(), *id, *rows), ("city", 4, 4));
-        // The first sample of the dataset that has the id, by file, row group and row.
+        // The first sample of the dataset that has the id.
         let sample = written.iter().position(|sample| sample.lists[0] == [4]).unwrap();
-        let snapshot = Snapshot::load(directory.path()).unwrap();
-        let file = snapshot.file_paths().position(|file| directory.path().join(file) == *path).unwrap();
-        let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-        let before: u64 = files.take(file).map(|file| file.samples).sum();
-        let open = fs_err::File::open(path).unwrap().into_file();
-        let metadata = ParquetRecordBatchReaderBuilder::try_new(open).unwrap().metadata().clone();
-        let earlier: i64 = metadata.row_groups()[..*row_group].iter().map(|group| group.num_rows()).sum();
-        assert_eq!(before as usize + earlier as usize + row.unwrap(), sample);
+        assert_eq!(number_of(directory.path(), path, *row_group, row.unwrap()), sample);
         // Negative ids are outside every table.
         let text = first_error(directory.path(), table("tags", 1000)).to_string();
         assert!(text.contains("column `tags`") && text.contains("id -"), "{text}");

@@ -1,0 +1,51 @@
+//! What the first ids of a vocabulary stand for, as a digest.
+
+use sha2::{Digest, Sha256};
+
+use super::Vocabulary;
+use super::originals::Originals;
+use crate::units;
+
+impl Vocabulary {
+    /// A digest of the originals of ids 1 to `entries`, SHA-256 in hexadecimal: in vocabularies with the same digest these ids stand for
+    /// the same. `None` if there are fewer ids.
+    pub fn digest(&self, entries: u64) -> Option<String> {
+        let entries = usize::try_from(entries).ok().filter(|entries| *entries <= self.len())?;
+        let mut digest = Sha256::new();
+        match &self.originals {
+            Originals::Integers(integers) => {
+                digest.update(b"integers");
+                integers[..entries].iter().for_each(|original| digest.update(original.to_le_bytes()));
+            }
+            Originals::Texts(texts) => {
+                digest.update(b"texts");
+                for text in texts.iter().take(entries) {
+                    digest.update((text.len() as u64).to_le_bytes());
+                    digest.update(text);
+                }
+            }
+        }
+        Some(units::format_hex(&digest.finalize()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_of_what_the_first_ids_stand_for() {
+        let mut integers = Vocabulary::from_counts([(7, 3), (9, 2)], 1);
+        let before = integers.digest(2).unwrap();
+        assert_eq!(integers.digest(3), None);
+        integers.extend([(1, 100), (7, 1)], 1);
+        assert_eq!(integers.digest(2).unwrap(), before);
+        assert_ne!(integers.digest(3).unwrap(), before);
+        assert_ne!(Vocabulary::from_counts([(7, 2), (9, 3)], 1).digest(2).unwrap(), before);
+        // Where a text ends counts, and so does what the originals are.
+        let texts = |first: &str, second: &str| Vocabulary::from_text_counts([(first, 2), (second, 1)], 1);
+        assert_ne!(texts("ab", "c").digest(2), texts("a", "bc").digest(2));
+        assert_eq!(texts("ab", "c").digest(1), texts("ab", "d").digest(1));
+        assert_ne!(texts("ab", "c").digest(0), integers.digest(0));
+    }
+}
