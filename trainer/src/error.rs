@@ -105,6 +105,20 @@ pub enum Error {
         limit: u64,
     },
 
+    /// A model that the machine has no memory for.
+    #[error(
+        "the model takes {}{}, which has {} of memory left\n  hint: give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option `memory_limit`",
+        format_bytes(*needed), on_ranks(*ranks), format_bytes(*available)
+    )]
+    MachineMemory {
+        /// Bytes of parameters, optimizer state and gradients of all ranks on the machine.
+        needed: u64,
+        /// Bytes that the machine has left.
+        available: u64,
+        /// The number of ranks on the machine.
+        ranks: u32,
+    },
+
     /// A device that cannot be used, or that failed.
     #[error("device `{device}`: {message}\n  hint: {hint}")]
     Device {
@@ -175,6 +189,10 @@ pub enum Error {
     /// libtorch refused an operation.
     #[error("libtorch: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Torch(#[from] tch::TchError),
+}
+
+fn on_ranks(ranks: u32) -> String {
+    if ranks == 1 { " on this machine".to_owned() } else { format!(" on the {ranks} ranks of this machine") }
 }
 
 impl Error {

@@ -1,6 +1,7 @@
 //! Evaluation of a model on samples that it was not trained on.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -132,6 +133,7 @@ fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, R
     let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
+    description.check_vocabularies(dataset, &snapshot, run)?;
     let reader = ReaderOptions {
         dedupe: options.dedupe,
         rank: rank_of(&*options.collectives),
@@ -139,6 +141,7 @@ fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, R
         partitions,
         preprocess: preprocessing.map(|steps| steps.config),
         table_rows: checked_rows(&description.tables),
+        label_ranges: label_ranges(config),
         ..ReaderOptions::new(config.train.batch_size)
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
@@ -176,6 +179,11 @@ pub(crate) fn rank_of(collectives: &dyn Collectives) -> Rank {
 pub(crate) fn checked_rows(features: &[FeatureConfig]) -> BTreeMap<String, u64> {
     let checked = features.iter().filter(|feature| feature.ids == IdPolicy::Checked);
     checked.map(|config| (config.feature.clone(), config.rows)).collect()
+}
+
+/// The values that the tasks' labels may have, by label: probabilities.
+pub(crate) fn label_ranges(config: &TrainConfig) -> BTreeMap<String, RangeInclusive<f32>> {
+    config.all_tasks().into_iter().map(|task| (task.label, 0.0..=1.0)).collect()
 }
 
 /// Evaluation settings and tasks.

@@ -43,6 +43,7 @@ pub mod tensorboard;
 mod tensors;
 pub mod trace;
 mod train;
+mod vocabularies;
 
 pub use config::{
     CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,

@@ -147,8 +147,8 @@ struct RunArguments {
     /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
     #[arg(id = "existing = resume", long = "resume")]
     resume: bool,
-    /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: 1GiB for
-    /// reading]
+    /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: the model must
+    /// fit into the memory that the machine has left, and 1GiB is for reading]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     memory_limit: Option<u64>,
     #[command(flatten)]
@@ -468,6 +468,15 @@ fn describe_run(summary: &TrainSummary, out: &Path) -> String {
     text.push_str(&describe_tasks(&summary.tasks));
     if let Some(eval) = &summary.eval {
         text.push_str(&describe_evaluation(eval));
+    }
+    // Held-out samples tell, where there are some: those of training are predicted before the model has learned.
+    let ne = summary.eval.as_ref().map_or(summary.ne, |eval| eval.figures.ne);
+    if let Some(ne) = ne.filter(|ne| *ne > 1.0) {
+        let _ = writeln!(
+            text,
+            "warning: NE is {ne:.4}, and above 1 the mean label predicts better than the model; try a lower `learning_rate`, \
+             `eps = 1e-2` under `[optimizer.tables]`, a warm-up under `[schedule]`, or more steps"
+        );
     }
     text
 }

@@ -1,10 +1,12 @@
-//! What a model takes, known before anything is allocated.
+//! What a model takes, known before anything is allocated, and what there is for it.
 
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use serde::Serialize;
+use sysinfo::System;
 
 use crate::config::ParameterCount;
+use crate::distributed::Collectives;
 use crate::embedding::Placement;
 use crate::{Error, Result, TrainConfig};
 
@@ -49,5 +51,74 @@ impl ModelSize {
             left.ok_or(Error::Memory { needed: model_bytes, limit })
         });
         Ok(Self { parameters, model_bytes, reader_bytes: left?.min(DEFAULT_MEMORY_LIMIT) })
+    }
+
+    /// Refuses parts that the ranks of one machine have no memory for, of which it has `available` bytes. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MachineMemory`] on the lowest rank of such a machine; that of another rank.
+    pub(crate) fn check_machine(&self, collectives: &dyn Collectives, available: u64) -> Result<()> {
+        check_machine(self.model_bytes, collectives, available)
+    }
+}
+
+fn check_machine(model_bytes: u64, collectives: &dyn Collectives, available: u64) -> Result<()> {
+    let own = (machine(), model_bytes, available);
+    let all = collectives.gather_bytes(&serde_json::to_vec(&own).map_err(std::io::Error::other)?)?;
+    let parse = |bytes: &Vec<u8>| serde_json::from_slice::<(String, u64, u64)>(bytes);
+    let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
+    let here: Vec<_> = all.iter().filter(|(machine, ..)| *machine == own.0).collect();
+    let needed = here.iter().fold(0, |sum: u64, (_, needed, _)| sum.saturating_add(*needed));
+    let available = here.iter().map(|(.., available)| *available).min().unwrap_or(available);
+    let ranks = here.len() as u32;
+    let fits = needed <= available;
+    collectives.agree(if fits { Ok(()) } else { Err(Error::MachineMemory { needed, available, ranks }) })
+}
+
+/// Bytes that processes can still get: what the machine has available, or what this process's control group leaves if that is less.
+pub(crate) fn available() -> u64 {
+    let mut system = System::new();
+    system.refresh_memory();
+    // What the group uses counts without its files' pages, which can be dropped.
+    let left = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
+    system.available_memory().min(left.unwrap_or(u64::MAX))
+}
+
+/// What tells machines apart, and containers, whose memory may be limited.
+fn machine() -> String {
+    let boot = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{} {}", System::host_name().unwrap_or_default(), boot.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::distributed::threads;
+
+    #[test]
+    fn ranks_of_a_machine_share_its_memory() {
+        let check = |bytes: [u64; 3], available: u64| -> Vec<Result<()>> {
+            let ranks = threads(3, Duration::from_secs(60)).into_iter().zip(bytes);
+            std::thread::scope(|scope| {
+                let checks: Vec<_> = ranks
+                    .map(|(rank, bytes)| scope.spawn(move || check_machine(bytes, &rank, available)))
+                    .collect();
+                checks.into_iter().map(|check| check.join().unwrap()).collect()
+            })
+        };
+        assert!(check([4 << 30, 1 << 30, 3 << 30], 8 << 30).iter().all(Result::is_ok));
+        let results = check([4 << 30, 1 << 30, 4 << 30], 8 << 30);
+        assert_eq!(
+            results[0].as_ref().unwrap_err().to_string(),
+            "the model takes 9.0 GiB on the 3 ranks of this machine, which has 8.0 GiB of memory left\n  hint: give the tables fewer \
+             rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option \
+             `memory_limit`"
+        );
+        assert!(matches!(results[2], Err(Error::ReportedElsewhere { rank: 0, .. })), "{results:?}");
+        let available = available();
+        assert!(available > 1 << 20 && available < 1 << 50, "{available}");
     }
 }

@@ -1,9 +1,10 @@
 //! A run on disk: `run.json` (configuration, schema, figures), `model.safetensors` (all parameters), and its checkpoints.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::storage::{Created, Storage};
-use onefold_datasets::{FeatureGroup, Schema};
+use onefold_datasets::{FeatureGroup, IdEncoding, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement};
 use crate::model::Model;
+use crate::vocabularies::{self, VocabularyIdentity};
 use crate::{Error, Result, TrainConfig, tensors};
 
 /// The file that makes a directory a run.
@@ -45,6 +47,9 @@ pub struct Run {
     pub snapshot: Option<u64>,
     /// The schema of the dataset that it was trained on.
     pub schema: Schema,
+    /// The dataset's vocabularies, by name; runs of earlier versions do not know them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabularies: Option<BTreeMap<String, VocabularyIdentity>>,
     /// What every feature looks up, in the schema's order.
     pub tables: Vec<FeatureConfig>,
     /// The streams that batches are put together from.
@@ -77,6 +82,7 @@ impl Run {
             config,
             dataset: None,
             snapshot: None,
+            vocabularies: None,
             schema,
             tables,
             streams: None,
@@ -354,7 +360,35 @@ impl Run {
         if groups(trained) != groups(given) {
             return Err(differs("feature groups", groups(trained).join("; "), groups(given).join("; ")));
         }
+        for (trained, given) in trained.sparse_features().zip(given.sparse_features()) {
+            if (&trained.vocabulary, trained.ids) != (&given.vocabulary, given.ids) {
+                let what = format!("ids of `{}`", given.name);
+                return Err(differs(&what, describe_ids(trained), describe_ids(given)));
+            }
+        }
         Ok(())
+    }
+
+    /// Checks that an id of `dataset` means what it meant where the model was trained.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] naming the vocabulary that is another one; [`Error::Dataset`] if one cannot be read.
+    pub(crate) fn check_vocabularies(
+        &self,
+        dataset: &Path,
+        snapshot: &Snapshot,
+        directory: &Path,
+    ) -> Result<()> {
+        match &self.vocabularies {
+            Some(known) => vocabularies::check_continued(known, dataset, snapshot, directory),
+            None if snapshot.vocabularies.is_empty() || self.dataset.as_ref() == Some(&snapshot.dataset) => Ok(()),
+            None => Err(Error::Run {
+                path: directory.to_owned(),
+                message: "the run does not say which vocabularies its dataset had, because an earlier version began it".to_owned(),
+                hint: "use it with the dataset that it was trained on, or train again".to_owned(),
+            }),
+        }
     }
 }
 
@@ -366,6 +400,14 @@ fn sha256(bytes: &[u8]) -> String {
 fn describe_group(group: &FeatureGroup) -> String {
     let names: Vec<_> = group.features.iter().map(|feature| feature.name.as_str()).collect();
     format!("{} ({})", group.name, names.join(", "))
+}
+
+fn describe_ids(feature: &SparseFeature) -> String {
+    match (&feature.vocabulary, feature.ids) {
+        (Some(name), _) => format!("those of the vocabulary `{name}`"),
+        (None, Some(IdEncoding::Hash)) => "hashes".to_owned(),
+        (None, None) => "those of the logs".to_owned(),
+    }
 }
 
 /// What every program may want to know of a checkpoint's progress.

@@ -22,6 +22,7 @@ mod ranks;
 mod remote;
 mod row_groups;
 mod samples;
+mod tied;
 mod torchrec;
 mod training;
 mod transfers;

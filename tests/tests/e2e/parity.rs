@@ -94,7 +94,7 @@ fn small_sequences_and_tasks(samples: u32) -> Dir {
     ] {
         dir.set("logs/train.toml", key, value);
     }
-    dir.edit("logs/train.toml", "[data]\n", "[data]\neval = \"\"\n");
+    dir.edit("logs/train.toml", "[data]\n", "[data]\neval = \"\"\nallow_overlap = true\n");
     let evaluation = "[evaluation]\nevery_steps = 30\nsegments = [\"item_00\"]\nmax_segments = 2\n";
     let stopping = "[early_stopping]\nmetric = \"auc\"\ntask = \"liked\"\npatience = 9\n";
     let text = dir.text("logs/train.toml");

@@ -20,7 +20,11 @@ pub(crate) fn with_dataset() -> Dir {
     for (key, value) in [("batch_size", "48"), ("eps", "1e-1"), ("learning_rate", "0.01")] {
         dir.set("logs/train.toml", key, value);
     }
-    dir.edit("logs/train.toml", "label = \"label\"", "label = \"label\"\neval = \"\"\nstreams = 12");
+    dir.edit(
+        "logs/train.toml",
+        "label = \"label\"",
+        "label = \"label\"\neval = \"\"\nallow_overlap = true\nstreams = 12",
+    );
     // An accumulator per weight is the same however columns are divided.
     dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
     let text = dir.text("logs/train.toml") + "\n[checkpoint]\nevery_steps = 5\nkeep = 3\nfull_every = 3\n";

@@ -47,7 +47,7 @@ pub(crate) fn with_dataset(settings: &str) -> Dir {
         "kind = \"adagrad\"",
         "kind = \"adamw\"\nweight_decay = 0.01\nmax_grad_norm = 1.0",
     );
-    let data = "label = \"label\"\neval = \"\"\nshuffle = { seed = 5, row_groups = 2 }";
+    let data = "label = \"label\"\neval = \"\"\nallow_overlap = true\nshuffle = { seed = 5, row_groups = 2 }";
     dir.edit("logs/train.toml", "label = \"label\"", data);
     let text = dir.text("logs/train.toml");
     dir.write("logs/train.toml", text + settings);
@@ -443,6 +443,19 @@ fn a_model_beyond_the_memory_limit_is_refused() {
     ]);
     assert!(!dir.path("run").exists());
     dir.command(&format!("{RUN} run --memory-limit 256MiB")).works();
+    // Nobody has a tebibyte.
+    for (from, to) in
+        [("rows = 100\n", "rows = 4000000000\n"), ("dim = 4\n", "dim = 1024\n"), ("[8, 4]", "[8, 1024]")]
+    {
+        dir.edit("logs/train.toml", from, to);
+    }
+    dir.command(&format!("{RUN} large")).fails(&[
+        "the model takes",
+        "on this machine",
+        "TiB",
+        "--memory-limit",
+    ]);
+    assert!(!dir.path("large").exists());
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub struct DataConfig {
     /// Partitions to evaluate on; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<String>,
+    /// Whether partitions may be both trained and evaluated on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_overlap: bool,
     /// The label that is predicted; absent if there are `[[tasks]]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,

@@ -18,14 +18,14 @@ mod step;
 mod tests;
 mod training;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::storage::{Created, Storage};
-use onefold_datasets::{Schema, Snapshot};
+use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
 use serde::Serialize;
@@ -36,14 +36,16 @@ use crate::config::ParameterCount;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, SentBytes, Shard};
-use crate::evaluate::{Evaluation, EvaluationSummary, checked_rows, open_for_evaluation, rank_of, tasks};
+use crate::evaluate::{
+    Evaluation, EvaluationSummary, checked_rows, label_ranges, open_for_evaluation, rank_of, tasks,
+};
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
 use crate::preprocess::Preprocessing;
 use crate::run::{RUN_FILE, Run};
 use crate::stop::Stop;
 use crate::trace::RankTimes;
-use crate::{Error, Result, TrainConfig};
+use crate::{Error, Result, TrainConfig, memory, vocabularies};
 
 use self::progress::Progress;
 pub use self::run_directory::Existing;
@@ -156,6 +158,7 @@ pub struct TrainSummary {
 #[derive(Debug)]
 pub struct Prepared<'a> {
     config: &'a TrainConfig,
+    dataset: PathBuf,
     options: &'a TrainOptions,
     preprocessing: Option<Preprocessing>,
     reader: Reader,
@@ -195,6 +198,26 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
         );
     }
     Ok(())
+}
+
+/// Refuses to evaluate on what is trained on, unless the configuration allows it.
+fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
+    let Some(eval) = config.eval_partitions()?.filter(|_| !config.data.allow_overlap) else { return Ok(()) };
+    let of = |filter| snapshot.select(filter).map_err(onefold_ikjt::Error::from);
+    let (train, eval) = (of(&config.train_partitions()?)?, of(&eval)?);
+    let trained: HashSet<&PartitionKey> = train.iter().map(|partition| &partition.key).collect();
+    let Some(both) = eval.iter().find(|partition| trained.contains(&partition.key)) else { return Ok(()) };
+    let message = match both.key.to_string() {
+        whole if whole.is_empty() => "the whole dataset is both trained and evaluated on".to_owned(),
+        key => format!("the partition `{key}` is both trained and evaluated on"),
+    };
+    Err(Error::Config {
+        path: config.path().to_owned(),
+        message,
+        hint: "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
+               `allow_overlap = true` there"
+            .to_owned(),
+    })
 }
 
 /// Where the tables are: as the plan says, or every table whole on one rank.
@@ -240,6 +263,7 @@ impl<'a> Prepared<'a> {
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
         let eval = config.eval_partitions()?;
+        check_overlap(config, &snapshot)?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
             rank: rank_of(&*options.collectives),
@@ -248,6 +272,7 @@ impl<'a> Prepared<'a> {
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
             table_rows: checked_rows(&features),
+            label_ranges: label_ranges(config),
             ..ReaderOptions::new(config.train.batch_size)
         };
         let partitions = config.train_partitions()?;
@@ -264,7 +289,18 @@ impl<'a> Prepared<'a> {
                 Some(open_for_evaluation(dataset, &snapshot, options, &workers)?)
             }
         };
-        Ok(Self { config, options, preprocessing, reader, held_out, schema, features, placement, size })
+        Ok(Self {
+            config,
+            dataset: dataset.to_owned(),
+            options,
+            preprocessing,
+            reader,
+            held_out,
+            schema,
+            features,
+            placement,
+            size,
+        })
     }
 
     /// How large the model is.
@@ -282,7 +318,8 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed; [`Error::Read`] for damaged
+    /// [`Error::MachineMemory`] for a model that the machine has no memory for, unless a memory limit is given; [`Error::Dataset`] if
+    /// `out` is taken; [`Error::Run`] if the run there cannot be resumed; [`Error::Read`] for damaged
     /// data; [`Error::Diverged`] if a loss is not finite. `out` is then as it was before, unless it has a checkpoint to resume
     /// from, or the batch that the model diverged on.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
@@ -294,6 +331,10 @@ impl<'a> Prepared<'a> {
         run.streams = Some(self.reader.position(0).streams);
         run.checkpoints = self.options.checkpoints.clone();
         self.check_ranks(out)?;
+        // A limit that is given has been checked, and a GPU has memory of its own.
+        if self.options.memory_limit.is_none() && self.options.device.is_none() {
+            self.size.check_machine(&*collectives, memory::available())?;
+        }
         let directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
         check_shared(&collectives.agree(run.files(out))?, &*collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
@@ -357,6 +398,7 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         }
         let mut directory = RunDirectory::create(out, self.options.existing)?;
+        run.vocabularies = Some(vocabularies::of_snapshot(&self.dataset, self.reader.snapshot())?);
         match self.begun(run, &directory)? {
             // A model that is there stays usable until there is a better one.
             Some(begun) => (run.completed, run.steps) = (begun.completed, begun.steps),

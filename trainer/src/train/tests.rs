@@ -23,6 +23,7 @@ const CONFIG: &str = r#"
 format_version = 1
 [data]
 eval = ""
+allow_overlap = true
 [[tasks]]
 label = "clicked"
 [[tasks]]

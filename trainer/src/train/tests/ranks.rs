@@ -17,6 +17,7 @@ const GENTLE: &str = r#"
 format_version = 1
 [data]
 eval = ""
+allow_overlap = true
 streams = 12
 [[tasks]]
 label = "clicked"

@@ -1,0 +1,77 @@
+//! The vocabularies that gave a model's features their ids.
+//!
+//! A row of a table is learned for an id, and what an id stands for is what the dataset's vocabulary says. So a model keeps a digest of
+//! every vocabulary, and is used only with vocabularies that go on from those: where `append` has added ids, and no id has changed its
+//! meaning.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use onefold_datasets::Snapshot;
+use onefold_datasets::vocabulary::Vocabulary;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// What a model knows of a vocabulary.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VocabularyIdentity {
+    /// The largest id.
+    pub entries: u64,
+    /// SHA-256 of the file, in hexadecimal: the same file need not be read.
+    pub file: String,
+    /// [Digest](Vocabulary::digest) of the originals of all ids.
+    pub originals: String,
+}
+
+/// Those of a snapshot of `dataset`, by name.
+///
+/// # Errors
+///
+/// [`Error::Dataset`] if a vocabulary cannot be read.
+pub(crate) fn of_snapshot(
+    dataset: &Path,
+    snapshot: &Snapshot,
+) -> Result<BTreeMap<String, VocabularyIdentity>> {
+    let identity = |(name, file): (&String, &onefold_datasets::vocabulary::VocabularyFile)| {
+        let digest = Vocabulary::load(dataset, snapshot, name)?.digest(file.entries);
+        let originals = digest.expect("a vocabulary has as many entries as its file");
+        let identity = VocabularyIdentity { entries: file.entries, file: file.sha256.clone(), originals };
+        Ok((name.clone(), identity))
+    };
+    snapshot.vocabularies.iter().map(identity).collect()
+}
+
+/// Refuses a dataset in whose vocabularies an id may mean something else than in those that the model of `run` was trained with.
+///
+/// # Errors
+///
+/// [`Error::Run`] naming the vocabulary; [`Error::Dataset`] if it cannot be read.
+pub(crate) fn check_continued(
+    known: &BTreeMap<String, VocabularyIdentity>,
+    dataset: &Path,
+    snapshot: &Snapshot,
+    run: &Path,
+) -> Result<()> {
+    for (name, identity) in known {
+        let same_file = snapshot.vocabularies.get(name).is_some_and(|file| file.sha256 == identity.file);
+        if same_file {
+            continue;
+        }
+        let digest = Vocabulary::load(dataset, snapshot, name)?.digest(identity.entries);
+        if digest.as_ref() != Some(&identity.originals) {
+            return Err(Error::Run {
+                path: run.to_owned(),
+                message: format!(
+                    "the model was trained with another vocabulary `{name}` than that of the dataset, so the same ids mean other \
+                     things"
+                ),
+                hint: "give the dataset that the model was trained on, or one whose vocabularies go on from that one's, as after \
+                       `onefold-ingest append`"
+                    .to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
