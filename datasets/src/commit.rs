@@ -44,11 +44,12 @@ pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
     }
 }
 
-/// How often a folder may be removed again before a file is in it. Another process removes empty folders once, when it ends.
+/// How often a folder may be removed again before a file is in it. Another process removes empty folders once, when it
+/// ends.
 const MOST_REMOVALS: usize = 1000;
 
-/// Makes `folder` and what is missing above it, and calls `create`, which makes a file in it. Until then another writer or
-/// a vacuum may remove the folder, because it is empty; both steps are then repeated.
+/// Makes `folder` and what is missing above it, and calls `create`, which makes a file in it. Until then another writer
+/// or a vacuum may remove the folder, because it is empty; both steps are then repeated.
 ///
 /// # Errors
 ///
@@ -183,9 +184,9 @@ impl StagedDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if something is there and `overwrite` is false, or if it is there and does not
-    /// hold `marker`, the file that makes it a directory of the kind being written; [`Error::Locked`] if another process
-    /// writes the same directory.
+    /// [`Error::Exists`] if something is there and `overwrite` is false, or if it is there and does not hold `marker`,
+    /// the file that makes it a directory of the kind being written; [`Error::Locked`] if another process writes the
+    /// same directory.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         let occupied = target.exists() && !is_empty_directory(target)?;
         if occupied && !target.join(marker).is_file() {

@@ -127,7 +127,8 @@ impl Digest {
     }
 }
 
-/// A bijection of 128 bits: two rounds of multiplying by an odd constant (PCG's, of L'Ecuyer) and folding the high half down.
+/// A bijection of 128 bits: two rounds of multiplying by an odd constant (PCG's, of L'Ecuyer) and folding the high half
+/// down.
 fn mix(mut bits: u128) -> u128 {
     const MULTIPLIER: u128 = 0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645;
     for _ in 0..2 {

@@ -10,8 +10,9 @@
 //! bucket                 the 16 high bits of h, times the number of buckets, divided by 2^16 and rounded down
 //! ```
 //!
-//! So the sessions of one user lie in one bucket, the bucket follows from the session's id, and ids ascend with buckets.
-//! Two of n sessions of a dataset have the same id with a probability of about n² / 2^64: 1 in 18 for 10^9 sessions.
+//! So the sessions of one user lie in one bucket, the bucket follows from the session's id, and ids ascend with
+//! buckets. Two of n sessions of a dataset have the same id with a probability of about n² / 2^64: 1 in 18 for 10^9
+//! sessions.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -52,8 +53,8 @@ fn divide(identity: u64, buckets: u32) -> u32 {
     ((identity * u64::from(buckets)) >> IDENTITY_BITS).min(u64::from(buckets.saturating_sub(1))) as u32
 }
 
-/// The number of buckets of a dataset of about so many samples, where nobody says it: 1 for up to 50 million, and then as
-/// many as leave that many samples in each, rounded up to a power of two, at most 256.
+/// The number of buckets of a dataset of about so many samples, where nobody says it: 1 for up to 50 million, and then
+/// as many as leave that many samples in each, rounded up to a power of two, at most 256.
 pub fn default_buckets(samples: u64) -> u32 {
     samples.div_ceil(SAMPLES_OF_A_BUCKET).max(1).next_power_of_two().min(MOST_DEFAULT_BUCKETS) as u32
 }

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! A **dataset** is a folder of a local disk or an object store: Parquet files in hive-style partition folders, and the
-//! snapshots that name them. A [`Snapshot`] describes one committed state; [`DatasetWriter`] is the only code that writes
-//! one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change ([`folded`]).
+//! snapshots that name them. A [`Snapshot`] describes one committed state; [`DatasetWriter`] is the only code that
+//! writes one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change
+//! ([`folded`]).
 //!
-//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures a
-//! dataset, draws one HTML page), `onefold-terminal` (what the binaries print) and `onefold-allocator` (theirs). This crate
-//! depends on none of them: its users inherit no terminal, generator or allocator.
+//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures
+//! a dataset, draws one HTML page), `onefold-terminal` (what the binaries print) and `onefold-allocator` (theirs). This
+//! crate depends on none of them: its users inherit no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 
 // For files that the tests of other crates include.

@@ -1,5 +1,5 @@
-//! Columns of lists of ids in either of Arrow's forms: `List`, whose ids stand one list after the other, and `ListView`,
-//! whose lists are slices that may overlap or repeat.
+//! Columns of lists of ids in either of Arrow's forms: `List`, whose ids stand one list after the other, and
+//! `ListView`, whose lists are slices that may overlap or repeat.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! Filters that choose partitions by conditions on their columns, as `split=train,date<2024-06-01`.
 //!
 //! A partition key holds texts, and texts compare wrongly as numbers (`"9" > "12"`). So a filter is first given the
-//! types of the columns ([`PartitionTypes`]), which come from the values of all partitions of a dataset, or, while a dataset
-//! is built, from the types of the query's columns. Only the [`PartitionChoice`] that results can be asked for a key.
+//! types of the columns ([`PartitionTypes`]), which come from the values of all partitions of a dataset, or, while a
+//! dataset is built, from the types of the query's columns. Only the [`PartitionChoice`] that results can be asked for
+//! a key.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -18,14 +19,15 @@ use crate::{Error, PartitionKey, Result};
 pub enum PartitionType {
     /// As numbers: `07` equals `7`.
     Number,
-    /// As numbers, but texts are equal only if they are the same: some numbers are written in several ways, as `7` and `07`.
+    /// As numbers, but texts are equal only if they are the same: some numbers are written in several ways, as `7` and
+    /// `07`.
     Digits,
     /// As dates, `2024-06-01`.
     Date,
     /// As text.
     Text,
-    /// As the two values that are compared: as numbers or dates if both are. An order between a number or date and another
-    /// text is an error. For texts whose values are not known yet.
+    /// As the two values that are compared: as numbers or dates if both are. An order between a number or date and
+    /// another text is an error. For texts whose values are not known yet.
     Unknown,
 }
 
@@ -39,7 +41,8 @@ impl PartitionTypes {
         Self(columns.into_iter().collect())
     }
 
-    /// The types that the values of all partitions of a dataset have: numbers or dates where all values of a column are.
+    /// The types that the values of all partitions of a dataset have: numbers or dates where all values of a column
+    /// are.
     pub fn of_keys<'k>(keys: impl IntoIterator<Item = &'k PartitionKey>) -> Self {
         let mut columns: Vec<(&str, BTreeSet<&str>)> = Vec::new();
         for (name, value) in keys.into_iter().flat_map(PartitionKey::columns) {
@@ -166,8 +169,8 @@ impl PartitionChoice<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if the key lacks a column of the filter, or has a value that cannot be compared with the
-    /// filter's.
+    /// [`Error::PartitionFilter`] if the key lacks a column of the filter, or has a value that cannot be compared with
+    /// the filter's.
     pub fn matches(&self, key: &PartitionKey) -> Result<bool> {
         for (condition, kind) in &self.conditions {
             let Some(value) = key.get(&condition.column) else {
@@ -210,7 +213,8 @@ impl Condition {
         })
     }
 
-    /// What the value is not although the column's values are, and what to write; `None` if it can be compared with them.
+    /// What the value is not although the column's values are, and what to write; `None` if it can be compared with
+    /// them.
     fn misfit(&self, kind: PartitionType) -> Option<(&'static str, String)> {
         let Self { column, operator, value } = self;
         match kind {

@@ -1,6 +1,7 @@
 //! Percent-encoding of names and values that are parts of paths, as Hive writes them.
 
-/// Encodes `text` as one part of a path: bytes that have a meaning in paths or in other tools become `%` and two digits.
+/// Encodes `text` as one part of a path: bytes that have a meaning in paths or in other tools become `%` and two
+/// digits.
 pub fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -14,7 +15,8 @@ pub fn encode(text: &str) -> String {
     if encoded.chars().all(|c| c == '.') { encoded.replace('.', "%2E") } else { encoded }
 }
 
-/// Decodes what [`encode`] writes. `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not UTF-8.
+/// Decodes what [`encode`] writes. `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not
+/// UTF-8.
 pub fn decode(text: &str) -> Option<String> {
     let (bytes, is_clean) = decode_bytes(text);
     String::from_utf8(bytes).ok().filter(|_| is_clean)

@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code that may panic on the bytes it is given, such as a foreign decoder; a panic becomes an error with its text.
+/// Runs code that may panic on the bytes it is given, such as a foreign decoder; a panic becomes an error with its
+/// text.
 ///
 /// # Errors
 ///

@@ -1,6 +1,7 @@
 //! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
-//! views. Whatever is wrong with a file is a [`Problem`] with its place, in an [`Error::Damaged`](crate::Error::Damaged);
-//! any other error says why the storage does not give the file, and nothing of the file itself.
+//! views. Whatever is wrong with a file is a [`Problem`] with its place, in an
+//! [`Error::Damaged`](crate::Error::Damaged); any other error says why the storage does not give the file, and nothing
+//! of the file itself.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -95,9 +96,9 @@ impl OpenFile {
         usize::try_from(self.metadata.metadata().row_group(row_group).num_rows()).ok()
     }
 
-    /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store. They
-    /// stay in memory until what this gives is dropped. Nothing is fetched if the footer is wrong about a column: reading
-    /// the columns one by one tells which.
+    /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store.
+    /// They stay in memory until what this gives is dropped. Nothing is fetched if the footer is wrong about a column:
+    /// reading the columns one by one tells which.
     ///
     /// # Errors
     ///
@@ -206,8 +207,8 @@ impl OpenFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type, does not decode or has a null, and as
-    /// [`Storage::read_ranges`].
+    /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type, does not decode or has a null, and
+    /// as [`Storage::read_ranges`].
     pub fn numbers<T: ArrowPrimitiveType>(
         &self,
         row_group: usize,
@@ -273,7 +274,8 @@ impl OpenFile {
     }
 }
 
-/// The list of every sample of a row group, as views of shared ids. Samples with equal offset and size have the same list.
+/// The list of every sample of a row group, as views of shared ids. Samples with equal offset and size have the same
+/// list.
 #[derive(Debug)]
 pub struct SampleLists {
     values: ScalarBuffer<i64>,

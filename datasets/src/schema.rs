@@ -16,8 +16,8 @@ pub const TIME_COLUMN: &str = "timestamp";
 
 /// The column of a data file that holds the hash of a sample's key, an `Int64`, where [the snapshot says
 /// so](crate::Snapshot::sample_keys): [`hash_id`](crate::hash_id) of the texts of the key's values, joined by
-/// [`IDENTITY_SEPARATOR`](crate::IDENTITY_SEPARATOR). It is not a part of the [`Schema`], nor of digests: readers leave it
-/// out, and a merge finds by it the samples that are there.
+/// [`IDENTITY_SEPARATOR`](crate::IDENTITY_SEPARATOR). It is not a part of the [`Schema`], nor of digests: readers leave
+/// it out, and a merge finds by it the samples that are there.
 pub const SAMPLE_KEY_COLUMN: &str = "sample_key";
 
 /// What the samples of a dataset consist of.
@@ -59,13 +59,14 @@ pub struct SparseFeature {
     /// The [vocabulary](crate::Snapshot::vocabularies) whose ids these are; `None` if they are those of the logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
-    /// How the ids were computed from those of the logs; `None` if they are the integers of the logs, or a vocabulary's.
+    /// How the ids were computed from those of the logs; `None` if they are the integers of the logs, or a
+    /// vocabulary's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdEncoding>,
 }
 
-/// How the ids of a sparse feature are computed from those of the logs, where neither integers are taken as they are nor a
-/// vocabulary numbers them.
+/// How the ids of a sparse feature are computed from those of the logs, where neither integers are taken as they are
+/// nor a vocabulary numbers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IdEncoding {

@@ -66,8 +66,8 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// Writes the least number of bytes that suffices, as [`parse_bytes`] reads it: `13MiB`. It is never below `bytes`, and at most a
-/// tenth above.
+/// Writes the least number of bytes that suffices, as [`parse_bytes`] reads it: `13MiB`. It is never below `bytes`, and
+/// at most a tenth above.
 pub fn format_least_bytes(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|(_, bits)| bytes >= 10 << bits) {

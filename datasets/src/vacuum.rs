@@ -17,8 +17,8 @@ use crate::{Error, Result};
 pub struct VacuumOptions {
     /// The newest snapshots that are kept, at least 1.
     pub keep: usize,
-    /// Whatever is younger is kept: snapshots that a job may be reading, and files that a writer has not committed yet. It
-    /// must be longer than the longest job that reads or writes the dataset.
+    /// Whatever is younger is kept: snapshots that a job may be reading, and files that a writer has not committed yet.
+    /// It must be longer than the longest job that reads or writes the dataset.
     pub older_than: Duration,
     /// Only say what would be removed.
     pub dry_run: bool,

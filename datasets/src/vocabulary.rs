@@ -22,9 +22,9 @@
 //! assert_eq!(vocabulary.original_text(2), Some("N17"));
 //! ```
 //!
-//! A vocabulary is a Parquet file beside the data, with the columns `id`, `original` (integers or texts) and `count`; the
-//! snapshot records its checksum ([`VocabularyFile`]). To make one, a [`VocabularyCounter`] counts the ids. Text ids are
-//! counted by the numbers that [`TextIds`] gives to texts.
+//! A vocabulary is a Parquet file beside the data, with the columns `id`, `original` (integers or texts) and `count`;
+//! the snapshot records its checksum ([`VocabularyFile`]). To make one, a [`VocabularyCounter`] counts the ids. Text
+//! ids are counted by the numbers that [`TextIds`] gives to texts.
 
 mod counter;
 mod digest;
@@ -56,7 +56,8 @@ pub struct Vocabulary {
     originals: Originals,
     /// How often each of them was counted.
     counts: Vec<u64>,
-    /// From an original to its id. The key of a text is the first of its [`candidates`] that no text with a lower id has.
+    /// From an original to its id. The key of a text is the first of its [`candidates`] that no text with a lower id
+    /// has.
     ids: Arc<IdMap>,
     hash: TextHash,
 }
@@ -83,8 +84,8 @@ impl Vocabulary {
         Self { originals, counts: Vec::new(), ids: Arc::new(IdMap::default()), hash }
     }
 
-    /// Adds the counts of more data. An original that has an id keeps it; of the others those with a
-    /// count of at least `min_count` follow, numbered as in [`from_counts`](Self::from_counts). Returns how many followed.
+    /// Adds the counts of more data. An original that has an id keeps it; of the others those with a count of at least
+    /// `min_count` follow, numbered as in [`from_counts`](Self::from_counts). Returns how many followed.
     ///
     /// Originals that do not reach `min_count` are forgotten: the next call counts them from 0.
     ///
@@ -256,8 +257,8 @@ fn position(id: i64) -> Option<usize> {
     usize::try_from(id).ok()?.checked_sub(1)
 }
 
-/// Originals that were counted at least `min_count` times, by falling count, then rising original. Counts of an original
-/// that comes twice are added.
+/// Originals that were counted at least `min_count` times, by falling count, then rising original. Counts of an
+/// original that comes twice are added.
 fn rank<T: Ord + Copy>(mut counts: Vec<(T, u64)>, min_count: u64) -> Vec<(T, u64)> {
     counts.sort_unstable_by_key(|(original, _)| *original);
     counts.dedup_by(|later, kept| {

@@ -94,9 +94,9 @@ impl DatasetWriter {
     /// # Errors
     ///
     /// [`Error::Exists`] if `location` holds a dataset that may be neither replaced nor appended to, or holds something
-    /// that is no dataset; [`Error::Schema`] for a schema that no dataset can have, a column order that names no column,
-    /// or a dataset of another schema, layout, order, definition of sessions or version to append to; [`Error::Location`] and [`Error::Read`] if
-    /// the storage cannot be reached.
+    /// that is no dataset; [`Error::Schema`] for a schema that no dataset can have, a column order that names no
+    /// column, or a dataset of another schema, layout, order, definition of sessions or version to append to;
+    /// [`Error::Location`] and [`Error::Read`] if the storage cannot be reached.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
     }
@@ -183,17 +183,17 @@ impl DatasetWriter {
     }
 
     /// Appends samples of a partition. Partitions come one after the other, in each of them the
-    /// [buckets](crate::bucket_of_session) of the sessions, and in each of those the samples in the order that the options
-    /// name. `batch` has the columns of [`Schema::to_arrow`] and, where the dataset has it,
+    /// [buckets](crate::bucket_of_session) of the sessions, and in each of those the samples in the order that the
+    /// options name. `batch` has the columns of [`Schema::to_arrow`] and, where the dataset has it,
     /// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN); lists may also be `ListView`s, which are not expanded before
     /// their row group is encoded.
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after another
-    /// one; [`Error::Schema`] if the partition columns are not those of the dataset that is appended to; [`Error::Write`],
-    /// [`Error::Store`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the row
-    /// groups before.
+    /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after
+    /// another one; [`Error::Schema`] if the partition columns are not those of the dataset that is appended to;
+    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also
+    /// for one of the row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -225,8 +225,8 @@ impl DatasetWriter {
         self.append(batch, start..batch.num_rows(), bytes)
     }
 
-    /// Declares that what is written replaces this bucket of this partition, even if nothing is written to it. Needed for
-    /// [`Commit::Merge`] alone, where buckets that are neither written nor declared are kept.
+    /// Declares that what is written replaces this bucket of this partition, even if nothing is written to it. Needed
+    /// for [`Commit::Merge`] alone, where buckets that are neither written nor declared are kept.
     ///
     /// # Errors
     ///
@@ -241,8 +241,8 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that is
-    /// appended to, it replaces the vocabulary of that name, which it must extend.
+    /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that
+    /// is appended to, it replaces the vocabulary of that name, which it must extend.
     ///
     /// # Errors
     ///

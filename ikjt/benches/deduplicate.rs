@@ -1,9 +1,9 @@
 //! Deduplicating clustered batches of 2,048 samples, in bytes of input ids a second (one thread).
 //!
-//! `cargo bench -p onefold-ikjt --bench deduplicate`. `rm1 user features` is what DESIGN's workload rm1 carries per user: four
-//! groups of six pooled features (mean length 20, repeat probability d = 0.9) and two timelines of three windows of 100
-//! ids (a new id with probability 0.3), in sessions of geometric size with mean 16.5. The others vary session size S, d
-//! and list length.
+//! `cargo bench -p onefold-ikjt --bench deduplicate`. `rm1 user features` is what DESIGN's workload rm1 carries per
+//! user: four groups of six pooled features (mean length 20, repeat probability d = 0.9) and two timelines of three
+//! windows of 100 ids (a new id with probability 0.3), in sessions of geometric size with mean 16.5. The others vary
+//! session size S, d and list length.
 
 use std::hint::black_box;
 

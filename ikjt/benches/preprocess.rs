@@ -1,7 +1,7 @@
 //! Preprocessing a batch of 2,048 samples like rm1's: `firstx` and `sigrid_hash` on every sparse feature.
 //!
-//! `cargo bench -p onefold-ikjt --bench preprocess`; `hash` has a throughput in ids, `rm1` in samples. `rm1/plain` is the
-//! same data without deduplication, `rm1/distinct` with it, and in `rm1/windows` the sequences overlap as well.
+//! `cargo bench -p onefold-ikjt --bench preprocess`; `hash` has a throughput in ids, `rm1` in samples. `rm1/plain` is
+//! the same data without deduplication, `rm1/distinct` with it, and in `rm1/windows` the sequences overlap as well.
 
 use std::hint::black_box;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Reading a dataset, in samples a second (one thread): layouts and forms over the probability d that a list repeats.
 //!
-//! `cargo bench -p onefold-ikjt --bench reader`. 20,000 samples in sessions of 16 with a group of eight features of 20 ids, a
-//! group of two windows of 50, and one item feature; files are not verified. What a sample costs should follow the ids
-//! stored for it: from `folded`, it falls as d rises; from `rows`, it does not.
+//! `cargo bench -p onefold-ikjt --bench reader`. 20,000 samples in sessions of 16 with a group of eight features of 20
+//! ids, a group of two windows of 50, and one item feature; files are not verified. What a sample costs should follow
+//! the ids stored for it: from `folded`, it falls as d rises; from `rows`, it does not.
 
 use std::path::Path;
 use std::sync::Arc;

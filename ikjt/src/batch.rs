@@ -116,8 +116,8 @@ impl Batch {
         &self.groups
     }
 
-    /// The bytes of the batch's buffers: 8 an id, a timestamp and a row of a feature, 4 a float and an entry of an inverse
-    /// index. Buffers that are shared with other batches count in full.
+    /// The bytes of the batch's buffers: 8 an id, a timestamp and a row of a feature, 4 a float and an entry of an
+    /// inverse index. Buffers that are shared with other batches count in full.
     pub fn bytes(&self) -> u64 {
         let floats = self.dense.len() + self.labels.len() + self.weights.as_ref().map_or(0, |w| w.len());
         let times = self.timestamps.as_ref().map_or(0, |times| times.len());

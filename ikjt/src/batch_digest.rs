@@ -6,11 +6,11 @@ use onefold_datasets::{Schema, TIME_COLUMN};
 use crate::convert::{WEIGHTS, WEIGHTS_SUFFIX};
 use crate::{Batch, Feature, Group};
 
-/// The digest of a batch's samples, as if every sample carried its lists: equal for all ways to deduplicate them. `schema`
-/// is that of the batch, whose columns it names.
+/// The digest of a batch's samples, as if every sample carried its lists: equal for all ways to deduplicate them.
+/// `schema` is that of the batch, whose columns it names.
 ///
-/// Digests add up: that of a batch is the sum over its samples, and that of an epoch is the sum over its batches, whichever
-/// rank has which. Of a whole dataset, read with timestamps and without preprocessing, it is the digest that
+/// Digests add up: that of a batch is the sum over its samples, and that of an epoch is the sum over its batches,
+/// whichever rank has which. Of a whole dataset, read with timestamps and without preprocessing, it is the digest that
 /// `onefold-ingest verify` computes. Every distinct list is hashed once.
 pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     let mut samples = vec![SampleDigest::default(); batch.size()];

@@ -16,10 +16,10 @@ use crate::{Feature, Group};
 /// The group with rows that share the values in which they overlap: an IKJT becomes a partial one.
 ///
 /// A row that starts with the last items stored so far stores only what comes after them, and a row that stands within
-/// the row before it stores nothing; weights must agree bit by bit. Every other row is stored whole. The rows
-/// and the inverse index are the same, and `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves
-/// nothing keeps its buffers, so no feature has more values than before. Time is linear in the rows' ids. The
-/// way back is [`deduplicate`](crate::deduplicate).
+/// the row before it stores nothing; weights must agree bit by bit. Every other row is stored whole. The rows and the
+/// inverse index are the same, and `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves
+/// nothing keeps its buffers, so no feature has more values than before. Time is linear in the rows' ids. The way back
+/// is [`deduplicate`](crate::deduplicate).
 ///
 /// ```
 /// use onefold_ikjt::{Feature, Group, fold_windows};

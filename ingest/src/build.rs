@@ -29,7 +29,8 @@ use crate::{Config, Error, Result, sources};
 /// How a dataset is built.
 #[derive(Debug, Clone)]
 pub struct BuildOptions {
-    /// How sparse features are stored. If `None`, as in the dataset that is appended to, or [`Layout::Folded`] in a new one.
+    /// How sparse features are stored. If `None`, as in the dataset that is appended to, or [`Layout::Folded`] in a new
+    /// one.
     pub layout: Option<Layout>,
     /// The order of the samples within a partition. If `None`, that of the dataset that is appended to, or
     /// [`Order::Session`] in a new one.
@@ -42,8 +43,8 @@ pub struct BuildOptions {
     pub engine: EngineOptions,
     /// What becomes of a dataset that is there.
     pub commit: Commit,
-    /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all if
-    /// `None`. What is built then stands for the share of the sessions that [`BuildSummary::share`] says.
+    /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all
+    /// if `None`. What is built then stands for the share of the sessions that [`BuildSummary::share`] says.
     pub about_samples: Option<u64>,
     /// The number of buckets of a new dataset; that of the configuration, or by its size, if `None`.
     pub buckets: Option<u32>,
@@ -86,8 +87,8 @@ pub struct BuildSummary {
     pub merged: Option<MergeSummary>,
     /// Samples of partitions that were not to be written.
     pub samples_of_other_partitions: u64,
-    /// Of these, the samples whose own time lies in a partition that was written, by the partition in which their session
-    /// started.
+    /// Of these, the samples whose own time lies in a partition that was written, by the partition in which their
+    /// session started.
     pub samples_of_earlier_sessions: BTreeMap<String, u64>,
     /// Files of the dataset.
     pub files: u64,
@@ -221,8 +222,8 @@ impl Build<'_> {
         })
     }
 
-    /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies change
-    /// nor lists that timelines make.
+    /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies
+    /// change nor lists that timelines make.
     fn writes_the_samples_as_read(&self) -> bool {
         let (config, filter) = (self.config, &self.options.partitions);
         config.vocabularies.is_empty() && config.timelines.is_empty() && *filter == PartitionFilter::default()

@@ -1,6 +1,7 @@
 //! Compares a dataset with its sources: whether its samples are exactly those that the configuration makes of the logs.
 //!
-//! The logs are read, joined, sorted and decoded as for a build, and the samples are digested in place of being written.
+//! The logs are read, joined, sorted and decoded as for a build, and the samples are digested in place of being
+//! written.
 
 use std::path::Path;
 use std::time::Instant;
@@ -34,8 +35,8 @@ pub struct Comparison {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset has other columns than the configuration, [`Error::Dataset`] if it cannot be read, and
-/// otherwise as [`build`](crate::build()). Samples that differ are part of the result, not an error.
+/// [`Error::Config`] if the dataset has other columns than the configuration, [`Error::Dataset`] if it cannot be read,
+/// and otherwise as [`build`](crate::build()). Samples that differ are part of the result, not an error.
 pub async fn compare(
     config: &Config,
     directory: &Path,

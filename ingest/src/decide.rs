@@ -50,8 +50,8 @@ pub struct GroupSummary {
     pub why: String,
 }
 
-/// Makes the plan from the statistics of the samples, and takes the counts of ids out of them, so that their memory becomes
-/// free. A dataset that is appended to (`old`, in `root`) keeps its groups and the numbers of its vocabularies.
+/// Makes the plan from the statistics of the samples, and takes the counts of ids out of them, so that their memory
+/// becomes free. A dataset that is appended to (`old`, in `root`) keeps its groups and the numbers of its vocabularies.
 ///
 /// # Errors
 ///
@@ -110,7 +110,8 @@ pub(crate) fn vocabulary_kinds(
 }
 
 /// The vocabulary `name`. The vocabulary of an old dataset is extended: its ids keep their numbers and counts, so that
-/// building a partition again changes nothing. `counter` has the counts of the samples' lists; those of timelines are added.
+/// building a partition again changes nothing. `counter` has the counts of the samples' lists; those of timelines are
+/// added.
 async fn vocabulary(
     config: &Config,
     reading: &Reading<'_>,

@@ -22,22 +22,23 @@ use crate::{Config, Result, session_ids, signed_lengths};
 const BATCH_BYTES: u64 = 1 << 20;
 /// Rows of a batch of narrow rows (sessions, records) at most …
 const NARROW_BATCH_ROWS: usize = 4096;
-/// … and fewer where a sort's share of the limit would be a few such batches: a row to so many bytes of a thread's part.
+/// … and fewer where a sort's share of the limit would be a few such batches: a row to so many bytes of a thread's
+/// part.
 const NARROW_BYTES: usize = 64 << 10;
 
 /// What the engine may use.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Bytes that the work may hold: a quarter for the last samples of sessions, and as much for vocabularies; the rest for
-    /// DataFusion's sorts, joins, aggregations and windows, which spill beyond it. Its scans and the row groups
+    /// Bytes that the work may hold: a quarter for the last samples of sessions, and as much for vocabularies; the rest
+    /// for DataFusion's sorts, joins, aggregations and windows, which spill beyond it. Its scans and the row groups
     /// being written (64 MiB decoded each) come on top.
     pub memory_limit: u64,
     /// Threads of the engine and of the writer.
     pub threads: usize,
     /// Where operators spill; the system's temporary directory if `None`.
     pub spill_directory: Option<PathBuf>,
-    /// Bytes that temporary files may take together; the files are compressed then. If `None`, they are not, and may take the
-    /// bytes that are free where operators spill, less a margin of a tenth or 4 GiB, whichever is smaller.
+    /// Bytes that temporary files may take together; the files are compressed then. If `None`, they are not, and may
+    /// take the bytes that are free where operators spill, less a margin of a tenth or 4 GiB, whichever is smaller.
     pub spill_limit: Option<u64>,
 }
 
@@ -49,14 +50,14 @@ pub(crate) fn batch_rows(row_bytes: u64) -> usize {
     (BATCH_BYTES / row_bytes.max(1)).clamp(16, 8192) as usize
 }
 
-/// The part of the memory limit for what is kept of sessions while their samples are encoded, and as much for vocabularies
-/// if there are any. The engine has the rest.
+/// The part of the memory limit for what is kept of sessions while their samples are encoded, and as much for
+/// vocabularies if there are any. The engine has the rest.
 pub(crate) fn state_bytes(memory_limit: u64) -> usize {
     usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)
 }
 
-/// How temporary files are compressed: where their bytes are limited, with LZ4. Records hold ids of few bytes, so that halves
-/// the files, but a build that spills much takes a fifth more time.
+/// How temporary files are compressed: where their bytes are limited, with LZ4. Records hold ids of few bytes, so that
+/// halves the files, but a build that spills much takes a fifth more time.
 fn spill_compression(options: &EngineOptions) -> SpillCompression {
     options.spill_limit.map_or(SpillCompression::Uncompressed, |_| SpillCompression::Lz4Frame)
 }
@@ -70,8 +71,8 @@ fn spill_limit(options: &EngineOptions) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// Bytes that are free on the disk of `directory`, or of the nearest of its parents that exists; `None` if the system does
-/// not say.
+/// Bytes that are free on the disk of `directory`, or of the nearest of its parents that exists; `None` if the system
+/// does not say.
 #[cfg(unix)]
 fn free_bytes(directory: &Path) -> Option<u64> {
     let directory = std::path::absolute(directory).ok()?;
@@ -85,8 +86,8 @@ fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
-/// DataFusion's rules and ours: [`ProbeLists`] right after the rule that chooses the sides of joins, and at the end, but
-/// before the last check, those that replace what the others made.
+/// DataFusion's rules and ours: [`ProbeLists`] right after the rule that chooses the sides of joins, and at the end,
+/// but before the last check, those that replace what the others made.
 pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
     let mut rules = PhysicalOptimizer::new().rules;
     let sides = rules.iter().position(|rule| rule.name() == "join_selection").map_or(0, |place| place + 1);

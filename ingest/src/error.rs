@@ -198,8 +198,8 @@ impl Error {
     }
 }
 
-/// The engine's message without its claim of an internal error and its request for a bug report: nearly always an expression
-/// in the user's SQL is wrong.
+/// The engine's message without its claim of an internal error and its request for a bug report: nearly always an
+/// expression in the user's SQL is wrong.
 pub(crate) fn engine_message(error: &DataFusionError) -> String {
     const REPORT: &str = "This issue was likely caused by a bug in DataFusion's code.";
     let mut message = error.strip_backtrace();
@@ -218,16 +218,16 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
     )
 }
 
-/// The sentence about the limit of temporary files in one of the engine's messages, if it has one. The engine has no type of
-/// error for this: the sentence is inside the error of a write.
+/// The sentence about the limit of temporary files in one of the engine's messages, if it has one. The engine has no
+/// type of error for this: the sentence is inside the error of a write.
 fn spill_limit(message: &str) -> Option<String> {
     let from = message.find("The used disk space during the spilling process")?;
     let sentence = message[from..].split(". ").next()?;
     Some(sentence.trim_end_matches('.').replacen("The", "the", 1))
 }
 
-/// Whether the cause of one of the engine's errors is that the disk is full. The engine wraps the operating system's error
-/// more than once.
+/// Whether the cause of one of the engine's errors is that the disk is full. The engine wraps the operating system's
+/// error more than once.
 fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<io::Error>() {
         let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];

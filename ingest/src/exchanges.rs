@@ -1,9 +1,9 @@
 //! A rule for DataFusion's optimizer: an exchange between threads reads from one input.
 //!
-//! An exchange (`RepartitionExec`) that has no memory left writes batches to disk. In DataFusion 55.2 it can then wait for
-//! itself for ever, if two of its inputs write at the same time (apache/datafusion#24883): its reader waits at the end of the
-//! older of two open files for a batch that is in the newer one. With one input there is one open file. So the inputs of
-//! every exchange are first merged to one stream, which passes batches on and copies nothing.
+//! An exchange (`RepartitionExec`) that has no memory left writes batches to disk. In DataFusion 55.2 it can then wait
+//! for itself for ever, if two of its inputs write at the same time (apache/datafusion#24883): its reader waits at the
+//! end of the older of two open files for a batch that is in the newer one. With one input there is one open file. So
+//! the inputs of every exchange are first merged to one stream, which passes batches on and copies nothing.
 
 use std::sync::Arc;
 
@@ -71,8 +71,8 @@ mod tests {
     use crate::engine::physical_rules;
     use crate::memory::EnginePool;
 
-    /// Grouping by two levels makes two exchanges, which spill: with several inputs this can hang. The numbers come in no
-    /// order that the engine knows; exchanges that keep an order do not spill.
+    /// Grouping by two levels makes two exchanges, which spill: with several inputs this can hang. The numbers come in
+    /// no order that the engine knows; exchanges that keep an order do not spill.
     const NESTED: &str = "SELECT sum(c), count(*) FROM (SELECT g, count(a) AS c FROM (SELECT DISTINCT a % 1000 AS g, a \
                           FROM (SELECT value * 7919 % 200000 AS a FROM generate_series(0, 199999))) GROUP BY g)";
 

@@ -10,8 +10,8 @@
 //! With S = n / s samples per session and d = 1 - c / (n - s), the probability that a value repeats, this is the
 //! `1 / (1 - d (S-1)/S)` of RecD (Zhao et al. 2023), counted rather than estimated.
 //!
-//! A distinct row of a feature costs its ids, 8 bytes each, and its place, 8 bytes of offset and size; it is shipped, looked
-//! up and pooled once. A sample costs 4 bytes of inverse index per group. So a group costs, in bytes per sample,
+//! A distinct row of a feature costs its ids, 8 bytes each, and its place, 8 bytes of offset and size; it is shipped,
+//! looked up and pooled once. A sample costs 4 bytes of inverse index per group. So a group costs, in bytes per sample,
 //!
 //! ```text
 //! cost(G) = u(G) W(G) + 4,       W(G) = sum over its features of 8 (mean length + 1)
@@ -27,14 +27,14 @@
 //! is the index saved. Short lists that seldom change share a group even if they change apart; long ones only
 //! if they change together nearly always.
 //!
-//! [`choose_groups`] starts with one group for every set of features that always change together, which loses nothing, and
-//! merges the pair that lowers the cost most until none does: agglomerative clustering by cost (after Ward 1963), with a
-//! heap of pairs, O(F² log F) for F features. A feature is **worth deduplicating** if its dedupe factor alone is over
-//! [`WORTHWHILE_FACTOR`]; a sequence also if its ids are, once its windows share them (the partial factor). No merge takes a
-//! group of features that are worth it below that factor.
+//! [`choose_groups`] starts with one group for every set of features that always change together, which loses nothing,
+//! and merges the pair that lowers the cost most until none does: agglomerative clustering by cost (after Ward 1963),
+//! with a heap of pairs, O(F² log F) for F features. A feature is **worth deduplicating** if its dedupe factor alone is
+//! over [`WORTHWHILE_FACTOR`]; a sequence also if its ids are, once its windows share them (the partial factor). No
+//! merge takes a group of features that are worth it below that factor.
 //!
-//! Features that change together are observed as [`CoChange`]: how often each *set* of features changed. Sets are few, so this is
-//! cheap, and unlike the counts of pairs it gives `c` of any group.
+//! Features that change together are observed as [`CoChange`]: how often each *set* of features changed. Sets are few,
+//! so this is cheap, and unlike the counts of pairs it gives `c` of any group.
 
 mod co_change;
 mod merge;
@@ -86,7 +86,8 @@ pub struct ChosenGroup {
     pub why: String,
 }
 
-/// Chooses the groups: those worth deduplicating by their first feature, then that of all others. Every feature is in one.
+/// Chooses the groups: those worth deduplicating by their first feature, then that of all others. Every feature is in
+/// one.
 ///
 /// # Panics
 ///

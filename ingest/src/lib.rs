@@ -6,10 +6,11 @@
 //!                 stores     or SQL                    spills
 //! ```
 //!
-//! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows,
-//! sorts and spilling. The crate's own parts: finding and inspecting logs (`sources`), the SQL of the declared steps
+//! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows, sorts and
+//! spilling. The crate's own parts: finding and inspecting logs (`sources`), the SQL of the declared steps
 //! ([`samples`], [`timeline`]) and of sessions ([`sessionize`]), and `cluster`, which keeps lists out of the sort. The
-//! dataset format and its writer live in `onefold-datasets`, which is the only crate of the workspace that this one needs.
+//! dataset format and its writer live in `onefold-datasets`, which is the only crate of the workspace that this one
+//! needs.
 #![forbid(unsafe_code)]
 
 mod build;

@@ -25,8 +25,8 @@ pub(crate) struct EnginePool {
 
 /// Shares of the fair pool that no operator gets: sorts hold a little more than they reserve.
 const HEADROOM_SHARES: usize = 2;
-/// Every operator may hold one of so many parts of the pool. An operator that starts late finds others that hold more than
-/// their share by now; a sort that holds nothing has nothing to spill, and would fail.
+/// Every operator may hold one of so many parts of the pool. An operator that starts late finds others that hold more
+/// than their share by now; a sort that holds nothing has nothing to spill, and would fail.
 const MINIMUM_PART: usize = 32;
 /// Exchanges get one of so many parts of the memory.
 const EXCHANGE_PART: usize = 8;

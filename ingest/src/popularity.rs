@@ -7,13 +7,13 @@ use onefold_datasets::{SESSION_COLUMN, TIME_COLUMN, suggest};
 
 use crate::{Config, Error, Result};
 
-/// The columns that the file at `path` names: those read most often first, then by name. Every line is `column,reads`. Empty
-/// lines, lines that start with `#`, and a first line without a number are ignored.
+/// The columns that the file at `path` names: those read most often first, then by name. Every line is `column,reads`.
+/// Empty lines, lines that start with `#`, and a first line without a number are ignored.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if it cannot be read; [`Error::Popularity`], with the line, if a line has another form, or names a column twice
-/// or one that the dataset of `config` does not have.
+/// [`Error::Io`] if it cannot be read; [`Error::Popularity`], with the line, if a line has another form, or names a
+/// column twice or one that the dataset of `config` does not have.
 pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let text = fs_err::read_to_string(path)?;
     let features = config.feature_columns().map(|(name, _)| name);

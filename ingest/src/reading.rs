@@ -122,8 +122,8 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Clustering::encode`], [`Error::NoSamples`] if there are none, and [`Error::Engine`] if there are not as many as
-    /// the declared steps counted.
+    /// As [`Clustering::encode`], [`Error::NoSamples`] if there are none, and [`Error::Engine`] if there are not as
+    /// many as the declared steps counted.
     pub(crate) async fn encode<'c>(
         &self,
         clustering: &'c mut Clustering<'_>,
@@ -134,8 +134,8 @@ impl<'a> Reading<'a> {
         totals.ok_or_else(|| self.no_samples())
     }
 
-    /// Checks that as many samples were read as the declared steps counted: `found`, and the `known` ones that a merge has
-    /// left out before.
+    /// Checks that as many samples were read as the declared steps counted: `found`, and the `known` ones that a merge
+    /// has left out before.
     ///
     /// # Errors
     ///

@@ -45,8 +45,8 @@ pub(crate) fn bucket(buckets: u32) -> String {
     format!("(({SESSION} >> 47) * {buckets}) >> 16")
 }
 
-/// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples have a
-/// key. `columns` are those of the samples' view.
+/// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples
+/// have a key. `columns` are those of the samples' view.
 ///
 /// # Errors
 ///
@@ -73,8 +73,9 @@ pub fn position_columns(config: &Config) -> Vec<String> {
     (0..config.timelines.len()).flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]).collect()
 }
 
-/// The query that gives the rows of timeline `number` that the samples need, in slices of about `rows` rows, in the order of
-/// the samples; with the columns of [`slices_sql`](timeline::slices_sql). `sessions` is the query of [`sessions`].
+/// The query that gives the rows of timeline `number` that the samples need, in slices of about `rows` rows, in the
+/// order of the samples; with the columns of [`slices_sql`](timeline::slices_sql). `sessions` is the query of
+/// [`sessions`].
 ///
 /// # Errors
 ///
@@ -123,8 +124,8 @@ fn within(config: &Config, order: Order) -> Vec<String> {
     first_of_each(first.chain(config.order.iter().cloned()).chain([SESSION.to_owned()]))
 }
 
-/// The columns by which the samples of a bucket are numbered for [`slices`]: those that order them, up to the first that the
-/// narrow view lacks. Samples that these do not tell apart have one number.
+/// The columns by which the samples of a bucket are numbered for [`slices`]: those that order them, up to the first
+/// that the narrow view lacks. Samples that these do not tell apart have one number.
 pub fn numbered_by(config: &Config, columns: &ArrowSchema, order: SampleOrder) -> Vec<String> {
     let is_narrow =
         |name: &String| columns.field_with_name(name).map_or(true, |field| !field.data_type().is_nested());
@@ -141,8 +142,8 @@ pub(crate) fn same_session(config: &Config) -> String {
 }
 
 /// The query that orders `records`, a table of the [`key_columns`], [`TIME`] and others of the same samples: all of its
-/// columns with [`START`] and [`SESSION`]. The columns `last` order samples that no other column orders. `sessions` is the
-/// query of [`sessions`].
+/// columns with [`START`] and [`SESSION`]. The columns `last` order samples that no other column orders. `sessions` is
+/// the query of [`sessions`].
 pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &str, last: &[&str]) -> String {
     let joined = format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
@@ -151,9 +152,9 @@ pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &st
     sorted(config, order, &joined, None, last)
 }
 
-/// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`START`] and [`SESSION`], into the order of a
-/// dataset. The column `first` orders samples of one time before those of the configuration do, the columns `last` order
-/// samples that no other column orders.
+/// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`START`] and [`SESSION`], into the
+/// order of a dataset. The column `first` orders samples of one time before those of the configuration do, the columns
+/// `last` order samples that no other column orders.
 pub(crate) fn sorted(
     config: &Config,
     order: SampleOrder,
@@ -177,8 +178,8 @@ pub fn key_columns(config: &Config) -> Vec<String> {
     first_of_each(columns.concat())
 }
 
-/// The columns that a sample's record has beside its time, digest and lists: the [`key_columns`], and [`KEY`] if samples
-/// have a key.
+/// The columns that a sample's record has beside its time, digest and lists: the [`key_columns`], and [`KEY`] if
+/// samples have a key.
 pub(crate) fn record_columns(config: &Config) -> Vec<String> {
     let key = (!config.samples.key.is_empty()).then(|| KEY.to_owned());
     key_columns(config).into_iter().chain(key).collect()
@@ -210,8 +211,8 @@ pub fn partition_types(config: &Config, columns: &ArrowSchema) -> PartitionTypes
     PartitionTypes::new(columns.chain(made.iter().map(|(name, kind)| ((*name).to_owned(), *kind))))
 }
 
-/// The condition by which about `wanted` of `all` samples are taken, in whole sessions (of whole users, where a pause ends a
-/// session), and the share of them; no condition if all are.
+/// The condition by which about `wanted` of `all` samples are taken, in whole sessions (of whole users, where a pause
+/// ends a session), and the share of them; no condition if all are.
 pub fn taken(config: &Config, wanted: u64, all: u64) -> (f64, Option<String>) {
     const STEPS: u64 = 1 << 32;
     let steps =
@@ -257,8 +258,8 @@ pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     Ok(format!("SELECT *, {} AS {SESSION} FROM ({starts})", session_id(config, START)))
 }
 
-/// The query of the distinct rows of `instants` with their sessions' [`START`], where a longer pause than `gap_micros` between
-/// the rows with one value of the columns `by` ends a session.
+/// The query of the distinct rows of `instants` with their sessions' [`START`], where a longer pause than `gap_micros`
+/// between the rows with one value of the columns `by` ends a session.
 fn starts_after_gaps(by: &str, gap_micros: i64, instants: &str) -> String {
     let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
     let before = format!(
@@ -270,8 +271,8 @@ fn starts_after_gaps(by: &str, gap_micros: i64, instants: &str) -> String {
     )
 }
 
-/// The query of the number of sessions that partition columns cut: those that would be one session if it were not for the
-/// different values of a partition column. `None` if partition columns cannot cut a session.
+/// The query of the number of sessions that partition columns cut: those that would be one session if it were not for
+/// the different values of a partition column. `None` if partition columns cannot cut a session.
 ///
 /// # Errors
 ///

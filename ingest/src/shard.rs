@@ -6,13 +6,13 @@
 //! ```
 //!
 //! All rows of a key come into one segment, in the order in which they arrived, with all their columns as they are. The
-//! samples of a session, which arrive scattered, are then N times closer to each other, so that a segment compresses better
-//! than the log, and each segment can be clustered by itself. The hash is the one that divides the sessions of a dataset
-//! into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of bucket i of N.
+//! samples of a session, which arrive scattered, are then N times closer to each other, so that a segment compresses
+//! better than the log, and each segment can be clustered by itself. The hash is the one that divides the sessions of a
+//! dataset into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of bucket i of N.
 //!
-//! Memory: rows wait, decoded, until half of the limit is used; then the largest segments write a row group each. Every row
-//! is digested on the way in, and once more when all segments are written and read again; only if both digests are the
-//! same do the segments appear, by one rename.
+//! Memory: rows wait, decoded, until half of the limit is used; then the largest segments write a row group each. Every
+//! row is digested on the way in, and once more when all segments are written and read again; only if both digests are
+//! the same do the segments appear, by one rename.
 
 mod log;
 mod route;
@@ -42,8 +42,8 @@ pub const SEGMENTS_FILE: &str = "_segments.json";
 /// The version of [`SEGMENTS_FILE`] that this code writes.
 const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of a page before compression. zstd finds copies of a list only within a page: with pages of 1, 2 and 4 MiB, rm1 in 16
-/// segments takes 204, 162 and 150 MiB, where the log takes 333. A reader decodes whole pages.
+/// Bytes of a page before compression. zstd finds copies of a list only within a page: with pages of 1, 2 and 4 MiB,
+/// rm1 in 16 segments takes 204, 162 and 150 MiB, where the log takes 333. A reader decodes whole pages.
 pub const PAGE_BYTES: usize = 4 << 20;
 
 /// The options of [`shard`].
@@ -53,8 +53,8 @@ pub struct ShardOptions {
     pub by: Vec<String>,
     /// The number of segments, at least 1.
     pub segments: usize,
-    /// Bytes for the rows that wait and the row groups that are encoded. Reading comes on top: two batches of up to 8 MiB
-    /// and a page of every column.
+    /// Bytes for the rows that wait and the row groups that are encoded. Reading comes on top: two batches of up to 8
+    /// MiB and a page of every column.
     pub memory_limit: u64,
     /// Threads that split, encode and verify, beside the one that reads.
     pub threads: usize,
@@ -103,15 +103,15 @@ struct SegmentList<'a> {
     segments: &'a [SegmentFile],
 }
 
-/// Splits the log of the files that `patterns` match (files, folders of Parquet files, globs; in this order, each in the order
-/// of its names) into segments in the directory `out`, which appears whole or not at all. `name=value` folders of the paths
-/// become text columns.
+/// Splits the log of the files that `patterns` match (files, folders of Parquet files, globs; in this order, each in
+/// the order of its names) into segments in the directory `out`, which appears whole or not at all. `name=value`
+/// folders of the paths become text columns.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] around the [error](onefold_datasets::Error) that names the file: a pattern that matches none, a file that
-/// cannot be read or has other columns than the first one, a key column that is missing or neither integer nor text,
-/// segments that cannot be written or do not hold what was read, and a place at `out` that is occupied.
+/// [`Error::Dataset`] around the [error](onefold_datasets::Error) that names the file: a pattern that matches none, a
+/// file that cannot be read or has other columns than the first one, a key column that is missing or neither integer
+/// nor text, segments that cannot be written or do not hold what was read, and a place at `out` that is occupied.
 pub fn shard(
     patterns: &[PathBuf],
     out: &Path,

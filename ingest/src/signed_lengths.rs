@@ -1,7 +1,7 @@
 //! SQL functions that return the length of a list, or a position in it, as a signed integer.
 //!
-//! DataFusion's functions return `UInt64`. Then `cardinality(x) + 1` is a decimal, which functions of integers such as `range`
-//! refuse. With `BIGINT` such a sum is an integer. No list is too long for it.
+//! DataFusion's functions return `UInt64`. Then `cardinality(x) + 1` is a decimal, which functions of integers such as
+//! `range` refuse. With `BIGINT` such a sum is an integer. No list is too long for it.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! A hash join that becomes a sorted one if the side that it holds does not fit into memory.
 //!
-//! DataFusion's hash join holds one input and fails if that does not fit. A [`SpillingJoin`] stands in for it: it reads the
-//! held side first, before any row of the other. If all of it fits, the hash join runs over it. Otherwise both sides are
-//! sorted by the join's keys, which spills, and merged. The rows that were read are the first rows of that sort, so nothing
-//! is read twice.
+//! DataFusion's hash join holds one input and fails if that does not fit. A [`SpillingJoin`] stands in for it: it reads
+//! the held side first, before any row of the other. If all of it fits, the hash join runs over it. Otherwise both
+//! sides are sorted by the join's keys, which spills, and merged. The rows that were read are the first rows of that
+//! sort, so nothing is read twice.
 //!
 //! ```text
 //! it fits:            hash join (rows read, other side)
@@ -247,7 +247,8 @@ impl Held {
     }
 }
 
-/// About the bytes of DataFusion's hash table over so many rows: buckets of 13 bytes, and a chain of 8 bytes for each row.
+/// About the bytes of DataFusion's hash table over so many rows: buckets of 13 bytes, and a chain of 8 bytes for each
+/// row.
 fn hash_table_bytes(rows: usize) -> usize {
     (rows * 8 / 7).next_power_of_two() * 13 + 8 * rows
 }

@@ -18,10 +18,10 @@
 //! **What the samples have.** [`Samples::wide`](crate::samples::Samples::wide) and `narrow` have two BIGINT columns per
 //! timeline, [`start_column`] and [`end_column`], never null.
 //!
-//! **The rows that samples need.** [`slices_sql`] divides the samples, in the order of the dataset, into runs, and gives for
-//! each run the union of its samples' windows: a *slice*. The values of a window are contiguous in the slice, and begin where
-//! the row with `POSITION = start` is. A slice is bounded whatever the order of the samples, and rows between windows that
-//! lie far apart are left out.
+//! **The rows that samples need.** [`slices_sql`] divides the samples, in the order of the dataset, into runs, and
+//! gives for each run the union of its samples' windows: a *slice*. The values of a window are contiguous in the slice,
+//! and begin where the row with `POSITION = start` is. A slice is bounded whatever the order of the samples, and rows
+//! between windows that lie far apart are left out.
 //!
 //! Positions come from one narrow sort of samples and rows together and window functions, which spill; a join by range
 //! would compare every sample with every row of its key.
@@ -121,7 +121,8 @@ pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &
             "OVER (PARTITION BY {keys} ORDER BY __onefold_seen RANGE BETWEEN {reach} PRECEDING AND CURRENT ROW)"
         )
     };
-    // A row is young enough if its time is at least the sample's less `max_age`; both are shifted to `__onefold_seen` here.
+    // A row is young enough if its time is at least the sample's less `max_age`; both are shifted to `__onefold_seen`
+    // here.
     let young = match config.max_age_micros {
         Some(age) => window(&(age - config.delay_micros - 1).to_string()),
         None => window("UNBOUNDED"),
@@ -159,15 +160,15 @@ const MOST_BLOCK_ROWS: usize = 256;
 /// The query that gives the rows of timeline `timeline` that samples need, slice by slice.
 ///
 /// `samples` is a query with a row for every sample: the columns that `order` names, and [`start_column`] and
-/// [`end_column`]. `order` are the expressions that order the samples. Samples that they do not tell apart have one number
-/// (SQL's `rank()`, from 1) and are in one slice. A slice ends when its samples need about `rows` rows.
+/// [`end_column`]. `order` are the expressions that order the samples. Samples that they do not tell apart have one
+/// number (SQL's `rank()`, from 1) and are in one slice. A slice ends when its samples need about `rows` rows.
 ///
-/// The result has the columns [`FIRST`] (the number of the slice's first sample), [`POSITION`] (BIGINT), then the lists'
-/// values (BIGINT, without nulls), each under its feature's name in the order of `[timelines.columns]`. It is ordered by
-/// [`FIRST`], then [`POSITION`]. A slice of which no row is needed is left out.
+/// The result has the columns [`FIRST`] (the number of the slice's first sample), [`POSITION`] (BIGINT), then the
+/// lists' values (BIGINT, without nulls), each under its feature's name in the order of `[timelines.columns]`. It is
+/// ordered by [`FIRST`], then [`POSITION`]. A slice of which no row is needed is left out.
 ///
-/// A slice's ranges of positions are found as islands of overlapping windows; their rows by blocks of positions, so that no
-/// range is compared with all rows.
+/// A slice's ranges of positions are found as islands of overlapping windows; their rows by blocks of positions, so
+/// that no range is compared with all rows.
 pub fn slices_sql(
     timeline: usize,
     config: &TimelineConfig,

@@ -1,20 +1,22 @@
-//! Where the compiled half of the package takes memory from: large blocks are mapped, the rest is the process's `malloc`.
+//! Where the compiled half of the package takes memory from: large blocks are mapped, the rest is the process's
+//! `malloc`.
 //!
-//! glibc's `malloc` keeps what one thread frees for that thread, in pieces that fit nothing else, and no memory limit knows
-//! of it. The process belongs to the interpreter, so its `malloc` is not ours to replace or to set up. Batches and large
-//! decoded columns are therefore mapped one by one. Blocks that were given back are used again, because pages that are new to
-//! the process cost as much as the copy of a batch.
+//! glibc's `malloc` keeps what one thread frees for that thread, in pieces that fit nothing else, and no memory limit
+//! knows of it. The process belongs to the interpreter, so its `malloc` is not ours to replace or to set up. Batches
+//! and large decoded columns are therefore mapped one by one. Blocks that were given back are used again, because pages
+//! that are new to the process cost as much as the copy of a batch.
 //!
-//! With a limit of 320 MiB, reading rm1 in the layout `rows` made a process grow by 255 MiB to 279 MiB, and by 526 MiB to
-//! 592 MiB before. mimalloc in the place of glibc's made it 455 MiB; jemalloc would need features that change the binaries'.
+//! With a limit of 320 MiB, reading rm1 in the layout `rows` made a process grow by 255 MiB to 279 MiB, and by 526 MiB
+//! to 592 MiB before. mimalloc in the place of glibc's made it 455 MiB; jemalloc would need features that change the
+//! binaries'.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Blocks of at least so many bytes are mapped. Smaller blocks are too many: with 512 KiB in its place, reading took 1.04
-/// times as long.
+/// Blocks of at least so many bytes are mapped. Smaller blocks are too many: with 512 KiB in its place, reading took
+/// 1.04 times as long.
 const LARGE: usize = 2 << 20;
 
 /// The alignment of a mapped block; the size of every page there is is a multiple of it.
@@ -101,8 +103,9 @@ impl Block {
     }
 }
 
-/// The bytes of the block for so many. Sizes differ from batch to batch, and few capacities are used again more often than many:
-/// with sixteen between two powers of two, reading rm1 touched 1.8 times as many new pages. Pages that nobody touched cost nothing.
+/// The bytes of the block for so many. Sizes differ from batch to batch, and few capacities are used again more often
+/// than many: with sixteen between two powers of two, reading rm1 touched 1.8 times as many new pages. Pages that
+/// nobody touched cost nothing.
 fn capacity(bytes: usize) -> usize {
     bytes.next_power_of_two()
 }
@@ -144,8 +147,8 @@ unsafe fn give_back(block: Block) {
     }
 }
 
-// SAFETY: a block has the size and the alignment that it was asked for with. Whether it is mapped, and its capacity, follow from the
-// layout, which the caller gives again when the block comes back. Nothing here panics or allocates.
+// SAFETY: a block has the size and the alignment that it was asked for with. Whether it is mapped, and its capacity,
+// follow from the layout, which the caller gives again when the block comes back. Nothing here panics or allocates.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match is_mapped(layout) {

@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 use crate::allocator::keep_at_most;
 use crate::errors::{of_reader, wrong_option, wrong_process};
 
-/// Memory that nobody uses is kept up to the memory limit divided by this. The reader leaves a quarter of the limit to what it
-/// does not count.
+/// Memory that nobody uses is kept up to the memory limit divided by this. The reader leaves a quarter of the limit to
+/// what it does not count.
 const KEPT_SHARE: u64 = 8;
 
 /// A value that only the process that made it uses and drops.

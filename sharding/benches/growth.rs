@@ -1,7 +1,7 @@
 //! How planning time grows with tables and ranks: `cargo bench -p onefold-sharding --bench growth -- growth.svg`.
 //!
-//! Prints a line per size, and draws them if a file is named. Criterion has no part in it: what is of interest is one plan
-//! of each size, cold, with the memory that it took.
+//! Prints a line per size, and draws them if a file is named. Criterion has no part in it: what is of interest is one
+//! plan of each size, cold, with the memory that it took.
 #![allow(clippy::print_stdout)]
 
 use std::fmt::Write;

@@ -12,8 +12,8 @@ pub const ACCESS_BATCH: u64 = 65_536;
 
 /// The share of a batch's distinct rows that are looked up once, twice, 3–4, 5–8, … and over 32,768 times.
 ///
-/// This is NeuroShard's reuse encoding (Zha et al., MLSys 2023): bin 0 holds rows looked up once, bin k rows looked
-/// up more than 2^(k-1) and at most 2^k times, the last bin all beyond. Counts are over [`ACCESS_BATCH`] samples, shares
+/// This is NeuroShard's reuse encoding (Zha et al., MLSys 2023): bin 0 holds rows looked up once, bin k rows looked up
+/// more than 2^(k-1) and at most 2^k times, the last bin all beyond. Counts are over [`ACCESS_BATCH`] samples, shares
 /// are of distinct rows and sum to 1; a table without lookups has zeros. Where lists are deduplicated, what counts is
 /// what is looked up: the ids of distinct lists.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -42,9 +42,9 @@ impl AccessBins {
         Self::expected(zipf_groups(rows, exponent).into_iter(), accesses)
     }
 
-    /// The exponent, 0 to 2 in steps of 1/64, of the Zipf law that comes nearest to these bins for `rows` rows and as many
-    /// accesses: what ids are drawn by where only their bins are known. Nearest is the smallest largest difference of
-    /// the cumulated shares (Kolmogorov's distance).
+    /// The exponent, 0 to 2 in steps of 1/64, of the Zipf law that comes nearest to these bins for `rows` rows and as
+    /// many accesses: what ids are drawn by where only their bins are known. Nearest is the smallest largest difference
+    /// of the cumulated shares (Kolmogorov's distance).
     pub fn nearest_zipf(&self, rows: u64, accesses: f64) -> f64 {
         const STEPS: u32 = 128;
         let distance = |exponent: f64| {

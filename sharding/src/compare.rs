@@ -68,8 +68,8 @@ pub struct Comparison {
 ///
 /// # Errors
 ///
-/// The cost model's errors, those of `keep`, and [`Error::Plan`] if a search made a plan that is not valid: that would be
-/// a fault of the search. A task without a plan because memory is short is no error.
+/// The cost model's errors, those of `keep`, and [`Error::Plan`] if a search made a plan that is not valid: that would
+/// be a fault of the search. A task without a plan because memory is short is no error.
 pub fn compare(
     tasks: &[Task],
     searches: &[Box<dyn Search>],

@@ -14,8 +14,8 @@
 //! whoever made it.
 //!
 //! [`resolve_tables`] turns the `[embedding]` and `[tables]` sections of a training configuration into one
-//! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the planner share
-//! both, so they agree on the tables.
+//! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the
+//! planner share both, so they agree on the tables.
 //!
 //! ```
 //! use onefold_sharding::{AnalyticCost, Beam, Search, Table, Topology};
@@ -28,8 +28,8 @@
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```
 //!
-//! This crate builds on `onefold-datasets` (feature schema, snapshot, console) and, to count what a dataset's batches look
-//! up, on `onefold-ikjt` (reader, preprocessing); `onefold-trainer` builds on this one.
+//! This crate builds on `onefold-datasets` (feature schema, snapshot, console) and, to count what a dataset's batches
+//! look up, on `onefold-ikjt` (reader, preprocessing); `onefold-trainer` builds on this one.
 #![forbid(unsafe_code)]
 
 mod access;

@@ -38,8 +38,9 @@ struct Counting<'a> {
 }
 
 /// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
-/// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are formed, preprocessed and deduplicated as `options` say, so
-/// the factors are those that training with them has. Keeps 4 bytes for every id of a distinct list.
+/// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are
+/// formed, preprocessed and deduplicated as `options` say, so the factors are those that training with them has. Keeps
+/// 4 bytes for every id of a distinct list.
 ///
 /// # Errors
 ///

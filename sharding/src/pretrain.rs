@@ -44,8 +44,8 @@ const HEAD: [usize; 2] = [64, 1];
 const LEARNING_RATE: f32 = 1e-3;
 /// The same where the network has only to correct what the work says: smaller steps follow noise less.
 const CORRECTION_RATE: f32 = 3e-4;
-/// A sample's squared error counts in inverse proportion to its time, from this part of the mean time on: between absolute
-/// errors, which the longest sets would decide, and relative ones, which noise would.
+/// A sample's squared error counts in inverse proportion to its time, from this part of the mean time on: between
+/// absolute errors, which the longest sets would decide, and relative ones, which noise would.
 const LEAST_TIME: f64 = 0.05;
 const BATCH: usize = 256;
 /// Few samples make smaller batches, so that an epoch has about this many steps.
@@ -64,11 +64,11 @@ struct Sample {
 
 /// Trains a model on `costs`: the computation, and both directions of exchange where they were measured.
 ///
-/// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the sample's time,
-/// in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a cross-validation:
-/// every sample is predicted by networks that have not seen it, where the paper holds out one tenth, whose few long sets
-/// would decide. The networks of the file are then trained once more, on all samples. The same costs, options and
-/// seed give the same bytes on any number of threads.
+/// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the sample's
+/// time, in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a
+/// cross-validation: every sample is predicted by networks that have not seen it, where the paper holds out one tenth,
+/// whose few long sets would decide. The networks of the file are then trained once more, on all samples. The same
+/// costs, options and seed give the same bytes on any number of threads.
 ///
 /// # Errors
 ///
@@ -209,7 +209,8 @@ fn fit(
     Ok((model, report))
 }
 
-/// A network trained on all samples but the first tenth, which chooses when it was best; and the samples it was trained on.
+/// A network trained on all samples but the first tenth, which chooses when it was best; and the samples it was trained
+/// on.
 fn train_on<'a, 's>(
     samples: &'a [&'s Sample],
     work: &[usize],

@@ -21,8 +21,8 @@ const MAX_POOLING_FACTOR: f64 = 1e12;
 /// An embedding table as a search sees it: its size, and how often it is looked up.
 ///
 /// Several features may share a table. The lookups of the first one are the table's own fields, those of the others
-/// `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features look up in
-/// one step counts for each, though it is updated once.
+/// `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features
+/// look up in one step counts for each, though it is updated once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
@@ -356,7 +356,8 @@ const STATE_BYTES: u64 = 4;
 /// Vectors and gradients travel in single precision.
 pub(crate) const ACTIVATION_BYTES: f64 = 4.0;
 
-/// Checks that these tables can stand side by side: there is one, each can exist, no name of a table or feature is used twice.
+/// Checks that these tables can stand side by side: there is one, each can exist, no name of a table or feature is used
+/// twice.
 pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
     if tables.is_empty() {
         return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));

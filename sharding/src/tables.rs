@@ -1,4 +1,5 @@
-//! Which embedding tables a training configuration asks for: one per sparse feature of the dataset, unless features share one.
+//! Which embedding tables a training configuration asks for: one per sparse feature of the dataset, unless features
+//! share one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -107,7 +108,8 @@ pub enum IdPolicy {
     Hashed,
 }
 
-/// How one sparse feature looks up its table. Features that share a table have the same `rows`, `dim`, `ids` and `dtype`.
+/// How one sparse feature looks up its table. Features that share a table have the same `rows`, `dim`, `ids` and
+/// `dtype`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureConfig {
@@ -152,8 +154,8 @@ pub struct TableConfig {
     pub dtype: DataType,
 }
 
-/// The tables of `features`, each once, in the order of the first feature that looks it up; and the number of every feature's
-/// table among them.
+/// The tables of `features`, each once, in the order of the first feature that looks it up; and the number of every
+/// feature's table among them.
 pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
     let mut tables: Vec<TableConfig> = Vec::new();
     let mut by_name: HashMap<&str, usize> = HashMap::new();

@@ -59,8 +59,8 @@ const MEMORY_BANDWIDTH: f64 = 6.16e11;
 /// What NeuroShard's figures of communication come to between its GPUs: PCIe.
 const EXCHANGE_BANDWIDTH: f64 = 4.5e9;
 
-/// Draws tasks: for each, tables from the pool of published marginals with replacement, and a dimension for each, uniform over
-/// the powers of two from 4. A task whose tables and buffers take over 15/16 of all memory is drawn again.
+/// Draws tasks: for each, tables from the pool of published marginals with replacement, and a dimension for each,
+/// uniform over the powers of two from 4. A task whose tables and buffers take over 15/16 of all memory is drawn again.
 ///
 /// # Errors
 ///

@@ -30,9 +30,8 @@ pub struct Topology {
     pub ranks: u32,
     /// Ranks of one machine; divides `ranks`.
     pub ranks_per_node: u32,
-    /// Bytes that a rank has for tables, their optimizer state and the buffers to exchange their vectors, after what the
-    /// rest of training takes.
-    /// In the file a number, or a text such as `"32GiB"`.
+    /// Bytes that a rank has for tables, their optimizer state and the buffers to exchange their vectors, after what
+    /// the rest of training takes. In the file a number, or a text such as `"32GiB"`.
     #[serde(deserialize_with = "bytes")]
     pub memory_bytes: u64,
     /// Bandwidth of the memory that holds the tables.

@@ -64,8 +64,8 @@ fn fp32() -> String {
 ///
 /// # Errors
 ///
-/// [`Error::File`] if the file is missing or malformed, a table has no feature, not as many pooling factors as features,
-/// or a type or a pooling that is not known here.
+/// [`Error::File`] if the file is missing or malformed, a table has no feature, not as many pooling factors as
+/// features, or a type or a pooling that is not known here.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
     let wrong =
         |message: String, hint: &str| Error::File { path: path.to_owned(), message, hint: hint.to_owned() };
@@ -138,8 +138,8 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
 }
 
 /// A plan as JSON that builds TorchRec's `ShardingPlan`: for `module`, the path of the embedding collection in the
-/// model (`""` if it is the model), every table's `ParameterSharding`: `sharding_type`, `compute_kernel`, `ranks`, and the
-/// `sharding_spec` as a list of `shard_offsets`, `shard_sizes` and `placement`, null for data-parallel tables.
+/// model (`""` if it is the model), every table's `ParameterSharding`: `sharding_type`, `compute_kernel`, `ranks`, and
+/// the `sharding_spec` as a list of `shard_offsets`, `shard_sizes` and `placement`, null for data-parallel tables.
 ///
 /// `device` is `cuda` or `cpu`. A row-wise table within one of several machines is TorchRec's `table_row_wise`.
 pub fn export(plan: &Plan, module: &str, device: &str) -> Value {

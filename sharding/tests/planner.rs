@@ -98,8 +98,8 @@ fn tasks_are_drawn_and_compared() {
     );
 }
 
-/// A machine on which a table takes as long as its reads, plus launch costs that several tables share: what a line cannot
-/// be, and a network can.
+/// A machine on which a table takes as long as its reads, plus launch costs that several tables share: what a line
+/// cannot be, and a network can.
 fn measured(samples: usize, noise: bool) -> Costs {
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let mut shard = || {

@@ -58,7 +58,8 @@ pub enum Fault {
     InternalError,
     /// The answer is `403 AccessDenied`; the request is not executed.
     Denied,
-    /// The answer is `409 ConditionalRequestConflict`, as while another writer creates the object; the request is not executed.
+    /// The answer is `409 ConditionalRequestConflict`, as while another writer creates the object; the request is not
+    /// executed.
     Conflict,
     /// The connection is reset before the request is executed.
     Reset,
@@ -116,8 +117,8 @@ pub struct Counters {
     pub bytes_received: u64,
 }
 
-/// An S3 server with the bucket [`BUCKET`], which runs until it is dropped. Its objects are files in a temporary folder, or
-/// those of [another server](Self::in_front_of).
+/// An S3 server with the bucket [`BUCKET`], which runs until it is dropped. Its objects are files in a temporary
+/// folder, or those of [another server](Self::in_front_of).
 ///
 /// Signatures are checked. Beyond what `s3s-fs` does, `If-Match` is respected by `GET` and `HEAD`, and requests with
 /// `If-Match` or `If-None-Match` that write are executed one after the other, so that one of two creations wins.
@@ -160,8 +161,8 @@ impl S3Server {
         Self::serving(backend, Some(folder))
     }
 
-    /// Starts a server that hands requests on to the one at `address`, and its answers back: faults, delays, actions and
-    /// counters come between. The objects are the other server's, which also checks signatures or does not.
+    /// Starts a server that hands requests on to the one at `address`, and its answers back: faults, delays, actions
+    /// and counters come between. The objects are the other server's, which also checks signatures or does not.
     pub fn in_front_of(address: SocketAddr) -> Self {
         Self::serving(Backend::Other(address), None)
     }
@@ -219,8 +220,8 @@ impl S3Server {
         ObjectWriter { folder: self.folder().to_owned() }
     }
 
-    /// Adds a fault to requests whose first line (`GET /bucket/key?query`) contains `part`; all if it is empty. The first
-    /// rule that applies to a request counts.
+    /// Adds a fault to requests whose first line (`GET /bucket/key?query`) contains `part`; all if it is empty. The
+    /// first rule that applies to a request counts.
     pub fn inject(&self, part: &str, fault: Fault, when: When) {
         let seed = if let When::Chance { seed, .. } = when { seed } else { 0 };
         let random = ChaCha8Rng::seed_from_u64(seed);

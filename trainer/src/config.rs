@@ -299,15 +299,15 @@ impl TrainConfig {
         Ok(self.data.eval.as_deref().map(PartitionFilter::parse).transpose()?)
     }
 
-    /// Checks the configuration against a dataset, whose batches have `schema`, and gives what its features look up, in schema order.
-    /// Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless batches are
-    /// preprocessed; the reader checks them all.
+    /// Checks the configuration against a dataset, whose batches have `schema`, and gives what its features look up, in
+    /// schema order. Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless
+    /// batches are preprocessed; the reader checks them all.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`] for
-    /// tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for filters that
-    /// choose nothing.
+    /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`]
+    /// for tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for
+    /// filters that choose nothing.
     pub fn tables(&self, snapshot: &Snapshot, schema: &Schema) -> Result<Vec<FeatureConfig>> {
         let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
         self.check_labels(schema)?;

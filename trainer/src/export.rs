@@ -1,9 +1,9 @@
 //! A trained model as PyTorch and TorchRec load it.
 //!
-//! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without sequences loads
-//! into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower triangle and
-//! TorchRec's in that of the upper one, with the features of a shared table side by side: the columns of the first layer above are
-//! exchanged accordingly.
+//! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without sequences
+//! loads into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower
+//! triangle and TorchRec's in that of the upper one, with the features of a shared table side by side: the columns of
+//! the first layer above are exchanged accordingly.
 
 use std::path::Path;
 
@@ -102,8 +102,8 @@ pub struct ExportSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged or lacks the checkpoint; [`Error::Dataset`](crate::Error::Dataset) if
-/// `out` is taken.
+/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged or lacks the checkpoint;
+/// [`Error::Dataset`](crate::Error::Dataset) if `out` is taken.
 pub fn export(
     run: &Path,
     checkpoint: Option<CheckpointChoice>,
@@ -164,8 +164,8 @@ fn describe(run: &Run) -> Export {
     }
 }
 
-/// What interacts, in the order of the exported weights: its number in the model's order, and the feature if it is one. The model has
-/// the features that it pools itself last in every group.
+/// What interacts, in the order of the exported weights: its number in the model's order, and the feature if it is one.
+/// The model has the features that it pools itself last in every group.
 fn vectors(run: &Run) -> Vec<(usize, Option<&FeatureConfig>)> {
     let mut vectors = Vec::new();
     vectors.extend((!run.schema.dense.is_empty()).then_some(None));

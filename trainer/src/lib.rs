@@ -6,10 +6,10 @@
 //!                      └ dense [B, …] ─▶ bottom MLP ─▶ [B, D] ─────────┘
 //! ```
 //!
-//! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM
-//! (Naumov et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables. Lookups, pooling, attention, the
-//! interaction and the tables' updates are our own [`kernels`], outside autograd: what they give is a leaf tensor, whose
-//! gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are the loops;
+//! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM (Naumov
+//! et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables. Lookups, pooling, attention, the
+//! interaction and the tables' updates are our own [`kernels`], outside autograd: what they give is a leaf tensor,
+//! whose gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are the loops;
 //! [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures steps.
 //!
 //! [`device`] is a GPU: there the tables' kernels are CUDA's, and the dense part libtorch's operations.

@@ -43,8 +43,8 @@ impl dyn Collectives + '_ {
         }
     }
 
-    /// As `agree` on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that all
-    /// of them are there. `work` does nothing that is collective.
+    /// As `agree` on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that
+    /// all of them are there. `work` does nothing that is collective.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl dyn Collectives + '_ {
         }
     }
 
-    /// Refuses ranks that are not the same in all that is named, as ``the option `plan` ``; the lowest rank reports it. Every rank
-    /// calls it with the same names.
+    /// Refuses ranks that are not the same in all that is named, as ``the option `plan` ``; the lowest rank reports it.
+    /// Every rank calls it with the same names.
     ///
     /// # Errors
     ///

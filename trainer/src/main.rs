@@ -50,16 +50,16 @@ struct Cli {
 enum Command {
     /// Train the model of a `train.toml` on a dataset
     ///
-    /// SIGTERM and Ctrl-C end it after the step that it is in, with a checkpoint and exit status 0; the same command with
-    /// `--resume` goes on from there. TensorBoard reads the run while it is trained.
+    /// SIGTERM and Ctrl-C end it after the step that it is in, with a checkpoint and exit status 0; the same command
+    /// with `--resume` goes on from there. TensorBoard reads the run while it is trained.
     ///
     /// Example: onefold-train run logs/train.toml --data dataset --out run
     Run(RunArguments),
     /// Start a command on several ranks of this machine, without Python
     ///
-    /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give it. SIGTERM and
-    /// Ctrl-C reach all of them. If a rank fails, the others end within 30 seconds. Over several machines start the ranks with
-    /// `torchrun --no-python`.
+    /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give
+    /// it. SIGTERM and Ctrl-C reach all of them. If a rank fails, the others end within 30 seconds. Over several
+    /// machines start the ranks with `torchrun --no-python`.
     ///
     /// Example: onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --out run --plan plan.json
     Launch(ranks::LaunchArguments),
@@ -86,26 +86,28 @@ enum Command {
     Bench(bench_command::BenchArguments),
     /// Check a GPU against the CPU: every kernel, then the losses of training steps
     ///
-    /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset its
-    /// reference model also takes the same steps on both. On ranks (`launch --ranks N -- check-device --device cuda`, one rank
-    /// included) each one checks its GPU, and all check NCCL together. The exit status is 1 where a difference is too large.
+    /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset
+    /// its reference model also takes the same steps on both. On ranks (`launch --ranks N -- check-device --device
+    /// cuda`, one rank included) each one checks its GPU, and all check NCCL together. The exit status is 1 where a
+    /// difference is too large.
     ///
     /// Example: onefold-train check-device --device cuda:0 --workload rm1 --data rm1-session
     CheckDevice(check_command::CheckArguments),
     /// Measure what tables cost on this machine, for `onefold-shard pretrain`
     ///
-    /// Looks up and updates random sets of tables with the kernels that train, and writes `costs.parquet`. Several ranks are
-    /// not measured yet: a model of these costs takes bytes ÷ bandwidth for communication.
+    /// Looks up and updates random sets of tables with the kernels that train, and writes `costs.parquet`. Several
+    /// ranks are not measured yet: a model of these costs takes bytes ÷ bandwidth for communication.
     ///
     /// Example: onefold-train profile --sets 1000 --out costs.parquet
     Profile(measure_command::ProfileArguments),
     /// Measure the computation of plans' ranks, or whole steps, beside what was predicted
     ///
-    /// Fills each rank's shards, looks them up and updates them with the kernels that train, one rank after the other on this
-    /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or `torchrun`,
-    /// take whole steps together, with the exchange between them.
+    /// Fills each rank's shards, looks them up and updates them with the kernels that train, one rank after the other
+    /// on this machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by
+    /// `launch` or `torchrun`, take whole steps together, with the exchange between them.
     ///
-    /// Example: onefold-shard compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans plans
+    /// Example: onefold-shard compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans
+    /// plans
     ///
     /// Example: onefold-train launch --ranks 4 -- measure-plans plan.json even.json --tables tables.json
     MeasurePlans(measure_command::MeasurePlansArguments),
@@ -124,8 +126,8 @@ struct RunArguments {
     /// Directory of the run: checkpoints, metrics, model, summary
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
-    /// A folder for the checkpoints and the model that all ranks reach: a path, or a URL as `s3://bucket/folder` [default: RUN; with
-    /// `--resume` that of the run]
+    /// A folder for the checkpoints and the model that all ranks reach: a path, or a URL as `s3://bucket/folder`
+    /// [default: RUN; with `--resume` that of the run]
     #[arg(long, value_name = "LOCATION")]
     checkpoints: Option<PathBuf>,
     #[command(flatten)]
@@ -133,12 +135,12 @@ struct RunArguments {
     /// End after this many steps, those before a resumption included
     #[arg(long, value_name = "N")]
     max_steps: Option<u64>,
-    /// A plan of `onefold-shard plan` for as many ranks as there are [default: every table whole, the largest first, each on the
-    /// rank that has the fewest bytes]
+    /// A plan of `onefold-shard plan` for as many ranks as there are [default: every table whole, the largest first,
+    /// each on the rank that has the fewest bytes]
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// The steps, counted from 1, of which every rank keeps a timeline for `onefold-train trace` [default: 10..20 on several
-    /// ranks, none on one]
+    /// The steps, counted from 1, of which every rank keeps a timeline for `onefold-train trace` [default: 10..20 on
+    /// several ranks, none on one]
     #[arg(long, value_name = "FIRST..LAST", value_parser = trace_command::parse_steps)]
     trace_steps: Option<RangeInclusive<u64>>,
     /// Replace the run that is at `--out`, once the new one is complete
@@ -147,8 +149,8 @@ struct RunArguments {
     /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
     #[arg(id = "existing = resume", long = "resume")]
     resume: bool,
-    /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: the model must
-    /// fit into the memory that the machine has left, and 1GiB is for reading]
+    /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: the
+    /// model must fit into the memory that the machine has left, and 1GiB is for reading]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     memory_limit: Option<u64>,
     #[command(flatten)]
@@ -252,8 +254,8 @@ impl SharedArguments {
 
 fn main() -> ExitCode {
     // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
-    // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once costs
-    // a wake-up at every operation: GNU's spin for as long as there is between two.
+    // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once
+    // costs a wake-up at every operation: GNU's spin for as long as there is between two.
     let passive = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")];
     // The ranks look after NCCL themselves: c10d must not end the process.
     let nccl =

@@ -15,7 +15,8 @@ use crate::{Error, Result, TrainConfig};
 pub struct ModelSize {
     /// Parameters.
     pub parameters: ParameterCount,
-    /// Bytes of the parameters that this rank has, their optimizer state, the dense part's gradient, and a bit per table row.
+    /// Bytes of the parameters that this rank has, their optimizer state, the dense part's gradient, and a bit per
+    /// table row.
     pub model_bytes: u64,
     /// The bytes that the reader may take: row groups and batches.
     pub reader_bytes: u64,
@@ -53,7 +54,8 @@ impl ModelSize {
         Ok(Self { parameters, model_bytes, reader_bytes: left?.min(DEFAULT_MEMORY_LIMIT) })
     }
 
-    /// Refuses parts that the ranks of one machine have no memory for, of which it has `available` bytes. Every rank calls it.
+    /// Refuses parts that the ranks of one machine have no memory for, of which it has `available` bytes. Every rank
+    /// calls it.
     ///
     /// # Errors
     ///
@@ -76,7 +78,8 @@ fn check_machine(model_bytes: u64, collectives: &dyn Collectives, available: u64
     collectives.agree(if fits { Ok(()) } else { Err(Error::MachineMemory { needed, available, ranks }) })
 }
 
-/// Bytes that processes can still get: what the machine has available, or what this process's control group leaves if that is less.
+/// Bytes that processes can still get: what the machine has available, or what this process's control group leaves if
+/// that is less.
 pub(crate) fn available() -> u64 {
     let mut system = System::new();
     system.refresh_memory();

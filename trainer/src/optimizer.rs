@@ -1,7 +1,7 @@
 //! Optimizers of the dense part, fused: one pass over a parameter, its gradient and its state per step.
 //!
-//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation. Parameters on a GPU, of
-//! which a DLRM has few, are updated by libtorch's operations.
+//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation. Parameters on a
+//! GPU, of which a DLRM has few, are updated by libtorch's operations.
 
 use std::borrow::Cow;
 

@@ -62,8 +62,8 @@ impl Preprocessing {
         }
     }
 
-    /// Everything that the steps depend on: their file, and the files that it names, which in the text are renamed to where
-    /// a run keeps them.
+    /// Everything that the steps depend on: their file, and the files that it names, which in the text are renamed to
+    /// where a run keeps them.
     fn files(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let text = fs_err::read_to_string(&self.path)?;
         let mut document: toml::Table = toml::from_str(&text).map_err(std::io::Error::other)?;

@@ -6,9 +6,9 @@
 //! plans (all shards) ───────▶ ranks (processes that exchange rows)           ──steps──▶         ″
 //! ```
 //!
-//! Random sets of tables are looked up, and updated from a gradient, by the same code that trains. Each set is a sample of
-//! the computation of one rank. [`plans`] measures the ranks of plans in the same way,
-//! one after the other, and [`ranks`] whole steps of all of them together.
+//! Random sets of tables are looked up, and updated from a gradient, by the same code that trains. Each set is a sample
+//! of the computation of one rank. [`plans`] measures the ranks of plans in the same way, one after the other, and
+//! [`ranks`] whole steps of all of them together.
 
 mod draw;
 mod machine;
@@ -29,7 +29,8 @@ use crate::Result;
 pub struct ProfileOptions {
     /// Sets of tables.
     pub sets: usize,
-    /// The number of the first set: sets of one seed differ by their number alone, so that they can be measured in parts.
+    /// The number of the first set: sets of one seed differ by their number alone, so that they can be measured in
+    /// parts.
     pub first_set: usize,
     /// The most samples per step, before deduplication.
     pub samples: usize,
@@ -45,16 +46,17 @@ const TIMED: usize = 5;
 const LEAST_TIMED: usize = 3;
 const ENOUGH_MS: f64 = 400.0;
 
-/// Measures sets of tables: 1 to 15, rows and pooling factors from the [pool] of the planner's tasks, columns from
-/// 4 to 128, ids by Zipf's law with an exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to
-/// [`samples`](ProfileOptions::samples). A sample's time is the median of five steps, or of three that take long, after two
-/// that warm up; a step is lookup and pooling, then backward and update. On the processor, what threads waited for it while other
-/// processes had it is taken off; a GPU's step lasts until the GPU has ended it, and its batch was copied before.
+/// Measures sets of tables: 1 to 15, rows and pooling factors from the [pool] of the planner's tasks, columns from 4 to
+/// 128, ids by Zipf's law with an exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to
+/// [`samples`](ProfileOptions::samples). A sample's time is the median of five steps, or of three that take long, after
+/// two that warm up; a step is lookup and pooling, then backward and update. On the processor, what threads waited for
+/// it while other processes had it is taken off; a GPU's step lasts until the GPU has ended it, and its batch was
+/// copied before.
 ///
 /// # Errors
 ///
-/// [`Error::Io`](crate::Error::Io) if threads cannot be started; [`Error::Device`](crate::Error::Device) if a GPU fails or has
-/// too little memory.
+/// [`Error::Io`](crate::Error::Io) if threads cannot be started; [`Error::Device`](crate::Error::Device) if a GPU fails
+/// or has too little memory.
 pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Reporter) -> Result<Costs> {
     let pool = pool();
     let mut compute = Vec::with_capacity(options.sets);

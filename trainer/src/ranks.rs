@@ -14,7 +14,8 @@ use crate::{Cli, Command};
 /// Options of commands that run on several ranks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankOptions {
-    /// Seconds that a rank waits for the others in one operation before the job ends: more than reading a batch ever takes
+    /// Seconds that a rank waits for the others in one operation before the job ends: more than reading a batch ever
+    /// takes
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
 }
@@ -37,8 +38,8 @@ pub(crate) fn are_several() -> onefold_trainer::Result<bool> {
 }
 
 impl Ranks {
-    /// Joins the other ranks, each with a device of this name. Ends with status 1 in silence if another rank, or what started the
-    /// ranks, says why they do not join.
+    /// Joins the other ranks, each with a device of this name. Ends with status 1 in silence if another rank, or what
+    /// started the ranks, says why they do not join.
     ///
     /// # Errors
     ///
@@ -55,9 +56,9 @@ impl Ranks {
         }
     }
 
-    /// Runs `work` of the command `name`, which is that of all ranks, on this rank's device, and ends with the other ranks. Of an error
-    /// one rank speaks, and the others end with status 1 in silence. With `alone_too` the only rank of a job exchanges through NCCL as
-    /// well, and so it does where NCCL's library is named.
+    /// Runs `work` of the command `name`, which is that of all ranks, on this rank's device, and ends with the other
+    /// ranks. Of an error one rank speaks, and the others end with status 1 in silence. With `alone_too` the only rank
+    /// of a job exchanges through NCCL as well, and so it does where NCCL's library is named.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! A run on disk: `run.json` (configuration, schema, figures), `model.safetensors` (all parameters), and its checkpoints.
+//! A run on disk: `run.json` (configuration, schema, figures), `model.safetensors` (all parameters), and its
+//! checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -131,8 +132,9 @@ impl Run {
         Ok(Storage::open(self.checkpoints.as_deref().unwrap_or(location))?)
     }
 
-    /// Writes the model that was trained to where the checkpoints are, and says so in the description in `directory`. Every rank calls
-    /// it; the lowest one puts the shards of all together, a few rows at a time, so that no process has all tables in memory.
+    /// Writes the model that was trained to where the checkpoints are, and says so in the description in `directory`.
+    /// Every rank calls it; the lowest one puts the shards of all together, a few rows at a time, so that no process
+    /// has all tables in memory.
     ///
     /// # Errors
     ///
@@ -256,8 +258,8 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or a file is missing or
-    /// damaged; that of another rank.
+    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or a file
+    /// is missing or damaged; that of another rank.
     pub(crate) fn stored(
         &self,
         location: &Path,
@@ -286,8 +288,8 @@ impl Run {
         })
     }
 
-    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or on `device`;
-    /// and the steps that it was trained for. Every rank calls it.
+    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or
+    /// on `device`; and the steps that it was trained for. Every rank calls it.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! Event files that TensorBoard reads: scalars over steps.
 //!
 //! An event file is a sequence of TFRecords (TensorFlow's `record_writer.h`): the length of the data, its masked
-//! CRC-32C, the data, its masked CRC-32C, all little-endian. The data are `Event` protobufs (`event.proto`), of which scalars
-//! need a few fields, written out here by hand.
+//! CRC-32C, the data, its masked CRC-32C, all little-endian. The data are `Event` protobufs (`event.proto`), of which
+//! scalars need a few fields, written out here by hand.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -29,8 +29,8 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Starts a new event file in `directory`, beside those of earlier starts. Events of theirs at `first_step` or later
-    /// will not be shown.
+    /// Starts a new event file in `directory`, beside those of earlier starts. Events of theirs at `first_step` or
+    /// later will not be shown.
     ///
     /// # Errors
     ///
@@ -244,7 +244,8 @@ mod tests {
         assert!((now() - time).abs() < 60.0);
     }
 
-    /// Reference: PyPI's `tensorboard` 2.21, `tensorboard.compat.tensorflow_stub.pywrap_tensorflow.masked_crc32c(b"abc")`.
+    /// Reference: PyPI's `tensorboard` 2.21,
+    /// `tensorboard.compat.tensorflow_stub.pywrap_tensorflow.masked_crc32c(b"abc")`.
     #[test]
     fn checksums_are_those_of_tensorflow() {
         assert_eq!(masked_crc(b"abc"), 0x21f1_576e);

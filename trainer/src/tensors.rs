@@ -30,8 +30,8 @@ pub(crate) fn written(shape: &[i64], write: impl FnOnce(&mut [MaybeUninit<f32>])
     let length = checked_len(&tensor);
     if length > 0 {
         let start = tensor.data_ptr().cast::<MaybeUninit<f32>>();
-        // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that nobody
-        // else has its storage.
+        // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that
+        // nobody else has its storage.
         write_all(unsafe { std::slice::from_raw_parts_mut(start, length) }, write);
     }
     tensor
@@ -49,8 +49,8 @@ pub(crate) fn from_f32(values: &[f32], shape: &[i64]) -> Tensor {
 /// If the tensor is of another kind.
 pub(crate) fn to_vec(tensor: &Tensor) -> Vec<f32> {
     let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
-    // SAFETY: the slice is copied at once; no other code of this thread runs meanwhile, and tensors of the dense part are
-    // written by one thread.
+    // SAFETY: the slice is copied at once; no other code of this thread runs meanwhile, and tensors of the dense part
+    // are written by one thread.
     unsafe { as_slice(&tensor) }.to_vec()
 }
 
@@ -98,8 +98,8 @@ unsafe fn as_bytes(tensor: &Tensor) -> &[u8] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: as in `as_slice`; a contiguous tensor of `numel` elements has so many bytes from `data_ptr` on, and bytes have
-    // neither an alignment nor values that they may not have.
+    // SAFETY: as in `as_slice`; a contiguous tensor of `numel` elements has so many bytes from `data_ptr` on, and bytes
+    // have neither an alignment nor values that they may not have.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), length) }
 }
 

@@ -1,8 +1,8 @@
 //! The vocabularies that gave a model's features their ids.
 //!
-//! A row of a table is learned for an id, and what an id stands for is what the dataset's vocabulary says. So a model keeps a digest of
-//! every vocabulary, and is used only with vocabularies that go on from those: where `append` has added ids, and no id has changed its
-//! meaning.
+//! A row of a table is learned for an id, and what an id stands for is what the dataset's vocabulary says. So a model
+//! keeps a digest of every vocabulary, and is used only with vocabularies that go on from those: where `append` has
+//! added ids, and no id has changed its meaning.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -43,7 +43,8 @@ pub(crate) fn of_snapshot(
     snapshot.vocabularies.iter().map(identity).collect()
 }
 
-/// Refuses a dataset in whose vocabularies an id may mean something else than in those that the model of `run` was trained with.
+/// Refuses a dataset in whose vocabularies an id may mean something else than in those that the model of `run` was
+/// trained with.
 ///
 /// # Errors
 ///

@@ -1,29 +1,29 @@
 //! The allocator of the binaries that move much memory: jemalloc, which C libraries in the process use too.
 //!
-//! It is a crate of its own, which no library names: linked into a shared library, such as Python's extension module, its
-//! `free` would be handed what glibc's `malloc` gave.
+//! It is a crate of its own, which no library names: linked into a shared library, such as Python's extension module,
+//! its `free` would be handed what glibc's `malloc` gave.
 //!
-//! glibc's gives freed batches and activations back to the kernel at once and takes as many pages from it anew, or keeps
-//! them for the thread that freed them, which no memory limit knows of. Building rm1 (1 million samples, 512 MiB) with
-//! jemalloc took 0.62 times as long (40.6 s to 65.2 s) and 0.84 times as much memory (874 MiB to 1,042 MiB).
+//! glibc's gives freed batches and activations back to the kernel at once and takes as many pages from it anew, or
+//! keeps them for the thread that freed them, which no memory limit knows of. Building rm1 (1 million samples, 512 MiB)
+//! with jemalloc took 0.62 times as long (40.6 s to 65.2 s) and 0.84 times as much memory (874 MiB to 1,042 MiB).
 
 /// jemalloc, for [`use_jemalloc`].
 pub use tikv_jemallocator::Jemalloc;
 
-/// How jemalloc is set up. A few arenas are enough for threads that allocate whole batches, and what one thread frees the
-/// others find again; huge pages where the kernel leaves it to the program, because page faults are what large
+/// How jemalloc is set up. A few arenas are enough for threads that allocate whole batches, and what one thread frees
+/// the others find again; huge pages where the kernel leaves it to the program, because page faults are what large
 /// allocations cost. The environment's `MALLOC_CONF` has the last word.
 pub const MALLOC_CONF: &[u8; 39] = b"narenas:4,thp:always,metadata_thp:auto\0";
 
 /// The same for a program that takes as much memory again at every step as it has just given back: the kernel gets
-/// nothing back before the program ends. Steps of rm1's reference model took 0.79 times as long (1.28 s to 1.60 s), those of
-/// deduplicated rows 0.63 times (0.45 s to 0.71 s), with the same largest resident set.
+/// nothing back before the program ends. Steps of rm1's reference model took 0.79 times as long (1.28 s to 1.60 s),
+/// those of deduplicated rows 0.63 times (0.45 s to 0.71 s), with the same largest resident set.
 pub const KEEPING: &[u8; 75] =
     b"narenas:4,thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1\0";
 
-/// The same with one arena, for a program that promises to stay within a memory limit, which does not know of what arenas
-/// keep. Reading rm1's folded dataset (500,000 samples) with a limit of 128 MiB took 94 MiB, and 162 MiB with four arenas;
-/// two threads read at 1.04 times the rate.
+/// The same with one arena, for a program that promises to stay within a memory limit, which does not know of what
+/// arenas keep. Reading rm1's folded dataset (500,000 samples) with a limit of 128 MiB took 94 MiB, and 162 MiB with
+/// four arenas; two threads read at 1.04 times the rate.
 pub const ONE_ARENA: &[u8; 39] = b"narenas:1,thp:always,metadata_thp:auto\0";
 
 /// Makes jemalloc the allocator of a binary, set up by `MALLOC_CONF` or a given text. To be called once, in `main.rs`.
@@ -36,8 +36,8 @@ macro_rules! use_jemalloc {
         #[global_allocator]
         static ALLOCATOR: $crate::Jemalloc = $crate::Jemalloc;
 
-        // SAFETY: jemalloc looks for a symbol of this name and type, a pointer to a text that ends with a zero, before the
-        // first allocation. Nothing else in the program has the name.
+        // SAFETY: jemalloc looks for a symbol of this name and type, a pointer to a text that ends with a zero, before
+        // the first allocation. Nothing else in the program has the name.
         #[unsafe(export_name = "malloc_conf")]
         static MALLOC_CONF: &[u8; $conf.len()] = $conf;
     };

@@ -92,9 +92,10 @@ pub struct FetchSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if Python's pip is missing or fails,
-/// [`Error::Source`](crate::Error::Source) with file and line if the data are malformed, [`Error::Io`](crate::Error::Io) and
-/// [`Error::Parquet`](crate::Error::Parquet) if the output cannot be written. Nothing is then left at `out`.
+/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if
+/// Python's pip is missing or fails, [`Error::Source`](crate::Error::Source) with file and line if the data are
+/// malformed, [`Error::Io`](crate::Error::Io) and [`Error::Parquet`](crate::Error::Parquet) if the output cannot be
+/// written. Nothing is then left at `out`.
 pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {
     // Checked first, so that no download is wasted.
     let writer = RawLogWriter::create(out, options.overwrite)?;
@@ -201,8 +202,8 @@ impl Logs {
     }
 }
 
-/// The timestamp that [`TRAIN_TENTHS`] of the ratings are before, or fewer where ratings have equal timestamps. `None` if all
-/// are equal. The ratings are in arrival order.
+/// The timestamp that [`TRAIN_TENTHS`] of the ratings are before, or fewer where ratings have equal timestamps. `None`
+/// if all are equal. The ratings are in arrival order.
 fn cut(ratings: &[Rating]) -> Option<i64> {
     let first = ratings.first()?.timestamp;
     let cut = ratings.get(ratings.len() * TRAIN_TENTHS / 10)?.timestamp;

@@ -1,5 +1,5 @@
-//! A directory of **raw logs**: Parquet tables in arrival order, with a `dataset.toml` that defines how a dataset is built
-//! from them and a `train.toml` that defines a model.
+//! A directory of **raw logs**: Parquet tables in arrival order, with a `dataset.toml` that defines how a dataset is
+//! built from them and a `train.toml` that defines a model.
 
 use std::path::{Path, PathBuf};
 

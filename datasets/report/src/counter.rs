@@ -104,8 +104,8 @@ pub(super) struct Counted {
     pub(super) rows: u64,
     /// Ids of the distinct rows.
     pub(super) row_ids: u64,
-    /// Ids of T, to which every sample adds what its list has beyond that of the sample before: nothing if it is the same,
-    /// and all of it if it is not, unless it is a window.
+    /// Ids of T, to which every sample adds what its list has beyond that of the sample before: nothing if it is the
+    /// same, and all of it if it is not, unless it is a window.
     pub(super) window_ids: u64,
 }
 
@@ -122,7 +122,8 @@ impl BatchCounter {
         }
     }
 
-    /// Starts a stretch of `samples` that are not consecutive to those before. What does not fill a batch is not counted.
+    /// Starts a stretch of `samples` that are not consecutive to those before. What does not fill a batch is not
+    /// counted.
     pub(super) fn start_stretch(&mut self, samples: usize) {
         self.remaining = samples - samples % self.batch_size.unwrap_or(1);
         self.filled = 0;

@@ -27,8 +27,8 @@ const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is none, [`Error::Damaged`] where it cannot be read (file, row
-/// group, column and row), [`Error::Schema`] if it has no samples or `options` make no sense; [`Error::Io`] and
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is none, [`Error::Damaged`] where it cannot be read (file,
+/// row group, column and row), [`Error::Schema`] if it has no samples or `options` make no sense; [`Error::Io`] and
 /// [`Error::Parquet`] if nothing can be written to the temporary directory.
 pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
     let started = Instant::now();

@@ -1,4 +1,5 @@
-//! What a dataset's data is like, what folding it saved, and what a trainer can expect of it: measured, and as one page.
+//! What a dataset's data is like, what folding it saved, and what a trainer can expect of it: measured, and as one
+//! page.
 //!
 //! ```text
 //!                  ┌─▶ whole, in the dataset's order ──▶ sessions, repeats, co-change, dedupe factors ─┐
@@ -6,11 +7,11 @@
 //!                  └─▶ some, in the other order ───────▶ dedupe factors and bytes before clustering ───┘
 //! ```
 //!
-//! [`gather()`] reads every sample once, a row group at a time. Of a clustered dataset it also takes stretches of time, whole
-//! and in order of time, as they would have been logged: all samples if they fit into [`ReportOptions::memory`], or some
-//! stretches spread over the dataset. Of a dataset in arrival order it takes whole sessions and clusters those. Both are
-//! written by the writer of datasets, in each layout, and measured by what their files' footers say. [`html()`] makes one
-//! self-contained page of a [`Report`].
+//! [`gather()`] reads every sample once, a row group at a time. Of a clustered dataset it also takes stretches of time,
+//! whole and in order of time, as they would have been logged: all samples if they fit into [`ReportOptions::memory`],
+//! or some stretches spread over the dataset. Of a dataset in arrival order it takes whole sessions and clusters those.
+//! Both are written by the writer of datasets, in each layout, and measured by what their files' footers say.
+//! [`html()`] makes one self-contained page of a [`Report`].
 #![forbid(unsafe_code)]
 
 mod counter;
@@ -173,7 +174,8 @@ pub struct BatchFigures {
     pub arrival_dedupe_factor: Option<f64>,
     /// The same of clustered samples.
     pub dedupe_factor: f64,
-    /// The samples' ids per id of T, of clustered samples: the concatenation of what each list has beyond the one before.
+    /// The samples' ids per id of T, of clustered samples: the concatenation of what each list has beyond the one
+    /// before.
     pub partial_dedupe_factor: f64,
     /// Distinct rows per sample, of clustered samples.
     pub rows_per_sample: f64,
@@ -292,8 +294,8 @@ pub struct TrainingFigures {
 }
 
 impl TrainingReport {
-    /// How much faster a step can become at most whose time was proportional to lookups to the share `share`, by Amdahl's
-    /// law: `1 / ((1 - share) + share / factor)`, for `exact` and for `window`.
+    /// How much faster a step can become at most whose time was proportional to lookups to the share `share`, by
+    /// Amdahl's law: `1 / ((1 - share) + share / factor)`, for `exact` and for `window`.
     pub fn speed_up_bounds(&self, share: f64) -> (f64, f64) {
         let bound = |mode: &TrainingFigures| {
             let factor = self.off.lookups_per_sample / mode.lookups_per_sample;

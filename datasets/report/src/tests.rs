@@ -19,7 +19,8 @@ const SIZE: i64 = 8;
 const BESIDE: i64 = 640;
 const SESSIONS: i64 = 4 * BESIDE;
 
-/// `a` and `b` change together at every fourth sample, `window` gets an id at every second one, `item` is new each time.
+/// `a` and `b` change together at every fourth sample, `window` gets an id at every second one, `item` is new each
+/// time.
 fn schema(name: &str) -> Schema {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let user = vec![feature(name, SparseKind::Sparse), feature("b", SparseKind::Sparse)];

@@ -41,8 +41,8 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if `rows` has other columns or nulls, or more ids in a column than 32-bit
-    /// offsets address; in the first case the row group can go on as if this had not been called.
+    /// [`Error::Column`](crate::Error::Column) if `rows` has other columns or nulls, or more ids in a column than
+    /// 32-bit offsets address; in the first case the row group can go on as if this had not been called.
     pub fn fold(&mut self, rows: &RecordBatch) -> Result<RecordBatch> {
         let rows = conform(rows, &self.rows)?;
         let mut folded = Vec::with_capacity(self.folded.fields().len());

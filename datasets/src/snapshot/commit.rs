@@ -40,13 +40,14 @@ impl Changes {
     }
 }
 
-/// Commits `changes` to the dataset in `storage`; `base` is the snapshot that they were made for. Gives the new snapshot. Lists
-/// are read only where they have partitions that change, so both snapshots are without the partitions of their lists.
+/// Commits `changes` to the dataset in `storage`; `base` is the snapshot that they were made for. Gives the new
+/// snapshot. Lists are read only where they have partitions that change, so both snapshots are without the partitions
+/// of their lists.
 ///
 /// # Errors
 ///
-/// [`Error::Conflict`] if another writer has changed the same partitions, vocabularies or the whole dataset since `base`;
-/// [`Error::Write`] and [`Error::Read`] if the storage fails. Nothing is committed then.
+/// [`Error::Conflict`] if another writer has changed the same partitions, vocabularies or the whole dataset since
+/// `base`; [`Error::Write`] and [`Error::Read`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {

@@ -11,8 +11,8 @@ use crate::{Schema, VocabularyFile, units};
 /// The file of format versions 1 to 3, in the dataset's folder.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
-/// The versions that are a `manifest.json`. Version 1 has only the layout `rows`; before 3, partitions have no statistics
-/// of their own.
+/// The versions that are a `manifest.json`. Version 1 has only the layout `rows`; before 3, partitions have no
+/// statistics of their own.
 pub(super) const VERSIONS: RangeInclusive<u32> = 1..=3;
 
 #[derive(Debug, Deserialize)]

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! A snapshot is created once and never changed, and so are the files that it names; a reader that holds a snapshot is
-//! therefore not disturbed by any commit. [`commit()`] creates the next one, [`vacuum`](crate::vacuum) removes old ones.
+//! therefore not disturbed by any commit. [`commit()`] creates the next one, [`vacuum`](crate::vacuum) removes old
+//! ones.
 //!
-//! A commit writes the partitions that changed lately, and refers to lists of the others, so that its cost does not grow
-//! with the commits before it (but for a reference to each list of [`LIST_PARTITIONS`] partitions).
+//! A commit writes the partitions that changed lately, and refers to lists of the others, so that its cost does not
+//! grow with the commits before it (but for a reference to each list of [`LIST_PARTITIONS`] partitions).
 
 mod commit;
 mod legacy;
@@ -38,8 +39,8 @@ use crate::schema::with_sample_keys;
 use crate::storage::Storage;
 use crate::{Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile};
 
-/// The version this code writes. It reads version 4 too, which counts row groups without describing them, and versions 1
-/// to 3, which are a `manifest.json`.
+/// The version this code writes. It reads version 4 too, which counts row groups without describing them, and versions
+/// 1 to 3, which are a `manifest.json`.
 pub(crate) const FORMAT_VERSION: u32 = 5;
 /// A snapshot holds at most so many partitions itself; beyond that they move to a list.
 pub(crate) const LIST_PARTITIONS: usize = 128;
@@ -385,8 +386,8 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::NotADataset`] if there is none, [`Error::Snapshot`] if it is of a version that this code does not read or
-    /// contradicts itself, [`Error::Read`] if the storage does not give it.
+    /// [`Error::NotADataset`] if there is none, [`Error::Snapshot`] if it is of a version that this code does not read
+    /// or contradicts itself, [`Error::Read`] if the storage does not give it.
     pub fn load(location: &Path) -> Result<Self> {
         Self::load_at(location, None)
     }
@@ -413,8 +414,8 @@ impl Snapshot {
         head.with_lists(storage)
     }
 
-    /// Loads the newest snapshot without the partitions that its lists have: everything else, statistics included. Its cost does
-    /// not grow with the number of partitions.
+    /// Loads the newest snapshot without the partitions that its lists have: everything else, statistics included. Its
+    /// cost does not grow with the number of partitions.
     ///
     /// # Errors
     ///
@@ -464,8 +465,8 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if the filter names a column that is not a partition column, or compares numbers or dates
-    /// with something else.
+    /// [`Error::PartitionFilter`] if the filter names a column that is not a partition column, or compares numbers or
+    /// dates with something else.
     pub fn matching(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         if self.partitions.is_empty() {
             return Ok(Vec::new());
@@ -485,8 +486,8 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// As [`matching`](Self::matching), and [`Error::PartitionFilter`] if the filter chooses nothing of a dataset that has
-    /// partitions.
+    /// As [`matching`](Self::matching), and [`Error::PartitionFilter`] if the filter chooses nothing of a dataset that
+    /// has partitions.
     pub fn select(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         let chosen = self.matching(filter)?;
         if chosen.is_empty() && !self.partitions.is_empty() {

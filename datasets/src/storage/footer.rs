@@ -29,8 +29,8 @@ pub fn read_footer(
     })
 }
 
-/// Decodes the footer of a Parquet file of `length` bytes. `read` gives the bytes from a position to the end of the file; the
-/// inner error says why they cannot be decoded.
+/// Decodes the footer of a Parquet file of `length` bytes. `read` gives the bytes from a position to the end of the
+/// file; the inner error says why they cannot be decoded.
 ///
 /// # Errors
 ///
@@ -71,7 +71,8 @@ pub fn decode_footer<E>(
     }
 }
 
-/// Checks that a data file has as many rows and row groups as the snapshot says, and each row group as many rows and bytes.
+/// Checks that a data file has as many rows and row groups as the snapshot says, and each row group as many rows and
+/// bytes.
 ///
 /// # Errors
 ///

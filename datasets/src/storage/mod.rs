@@ -1,13 +1,14 @@
-//! Where datasets and the checkpoints of runs lie: folders of a local disk or of an object store, through one interface.
+//! Where datasets and the checkpoints of runs lie: folders of a local disk or of an object store, through one
+//! interface.
 //!
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
 //! [`object_store`] parses). Credentials and endpoints come from the environment only (`AWS_…`, `GOOGLE_…`, `AZURE_…`).
 //! Requests run on one small runtime per process; functions here block the calling thread, and may be called from any
 //! thread, also one of another runtime.
 //!
-//! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential backoff
-//! for a minute. A request is retried by itself: nothing that was read before is read again. Objects of a dataset never
-//! change, and requests for an object whose ETag is known say so: a changed object is an error.
+//! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential
+//! backoff for a minute. A request is retried by itself: nothing that was read before is read again. Objects of a
+//! dataset never change, and requests for an object whose ETag is known say so: a changed object is an error.
 
 mod error;
 mod footer;
@@ -294,8 +295,8 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// Reads an object from its first byte to its last. `read` is given the bytes as they come; an error of it ends the work. Up
-    /// to `requests` of 4 MiB are under way at a time.
+    /// Reads an object from its first byte to its last. `read` is given the bytes as they come; an error of it ends the
+    /// work. Up to `requests` of 4 MiB are under way at a time.
     ///
     /// # Errors
     ///
@@ -347,8 +348,8 @@ impl Storage {
         Ok(units::format_hex(&digest.finalize()))
     }
 
-    /// The objects below the folder `folder` (all if it is empty), in no particular order. With `after`, only those whose
-    /// path is greater.
+    /// The objects below the folder `folder` (all if it is empty), in no particular order. With `after`, only those
+    /// whose path is greater.
     ///
     /// # Errors
     ///
@@ -427,8 +428,8 @@ impl Storage {
         self.upload_of(path, 0)
     }
 
-    /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to accept their
-    /// number. Four of them are in memory.
+    /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to
+    /// accept their number. Four of them are in memory.
     ///
     /// # Errors
     ///
@@ -475,8 +476,8 @@ impl Storage {
         deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
     }
 
-    /// Removes what a writer that failed has written, as far as the store lets it soon: the error that the writer failed
-    /// with counts. A vacuum removes the rest.
+    /// Removes what a writer that failed has written, as far as the store lets it soon: the error that the writer
+    /// failed with counts. A vacuum removes the rest.
     pub(crate) fn clean_up(&self, paths: Vec<String>) {
         if self.local.is_some() {
             let _ = self.delete(paths);
@@ -507,8 +508,8 @@ impl Storage {
         Ok(async move { retry::repeat(delete).await })
     }
 
-    /// Removes a folder with all that is in it, the object `first` of it before all else: what is removed in part then lacks it. A
-    /// folder that is not there is no error.
+    /// Removes a folder with all that is in it, the object `first` of it before all else: what is removed in part then
+    /// lacks it. A folder that is not there is no error.
     ///
     /// # Errors
     ///
@@ -567,8 +568,8 @@ impl Storage {
         })
     }
 
-    /// Sends a request that changes nothing, and waits for the answer. The first one to a store that cannot be reached fails
-    /// within about ten seconds.
+    /// Sends a request that changes nothing, and waits for the answer. The first one to a store that cannot be reached
+    /// fails within about ten seconds.
     fn ask<T, R>(
         &self,
         path: &str,

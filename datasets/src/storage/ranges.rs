@@ -43,8 +43,8 @@ impl Ranges {
         self.parts.extend(next.parts);
     }
 
-    /// A copy of the ranges `wanted`, which may lie across parts that follow each other; `None` if one of them is not all
-    /// there. It does not keep the original in memory.
+    /// A copy of the ranges `wanted`, which may lie across parts that follow each other; `None` if one of them is not
+    /// all there. It does not keep the original in memory.
     pub fn copy(&self, wanted: Vec<Range<u64>>) -> Option<Self> {
         let parts = &self.parts;
         let copy = |range: Range<u64>| {
@@ -123,8 +123,8 @@ fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     merged
 }
 
-/// Fetches `wanted` ranges of an object of `length` bytes, those that follow each other as one part. With an `e_tag`, an object of
-/// another version is an error.
+/// Fetches `wanted` ranges of an object of `length` bytes, those that follow each other as one part. With an `e_tag`,
+/// an object of another version is an error.
 pub(super) async fn fetch(
     store: Arc<dyn ObjectStore>,
     key: Path,

@@ -25,8 +25,8 @@ pub struct S3Settings {
     /// Whether the endpoint may use plain HTTP; also if the environment allows it.
     #[serde(default)]
     pub allow_http: bool,
-    /// Whether the bucket's name is in the path of request URLs rather than in the host. If `None`, it is if there is an
-    /// endpoint.
+    /// Whether the bucket's name is in the path of request URLs rather than in the host. If `None`, it is if there is
+    /// an endpoint.
     pub path_style: Option<bool>,
     /// Whether requests are sent without a signature, as public buckets allow.
     #[serde(default)]
@@ -51,8 +51,8 @@ impl Patience {
     }
 
     fn retries(self) -> RetryConfig {
-        // Time is what limits the patience with a store: ten tries may be over after two seconds, because the waits between
-        // them are random.
+        // Time is what limits the patience with a store: ten tries may be over after two seconds, because the waits
+        // between them are random.
         let (max_retries, seconds) = match self {
             Self::Long => (1000, 60),
             Self::Short => (3, 5),

@@ -96,7 +96,8 @@ mod tests {
 
     use super::*;
 
-    /// Sends a request whose first `failures` tries fail with `kind`; gives the number of tries, and whether one worked.
+    /// Sends a request whose first `failures` tries fail with `kind`; gives the number of tries, and whether one
+    /// worked.
     fn tries(failures: u32, kind: HttpErrorKind) -> (u32, bool) {
         let tried = AtomicU32::new(0);
         let request = || async {

@@ -14,8 +14,8 @@ const THREADS: usize = 2;
 /// Local files are read on threads of their own, at most so many at a time.
 const BLOCKING_THREADS: usize = 16;
 
-/// The runtime of a process. A child that was forked has none of its parent's threads: it starts a runtime of its own, and
-/// leaves its parent's alone. Links are only ever added, so no fork finds a lock that nobody opens.
+/// The runtime of a process. A child that was forked has none of its parent's threads: it starts a runtime of its own,
+/// and leaves its parent's alone. Links are only ever added, so no fork finds a lock that nobody opens.
 struct OfProcess {
     process: u32,
     runtime: Runtime,
@@ -51,8 +51,8 @@ fn start() -> io::Result<Runtime> {
         .build()
 }
 
-/// Runs `request` on the storage runtime and waits for its result. Unlike `Runtime::block_on` this also works on a thread
-/// of another runtime, which it blocks.
+/// Runs `request` on the storage runtime and waits for its result. Unlike `Runtime::block_on` this also works on a
+/// thread of another runtime, which it blocks.
 ///
 /// # Errors
 ///

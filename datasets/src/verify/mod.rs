@@ -10,7 +10,8 @@
 //!
 //! What is found does not stop the search, but a file whose bytes are not those that were written is not decoded, and
 //! what depends on a row group that cannot be read is not compared. Row groups are read in parallel, one column at a
-//! time: each thread holds one decoded column and 16 bytes a sample. A bucket takes 8 bytes a session, 16 in arrival order.
+//! time: each thread holds one decoded column and 16 bytes a sample. A bucket takes 8 bytes a session, 16 in arrival
+//! order.
 
 mod against;
 mod files;
@@ -70,7 +71,8 @@ pub struct Verification {
     /// Partitions whose samples were compared with the digest taken when they were written; format versions before 3
     /// have none.
     pub digests: usize,
-    /// The digest of the samples that were read, which does not depend on their order; `None` if some could not be read.
+    /// The digest of the samples that were read, which does not depend on their order; `None` if some could not be
+    /// read.
     pub digest: Option<Digest>,
     /// Row groups that begin inside a session, because the session does not fit into one.
     pub row_groups_inside_sessions: u64,
@@ -91,14 +93,14 @@ impl Verification {
     }
 }
 
-/// Verifies the dataset at `location`. Problems of the data are not errors of this function, and a storage that does not
-/// give the data is no problem of the data.
+/// Verifies the dataset at `location`. Problems of the data are not errors of this function, and a storage that does
+/// not give the data is no problem of the data.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Read`] if the storage
-/// does not give a file, [`Error::Changed`] if another one takes its place meanwhile, [`Error::Io`] if threads cannot be
-/// started.
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Read`] if the
+/// storage does not give a file, [`Error::Changed`] if another one takes its place meanwhile, [`Error::Io`] if threads
+/// cannot be started.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
     let storage = Storage::open(location)?;

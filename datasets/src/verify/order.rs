@@ -1,7 +1,7 @@
 //! The order of samples and sessions, within row groups and from one to the next.
 //!
-//! Since format version 4 a session has a hash as its id. Before, sessions were numbered from 0 within their partition, and
-//! clustered ones came in the order of their numbers.
+//! Since format version 4 a session has a hash as its id. Before, sessions were numbered from 0 within their partition,
+//! and clustered ones came in the order of their numbers.
 
 use crate::{Order, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 
@@ -196,7 +196,8 @@ impl OrderCheck {
         problems
     }
 
-    /// The number of sessions of the bucket, in clustered order; and one whose samples are not contiguous, if there is one.
+    /// The number of sessions of the bucket, in clustered order; and one whose samples are not contiguous, if there is
+    /// one.
     pub(super) fn sessions(&self) -> (u64, Option<i64>) {
         let mut sessions = self.runs.clone();
         sessions.sort_unstable();

@@ -7,8 +7,8 @@ use super::originals::Originals;
 use crate::units;
 
 impl Vocabulary {
-    /// A digest of the originals of ids 1 to `entries`, SHA-256 in hexadecimal: in vocabularies with the same digest these ids stand for
-    /// the same. `None` if there are fewer ids.
+    /// A digest of the originals of ids 1 to `entries`, SHA-256 in hexadecimal: in vocabularies with the same digest
+    /// these ids stand for the same. `None` if there are fewer ids.
     pub fn digest(&self, entries: u64) -> Option<String> {
         let entries = usize::try_from(entries).ok().filter(|entries| *entries <= self.len())?;
         let mut digest = Sha256::new();

@@ -89,8 +89,8 @@ impl Vocabulary {
         }
     }
 
-    /// Whether the vocabulary that a snapshot of the dataset in `storage` records as `file` has integers or texts, from the
-    /// file's footer alone.
+    /// Whether the vocabulary that a snapshot of the dataset in `storage` records as `file` has integers or texts, from
+    /// the file's footer alone.
     ///
     /// # Errors
     ///
@@ -106,8 +106,9 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size, checksum,
-    /// columns or number of entries are not the recorded ones, the ids do not count from 1, or an original occurs twice.
+    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size,
+    /// checksum, columns or number of entries are not the recorded ones, the ids do not count from 1, or an original
+    /// occurs twice.
     pub fn read(storage: &Storage, file: &VocabularyFile) -> Result<Self> {
         let wrong = |message| Error::Vocabulary { path: storage.shown(&file.path), message };
         if !stays_inside(&file.path) {

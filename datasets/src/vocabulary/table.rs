@@ -83,7 +83,8 @@ impl IdTable {
     }
 }
 
-/// The two halves of a 128-bit product folded together, as in wyhash (Wang Yi): each bit of the id reaches the low ones.
+/// The two halves of a 128-bit product folded together, as in wyhash (Wang Yi): each bit of the id reaches the low
+/// ones.
 #[inline]
 fn hash(id: i64) -> u64 {
     let product = u128::from(id as u64 ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;

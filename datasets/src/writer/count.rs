@@ -16,8 +16,8 @@ const BLOCK_ROWS: usize = 1 << 10;
 /// Counts samples of a schema.
 #[derive(Debug)]
 pub(crate) struct Counter {
-    /// One for every column of [`Schema::to_arrow`], `None` for one that is no part of the digest. Columns after these, which
-    /// are the sample keys, are left out too.
+    /// One for every column of [`Schema::to_arrow`], `None` for one that is no part of the digest. Columns after these,
+    /// which are the sample keys, are left out too.
     seeds: Vec<Option<ColumnSeed>>,
     features: usize,
 }

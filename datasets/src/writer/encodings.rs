@@ -1,9 +1,10 @@
 //! How the columns of a file are encoded: tried out on a part of its first row group.
 //!
-//! A candidate's size is what Parquet's own writer makes of the sampled values, compressed. Only a dictionary needs more
-//! thought, because it is stored once for all values of a row group: its page grows with the distinct values, which are
-//! counted approximately over the whole row group (linear counting, Whang et al. 1990). Smaller wins, but a dictionary,
-//! which is read slower, only where it is smaller by a margin. All of it depends on the rows and on nothing else.
+//! A candidate's size is what Parquet's own writer makes of the sampled values, compressed. Only a dictionary needs
+//! more thought, because it is stored once for all values of a row group: its page grows with the distinct values,
+//! which are counted approximately over the whole row group (linear counting, Whang et al. 1990). Smaller wins, but a
+//! dictionary, which is read slower, only where it is smaller by a margin. All of it depends on the rows and on nothing
+//! else.
 
 use std::sync::Arc;
 
@@ -36,7 +37,8 @@ const RUNS: usize = 16;
 const AGAINST_PACKED: f64 = 0.90;
 /// … and less than this share of what values one after the other take.
 const AGAINST_PLAIN: f64 = 0.95;
-/// The distinct values of a dictionary page of 1 MiB, at which Parquet's writer gives dictionaries up, with 8 bytes each.
+/// The distinct values of a dictionary page of 1 MiB, at which Parquet's writer gives dictionaries up, with 8 bytes
+/// each.
 const DICTIONARY_VALUES: f64 = (1 << 17) as f64;
 
 /// How a column's values are stored.

@@ -19,8 +19,8 @@ pub struct Written {
 }
 
 impl DatasetWriter {
-    /// Closes the files and commits: from the moment the next snapshot is created, readers that open the dataset see it.
-    /// If the dataset has the samples of all partitions written already, nothing is committed.
+    /// Closes the files and commits: from the moment the next snapshot is created, readers that open the dataset see
+    /// it. If the dataset has the samples of all partitions written already, nothing is committed.
     ///
     /// # Errors
     ///

@@ -34,8 +34,8 @@ pub struct WriterOptions {
     pub order: Order,
     /// What becomes of an existing dataset.
     pub commit: Commit,
-    /// Whether the samples have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN), to be stored in a new dataset. A dataset
-    /// that is appended to keeps having or lacking it.
+    /// Whether the samples have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN), to be stored in a new dataset. A
+    /// dataset that is appended to keeps having or lacking it.
     pub sample_keys: bool,
     /// The number of buckets of a new dataset. A dataset that is appended to keeps its own.
     pub buckets: u32,

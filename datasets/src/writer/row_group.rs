@@ -1,7 +1,7 @@
 //! The columns of a row group, each folded or expanded and then encoded for itself, in parallel.
 //!
-//! What a column chunk holds depends on the lists of the row group and on nothing else: not on the batches that they came
-//! in, nor on whether they were views.
+//! What a column chunk holds depends on the lists of the row group and on nothing else: not on the batches that they
+//! came in, nor on whether they were views.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -114,8 +114,8 @@ impl Column<'_> {
         written.map_err(|error| Error::write_parquet(self.path, error))
     }
 
-    /// Writes every list of `parts`. Parquet's writer looks where to end a page once for every call and 1,024 values, so
-    /// the calls are cut by the ids alone.
+    /// Writes every list of `parts`. Parquet's writer looks where to end a page once for every call and 1,024 values,
+    /// so the calls are cut by the ids alone.
     fn write_lists(&mut self, parts: &[ArrayRef]) -> Result<()> {
         let (mut ids, mut lengths) = (Vec::with_capacity(EXPANDED_IDS), Vec::new());
         for list in Lists::all(parts, self.field.name())?.into_iter().flat_map(Lists::iter) {

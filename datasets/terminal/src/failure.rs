@@ -58,8 +58,8 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Failure {
-    /// The causes of an error joined by `: `, with all their hints and no message said twice. Options have the names that
-    /// libraries give them.
+    /// The causes of an error joined by `: `, with all their hints and no message said twice. Options have the names
+    /// that libraries give them.
     pub(crate) fn of_error(error: &anyhow::Error) -> Self {
         let mut messages: Vec<String> = Vec::new();
         let mut hints: Vec<String> = Vec::new();

@@ -1,5 +1,5 @@
-//! The command lines of the binaries: how they are run, by a person or in the process of a program that calls them, and what
-//! they tell: progress, the closing summary, errors and `--json`.
+//! The command lines of the binaries: how they are run, by a person or in the process of a program that calls them, and
+//! what they tell: progress, the closing summary, errors and `--json`.
 //!
 //! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
 //! and errors go to stderr. Libraries take a [`Reporter`](onefold_datasets::progress::Reporter) and never print.
@@ -26,8 +26,8 @@ pub struct OutputOptions {
     pub quiet: bool,
 }
 
-/// Starts this program again with environment variables, unless one of them is set: for what libraries read before `main`.
-/// Comes back if one is set, or if starting again fails.
+/// Starts this program again with environment variables, unless one of them is set: for what libraries read before
+/// `main`. Comes back if one is set, or if starting again fails.
 pub fn restart_with(variables: &[(&str, &str)]) {
     use std::os::unix::process::CommandExt;
     if variables.is_empty() || variables.iter().any(|(variable, _)| std::env::var_os(variable).is_some()) {

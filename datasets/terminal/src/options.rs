@@ -1,9 +1,9 @@
 //! How errors name options: libraries by the names of their API, binaries by flags, and functions by keywords.
 //!
-//! A library knows options of its API, not flags. Its errors name one as ``the option `memory_limit` ``, or with a value as
-//! ``the option `commit = merge` ``. A binary prints the flag in its place: the long flag of the argument whose id in the
-//! binary's own clap command is that name, as `` `--memory-limit` ``. The id of an argument is the name of its field; where the
-//! API has another name, the argument says so: `#[arg(id = "memory_bytes", long = "memory")]`.
+//! A library knows options of its API, not flags. Its errors name one as ``the option `memory_limit` ``, or with a
+//! value as ``the option `commit = merge` ``. A binary prints the flag in its place: the long flag of the argument
+//! whose id in the binary's own clap command is that name, as `` `--memory-limit` ``. The id of an argument is the name
+//! of its field; where the API has another name, the argument says so: `#[arg(id = "memory_bytes", long = "memory")]`.
 //!
 //! A command that is called as a function has [keywords] instead, which replace the names of options, and the
 //! flags that a command's own errors name: `` `memory_limit` ``, `` `threads=2` ``, `` `overwrite=True` ``.
@@ -45,8 +45,8 @@ struct Argument {
 }
 
 impl Names {
-    /// The flags of `command` and of the subcommand that `arguments` name; the first of the arguments is the program. None if
-    /// the command does not take such arguments.
+    /// The flags of `command` and of the subcommand that `arguments` name; the first of the arguments is the program.
+    /// None if the command does not take such arguments.
     pub(crate) fn flags(command: Command, arguments: &[OsString]) -> Self {
         Self { style: Style::Flags, arguments: arguments_of(command, arguments) }
     }
@@ -65,7 +65,8 @@ impl Names {
         }
     }
 
-    /// The name of an option, which may have a value: of an argument with the whole as its id, or with the name and the value.
+    /// The name of an option, which may have a value: of an argument with the whole as its id, or with the name and the
+    /// value.
     fn of_option(&self, option: &str) -> Option<String> {
         if let Some(argument) = self.arguments.get(option) {
             return Some(self.name(argument, None));

@@ -53,10 +53,10 @@ impl Program {
         ExitCode::from(self.status(arguments))
     }
 
-    /// Runs the program as a binary does, and gives its exit status. Logs go to stderr by `ONEFOLD_LOG` (default `warn`). An
-    /// error is printed to stderr with its causes, and with flags in place of the options that it names; the status is then
-    /// 1, or 2 if the arguments are wrong. A closed pipe is a success. A panic is printed as an internal error, with status
-    /// 101; `ONEFOLD_LOG=debug` shows where it happened.
+    /// Runs the program as a binary does, and gives its exit status. Logs go to stderr by `ONEFOLD_LOG` (default
+    /// `warn`). An error is printed to stderr with its causes, and with flags in place of the options that it names;
+    /// the status is then 1, or 2 if the arguments are wrong. A closed pipe is a success. A panic is printed as an
+    /// internal error, with status 101; `ONEFOLD_LOG=debug` shows where it happened.
     pub fn status(self, arguments: impl IntoIterator<Item = OsString>) -> u8 {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
         let (options, work) = match (self.parse)(&arguments) {
@@ -68,7 +68,8 @@ impl Program {
             }
         };
         let ended = run(|| work(&Printer::new(options)));
-        // A program that is not Rust's does not do it at its end; what was printed ends with a line, and is out already.
+        // A program that is not Rust's does not do it at its end; what was printed ends with a line, and is out
+        // already.
         let _ = io::stdout().flush();
         match ended {
             Ended::Well | Ended::ClosedPipe => 0,
@@ -82,8 +83,9 @@ impl Program {
         }
     }
 
-    /// Runs a command in the caller's process: `reporter` hears of its progress and can end it, and what comes back is the
-    /// object that `--json` prints, as text. Options are given and named as keywords: see [`keywords`](Self::keywords).
+    /// Runs a command in the caller's process: `reporter` hears of its progress and can end it, and what comes back is
+    /// the object that `--json` prints, as text. Options are given and named as keywords: see
+    /// [`keywords`](Self::keywords).
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Data files of any content, whose checksums agree: an error, or batches; never a panic, never memory beyond the limit.
+//! Data files of any content, whose checksums agree: an error, or batches; never a panic, never memory beyond the
+//! limit.
 //!
 //! `ONEFOLD_FUZZ_DATASET` names a small dataset in the folded layout with one file; each input takes the file's place.
 #![no_main]

@@ -45,8 +45,8 @@ pub(crate) enum Command {
     },
     /// Read everything once and print a digest of the samples, which does not depend on the way they are read
     ///
-    /// Layout, deduplication, threads, memory and shuffling change no digest; the digests of all ranks add up, also step by
-    /// step. Of a whole dataset without preprocessing it is the digest that `onefold-ingest verify` prints.
+    /// Layout, deduplication, threads, memory and shuffling change no digest; the digests of all ranks add up, also
+    /// step by step. Of a whole dataset without preprocessing it is the digest that `onefold-ingest verify` prints.
     ///
     /// Example: onefold-read digest dataset --dedupe window --by-step --json
     Digest {
@@ -71,8 +71,8 @@ pub(crate) struct Reading {
     /// Which of the processes that read the dataset together, as `RANK/RANKS` with ranks from 0
     #[arg(long, value_name = "RANK/RANKS", value_parser = parse_rank, default_value = "0/1", hide_default_value = true)]
     rank: Rank,
-    /// Streams into which the dataset's buckets are divided for the ranks to share: steps do not depend on the number of ranks
-    /// as long as it divides that of streams [default: the number of ranks]
+    /// Streams into which the dataset's buckets are divided for the ranks to share: steps do not depend on the number
+    /// of ranks as long as it divides that of streams [default: the number of ranks]
     #[arg(long)]
     streams: Option<usize>,
     /// What becomes of the last samples, where streams have different numbers of them

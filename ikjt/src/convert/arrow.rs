@@ -41,10 +41,10 @@ pub(crate) const WEIGHTS_SUFFIX: &str = ".weights";
 impl Batch {
     /// The batch as a record batch of one row per sample, without a copy of any buffer.
     ///
-    /// Features are columns of `ListView<Int64>`, or `Dictionary<Int32, ListView<Int64>>` where the group has an inverse
-    /// index, and name their group in the field's metadata under [`GROUP_KEY`]; weights follow in a column
-    /// `<name>.weights` of `Float32`. `dense` and `labels` are fixed-size lists of `Float32`, `weights` are `Float32` and
-    /// `timestamps` are `Timestamp(Microsecond, "UTC")`; what a batch does not have is left out.
+    /// Features are columns of `ListView<Int64>`, or `Dictionary<Int32, ListView<Int64>>` where the group has an
+    /// inverse index, and name their group in the field's metadata under [`GROUP_KEY`]; weights follow in a column
+    /// `<name>.weights` of `Float32`. `dense` and `labels` are fixed-size lists of `Float32`, `weights` are `Float32`
+    /// and `timestamps` are `Timestamp(Microsecond, "UTC")`; what a batch does not have is left out.
     ///
     /// # Errors
     ///

@@ -11,8 +11,8 @@
 //!                            stride   3                   strides  [[2], [3]]   inverse [[0, 0, 1], [0, 1, 2]]
 //! ```
 //!
-//! These are the fields of `torchrec.sparse.jagged_tensor.KeyedJaggedTensor`, whose `EmbeddingBagCollection` selects key
-//! k's pooled row `inverse[k][i]` for sample i. TorchRec knows neither groups nor overlapping rows.
+//! These are the fields of `torchrec.sparse.jagged_tensor.KeyedJaggedTensor`, whose `EmbeddingBagCollection` selects
+//! key k's pooled row `inverse[k][i]` for sample i. TorchRec knows neither groups nor overlapping rows.
 
 use std::collections::HashSet;
 use std::sync::Arc;

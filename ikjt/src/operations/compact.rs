@@ -37,8 +37,8 @@ impl Feature {
         check_values(format_args!("feature `{}`", self.name()), ids)
     }
 
-    /// These rows, to be [compacted](Self::compact) later: they are copied only if that makes the ids fewer, and otherwise
-    /// share ids where rows of this feature do, so that what is done to every id is done to fewer of them.
+    /// These rows, to be [compacted](Self::compact) later: they are copied only if that makes the ids fewer, and
+    /// otherwise share ids where rows of this feature do, so that what is done to every id is done to fewer of them.
     ///
     /// # Errors
     ///

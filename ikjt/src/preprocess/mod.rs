@@ -89,8 +89,8 @@ impl Preprocessor {
     }
 
     /// The samples of `batch` that the `sampling` steps keep in an epoch, with the weights that correct for the others.
-    /// `first` is the place of the batch's first sample in the dataset: the decision depends on the place of a sample, its
-    /// label and the epoch alone. The reader calls this before it cuts batches.
+    /// `first` is the place of the batch's first sample in the dataset: the decision depends on the place of a sample,
+    /// its label and the epoch alone. The reader calls this before it cuts batches.
     pub fn sample(&self, batch: Batch, epoch: u64, first: u64) -> Batch {
         match self.sampler() {
             Some(sampler) => sampler.run(&batch, epoch, first).1,
@@ -98,7 +98,8 @@ impl Preprocessor {
         }
     }
 
-    /// The batch after all steps but `sampling`, which comes [before](Self::sample) them. No value is left that no row uses.
+    /// The batch after all steps but `sampling`, which comes [before](Self::sample) them. No value is left that no row
+    /// uses.
     ///
     /// Buffers that nobody else holds are changed in place.
     ///

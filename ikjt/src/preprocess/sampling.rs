@@ -1,7 +1,7 @@
 //! `sampling`: which samples stay, and what they weigh then.
 //!
-//! Whether a sample stays depends on its place in the dataset, its label and the epoch: not on its batch, and not on other
-//! steps. So the reader drops samples before anything else is done to them.
+//! Whether a sample stays depends on its place in the dataset, its label and the epoch: not on its batch, and not on
+//! other steps. So the reader drops samples before anything else is done to them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -110,8 +110,8 @@ impl Sampler {
         self.steps.iter().filter_map(|step| step.label)
     }
 
-    /// Which of `samples` samples stay in an epoch. The first is number `first` of the dataset, and `label(i, sample)` is
-    /// label `i` of a sample.
+    /// Which of `samples` samples stay in an epoch. The first is number `first` of the dataset, and `label(i, sample)`
+    /// is label `i` of a sample.
     pub(crate) fn keep(
         &self,
         epoch: u64,

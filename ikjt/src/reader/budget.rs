@@ -52,8 +52,8 @@ pub(super) struct Reservation {
 }
 
 impl Budget {
-    /// A budget of three quarters of `limit`. The rest is left to what cannot be counted: the allocator's slack, the state
-    /// of decompression, the program itself.
+    /// A budget of three quarters of `limit`. The rest is left to what cannot be counted: the allocator's slack, the
+    /// state of decompression, the program itself.
     pub(super) fn within(limit: u64) -> Arc<Self> {
         let total = limit - limit / 4;
         Arc::new(Self { limit, total, state: Mutex::default(), changed: Condvar::new() })
@@ -101,8 +101,8 @@ impl Account {
         Reservation { account: Arc::clone(self), bytes, batch }
     }
 
-    /// Bytes for what may come later: if `headroom` bytes stay free beside them, and the epoch does not take more than its
-    /// share of the budget.
+    /// Bytes for what may come later: if `headroom` bytes stay free beside them, and the epoch does not take more than
+    /// its share of the budget.
     pub(super) fn try_reserve(self: &Arc<Self>, bytes: u64, headroom: u64) -> Option<Reservation> {
         let mut state = self.budget.state();
         let fits = |used: u64, total: u64| used.saturating_add(bytes).saturating_add(headroom) <= total;
@@ -118,8 +118,8 @@ impl Account {
 
     /// Bytes for a row group that must come next: waits as long as batches are under way that will give theirs back.
     ///
-    /// What other epochs hold is not waited for, because the thread that would take their batches may be the one that waits
-    /// for this epoch's: an epoch gets what it needs to go on as long as that alone is within the limit.
+    /// What other epochs hold is not waited for, because the thread that would take their batches may be the one that
+    /// waits for this epoch's: an epoch gets what it needs to go on as long as that alone is within the limit.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Granted {
         self.wait_for(bytes, false)
     }

@@ -73,8 +73,8 @@ impl Conversion {
         Ok(Batch::trusted(parts))
     }
 
-    /// [`run`](Self::run), where lists may share ids however they are deduplicated: what is left to do is to compact them, unless
-    /// windows are asked for.
+    /// [`run`](Self::run), where lists may share ids however they are deduplicated: what is left to do is to compact
+    /// them, unless windows are asked for.
     pub(super) fn run_shared(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
         let started = Instant::now();
         let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();

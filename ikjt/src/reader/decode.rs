@@ -122,8 +122,8 @@ impl RowGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if the bytes do not decode to what `decoding` expects: with the column, and the row where that
-    /// can be told.
+    /// [`Error::Corrupt`] if the bytes do not decode to what `decoding` expects: with the column, and the row where
+    /// that can be told.
     pub(super) fn decode(
         self,
         ranges: Ranges,
@@ -363,7 +363,8 @@ impl RowGroup {
 }
 
 impl Decoded {
-    /// Ids in these samples: as if every sample carried its lists, with every distinct row once, and without what rows share.
+    /// Ids in these samples: as if every sample carried its lists, with every distinct row once, and without what rows
+    /// share.
     pub(super) fn ids_in(&self, rows: &Range<usize>) -> Ids {
         let (start, end) = (self.ids[rows.start], self.ids[rows.end]);
         // The first sample brings its rows, also what the sample before it has.

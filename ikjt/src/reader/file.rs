@@ -142,12 +142,13 @@ impl Footer {
 }
 
 impl OpenFile {
-    /// Checks the file's bytes once, and keeps them in `kept`. Pages carry no checksums, so a flipped bit in one may decode
-    /// to other samples. Gives the number of bytes read for it.
+    /// Checks the file's bytes once, and keeps them in `kept`. Pages carry no checksums, so a flipped bit in one may
+    /// decode to other samples. Gives the number of bytes read for it.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records; an error if the epoch is dropped meanwhile.
+    /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records; an error if the epoch is dropped
+    /// meanwhile.
     pub(super) fn verify(
         storage: &Storage,
         file: &DataFile,
@@ -173,8 +174,8 @@ impl OpenFile {
         Ok(file.bytes_on_disk)
     }
 
-    /// Reads ranges of the file, which are at hand if the file is kept; `then` is called with them, and with the number of
-    /// bytes that had to come from the storage, on a thread that must not be blocked for long.
+    /// Reads ranges of the file, which are at hand if the file is kept; `then` is called with them, and with the number
+    /// of bytes that had to come from the storage, on a thread that must not be blocked for long.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! Files that were just verified, kept for decoding: from an object store, their bytes need not come twice.
 //!
-//! What is kept counts in the memory budget. It is reserved by the scheduler before a file is verified, if at least half of
-//! the budget stays free beside it, and released when the file's row groups are on their way, or as soon as the scheduler
-//! needs the memory. What is not kept any more is requested again.
+//! What is kept counts in the memory budget. It is reserved by the scheduler before a file is verified, if at least
+//! half of the budget stays free beside it, and released when the file's row groups are on their way, or as soon as the
+//! scheduler needs the memory. What is not kept any more is requested again.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -3,7 +3,8 @@
 //! Parquet stores lists as ids with two small numbers each: the repetition level is 0 where a list begins, and the
 //! definition level says whether there is a list, and whether there is an id (Melnik et al., Dremel, VLDB 2010).
 //! Arrow's reader supports any nesting, and so makes validity bitmaps of ids and of lists in several passes over the
-//! levels, which were a fifth of the time to decode a folded row group. Here ids are never null, and lists hold nothing else.
+//! levels, which were a fifth of the time to decode a folded row group. Here ids are never null, and lists hold nothing
+//! else.
 
 use std::sync::Arc;
 

@@ -10,23 +10,24 @@
 //!
 //! # Streams, ranks and steps
 //!
-//! The buckets of the dataset are divided into S **streams**. Stream s reads the buckets s, s + S, s + 2 S and so on, partition by
-//! partition; a shuffle moves row groups and sessions within a stream. To every step each stream gives B / S consecutive samples,
-//! which together are the **global batch** of B. Rank r of W reads the streams r, r + W and so on. So a step has the same
-//! samples for every W that divides S, all ranks take the same number of steps, which is known before the first, and a
-//! [`Position`] is one number in an epoch. With one process there is one stream, unless it is to be shared later.
+//! The buckets of the dataset are divided into S **streams**. Stream s reads the buckets s, s + S, s + 2 S and so on,
+//! partition by partition; a shuffle moves row groups and sessions within a stream. To every step each stream gives B /
+//! S consecutive samples, which together are the **global batch** of B. Rank r of W reads the streams r, r + W and so
+//! on. So a step has the same samples for every W that divides S, all ranks take the same number of steps, which is
+//! known before the first, and a [`Position`] is one number in an epoch. With one process there is one stream, unless
+//! it is to be shared later.
 //!
-//! Where a `sampling` step drops samples, B / S of those that are left make a stream's part of a step. Whether a sample is
-//! dropped depends on its place in the dataset, so what is left of every row group is counted before the first step.
+//! Where a `sampling` step drops samples, B / S of those that are left make a stream's part of a step. Whether a sample
+//! is dropped depends on its place in the dataset, so what is left of every row group is counted before the first step.
 //!
 //! # Memory
 //!
 //! It stays under the limit of the [`Workers`], of which a quarter is left to what cannot be counted (the allocator's
-//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way, queued batches and
-//! files of an object store that are kept after they were verified all count. What does not count is the batch that the caller
-//! holds (which may keep its row group in memory until it is dropped), and what preprocessing adds to a batch where it makes
-//! lists longer. A row group of a stream is read while samples of the one before wait for it, so the limit needs room for two
-//! of every stream and a batch; shuffling, for as many more as are mixed.
+//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way, queued batches
+//! and files of an object store that are kept after they were verified all count. What does not count is the batch that
+//! the caller holds (which may keep its row group in memory until it is dropped), and what preprocessing adds to a
+//! batch where it makes lists longer. A row group of a stream is read while samples of the one before wait for it, so
+//! the limit needs room for two of every stream and a batch; shuffling, for as many more as are mixed.
 
 mod budget;
 mod convert;
@@ -101,9 +102,9 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that cannot work
-    /// (a batch larger than what is to be read, a feature that the dataset does not have, streams that do not divide the
-    /// buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
+    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that
+    /// cannot work (a batch larger than what is to be read, a feature that the dataset does not have, streams that do
+    /// not divide the buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
         let storage = Storage::open(location)?;
         let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
@@ -208,8 +209,8 @@ impl Reader {
         self.epoch(0)
     }
 
-    /// The batches of an epoch: the same samples each time, shuffled differently if they are shuffled, and other ones of them
-    /// if a step of the preprocessing is `sampling`.
+    /// The batches of an epoch: the same samples each time, shuffled differently if they are shuffled, and other ones
+    /// of them if a step of the preprocessing is `sampling`.
     ///
     /// # Errors
     ///
@@ -218,24 +219,24 @@ impl Reader {
         self.resume(&self.position(epoch))
     }
 
-    /// The batches after `position`: the first one is the one that came next when the position was taken, by whichever rank
-    /// of however many.
+    /// The batches after `position`: the first one is the one that came next when the position was taken, by whichever
+    /// rank of however many.
     ///
     /// # Errors
     ///
     /// [`Error::Options`] if the position is one of another dataset, partitions or order, or if the epoch has no step;
-    /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after an
-    /// error, but for files that must be looked at to plan the epoch (see [`Plan`]).
+    /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after
+    /// an error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
         self.start(position, Finish::Shared(|batch| batch))
     }
 
-    /// As [`resume`](Self::resume), with a copy of every batch, in a form of the caller's, in its place. `copy` gives it and its
-    /// bytes, on the thread that made the batch, whose cache has it.
+    /// As [`resume`](Self::resume), with a copy of every batch, in a form of the caller's, in its place. `copy` gives
+    /// it and its bytes, on the thread that made the batch, whose cache has it.
     ///
     /// Lists of the batch that `copy` is given may share ids also with [`Dedupe::Off`] and [`Dedupe::Exact`]: a copy of
-    /// every list is the first one that is made. The copy must not hold on to the batch's buffers, which the reader takes
-    /// for free afterwards.
+    /// every list is the first one that is made. The copy must not hold on to the batch's buffers, which the reader
+    /// takes for free afterwards.
     ///
     /// # Errors
     ///
@@ -268,13 +269,13 @@ impl Reader {
         Batches::start(work, Steps { streams, each, steps }, opener, position.clone(), finish)
     }
 
-    /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its file.
-    /// `epoch` matters to `sampling` alone.
+    /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its
+    /// file. `epoch` matters to `sampling` alone.
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise what is
-    /// wrong with the file.
+    /// [`Error::Options`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise
+    /// what is wrong with the file.
     pub fn read(&self, split: &Split, epoch: u64) -> Result<Batch> {
         let wrong = || Error::Options {
             message: format!(

@@ -18,8 +18,8 @@ pub enum Dedupe {
     Off,
     /// Every distinct row of a deduplicated group once per batch: IKJTs.
     Exact,
-    /// Rows that overlap share their ids: partial IKJTs. From `rows`, every distinct row once, and whatever slides from one
-    /// distinct row to the next; from `folded`, a row for every change within a session, and sequences slide.
+    /// Rows that overlap share their ids: partial IKJTs. From `rows`, every distinct row once, and whatever slides from
+    /// one distinct row to the next; from `folded`, a row for every change within a session, and sequences slide.
     Window,
 }
 
@@ -31,8 +31,8 @@ pub struct ReaderOptions {
     pub global_batch_size: usize,
     /// Which of the processes that read the epoch together this one is.
     pub rank: Rank,
-    /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on this
-    /// number and not on that of the ranks. If `None`, as many as there are ranks.
+    /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on
+    /// this number and not on that of the ranks. If `None`, as many as there are ranks.
     pub streams: Option<usize>,
     /// What becomes of the last samples.
     pub tail: Tail,
@@ -51,9 +51,11 @@ pub struct ReaderOptions {
     pub verify: bool,
     /// A pipeline that every batch goes through.
     pub preprocess: Option<PreprocessConfig>,
-    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it stands.
+    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it
+    /// stands.
     pub table_rows: BTreeMap<String, u64>,
-    /// Values that labels may have, by label: another one, or one that is no number, is an error that says where it stands.
+    /// Values that labels may have, by label: another one, or one that is no number, is an error that says where it
+    /// stands.
     pub label_ranges: BTreeMap<String, RangeInclusive<f32>>,
     /// Whether batches carry their samples' times.
     pub timestamps: bool,
@@ -85,8 +87,8 @@ impl ReaderOptions {
         self.streams.unwrap_or(self.rank.world_size)
     }
 
-    /// Refuses numbers that a dataset of `buckets` buckets cannot be read with. But for a rank that does not exist, all ranks
-    /// refuse or none.
+    /// Refuses numbers that a dataset of `buckets` buckets cannot be read with. But for a rank that does not exist, all
+    /// ranks refuse or none.
     pub(super) fn check(&self, buckets: u32) -> Result<()> {
         let wrong = |message: String, hint: &str| Err(Error::Options { message, hint: hint.to_owned() });
         let (streams, size) = (self.streams(), self.global_batch_size);

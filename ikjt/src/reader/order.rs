@@ -1,10 +1,10 @@
 //! Which samples an epoch delivers, in which order, in which step. Pure computation: nothing here reads a file.
 //!
 //! The buckets of a dataset are divided into streams; a stream has whole row groups, in an order of its own. A shuffled
-//! stream also moves sessions: session `j` of row group `g` gets the key `p + h(g, j)`, where `p` are the samples before the row
-//! group in the stream's order and `h` spreads evenly over the next few row groups. Sorted by their keys, sessions come
-//! anywhere in a window that slides with the row groups, and to find the samples of a step it takes no more than the row
-//! groups of one window.
+//! stream also moves sessions: session `j` of row group `g` gets the key `p + h(g, j)`, where `p` are the samples
+//! before the row group in the stream's order and `h` spreads evenly over the next few row groups. Sorted by their
+//! keys, sessions come anywhere in a window that slides with the row groups, and to find the samples of a step it takes
+//! no more than the row groups of one window.
 
 use std::ops::Range;
 
@@ -102,8 +102,8 @@ impl StreamOrder {
     /// The row group to begin with, so that sample `sample` of the stream comes after so many samples of that and the
     /// following row groups.
     pub(super) fn find(&self, sample: u64) -> (usize, u64) {
-        // All samples of the row groups before come before `sample`: in a shuffled stream, those whose sessions come at the
-        // latest where `sample` is. Among what is left the order is the same.
+        // All samples of the row groups before come before `sample`: in a shuffled stream, those whose sessions come at
+        // the latest where `sample` is. Among what is left the order is the same.
         let ends = self.mixing.as_ref().map_or(&self.starts[1..], |mixing| &mixing.ends);
         let item = ends.partition_point(|end| *end <= sample);
         (item, sample - self.starts[item].min(sample))
@@ -176,8 +176,8 @@ mod tests {
         prop::option::of(shuffle.prop_map(|(seed, row_groups, within)| Shuffle { seed, row_groups, within }))
     }
 
-    /// The sessions from row group `from` of the order on, by (number in the order, number in the row group), with their
-    /// samples: by the definition.
+    /// The sessions from row group `from` of the order on, by (number in the order, number in the row group), with
+    /// their samples: by the definition.
     fn sessions(
         order: &StreamOrder,
         row_groups: &[(Vec<u64>, usize)],

@@ -1,9 +1,10 @@
 //! Decoding ahead, cutting, deduplicating: the threads between the files and the caller.
 //!
-//! One scheduler thread keeps row groups of all streams in decoding, as many as the threads can use and the memory budget
-//! allows, those first that are needed first. It takes each stream's samples in their order, cuts them into batches of exact
-//! size, and hands each batch to the pool for deduplication and preprocessing. What reaches the caller is a queue of promises in batch order, so work overlaps and the
-//! order does not depend on which thread was faster. A slow caller stops the scheduler, and with it the decoding.
+//! One scheduler thread keeps row groups of all streams in decoding, as many as the threads can use and the memory
+//! budget allows, those first that are needed first. It takes each stream's samples in their order, cuts them into
+//! batches of exact size, and hands each batch to the pool for deduplication and preprocessing. What reaches the caller
+//! is a queue of promises in batch order, so work overlaps and the order does not depend on which thread was faster. A
+//! slow caller stops the scheduler, and with it the decoding.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -26,8 +27,9 @@ use crate::{Batch, Error, Result};
 /// A result that another thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;
 
-/// A finished batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the caller
-/// has it. Dropped in this order, so that the row groups' memory is free when the scheduler hears of the batch's.
+/// A finished batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the
+/// caller has it. Dropped in this order, so that the row groups' memory is free when the scheduler hears of the
+/// batch's.
 type Delivery<T> = (T, Pieces, Reservation);
 
 /// How a batch becomes what the caller gets.
@@ -74,8 +76,8 @@ pub(super) fn promise<T: Send + 'static>(
     promise
 }
 
-/// Does `work` on a thread of its own: work that mostly waits for an object store must not keep one of the pool's threads
-/// from computing.
+/// Does `work` on a thread of its own: work that mostly waits for an object store must not keep one of the pool's
+/// threads from computing.
 ///
 /// # Errors
 ///
@@ -343,8 +345,8 @@ impl<T: Send + 'static> Scheduler<T> {
         Ok(())
     }
 
-    /// Starts decoding the next row group of a stream, if there is memory and its file is open: both are waited for if it
-    /// `must` come next. What is wrong with the file is told when the stream comes to it.
+    /// Starts decoding the next row group of a stream, if there is memory and its file is open: both are waited for if
+    /// it `must` come next. What is wrong with the file is told when the stream comes to it.
     fn begin(&mut self, stream: usize, must: bool) -> Result<Begun, Stop> {
         let Some(item) = self.streams[stream].next_item() else { return Ok(Begun::NotNow) };
         if self.streams[stream].failed.is_some() {
@@ -449,7 +451,8 @@ impl<T: Send + 'static> Scheduler<T> {
     }
 }
 
-/// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held already.
+/// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held
+/// already.
 pub(super) fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
     Error::Options {
         message: format!(

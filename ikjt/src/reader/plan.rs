@@ -16,9 +16,9 @@ use crate::preprocess::Sampler;
 
 /// What an epoch reads, for all ranks.
 ///
-/// It comes from the snapshot alone, without a look at data files. There are two exceptions: a snapshot before format version
-/// 5 does not describe row groups, which are then taken from the files' footers; and a `sampling` step whose rates depend on
-/// labels needs these columns.
+/// It comes from the snapshot alone, without a look at data files. There are two exceptions: a snapshot before format
+/// version 5 does not describe row groups, which are then taken from the files' footers; and a `sampling` step whose
+/// rates depend on labels needs these columns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The epoch, from 0.
@@ -32,8 +32,8 @@ pub struct Plan {
 /// What a stream reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedStream {
-    /// All samples of the stream, less those that `sampling` drops. With [`Tail::Drop`](super::Tail::Drop) the last ones may
-    /// be in no step.
+    /// All samples of the stream, less those that `sampling` drops. With [`Tail::Drop`](super::Tail::Drop) the last
+    /// ones may be in no step.
     pub samples: u64,
     /// In the order in which they are read. A shuffle also moves sessions between neighbours.
     pub splits: Vec<Split>,
@@ -53,8 +53,8 @@ pub struct Split {
 /// Samples by row group, of some of the chosen files.
 pub(super) type Counts = HashMap<usize, Vec<u64>>;
 
-/// The rows of the row groups of the files `wanted`: from the snapshot, or from the footers of files whose row groups it does
-/// not describe.
+/// The rows of the row groups of the files `wanted`: from the snapshot, or from the footers of files whose row groups
+/// it does not describe.
 pub(super) fn row_counts(files: &Files, wanted: Vec<usize>, pool: &rayon::ThreadPool) -> Result<Counts> {
     let of_file = |file: usize| match files.files[file].file.row_groups.listed() {
         Some(row_groups) => Ok((file, row_groups.iter().map(|row_group| row_group.samples).collect())),

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Shuffling by sessions: the row groups of a stream are shuffled, and the sessions of every few row groups are mixed with
-/// each other. A session's samples of a row group stay together, so a shuffled batch deduplicates as well as an unshuffled
-/// one.
+/// Shuffling by sessions: the row groups of a stream are shuffled, and the sessions of every few row groups are mixed
+/// with each other. A session's samples of a row group stay together, so a shuffled batch deduplicates as well as an
+/// unshuffled one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shuffle {
     /// Same seed and epoch, same order.
@@ -59,8 +59,8 @@ pub enum Tail {
 
 /// Where to go on: the next step of an epoch. Serialise it into a checkpoint.
 ///
-/// It depends on what is read, and on nothing else: any number of ranks that divides the number of streams may go on from
-/// it, with other threads, another deduplication and other features.
+/// It depends on what is read, and on nothing else: any number of ranks that divides the number of streams may go on
+/// from it, with other threads, another deduplication and other features.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {

@@ -10,12 +10,12 @@ use crate::{Error, Result};
 /// The memory limit of [`Workers::of_machine`]: 1 GiB.
 pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 
-/// The threads that decode, deduplicate and preprocess, and a limit on the memory for row groups and batches: one for all
-/// readers of a process, however many there are. A clone shares both.
+/// The threads that decode, deduplicate and preprocess, and a limit on the memory for row groups and batches: one for
+/// all readers of a process, however many there are. A clone shares both.
 ///
 /// Where several epochs are read at once, each reads ahead within its share of the memory. An epoch always gets what it
-/// needs to go on, two row groups and a batch of each, even where the others hold the rest: only then can the sum be above
-/// the limit.
+/// needs to go on, two row groups and a batch of each, even where the others hold the rest: only then can the sum be
+/// above the limit.
 #[derive(Debug, Clone)]
 pub struct Workers {
     pub(super) pool: Arc<rayon::ThreadPool>,

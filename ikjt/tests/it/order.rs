@@ -118,8 +118,8 @@ fn orders() -> impl Strategy<Value = Option<Shuffle>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Uneven streams, any number of ranks, sampling or none, resumed by another number of ranks: the same global batches,
-    /// in as many steps on all ranks, every sample once.
+    /// Uneven streams, any number of ranks, sampling or none, resumed by another number of ranks: the same global
+    /// batches, in as many steps on all ranks, every sample once.
     #[test]
     fn steps_do_not_depend_on_the_ranks(
         (sessions, log_seed) in (20_usize..60, any::<u64>()),

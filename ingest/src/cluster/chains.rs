@@ -1,9 +1,9 @@
 //! Decides which samples of a session are chained, so that few chains are open anywhere in the sorted records.
 //!
-//! A chain is open from its first record to its last, and the decoder holds the lists of its last sample while it is open.
-//! In a log in order of time, the chains of a session follow each other. In other logs they may overlap: in a shuffled log,
-//! half of them would be open at once. So a chain is continued only where few others are open; elsewhere samples are stored
-//! whole, as chains of one record, for which the decoder holds nothing.
+//! A chain is open from its first record to its last, and the decoder holds the lists of its last sample while it is
+//! open. In a log in order of time, the chains of a session follow each other. In other logs they may overlap: in a
+//! shuffled log, half of them would be open at once. So a chain is continued only where few others are open; elsewhere
+//! samples are stored whole, as chains of one record, for which the decoder holds nothing.
 
 /// The most intervals that are kept for a session. Beyond that they are merged; then more samples are stored whole.
 const MOST_INTERVALS: usize = 16;
@@ -35,7 +35,8 @@ impl Chains {
         self.first = time;
     }
 
-    /// Adds a sample to the current chain, unless `most` other chains may be open at the same time. Returns whether it did.
+    /// Adds a sample to the current chain, unless `most` other chains may be open at the same time. Returns whether it
+    /// did.
     pub(super) fn extend(&mut self, time: i64, most: usize) -> bool {
         let others = self.ended.iter().filter(|other| other.last >= self.first && other.first <= time);
         let fits = others.map(|other| other.chains).sum::<usize>() < most;

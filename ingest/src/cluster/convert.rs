@@ -241,7 +241,8 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     Ok(floats)
 }
 
-/// A sparse or sequence feature as lists of `i64` without nulls. A null list is an empty list, and so is a null single id.
+/// A sparse or sequence feature as lists of `i64` without nulls. A null list is an empty list, and so is a null single
+/// id.
 fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray> {
     let item = Arc::new(Field::new("element", DataType::Int64, false));
     if item_type(column.data_type()).is_none() {

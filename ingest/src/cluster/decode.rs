@@ -308,7 +308,8 @@ impl DeltaDecoder {
                 placed.starts = columns.iter().map(|column| column.ids.len()).collect();
                 for (column, ids) in columns.iter_mut().zip(&slice.columns) {
                     column.ids.extend_from_slice(ids);
-                    // A slice copied from the batch before does not count: it could fill this batch before it has a sample.
+                    // A slice copied from the batch before does not count: it could fill this batch before it has a
+                    // sample.
                     self.batch.new_ids += if is_new { ids.len() } else { 0 };
                 }
             }

@@ -1,5 +1,5 @@
-//! Delta-encodes samples in the order of the log: each becomes a record of what changed since the sample before it in its
-//! session.
+//! Delta-encodes samples in the order of the log: each becomes a record of what changed since the sample before it in
+//! its session.
 
 use std::collections::HashMap;
 use std::mem;
@@ -29,8 +29,8 @@ pub(super) struct EncoderOptions {
     pub(super) floats: Vec<String>,
     /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
     pub(super) lists: Vec<(String, bool)>,
-    /// The number of lists, the first ones, that are part of a sample's digest: those of the log. The others are lists that
-    /// timelines made earlier, which only the samples of a dataset have.
+    /// The number of lists, the first ones, that are part of a sample's digest: those of the log. The others are lists
+    /// that timelines made earlier, which only the samples of a dataset have.
     pub(super) digested: usize,
     /// The number of the first worker among all whose records are sorted together: chains are numbered by worker.
     pub(super) first_worker: usize,
@@ -60,9 +60,9 @@ impl EncoderOptions {
 
 /// Encodes the samples of those sessions that fall to one worker.
 ///
-/// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a record is
-/// the last of its chain. A session not seen for long is forgotten when the limit is reached, and its next sample is stored
-/// whole: the limit bounds how much the encoding saves, not which samples can be encoded.
+/// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a
+/// record is the last of its chain. A session not seen for long is forgotten when the limit is reached, and its next
+/// sample is stored whole: the limit bounds how much the encoding saves, not which samples can be encoded.
 #[derive(Debug)]
 pub(super) struct DeltaEncoder {
     options: EncoderOptions,
@@ -86,8 +86,8 @@ pub(crate) struct SampleTotals {
     pub(crate) statistics: SampleStatistics,
 }
 
-/// The last samples of sessions, in two generations: sessions seen recently and older ones. This approximates the order of
-/// last use at no cost per sample.
+/// The last samples of sessions, in two generations: sessions seen recently and older ones. This approximates the order
+/// of last use at no cost per sample.
 #[derive(Debug)]
 struct Sessions {
     recent: HashMap<Box<[u8]>, Last>,
@@ -129,8 +129,8 @@ impl SampleTotals {
 }
 
 impl DeltaEncoder {
-    /// The encoder of one worker. Its chains have other numbers than those of other workers. `schema` is the schema of the
-    /// records.
+    /// The encoder of one worker. Its chains have other numbers than those of other workers. `schema` is the schema of
+    /// the records.
     ///
     /// # Errors
     ///
@@ -162,7 +162,8 @@ impl DeltaEncoder {
         })
     }
 
-    /// Encodes the samples `rows` of `batch`, in their order. [`records`](Self::records) gives a record once it is complete.
+    /// Encodes the samples `rows` of `batch`, in their order. [`records`](Self::records) gives a record once it is
+    /// complete.
     pub(super) fn encode(&mut self, batch: &Converted, rows: &[u32]) -> Result<()> {
         let indices = UInt32Array::from(rows.to_vec());
         let mut keys: Vec<ArrayRef> = Vec::with_capacity(batch.keys.len());

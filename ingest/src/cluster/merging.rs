@@ -1,8 +1,8 @@
-//! Clustering of late samples together with those of a dataset. Both are encoded as delta records of the same shape, then
-//! sorted and decoded together.
+//! Clustering of late samples together with those of a dataset. Both are encoded as delta records of the same shape,
+//! then sorted and decoded together.
 //!
-//! The lists of a late sample are those of its log, then those that timelines make, which are empty in its record and made
-//! when it is decoded. A sample of a dataset has all of its lists in its record.
+//! The lists of a late sample are those of its log, then those that timelines make, which are empty in its record and
+//! made when it is decoded. A sample of a dataset has all of its lists in its record.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -39,8 +39,9 @@ pub(crate) struct OldSamples {
 }
 
 impl LateSamples {
-    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records a table of the
-    /// name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and with `number` their number.
+    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records a table of
+    /// the name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and with `number` their
+    /// number.
     ///
     /// # Errors
     ///
@@ -77,8 +78,8 @@ impl LateSamples {
 }
 
 impl OldSamples {
-    /// Plans the encoding of the samples of the table `samples`, which has the columns of [`old`]. Registers their records as
-    /// the table `records`: the columns of [`old::record_columns`], time, digest and record.
+    /// Plans the encoding of the samples of the table `samples`, which has the columns of [`old`]. Registers their
+    /// records as the table `records`: the columns of [`old::record_columns`], time, digest and record.
     ///
     /// # Errors
     ///
@@ -133,8 +134,8 @@ impl OldSamples {
 }
 
 impl<'a> Clustering<'a> {
-    /// The clustering of late samples and those of a dataset, whose records the query `ordered` sorts. `sessions` is the
-    /// query of the late samples' sessions.
+    /// The clustering of late samples and those of a dataset, whose records the query `ordered` sorts. `sessions` is
+    /// the query of the late samples' sessions.
     ///
     /// # Errors
     ///

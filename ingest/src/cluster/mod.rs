@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are
-//! delta-encoded *before* the sort: each is compared with the last sample of its session, wherever that stood in the log,
-//! and becomes a record of what changed ([`record`]). The engine sorts records. After the sort the samples of a session are
-//! together, and their lists are decoded as slices of shared ids ([`decode`]). A sample of a session that was not seen for
-//! long, or one far out of time order ([`chains`]), is stored whole.
+//! delta-encoded *before* the sort: each is compared with the last sample of its session, wherever that stood in the
+//! log, and becomes a record of what changed ([`record`]). The engine sorts records. After the sort the samples of a
+//! session are together, and their lists are decoded as slices of shared ids ([`decode`]). A sample of a session that
+//! was not seen for long, or one far out of time order ([`chains`]), is stored whole.
 //!
 //! The encoder sees every sample once, before anything is written. So it also computes the digests, counts ids for
 //! vocabularies, and counts which lists change together ([`statistics`]).
@@ -210,8 +210,9 @@ impl<'a> Clustering<'a> {
         }
     }
 
-    /// Passes the samples to `give` in the order of the dataset, in batches of one partition, and returns their statistics.
-    /// `lists` are the list columns. To be called after [`encode`](Self::encode), which must have given samples.
+    /// Passes the samples to `give` in the order of the dataset, in batches of one partition, and returns their
+    /// statistics. `lists` are the list columns. To be called after [`encode`](Self::encode), which must have given
+    /// samples.
     ///
     /// # Errors
     ///

@@ -19,7 +19,8 @@ pub(super) fn session_runs(config: &Config, records: &RecordBatch) -> Result<Vec
     Ok(partition(&keys).map_err(engine)?.ranges())
 }
 
-/// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or hour.
+/// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or
+/// hour.
 pub(super) fn columns(config: &Config, records: &RecordBatch) -> Result<Vec<ArrayRef>> {
     let starts = column(records, START)?.as_primitive::<Int64Type>().values();
     let periods = starts.iter().map(|start| config.partition_by.map_or(0, |by| start_of_period(*start, by)));
@@ -34,7 +35,8 @@ pub(super) fn columns(config: &Config, records: &RecordBatch) -> Result<Vec<Arra
 ///
 /// # Errors
 ///
-/// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not a date.
+/// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not a
+/// date.
 pub(crate) fn partition_key(config: &Config, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
     let mut key = Vec::new();
     for name in &config.partition_columns {
@@ -49,8 +51,8 @@ pub(crate) fn partition_key(config: &Config, records: &RecordBatch, row: usize) 
     Ok(PartitionKey::new(key))
 }
 
-/// The partition of a session that starts at `micros` and has the other partition columns of `key`. `None` if partitions are
-/// not cut by time, or the time is not a date.
+/// The partition of a session that starts at `micros` and has the other partition columns of `key`. `None` if
+/// partitions are not cut by time, or the time is not a date.
 pub(crate) fn partition_at(config: &Config, key: &PartitionKey, micros: i64) -> Option<PartitionKey> {
     let made = date_and_hour(micros, config.partition_by?).ok()?;
     let mut columns = key.columns()[..config.partition_columns.len()].to_vec();

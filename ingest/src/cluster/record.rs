@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
-//! first sample has every list changed. The highest bit of `chain` marks its last sample. A changed list is the last ids of
-//! the list before, followed by the ids stored. Records are stored only in the engine's spill files, so the
+//! first sample has every list changed. The highest bit of `chain` marks its last sample. A changed list is the last
+//! ids of the list before, followed by the ids stored. Records are stored only in the engine's spill files, so the
 //! format has no version.
 
 /// The bit of the chain's number, in its last byte, that marks the last record of a chain.
@@ -79,7 +79,8 @@ impl RecordWriter {
         self.bytes.resize(self.bits + self.shape.lists.div_ceil(8), 0);
     }
 
-    /// Adds list number `list`, which changed: it has `length` ids, the last of which are `stored`. Lists come in order.
+    /// Adds list number `list`, which changed: it has `length` ids, the last of which are `stored`. Lists come in
+    /// order.
     pub(super) fn changed(&mut self, list: usize, length: usize, stored: &[i64]) {
         self.bytes[self.bits + list / 8] |= 1 << (list % 8);
         write_varint(&mut self.bytes, length as u64);

@@ -75,8 +75,8 @@ impl SampleStatistics {
         }
     }
 
-    /// Observes which lists, those of timelines last, differ from those of the sample before. Without `follows`, the sample is
-    /// the first of its session, and all of them differ.
+    /// Observes which lists, those of timelines last, differ from those of the sample before. Without `follows`, the
+    /// sample is the first of its session, and all of them differ.
     pub(super) fn observe(
         &mut self,
         follows: bool,
@@ -138,8 +138,8 @@ impl SampleStatistics {
         ListCounts::default()
     }
 
-    /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first `known`
-    /// ids of `after` are the last ones of `before`.
+    /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first
+    /// `known` ids of `after` are the last ones of `before`.
     pub(super) fn replace(
         &mut self,
         list: usize,

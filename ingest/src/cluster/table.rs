@@ -6,8 +6,8 @@
 //! query, part 2 ──convert──┘  batch     └─▶ …
 //! ```
 //!
-//! Every worker shares the batches that have samples of its sessions, and is told which rows they are: the lists are not
-//! copied on the way.
+//! Every worker shares the batches that have samples of its sessions, and is told which rows they are: the lists are
+//! not copied on the way.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -95,7 +95,8 @@ impl Slices {
     }
 }
 
-/// Numbers samples from 1 as the slices' query does: samples that its order cannot tell apart have the number of the first.
+/// Numbers samples from 1 as the slices' query does: samples that its order cannot tell apart have the number of the
+/// first.
 pub(super) struct SampleNumbers {
     /// The columns that order the samples of a bucket.
     columns: Vec<String>,

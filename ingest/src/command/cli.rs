@@ -23,13 +23,13 @@ pub(crate) enum Command {
     Build(build::BuildArguments),
     /// Add partitions to a dataset, or build some of its partitions again
     ///
-    /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others stay.
-    /// Running it again changes nothing.
-    /// Layout, order and buckets are those of the dataset; features and sessions must be, too. A dataset that does not exist is created.
-    /// Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
+    /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others
+    /// stay. Running it again changes nothing. Layout, order and buckets are those of the dataset; features and
+    /// sessions must be, too. A dataset that does not exist is created. Example: onefold-ingest append
+    /// logs/dataset.toml --out dataset --partition date=2024-06-01
     ///
-    /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and those
-    /// after midnight of sessions that began before it. Only the buckets that get samples are written anew.
+    /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and
+    /// those after midnight of sessions that began before it. Only the buckets that get samples are written anew.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(build::AppendArguments),
     /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone

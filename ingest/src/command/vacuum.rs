@@ -15,7 +15,8 @@ pub(crate) struct VacuumArguments {
     /// The number of newest snapshots to keep
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
-    /// Keep snapshots and files that are younger than this; choose more than the duration of the longest job on the dataset
+    /// Keep snapshots and files that are younger than this; choose more than the duration of the longest job on the
+    /// dataset
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = parse_age)]
     older_than: Duration,
     /// Print what would be removed, and remove nothing

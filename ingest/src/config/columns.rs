@@ -1,4 +1,5 @@
-//! Types that several sections share: lists of columns with or without new names, and policies for rows that do not fit.
+//! Types that several sections share: lists of columns with or without new names, and policies for rows that do not
+//! fit.
 
 use crate::error::MessageAndHint;
 use onefold_datasets::suggest;

@@ -1,4 +1,5 @@
-//! `dataset.toml`: where the raw logs are, how samples are made from them, and the kind of each column. Each section has a file.
+//! `dataset.toml`: where the raw logs are, how samples are made from them, and the kind of each column. Each section
+//! has a file.
 
 mod columns;
 mod features;
@@ -259,8 +260,8 @@ impl Config {
         feature_columns(&self.schema)
     }
 
-    /// The indices of the timeline that makes the feature `name` and of its column there; `None` if it is a column of the
-    /// samples.
+    /// The indices of the timeline that makes the feature `name` and of its column there; `None` if it is a column of
+    /// the samples.
     pub fn timeline_of(&self, name: &str) -> Option<(usize, usize)> {
         let place =
             |timeline: &TimelineConfig| timeline.columns.iter().position(|(feature, _)| feature == name);

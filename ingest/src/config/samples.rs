@@ -1,4 +1,5 @@
-//! `[samples]`, `[sampling]` and `[checks]`: which rows become samples, which samples are kept, and which rows are refused.
+//! `[samples]`, `[sampling]` and `[checks]`: which rows become samples, which samples are kept, and which rows are
+//! refused.
 
 use serde::Deserialize;
 

@@ -49,8 +49,8 @@ pub(super) struct TimelineSection {
 }
 
 impl TimelineSection {
-    /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` gives the kind that `[features]` has for a column.
-    /// The key of events is `[join]`'s unless the section has its own.
+    /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` gives the kind that `[features]` has for a
+    /// column. The key of events is `[join]`'s unless the section has its own.
     pub(super) fn check(
         self,
         place: &str,

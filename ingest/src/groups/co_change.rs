@@ -7,9 +7,9 @@ const MOST_SETS: usize = 32 << 10;
 
 /// How often each set of features changed from one sample of a session to the next.
 ///
-/// Exact up to 32,768 different sets. Beyond that every change is kept with probability 1/2, 1/4, …, by a seeded choice: of any
-/// group the share of changes is then that of a random sample of at least 16,384 different sets, with a standard error below
-/// 0.4 %. How often a feature changes by itself stays exact.
+/// Exact up to 32,768 different sets. Beyond that every change is kept with probability 1/2, 1/4, …, by a seeded
+/// choice: of any group the share of changes is then that of a random sample of at least 16,384 different sets, with a
+/// standard error below 0.4 %. How often a feature changes by itself stays exact.
 #[derive(Debug, Clone)]
 pub struct CoChange {
     features: usize,

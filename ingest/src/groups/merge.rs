@@ -17,8 +17,8 @@ struct Cluster {
     weight: f64,
 }
 
-/// A pair of groups that costs less as one. The greatest saves most; of those that save the same, the one of the earliest
-/// groups.
+/// A pair of groups that costs less as one. The greatest saves most; of those that save the same, the one of the
+/// earliest groups.
 #[derive(Debug, PartialEq)]
 struct Merge {
     saving: f64,
@@ -39,8 +39,8 @@ impl PartialOrd for Merge {
     }
 }
 
-/// Merges `features`, each alone at first, while that lowers the cost; no group comes to more than `most_distinct` rows per
-/// sample. The features of a group are in rising order.
+/// Merges `features`, each alone at first, while that lowers the cost; no group comes to more than `most_distinct` rows
+/// per sample. The features of a group are in rising order.
 pub(super) fn merge_groups(
     features: &[usize],
     weights: &[f64],
@@ -82,8 +82,8 @@ pub(super) fn merge_groups(
 struct Sets {
     /// The sets, most frequent first; bit `i` stands for the `i`th feature in question.
     sets: Vec<Vec<u64>>,
-    /// By `k`: which sets' counts have the bit `k`. Trailing zeros are left out, and frequent sets come first, so high bits
-    /// are few words.
+    /// By `k`: which sets' counts have the bit `k`. Trailing zeros are left out, and frequent sets come first, so high
+    /// bits are few words.
     count_bits: Vec<Vec<u64>>,
     /// Distinct rows per sample: those of session starts, and those of one change counted.
     at_starts: f64,

@@ -20,12 +20,14 @@ pub(crate) struct FeatureIds {
 }
 
 impl FeatureIds {
-    /// Chooses the forms by the columns of the sources and of the `rows` that become samples, and registers with `context` the
-    /// functions that timelines call. `kinds` are those of the vocabularies of a dataset that is appended to.
+    /// Chooses the forms by the columns of the sources and of the `rows` that become samples, and registers with
+    /// `context` the functions that timelines call. `kinds` are those of the vocabularies of a dataset that is appended
+    /// to.
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset is one of integers, and a feature has other ids.
+    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset is one of integers, and a feature has
+    /// other ids.
     pub(crate) async fn plan(
         config: &Config,
         context: &SessionContext,

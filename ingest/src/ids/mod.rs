@@ -9,7 +9,8 @@
 //! | binary | refused | hash of the bytes | the bytes as a text |
 //!
 //! After this module all ids are `i64`: an integer, a hash ([`onefold_datasets::hash_id`]), or the number that
-//! [`TextIds`](onefold_datasets::TextIds) gives to a text, which a vocabulary replaces by a rank when samples are written.
+//! [`TextIds`](onefold_datasets::TextIds) gives to a text, which a vocabulary replaces by a rank when samples are
+//! written.
 
 mod check;
 mod forms;

@@ -5,15 +5,15 @@
 //!                                                          samples of the buckets that change ─▶ encode ─▶ sort, decode, write
 //! ```
 //!
-//! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the dataset
-//! it reads the times of the sessions that late samples could continue, and whole only the buckets that change.
+//! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the
+//! dataset it reads the times of the sessions that late samples could continue, and whole only the buckets that change.
 //!
-//! **A sample is there** if a sample of the same user (or session key) in the same values of the partition columns has its
-//! key. Without keys it is there if one of the same time has the same digest (of its time, floats and the lists of the log);
-//! of several equal samples as many are there as the dataset has. Samples that are there stay as they are.
+//! **A sample is there** if a sample of the same user (or session key) in the same values of the partition columns has
+//! its key. Without keys it is there if one of the same time has the same digest (of its time, floats and the lists of
+//! the log); of several equal samples as many are there as the dataset has. Samples that are there stay as they are.
 //!
-//! **Sessions** are formed from late samples and the sessions of the dataset alike. So a late sample may move the start of a
-//! session, and with it the session's id and partition, and may unite sessions.
+//! **Sessions** are formed from late samples and the sessions of the dataset alike. So a late sample may move the start
+//! of a session, and with it the session's id and partition, and may unite sessions.
 
 pub(crate) mod old;
 mod sql;
@@ -81,8 +81,8 @@ pub(crate) struct Merge<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset does not have what tells late samples from those that are there, or is partitioned by
-/// other columns.
+/// [`Error::Config`] if the dataset does not have what tells late samples from those that are there, or is partitioned
+/// by other columns.
 pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
     let wrong = |message: String, hint: &str| {
         Err(Error::Config { path: config.path.clone(), message, hint: hint.to_owned() })
@@ -152,12 +152,13 @@ impl<'a> Merge<'a> {
         })
     }
 
-    /// Finds the sessions of the dataset that the late samples could be in, leaves out samples whose keys are there, and
-    /// encodes the others.
+    /// Finds the sessions of the dataset that the late samples could be in, leaves out samples whose keys are there,
+    /// and encodes the others.
     ///
     /// # Errors
     ///
-    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::NoSamples`] if the logs give none.
+    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::NoSamples`] if the logs give
+    /// none.
     pub(crate) async fn encode(
         &mut self,
         reading: &Reading<'_>,
@@ -183,8 +184,8 @@ impl<'a> Merge<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the engine, [`Error::Dataset`] if the dataset cannot be read, and [`Error::Rows`] if a session would move
-    /// between a partition that is chosen and one that is not.
+    /// Those of the engine, [`Error::Dataset`] if the dataset cannot be read, and [`Error::Rows`] if a session would
+    /// move between a partition that is chosen and one that is not.
     pub(crate) async fn place(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         if self.config.samples.key.is_empty() {
             self.mark_known_digests(choice, decided).await?;
@@ -241,8 +242,8 @@ impl<'a> Merge<'a> {
             .await
     }
 
-    /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in partitions
-    /// with the same values of partition columns; where a pause ends a session, only near in time.
+    /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in
+    /// partitions with the same values of partition columns; where a pause ends a session, only near in time.
     async fn find_near(&mut self) -> Result<()> {
         let mut places = Vec::new();
         for batch in self.rows(&self.sql.places()).await? {
@@ -262,8 +263,8 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in a
-    /// partition of the dataset.
+    /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in
+    /// a partition of the dataset.
     fn is_near(&self, key: &PartitionKey, bucket: u32, (low, high): (i64, i64), number: usize) -> bool {
         let partition = &self.old.snapshot.partitions[number];
         let columns = self.config.partition_columns.len();
@@ -389,8 +390,8 @@ fn integer(batch: &RecordBatch, name: &str, row: usize) -> i64 {
     batch.column_by_name(name).map_or(0, |column| column.as_primitive::<Int64Type>().value(row))
 }
 
-/// For each list, in the order of [`list_names`], the originals of its ids by id, if a vocabulary numbers them; as they are
-/// passed from reading to writing. Makes the lists' maps of `decided` know all originals.
+/// For each list, in the order of [`list_names`], the originals of its ids by id, if a vocabulary numbers them; as they
+/// are passed from reading to writing. Makes the lists' maps of `decided` know all originals.
 ///
 /// # Errors
 ///

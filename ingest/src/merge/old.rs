@@ -69,8 +69,8 @@ pub(crate) enum Read {
     Times,
     /// The hash of the key.
     Keys,
-    /// Time, key if there is one, place, floats and lists. For each list the originals of its ids by id, if a vocabulary
-    /// numbers them.
+    /// Time, key if there is one, place, floats and lists. For each list the originals of its ids by id, if a
+    /// vocabulary numbers them.
     Samples(Vec<Option<Arc<Vec<i64>>>>),
 }
 
@@ -102,7 +102,8 @@ impl OldDataset {
         files(&self.snapshot.partitions[number], bucket).next().map(|_| (number, bucket))
     }
 
-    /// The table of the samples of some buckets of partitions, read by so many streams in batches of about so many rows.
+    /// The table of the samples of some buckets of partitions, read by so many streams in batches of about so many
+    /// rows.
     ///
     /// # Errors
     ///
@@ -174,7 +175,8 @@ impl OldDataset {
         Arc::new(ArrowSchema::new(fields))
     }
 
-    /// The values of a partition's columns, as far as the configuration names them, each of the type that it has in logs.
+    /// The values of a partition's columns, as far as the configuration names them, each of the type that it has in
+    /// logs.
     fn values(&self, config: &Config, partition: &Partition) -> Result<Vec<ScalarValue>> {
         let columns = partition.key.columns().iter().zip(&self.partition_types);
         let value = |((name, text), kind): (&(String, String), &DataType)| -> Result<ScalarValue> {

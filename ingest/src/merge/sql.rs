@@ -1,10 +1,10 @@
 //! The SQL of a merge: which sessions of the dataset late samples continue, which samples are there already, and the
 //! sessions that both form together.
 //!
-//! A dataset does not have the users or keys that identify its sessions, but a session's id follows from them and from the
-//! session's start ([`onefold_datasets::session_id`]). So a session of the dataset is one of a late sample's user if the
-//! id computed from that user and the start of the session is the id of the session. The 16 bits of an id that come from the
-//! user alone say which sessions to try.
+//! A dataset does not have the users or keys that identify its sessions, but a session's id follows from them and from
+//! the session's start ([`onefold_datasets::session_id`]). So a session of the dataset is one of a late sample's user
+//! if the id computed from that user and the start of the session is the id of the session. The 16 bits of an id that
+//! come from the user alone say which sessions to try.
 
 use onefold_datasets::Sessions;
 
@@ -67,8 +67,8 @@ impl Sql<'_> {
         self.config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), sessionize::start_of_period)
     }
 
-    /// Partition columns, buckets and times of the late samples, one row for each day or hour: [`START`] and [`LAST`] are the
-    /// first and last time.
+    /// Partition columns, buckets and times of the late samples, one row for each day or hour: [`START`] and [`LAST`]
+    /// are the first and last time.
     pub(super) fn places(&self) -> String {
         let partition = self.partition_list();
         let times = format!(

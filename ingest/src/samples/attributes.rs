@@ -16,8 +16,8 @@ pub(super) fn attributes_in_time_table(i: usize) -> String {
 }
 
 impl StepSql<'_> {
-    /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and `__onefold_state`, as
-    /// for the rows of a [`log`](Self::log).
+    /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and
+    /// `__onefold_state`, as for the rows of a [`log`](Self::log).
     fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {
         let schema = self.columns.of(&attributes.source);
         let keys = numbered("__onefold_k", attributes.on.len());
@@ -90,10 +90,10 @@ impl StepSql<'_> {
         ))
     }
 
-    /// For every key and time of the samples (`__onefold_at`) the latest time from which a row of the `i`th attributes holds
-    /// (`__onefold_latest`); nothing where no row holds yet. An as-of join: the samples' times and the attributes' are sorted
-    /// together, and the latest of the attributes is a running maximum. A join by range would compare every sample with all
-    /// rows of its key.
+    /// For every key and time of the samples (`__onefold_at`) the latest time from which a row of the `i`th attributes
+    /// holds (`__onefold_latest`); nothing where no row holds yet. An as-of join: the samples' times and the
+    /// attributes' are sorted together, and the latest of the attributes is a running maximum. A join by range would
+    /// compare every sample with all rows of its key.
     pub(super) fn attributes_in_time(&self, i: usize, attributes: &AttributesConfig) -> String {
         let keys = numbered("__onefold_k", attributes.on.len());
         let ours = attributes.on.iter().zip(&keys);

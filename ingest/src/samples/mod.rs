@@ -196,8 +196,8 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Makes the narrow rows of the feature log, and counts those that lack a key, have a time outside of the limits, or are
-    /// duplicates.
+    /// Makes the narrow rows of the feature log, and counts those that lack a key, have a time outside of the limits,
+    /// or are duplicates.
     async fn rows(&mut self) -> Result<()> {
         self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
         let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
@@ -429,8 +429,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Refuses `count` rows whose time is before ([`PAST`]) or after ([`FUTURE`]) the limits of the time column, unless the
-    /// configuration skips them.
+    /// Refuses `count` rows whose time is before ([`PAST`]) or after ([`FUTURE`]) the limits of the time column, unless
+    /// the configuration skips them.
     async fn outside(&self, state: u8, count: u64, time: &TimeConfig, rows: &str, which: &str) -> Result<()> {
         let checks = self.config.checks.clone().unwrap_or_default();
         let limits = self.limits.of(time);

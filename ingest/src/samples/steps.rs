@@ -78,8 +78,8 @@ impl<'a> StepSql<'a> {
         Ok(Self { config, columns, limits, narrow, wide, made_narrow })
     }
 
-    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future, 4 ragged,
-    /// 5 from the past.
+    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future, 4
+    /// ragged, 5 from the past.
     pub(super) fn rows(&self) -> Result<String> {
         let condition = self.config.samples.condition.as_deref().map(enclosed);
         // Whether an event belongs to a row that `where` leaves out is known only if that row is here.
@@ -246,10 +246,10 @@ impl<'a> StepSql<'a> {
         })
     }
 
-    /// The rows of a log: its key for the join, its time, the columns that the step reads; `__onefold_state`, which is 0 for
-    /// a row that can be used, 2 where something is null, 3 and 5 as for [`rows`](Self::rows); `__onefold_unusable` where the
-    /// state is not 0; `__onefold_row`, the rank among the rows of one event; `__onefold_copies`, the number of equal rows
-    /// that it stands for.
+    /// The rows of a log: its key for the join, its time, the columns that the step reads; `__onefold_state`, which is
+    /// 0 for a row that can be used, 2 where something is null, 3 and 5 as for [`rows`](Self::rows);
+    /// `__onefold_unusable` where the state is not 0; `__onefold_row`, the rank among the rows of one event;
+    /// `__onefold_copies`, the number of equal rows that it stands for.
     fn log(&self, log: &Log<'_>) -> Result<String> {
         let schema = self.columns.of(log.source);
         let on = log.on.iter().enumerate().map(|(i, (_, theirs))| (quote(theirs), format!("__onefold_k{i}")));

@@ -388,8 +388,8 @@ fn lists_are_streamed_past_all_declared_steps() {
     assert_eq!(joins, 4, "labels, the attributes' time, attributes and positions");
 }
 
-/// The attributes of each sample (user, item, time) by definition: that of the last row (user, item, from, age) from its time
-/// or before; `None` for a null age, and outside for no row.
+/// The attributes of each sample (user, item, time) by definition: that of the last row (user, item, from, age) from
+/// its time or before; `None` for a null age, and outside for no row.
 fn ages_in_time(samples: &[[i64; 3]], attributes: &[[i64; 4]]) -> Vec<Option<Option<i64>>> {
     let age = |[user, item, time]: &[i64; 3]| {
         let known = attributes.iter().filter(|row| row[..2] == [*user, *item] && row[2] <= *time);

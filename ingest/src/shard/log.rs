@@ -59,7 +59,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Adds the columns that the files' `name=value` folders make, as text. A column that the files have themselves is theirs.
+    /// Adds the columns that the files' `name=value` folders make, as text. A column that the files have themselves is
+    /// theirs.
     fn add_folder_columns(&mut self) -> Result<()> {
         let folders_of = |file: &LogFile| -> BTreeMap<String, Option<String>> {
             // The innermost folder of a name counts.
@@ -173,7 +174,8 @@ impl LogFile {
     }
 }
 
-/// The columns of `batch` in the order of `schema`, with its names of what is nested; then those of these `folder_values`.
+/// The columns of `batch` in the order of `schema`, with its names of what is nested; then those of these
+/// `folder_values`.
 fn with_schema(
     batch: &RecordBatch,
     schema: &SchemaRef,

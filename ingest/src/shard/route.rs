@@ -8,9 +8,9 @@ use onefold_datasets::{IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, sug
 use super::log::{Log, wrong};
 use crate::{Error, Result};
 
-/// Divides rows among segments by their key, as a dataset divides its sessions among buckets: a segment is the bucket of
-/// the key's [identity](onefold_datasets::bucket_of_identity), that is, of the texts of the key columns in the order given.
-/// All rows with a null in a key column go to the segment of the empty identity.
+/// Divides rows among segments by their key, as a dataset divides its sessions among buckets: a segment is the bucket
+/// of the key's [identity](onefold_datasets::bucket_of_identity), that is, of the texts of the key columns in the order
+/// given. All rows with a null in a key column go to the segment of the empty identity.
 #[derive(Debug)]
 pub(super) struct Router {
     columns: Vec<usize>,
@@ -84,7 +84,8 @@ fn is_key(data_type: &DataType) -> bool {
     }
 }
 
-/// The texts of a column's values, by the same function as SQL's `CAST(column AS VARCHAR)`, which sessions are made with.
+/// The texts of a column's values, by the same function as SQL's `CAST(column AS VARCHAR)`, which sessions are made
+/// with.
 fn texts(batch: &RecordBatch, column: usize) -> Result<StringArray> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let texts = cast_with_options(batch.column(column), &DataType::Utf8, &options);

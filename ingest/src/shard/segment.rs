@@ -201,8 +201,9 @@ fn compacted(column: &ArrayRef) -> ArrayRef {
 
 /// Chooses for every column the encoding in which `rows` are smallest.
 ///
-/// Plain ids let zstd find a list that is in many rows; a dictionary hides it. The copies of a list are far apart here, so whole
-/// rows are tried. (The writer of datasets, whose sessions are contiguous, tries a small sample of each column.)
+/// Plain ids let zstd find a list that is in many rows; a dictionary hides it. The copies of a list are far apart here,
+/// so whole rows are tried. (The writer of datasets, whose sessions are contiguous, tries a small sample of each
+/// column.)
 fn choose_properties(rows: &RecordBatch, page_bytes: usize) -> Result<WriterProperties, ParquetError> {
     let columns = ArrowSchemaConverter::new().convert(rows.schema_ref())?;
     let mut delta = base_properties(page_bytes)?.set_dictionary_enabled(false);

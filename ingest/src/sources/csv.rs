@@ -1,10 +1,10 @@
 //! CSV before the engine reads it: quotes are checked, and rows with fewer or more values than columns are handled.
 //!
-//! The engine's reader (the `csv-core` crate) accepts any text. A quote that is part of a text opens a quoted value, which
-//! ends at the next quote, many rows later; the rows between become part of a value, and nobody notices. So every byte
-//! passes a [`Checker`] first. It finds rows and values by the same rules as the reader (RFC 4180; a line ends with LF,
-//! CRLF or CR) and refuses rows that can be read in several ways. Whole rows are passed on unchanged, except that a byte order
-//! mark is removed, and that [`Ragged`] rows are filled up or left out.
+//! The engine's reader (the `csv-core` crate) accepts any text. A quote that is part of a text opens a quoted value,
+//! which ends at the next quote, many rows later; the rows between become part of a value, and nobody notices. So every
+//! byte passes a [`Checker`] first. It finds rows and values by the same rules as the reader (RFC 4180; a line ends
+//! with LF, CRLF or CR) and refuses rows that can be read in several ways. Whole rows are passed on unchanged, except
+//! that a byte order mark is removed, and that [`Ragged`] rows are filled up or left out.
 
 use std::fmt;
 

@@ -83,8 +83,8 @@ pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, 
     Ok(found)
 }
 
-/// The paths of the local files of `pattern`, relative to `base` or absolute: a file, a directory with all files below it, or
-/// a glob of either. No match is no error.
+/// The paths of the local files of `pattern`, relative to `base` or absolute: a file, a directory with all files below
+/// it, or a glob of either. No match is no error.
 ///
 /// # Errors
 ///

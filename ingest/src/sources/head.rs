@@ -27,8 +27,8 @@ pub(super) struct Head {
     rows: usize,
 }
 
-/// Reads the first rows of a decompressed stream, and no more of it than necessary. Rows of CSV are checked: they must have
-/// `columns` values, or as many as the first row.
+/// Reads the first rows of a decompressed stream, and no more of it than necessary. Rows of CSV are checked: they must
+/// have `columns` values, or as many as the first row.
 ///
 /// # Errors
 ///

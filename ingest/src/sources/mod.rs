@@ -5,9 +5,9 @@
 //!              files, listing, stores  inspect, head, formats   schema        table, naming, text_store, csv
 //! ```
 //!
-//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format, and that
-//! its columns fit those of the other files. While the query runs, every file is read in the version that was found, and an
-//! error names the file in which it happened.
+//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format, and
+//! that its columns fit those of the other files. While the query runs, every file is read in the version that was
+//! found, and an error names the file in which it happened.
 
 mod csv;
 mod files;

@@ -1,7 +1,7 @@
 //! Files whose errors name them: the source, the file, and what to do.
 //!
-//! The engine reads a file in steps: it plans (footers, statistics), waits for bytes, and decodes. An error or a panic of
-//! any step is given the name of the file where it happens, because the errors of a query do not name files.
+//! The engine reads a file in steps: it plans (footers, statistics), waits for bytes, and decodes. An error or a panic
+//! of any step is given the name of the file where it happens, because the errors of a query do not name files.
 
 use std::any::Any;
 use std::fmt;

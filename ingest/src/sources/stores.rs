@@ -1,5 +1,5 @@
-//! The stores that hold the sources: the local disk and buckets of object stores. Connections and explanations of failed
-//! requests are those of [`onefold_datasets::storage`]; here every object is read in the version that was found.
+//! The stores that hold the sources: the local disk and buckets of object stores. Connections and explanations of
+//! failed requests are those of [`onefold_datasets::storage`]; here every object is read in the version that was found.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

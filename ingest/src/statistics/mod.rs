@@ -1,7 +1,7 @@
 //! Statistics of the samples that a build reads, feature by feature, and warnings of what looks wrong in them.
 //!
-//! Numbers, nulls and empty lists are counted where columns are converted, batch by batch; ids where a list changes, so that
-//! a list which repeats costs nothing. All counts are exact but those of distinct ids.
+//! Numbers, nulls and empty lists are counted where columns are converted, batch by batch; ids where a list changes, so
+//! that a list which repeats costs nothing. All counts are exact but those of distinct ids.
 
 mod counts;
 mod distinct;

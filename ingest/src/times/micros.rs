@@ -88,7 +88,8 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    /// How a column of `data_type` is read, or why it cannot be: its type and the configuration do not define its values.
+    /// How a column of `data_type` is read, or why it cannot be: its type and the configuration do not define its
+    /// values.
     pub(super) fn of(time: &TimeConfig, data_type: &DataType) -> Result<Self, Unclear> {
         let wrong = |message: &str, hint: &str| Err(Unclear::Wrong(message.to_owned(), hint.to_owned()));
         let needless =
@@ -308,7 +309,8 @@ pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zon
     local_micros(date.and_time(parsed.to_naive_time().ok()?), zone)
 }
 
-/// The time of a text in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. `None` for other texts.
+/// The time of a text in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. `None` for other
+/// texts.
 fn parse_iso(text: &str, zone: Option<Zone>) -> Option<i64> {
     let as_utc = string_to_datetime(&Utc, text).ok()?;
     let Some(_) = zone else { return Some(as_utc.timestamp_micros()) };

@@ -1,8 +1,9 @@
 //! Times of every kind as microseconds since 1970-01-01T00:00 UTC.
 //!
-//! [`micros_sql`] makes the SQL expression of every time column: of sessions, joins, attributes and timelines. The expression calls the function `__onefold_micros` ([`micros`]), which converts a
-//! column by its type and by what the configuration says of it, and fails on a value that it cannot read. [`check`] refuses,
-//! before rows are read, a column whose type and configuration do not say what the values mean.
+//! [`micros_sql`] makes the SQL expression of every time column: of sessions, joins, attributes and timelines. The
+//! expression calls the function `__onefold_micros` ([`micros`]), which converts a column by its type and by what the
+//! configuration says of it, and fails on a value that it cannot read. [`check`] refuses, before rows are read, a
+//! column whose type and configuration do not say what the values mean.
 
 mod micros;
 
@@ -85,12 +86,13 @@ pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchem
     Ok(format!("{}({}, '{}')", micros::NAME, quote(&time.column), spec.replace('\'', "''")))
 }
 
-/// Checks that the time column of `rows`, where there is one, has a type that says, together with the configuration, what
-/// its values mean.
+/// Checks that the time column of `rows`, where there is one, has a type that says, together with the configuration,
+/// what its values mean.
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if it does not. For numbers without a unit the error says what some of them would mean in each unit.
+/// [`Error::Config`] if it does not. For numbers without a unit the error says what some of them would mean in each
+/// unit.
 pub(crate) async fn check(config: &Config, time: &TimeConfig, rows: DataFrame) -> Result<()> {
     let Ok(field) = rows.schema().as_arrow().field_with_name(&time.column) else { return Ok(()) };
     let data_type = field.data_type().clone();

@@ -1,5 +1,5 @@
-//! Logs whose ids are texts, unsigned integers, booleans or bytes build with `dataset.toml` alone, and each vocabulary can be
-//! undone.
+//! Logs whose ids are texts, unsigned integers, booleans or bytes build with `dataset.toml` alone, and each vocabulary
+//! can be undone.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -244,8 +244,8 @@ fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// The Parquet files of a folder, by their paths in it; of a dataset those of its newest snapshot, without the part of their
-/// names that no two writers share.
+/// The Parquet files of a folder, by their paths in it; of a dataset those of its newest snapshot, without the part of
+/// their names that no two writers share.
 fn data_files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let bytes = |path: &Path| fs_err::read(folder.join(path)).unwrap();
     let files: BTreeMap<PathBuf, Vec<u8>> = if folder.join("snapshots").exists() {

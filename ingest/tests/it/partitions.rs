@@ -12,8 +12,8 @@ use crate::logs::{Dir, parquet};
 const DAY: i64 = 1_717_200_000_000_000;
 const MINUTE: i64 = 60_000_000;
 
-/// A log of 13 weeks with ten samples each, one an hour, whose columns have names that the ETL might use; `partition` is
-/// the section `[partition]`.
+/// A log of 13 weeks with ten samples each, one an hour, whose columns have names that the ETL might use; `partition`
+/// is the section `[partition]`.
 fn with_log(partition: &str) -> Dir {
     let dir = Dir::new();
     let rows = || 0..130_i64;

@@ -1,4 +1,5 @@
-//! Logs in an S3-compatible server, which this test serves over HTTP on the loopback interface, with signatures checked.
+//! Logs in an S3-compatible server, which this test serves over HTTP on the loopback interface, with signatures
+//! checked.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -129,8 +130,8 @@ fn stores_that_do_not_answer_are_told_apart() {
     }
 }
 
-/// A server with the log as Parquet in `pages/`, as CSV in `text/` and as compressed JSON in `packed/`, and a folder with
-/// a configuration for each.
+/// A server with the log as Parquet in `pages/`, as CSV in `text/` and as compressed JSON in `packed/`, and a folder
+/// with a configuration for each.
 fn served() -> (Dir, S3Server, [(&'static str, String, &'static str); 3]) {
     let (dir, server) = (Dir::new(), S3Server::start());
     for (part, rows) in rows().chunks(10).enumerate() {
@@ -176,7 +177,8 @@ fn transient_failures_are_retried_request_by_request() {
             assert!(files == expected, "{name} {fault:?}");
             let Counters { faults, gets, lists, .. } = server.counters();
             assert!(faults > 0, "{name} {fault:?}: no request had the fault");
-            // What failed is asked for again, but nothing is read again as a whole. Footers may be asked for by two scans.
+            // What failed is asked for again, but nothing is read again as a whole. Footers may be asked for by two
+            // scans.
             let most = (calm.gets + calm.lists) * 3 / 2 + faults;
             assert!(gets + lists <= most, "{name} {fault:?}: {gets} + {lists} requests, {most} expected");
         }

@@ -265,8 +265,8 @@ const TITLES: &str = "SELECT request, user, to_timestamp(1714521600 + request) A
 #[test]
 fn quotes_that_are_text_swallow_no_rows() {
     let dir = Dir::new();
-    // 3,000 rows, so that the quotes are behind the rows of which types are inferred. In 2,900 a quote opens, in 2,950 it
-    // is closed before a tab: with quotes, these are 51 rows less.
+    // 3,000 rows, so that the quotes are behind the rows of which types are inferred. In 2,900 a quote opens, in 2,950
+    // it is closed before a tab: with quotes, these are 51 rows less.
     let title = |row: i64| match row {
         2900 => "\"Great".to_owned(),
         2950 => "film\"".to_owned(),
@@ -387,8 +387,8 @@ fn with_checksums(values: &[i64], corrupt: bool) -> Vec<u8> {
     let start = column.data_page_offset() as usize;
     let end = start + column.compressed_size() as usize;
     let data = 8 * values.len();
-    // The page's header is a Thrift struct in the compact protocol, whose fields are type, sizes and, as the fourth, the
-    // checksum; the first and second are as they are, and one of six bytes is put behind the third.
+    // The page's header is a Thrift struct in the compact protocol, whose fields are type, sizes and, as the fourth,
+    // the checksum; the first and second are as they are, and one of six bytes is put behind the third.
     let header = bytes[start..end - data].to_vec();
     let varint = |at: usize| at + header[at..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
     let third = varint(varint(varint(1) + 1) + 1);

@@ -216,8 +216,8 @@ fn what_looks_wrong_is_said() {
 fn sessions_that_partition_columns_cut_are_counted() {
     let dir = Dir::new();
     write_log(&dir);
-    // A gap of 5 minutes divides nothing: every user is one session of 200 minutes. The country changes at the minutes 60, 100
-    // and 160.
+    // A gap of 5 minutes divides nothing: every user is one session of 200 minutes. The country changes at the minutes
+    // 60, 100 and 160.
     let partition = "[partition]\ncolumns = [\"country\"]";
     for (session, cut) in
         [("user = \"user\"\ngap = \"5m\"", 4), ("key = [\"visit\"]", 2), ("user = \"user\"\ngap = \"3m\"", 0)]

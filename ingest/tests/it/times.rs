@@ -123,7 +123,8 @@ fn write_logs(dir: &Dir, make: [MakeColumn; 3]) {
     dir.write("users.parquet", parquet(users));
 }
 
-/// Writes `dataset.toml` with the times of the four places in the order of [`PLACES`]; those that are empty name the column.
+/// Writes `dataset.toml` with the times of the four places in the order of [`PLACES`]; those that are empty name the
+/// column.
 fn configure(dir: &Dir, keys: [&str; 4]) {
     let mut text = CONFIG.to_owned();
     for ((_, column, place), keys) in PLACES.iter().zip(keys) {

@@ -33,31 +33,31 @@ The searches beside each other:
 pub(crate) enum Command {
     /// Place tables on the ranks of a topology
     ///
-    /// Writes `plan.json`: the rank and the exact row and column range of every shard, and the compute,
-    /// communication and memory predicted for every rank. The search `beam` splits tables by columns and rows, copies small
-    /// ones, and places the shards so that the most expensive rank is as cheap as can be found. A plan never exceeds
-    /// the memory of a rank; if a table fits nowhere, nothing is written and the error says how much is missing.
+    /// Writes `plan.json`: the rank and the exact row and column range of every shard, and the compute, communication
+    /// and memory predicted for every rank. The search `beam` splits tables by columns and rows, copies small ones, and
+    /// places the shards so that the most expensive rank is as cheap as can be found. A plan never exceeds the memory
+    /// of a rank; if a table fits nowhere, nothing is written and the error says how much is missing.
     Plan(PlanArguments),
     /// Describe the tables of a model, from its training configuration and dataset
     ///
-    /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give
-    /// it, with the optimizer state of `[optimizer.tables]`, after the preprocessing that `[data]` names. Ids per sample are
-    /// those of the partitions that `[data].train` chooses; dedupe factors, and how often rows are looked up, are counted in
-    /// their first batches. With `--torchrec` the tables come from JSON with the fields of TorchRec's `EmbeddingBagConfig`
-    /// instead.
+    /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give it, with
+    /// the optimizer state of `[optimizer.tables]`, after the preprocessing that `[data]` names. Ids per sample are
+    /// those of the partitions that `[data].train` chooses; dedupe factors, and how often rows are looked up, are
+    /// counted in their first batches. With `--torchrec` the tables come from JSON with the fields of TorchRec's
+    /// `EmbeddingBagConfig` instead.
     Tables(TablesArguments),
     /// Draw placement tasks like those of NeuroShard's benchmark
     ///
-    /// Writes a folder per task with `tables.json` and `topology.json`. Tables are drawn with replacement from a pool of
-    /// 856 whose rows and pooling factors have the mean and deviation of Meta's public ones, with random dimensions.
+    /// Writes a folder per task with `tables.json` and `topology.json`. Tables are drawn with replacement from a pool
+    /// of 856 whose rows and pooling factors have the mean and deviation of Meta's public ones, with random dimensions.
     Tasks(TasksArguments),
     /// Run every search on the same tasks, and print their predicted costs
     Compare(CompareArguments),
     /// Train a cost model on measured costs
     ///
-    /// Reads `costs.parquet` of `onefold-train profile`, trains NeuroShard's networks (computation, and both directions of
-    /// exchange where they were measured), and reports their errors on held-out samples beside a line through the same
-    /// features. A model that does not beat the line is not written.
+    /// Reads `costs.parquet` of `onefold-train profile`, trains NeuroShard's networks (computation, and both directions
+    /// of exchange where they were measured), and reports their errors on held-out samples beside a line through the
+    /// same features. A model that does not beat the line is not written.
     Pretrain(PretrainArguments),
     /// Show a plan: its ranks, the bottleneck, and why large tables stand where they do
     Show(ShowArguments),
@@ -108,9 +108,9 @@ const SEARCHES: [&str; 8] = [
 /// Which costs are predicted.
 #[derive(Debug, Args)]
 pub(crate) struct ModelOptions {
-    /// A learned cost model's file (`onefold-shard pretrain` writes one), `cpu` for the one that comes with this program, or
-    /// `analytic` for TorchRec's formulas [default: the model that comes with this program if the topology names its
-    /// hardware, else the formulas]
+    /// A learned cost model's file (`onefold-shard pretrain` writes one), `cpu` for the one that comes with this
+    /// program, or `analytic` for TorchRec's formulas [default: the model that comes with this program if the topology
+    /// names its hardware, else the formulas]
     #[arg(long, value_name = "MODEL", value_parser = parse_model)]
     pub(crate) model: Option<ModelChoice>,
     /// Take the model though it was trained on other hardware than the topology names
@@ -172,8 +172,8 @@ pub(crate) struct CompareArguments {
     /// Directory of tasks (`onefold-shard tasks` writes one)
     #[arg(long, value_name = "DIR")]
     pub(crate) tasks: PathBuf,
-    /// Also write every plan, a folder per task with a file per search, as `onefold-train measure-plans` takes them; the
-    /// directory must not be there
+    /// Also write every plan, a folder per task with a file per search, as `onefold-train measure-plans` takes them;
+    /// the directory must not be there
     #[arg(long, value_name = "DIR")]
     pub(crate) plans: Option<PathBuf>,
     #[command(flatten)]
@@ -196,7 +196,8 @@ pub(crate) struct PretrainArguments {
     /// Seed of the split, the initial weights and the order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// What the computation model sees: `full`, `neuroshard` (its 20 features alone), `without_reuse` or `without_dedupe`
+    /// What the computation model sees: `full`, `neuroshard` (its 20 features alone), `without_reuse` or
+    /// `without_dedupe`
     #[arg(long, default_value = "full", value_parser = parse_features)]
     pub(crate) features: FeatureSet,
     /// Also train models with the other features, to compare
@@ -289,8 +290,8 @@ pub(crate) struct TopologyArguments {
     /// Number of ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub(crate) ranks: u32,
-    /// Memory of a rank for tables, their optimizer state and exchange buffers, like `60GiB`: what the device has, less what
-    /// activations, the dense model and the framework take
+    /// Memory of a rank for tables, their optimizer state and exchange buffers, like `60GiB`: what the device has, less
+    /// what activations, the dense model and the framework take
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) memory: u64,
     /// Ranks of one machine; must divide the ranks [default: all ranks up to 8, else 8]

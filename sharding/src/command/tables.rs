@@ -110,7 +110,8 @@ impl<'a> Training<'a> {
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
 
-    /// A table for every feature, by the dataset's statistics, which say nothing of lists that are preprocessed: these are then counted.
+    /// A table for every feature, by the dataset's statistics, which say nothing of lists that are preprocessed: these
+    /// are then counted.
     fn tables(&self, samples: u64) -> Result<Vec<Table>> {
         if self.steps.is_some() {
             if samples == 0 {

@@ -72,11 +72,11 @@ impl ShardFeatures {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureSet {
-    /// NeuroShard's 20: the access bins, dimension, pooling factor and rows, as they are; and the samples of a step, which
-    /// there are always as many.
+    /// NeuroShard's 20: the access bins, dimension, pooling factor and rows, as they are; and the samples of a step,
+    /// which there are always as many.
     Neuroshard,
-    /// Those, and what follows from them with the dedupe factor and the batch: lists, ids, distinct rows, bytes read and
-    /// written, and logarithms, on which the place in the cache hierarchy depends.
+    /// Those, and what follows from them with the dedupe factor and the batch: lists, ids, distinct rows, bytes read
+    /// and written, and logarithms, on which the place in the cache hierarchy depends.
     #[default]
     Full,
     /// As full, by one who does not know how often rows are looked up: all rows are taken as equally likely.

@@ -103,10 +103,10 @@ pub struct Fit {
 /// A network over a set of items: each is encoded alone, the codes are summed, and a head predicts from the sum.
 ///
 /// Items' times span five orders of magnitude, which is hard for a network and easy for a product: an item's code is
-/// multiplied by its **work**, a weighted sum of what its time grows with in proportion, and the head predicts what is to be
-/// added to the sum of the work. The network then learns how dear the work is, a number of one order of magnitude, and a
-/// step of twice as many samples costs about twice as much even where none was measured. Without weights the work is 1 and
-/// nothing is added to it: NeuroShard's network.
+/// multiplied by its **work**, a weighted sum of what its time grows with in proportion, and the head predicts what is
+/// to be added to the sum of the work. The network then learns how dear the work is, a number of one order of
+/// magnitude, and a step of twice as many samples costs about twice as much even where none was measured. Without
+/// weights the work is 1 and nothing is added to it: NeuroShard's network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetModel {
@@ -299,8 +299,8 @@ impl ModelFile {
 /// A learned model as searches ask it.
 ///
 /// The head's first layer is linear, so it is applied to every shard's code, and not to their sum: a contribution is
-/// `W1·code(shard)` and, as its last number, the shard's work; a rank costs `w2·relu(Σ contributions + b1) + b2 + Σ work`.
-/// That is the same function, and makes a candidate in a search cost some dozens of additions.
+/// `W1·code(shard)` and, as its last number, the shard's work; a rank costs `w2·relu(Σ contributions + b1) + b2 + Σ
+/// work`. That is the same function, and makes a candidate in a search cost some dozens of additions.
 #[derive(Debug, Clone)]
 pub struct LearnedCost {
     id: String,

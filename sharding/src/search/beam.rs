@@ -24,12 +24,12 @@ const EFFORT: f64 = 3e7;
 /// inside; and beyond it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beam {
-    /// The paper's search: table-wise and column-wise. Ours are: a table that has no room whole begins split, two shards of
-    /// a table never share a rank, the grid ends with no limit at all, the beam ends after three levels without a
-    /// better state, and its effort is bounded.
+    /// The paper's search: table-wise and column-wise. Ours are: a table that has no room whole begins split, two
+    /// shards of a table never share a rank, the grid ends with no limit at all, the beam ends after three levels
+    /// without a better state, and its effort is bounded.
     Neuroshard,
-    /// Also row-wise over all ranks or those of one machine, data-parallel, and a local search on the most expensive rank
-    /// that begins at the best states and at the plan of every baseline.
+    /// Also row-wise over all ranks or those of one machine, data-parallel, and a local search on the most expensive
+    /// rank that begins at the best states and at the plan of every baseline.
     Full,
 }
 

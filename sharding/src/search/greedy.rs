@@ -9,8 +9,8 @@ use crate::{CostModel, Error, Plan, Result, Search, ShardingType, Table, TablePl
 /// The table with the highest figure first, each whole onto the rank whose figures sum to the least, of those that have
 /// room; of equal tables and ranks the first. This is longest-processing-time-first scheduling (Graham 1969).
 ///
-/// The figures are those of the heuristics that NeuroShard compares itself with. They ask for no cost: the cost model only
-/// prices the result.
+/// The figures are those of the heuristics that NeuroShard compares itself with. They ask for no cost: the cost model
+/// only prices the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Greedy {
     /// Bytes with optimizer state.

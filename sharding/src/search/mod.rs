@@ -20,8 +20,8 @@ pub trait Search: Send + Sync {
     /// # Errors
     ///
     /// [`Error::Invalid`](crate::Error::Invalid) for tables or a topology that cannot exist,
-    /// [`Error::DoesNotFit`](crate::Error::DoesNotFit) or [`Error::NoRoom`](crate::Error::NoRoom) if the search finds no
-    /// rank for a table, and the cost model's errors.
+    /// [`Error::DoesNotFit`](crate::Error::DoesNotFit) or [`Error::NoRoom`](crate::Error::NoRoom) if the search finds
+    /// no rank for a table, and the cost model's errors.
     fn plan(
         &self,
         tables: &[Table],

@@ -4,19 +4,20 @@ use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Problem, Unit};
 use crate::{AnalyticCost, CostModel, Error, Plan, Result, Search, Table, Topology};
 
-/// What `EmbeddingShardingPlanner` of TorchRec does by default, for GPU memory only (read in commit a48cef7, October 2025):
+/// What `EmbeddingShardingPlanner` of TorchRec does by default, for GPU memory only (read in commit a48cef7, October
+/// 2025):
 ///
-/// - Options of a table: table-wise, row-wise, row-wise on one machine (`table_row_wise`), data-parallel, and column-wise in
-///   shards of at least 128 columns. Each is priced by `analytic_v1` for whole lists: TorchRec knows no dedupe factor.
-///   These are all that its enumerator proposes for GPUs without constraints, but one (`sharding_types` of
-///   `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`; release 1.6.1): `table_column_wise` puts
-///   the column shards of a table on one machine at the price of column-wise ones, so it offers no cheaper plan. On one
-///   machine `table_row_wise` places what row-wise does, and is one option here. For CPUs TorchRec proposes no row-wise
-///   sharding at all; here it may, so the baseline is not weaker than the original.
-/// - Proposals: the greedy proposer begins with every table's cheapest option and then steps the largest table to its next
-///   one (by the sum of its shards and by the highest shard); the uniform proposer gives all tables one type.
-/// - Partitioner: row-wise and data-parallel tables first, then tables by falling bytes, each shard to the rank with the
-///   lowest cost that has room. The plan whose most expensive rank is cheapest wins.
+/// - Options of a table: table-wise, row-wise, row-wise on one machine (`table_row_wise`), data-parallel, and
+///   column-wise in shards of at least 128 columns. Each is priced by `analytic_v1` for whole lists: TorchRec knows no
+///   dedupe factor. These are all that its enumerator proposes for GPUs without constraints, but one (`sharding_types`
+///   of `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`; release 1.6.1): `table_column_wise`
+///   puts the column shards of a table on one machine at the price of column-wise ones, so it offers no cheaper plan.
+///   On one machine `table_row_wise` places what row-wise does, and is one option here. For CPUs TorchRec proposes no
+///   row-wise sharding at all; here it may, so the baseline is not weaker than the original.
+/// - Proposals: the greedy proposer begins with every table's cheapest option and then steps the largest table to its
+///   next one (by the sum of its shards and by the highest shard); the uniform proposer gives all tables one type.
+/// - Partitioner: row-wise and data-parallel tables first, then tables by falling bytes, each shard to the rank with
+///   the lowest cost that has room. The plan whose most expensive rank is cheapest wins.
 ///
 /// The grid-search proposer is left out: it is skipped above 10,000 combinations, which seven tables exceed. Nothing is
 /// reserved for the dense model, which TorchRec would do, because a topology's memory is what is left for tables.
@@ -49,7 +50,8 @@ impl Search for TorchrecDefault {
 }
 
 impl TorchrecDefault {
-    /// Its placement of another problem's tables after at most so many proposals, priced there; `None` if it finds none.
+    /// Its placement of another problem's tables after at most so many proposals, priced there; `None` if it finds
+    /// none.
     pub(crate) fn units(self, problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
         let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
         let own = Problem::new(&plain, problem.topology, &AnalyticCost, problem.batch_size).ok()?;

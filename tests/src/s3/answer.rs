@@ -96,8 +96,8 @@ pub(super) fn slow(body: Answer, bytes_per_second: u64) -> Answer {
     Answer(paced.boxed())
 }
 
-/// The bytes of `file` that an answer with these headers has; `None` if the headers do not say which. `s3s-fs` reads files
-/// 4 KiB at a time, which takes longer than whoever reads a dataset does.
+/// The bytes of `file` that an answer with these headers has; `None` if the headers do not say which. `s3s-fs` reads
+/// files 4 KiB at a time, which takes longer than whoever reads a dataset does.
 pub(super) fn file_body(file: fs_err::File, headers: &HeaderMap) -> Option<Answer> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok();
     let length: u64 = text(CONTENT_LENGTH)?.parse().ok()?;

@@ -61,7 +61,8 @@ impl Folder {
     }
 }
 
-/// Reads the body of a request to its end. A server that answers before may reset the connection while the client sends.
+/// Reads the body of a request to its end. A server that answers before may reset the connection while the client
+/// sends.
 pub(super) async fn drain(request: Request<Incoming>) {
     frames(request.into_body()).for_each(|_| async {}).await;
 }

@@ -35,7 +35,8 @@ fn metrics(dir: &Dir, run: &str) -> Vec<Value> {
     text.lines().map(line).collect()
 }
 
-/// Every file below a folder of checkpoints is one that a `checkpoint.json` names, or that file. The server leaves empty folders.
+/// Every file below a folder of checkpoints is one that a `checkpoint.json` names, or that file. The server leaves
+/// empty folders.
 fn assert_only_named_files(run: &Path) {
     let files = files_below(&run.join("checkpoints"));
     let mut named = 0;
@@ -246,7 +247,8 @@ fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
     assert!(files_below(&folder).keys().all(|path| !path.starts_with(".shards")));
 }
 
-/// Of two jobs that train one run at a time, the one that is behind ends with an error, and the other's checkpoints stay.
+/// Of two jobs that train one run at a time, the one that is behind ends with an error, and the other's checkpoints
+/// stay.
 #[test]
 fn two_jobs_on_one_store_are_told() {
     let (dir, server) = (with_dataset(), S3Server::start());

@@ -60,7 +60,8 @@ fn a_commit_costs_as_much_after_many_commits_as_after_few() {
     let (dir, server) = (Dir::new(), S3Server::start());
     let folder = server.file(BUCKET, "ds");
     append(&dir, &server, 1);
-    // A snapshot has up to 128 partitions itself, and lists of the others; so commits 72, 200, 328 and 456 have as many.
+    // A snapshot has up to 128 partitions itself, and lists of the others; so commits 72, 200, 328 and 456 have as
+    // many.
     let costs = [10, 72, 200, 328, 456].map(|number| {
         commit_until(&folder, number - 1);
         let cost = append(&dir, &server, number);

@@ -1,5 +1,5 @@
-//! A writer that is killed at any moment leaves every snapshot whole, and can be run again; of several writers none loses
-//! what another one committed.
+//! A writer that is killed at any moment leaves every snapshot whole, and can be run again; of several writers none
+//! loses what another one committed.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -180,8 +180,8 @@ fn a_killed_first_build_is_no_dataset_and_can_be_run_again() {
     dir.command(VERIFY).works();
 }
 
-/// What a writer that was killed just before its commit leaves behind. A name that ends with `#1` is that of a file which
-/// was not complete.
+/// What a writer that was killed just before its commit leaves behind. A name that ends with `#1` is that of a file
+/// which was not complete.
 const LEFTOVERS: [(&str, &str); 6] = [
     ("data/split=train/date=2024-05-01/hour=10/part-00000-00000000deadbeef.parquet", "a file"),
     ("data/split=train/date=2024-05-02/hour=00/part-00000-00000000deadbeef.parquet#1", "half of one"),

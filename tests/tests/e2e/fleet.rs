@@ -187,8 +187,8 @@ struct Written {
     conflicts: usize,
 }
 
-/// Appends all days of a writer. Most appends are killed first, when their first file appears or at a random one of the `looks` that
-/// are taken at a whole append.
+/// Appends all days of a writer. Most appends are killed first, when their first file appears or at a random one of the
+/// `looks` that are taken at a whole append.
 fn append_days(place: &Place<'_>, writer: usize, looks: u64) -> Written {
     let mut random = Random(writer as u64 + 1);
     let mut written = Written::default();

@@ -169,7 +169,8 @@ fn faults_in_front_of_moto_change_nothing() {
     }
 }
 
-/// Another object takes the name of a data file: while it is read, and between the snapshot and the first request for it.
+/// Another object takes the name of a data file: while it is read, and between the snapshot and the first request for
+/// it.
 #[test]
 fn a_file_that_is_replaced_in_moto_is_noticed() {
     let dir = with_logs(1000);

@@ -60,7 +60,8 @@ fn a_store_that_answers_nothing_but_503_is_told_by_every_command() {
     assert!(errors.iter().all(|error| !error.contains("problem")), "{errors:?}");
 }
 
-/// The store gives snapshots, but no data; or it takes no data, or no snapshot, or not even the removal of what it took.
+/// The store gives snapshots, but no data; or it takes no data, or no snapshot, or not even the removal of what it
+/// took.
 #[test]
 fn a_store_that_stops_answering_is_told_by_every_command() {
     let (dir, runs) = (with_logs(500), Dir::new());

@@ -63,8 +63,8 @@ fn training_is_the_same_with_deduplication_off_and_exact() {
     }
 }
 
-/// Generates rm1 with a second label, and makes the model of the shipped configuration for it small: three sequences pool
-/// by target attention, three by the encoder block, and there are two tasks.
+/// Generates rm1 with a second label, and makes the model of the shipped configuration for it small: three sequences
+/// pool by target attention, three by the encoder block, and there are two tasks.
 fn small_sequences_and_tasks(samples: u32) -> Dir {
     let dir = Dir::new();
     dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 5 --out logs"))

@@ -11,7 +11,8 @@ use crate::training::make_small;
 
 pub(crate) const RUN: &str = "run logs/train.toml --data dataset";
 
-/// A folder with a small dataset of rm3's proportions in 12 buckets, read in 12 streams, and a small model that trains gently.
+/// A folder with a small dataset of rm3's proportions in 12 buckets, read in 12 streams, and a small model that trains
+/// gently.
 pub(crate) fn with_dataset() -> Dir {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm3 --samples 3072 --seed 7 --out logs").works();

@@ -1,5 +1,5 @@
-//! A dataset in an object store, from the first build to a resumed training: the outcome is that of a local disk however
-//! often the store and the network fail, or there is one clear error.
+//! A dataset in an object store, from the first build to a resumed training: the outcome is that of a local disk
+//! however often the store and the network fail, or there is one clear error.
 
 use onefold_datasets::Snapshot;
 use onefold_tests::{BUCKET, Counters, Dir, Fault, S3Server, TestCommand, When};
@@ -24,8 +24,8 @@ pub(crate) fn with_logs(samples: u32) -> Dir {
     dir
 }
 
-/// All that a person does with a dataset at `location`: gives whatever must not depend on where it lies. Runs of training go
-/// to folders that begin with `run`. `command` starts a program with the store's environment.
+/// All that a person does with a dataset at `location`: gives whatever must not depend on where it lies. Runs of
+/// training go to folders that begin with `run`. `command` starts a program with the store's environment.
 pub(crate) fn whole_path(location: &str, run: &str, command: &dyn Fn(&str) -> TestCommand) -> Value {
     let ingest = |what: &str| command(&format!("onefold-ingest {what}")).json();
     let verified = |at: &str| {

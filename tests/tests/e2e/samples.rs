@@ -70,8 +70,8 @@ pub(crate) fn partitions(dataset: &Path) -> Vec<Partition> {
     without_random_names(&Snapshot::load(dataset).unwrap()).partitions
 }
 
-/// A snapshot without what differs between two builds of the same dataset: its identity, its time, and the random part of
-/// its files' names.
+/// A snapshot without what differs between two builds of the same dataset: its identity, its time, and the random part
+/// of its files' names.
 pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.dataset.clear();

@@ -18,8 +18,8 @@ fn table(name: &str, kind: &str, shards: &[(u32, [u64; 2], [u64; 2])]) -> Value 
     })
 }
 
-/// TorchRec builds its `ShardingPlan` from what `export --torchrec` writes, shards a model by it over two processes, and
-/// trains a step.
+/// TorchRec builds its `ShardingPlan` from what `export --torchrec` writes, shards a model by it over two processes,
+/// and trains a step.
 #[test]
 #[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
 fn torchrec_builds_and_trains_an_exported_plan() {

@@ -1,4 +1,5 @@
-//! The training loop: resuming, being killed and stopped, evaluation, preprocessing, what is left of a run that diverges.
+//! The training loop: resuming, being killed and stopped, evaluation, preprocessing, what is left of a run that
+//! diverges.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -540,8 +541,8 @@ fn narrow_tables_train_resume_and_export() {
     // 26 features, of 500 rows of 16: of all but two in 2 bytes a weight now; of one even before.
     let (before, after) = (number(&wide, "parameter_bytes"), number(&whole, "parameter_bytes"));
     assert_eq!(before - after, 24.0 * 500.0 * 16.0 * 2.0);
-    // Rounding noise is far below what training gains. In the second epoch samples are learned by heart, and a loss near
-    // zero says nothing, so it is the first one's.
+    // Rounding noise is far below what training gains. In the second epoch samples are learned by heart, and a loss
+    // near zero says nothing, so it is the first one's.
     let first_epoch = |run: &Value| -> f64 {
         let losses = run["losses"].as_array().unwrap()[..64].iter();
         losses.map(|loss| loss.as_f64().unwrap()).sum::<f64>() / 64.0

@@ -1,5 +1,5 @@
-//! How files get into a store, short ones in one request and long ones in parts, what becomes of either when it fails, and
-//! how often a reader transfers them.
+//! How files get into a store, short ones in one request and long ones in parts, what becomes of either when it fails,
+//! and how often a reader transfers them.
 
 use std::sync::Arc;
 
@@ -124,7 +124,8 @@ fn uploads_that_are_refused_leave_nothing() {
     ingest(&dir, &server, "verify s3://data/ds").works();
 }
 
-/// The first epoch decodes the bytes that it has verified, as far as there is memory for them; the samples are the same.
+/// The first epoch decodes the bytes that it has verified, as far as there is memory for them; the samples are the
+/// same.
 #[test]
 #[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
 fn a_file_is_transferred_once_if_memory_allows() {

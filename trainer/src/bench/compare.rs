@@ -40,7 +40,8 @@ pub struct Comparison {
     pub device: Vec<f64>,
 }
 
-/// Trains the workload's reference model on the first batches of `dataset`, on the CPU and on the device, in every form.
+/// Trains the workload's reference model on the first batches of `dataset`, on the CPU and on the device, in every
+/// form.
 ///
 /// # Errors
 ///

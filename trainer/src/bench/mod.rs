@@ -1,8 +1,8 @@
 //! `onefold-train bench`: how fast a workload's reference model trains on batches that are already read, with
 //! deduplication off and on, and where the time goes.
 //!
-//! One model takes all the steps, since they are the same whatever is deduplicated. Batches are kept as plain samples, so
-//! that the search for duplicates is part of the step. Variants take turns, each with another batch, so that what
+//! One model takes all the steps, since they are the same whatever is deduplicated. Batches are kept as plain samples,
+//! so that the search for duplicates is part of the step. Variants take turns, each with another batch, so that what
 //! slows the machine slows all of them.
 
 mod bound;
@@ -73,8 +73,8 @@ pub struct BenchReport {
 pub struct VariantReport {
     /// `off`, `exact` or `window`.
     pub name: String,
-    /// Median time of a step. On the CPU the search for duplicates is part of it; beside a GPU the reader's threads have done it
-    /// before.
+    /// Median time of a step. On the CPU the search for duplicates is part of it; beside a GPU the reader's threads
+    /// have done it before.
     pub step_ms: f64,
     /// The fastest tenth's limit and the slowest tenth's.
     pub step_ms_p10_p90: [f64; 2],
@@ -84,7 +84,8 @@ pub struct VariantReport {
     pub speedup: Option<f64>,
     /// The speedup that Amdahl's law allows: `off`'s stages, each divided by how much less there is to do.
     pub bound: Option<f64>,
-    /// Mean milliseconds of a step by stage; of a GPU, which computes while the host goes on, only what the host does by itself.
+    /// Mean milliseconds of a step by stage; of a GPU, which computes while the host goes on, only what the host does
+    /// by itself.
     pub stages_ms: Vec<(String, f64)>,
     /// Mean loss over the measured steps.
     pub loss: f64,
@@ -103,7 +104,8 @@ struct Measured {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset is not one of the workload or has too few samples; [`Error::Read`] for damaged data.
+/// [`Error::Config`] if the dataset is not one of the workload or has too few samples; [`Error::Read`] for damaged
+/// data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
     let config = reference_model(options.workload, &snapshot.schema, dataset)?;

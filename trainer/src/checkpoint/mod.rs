@@ -1,6 +1,7 @@
 //! Checkpoints of a run, and the files that parameters are in.
 //!
-//! What a checkpoint holds besides the tables is its caller's: entries of files, and a progress that serde writes and reads.
+//! What a checkpoint holds besides the tables is its caller's: entries of files, and a progress that serde writes and
+//! reads.
 
 mod store;
 pub(crate) mod tables;

@@ -1,10 +1,11 @@
 //! Checkpoints: what training needs to go on as if it had never stopped.
 //!
-//! A checkpoint is a folder `checkpoints/step-000000000100` of a run: the dense part with its optimizer's state, the metrics so far,
-//! and the tables: all of them, or the rows that were looked up since an earlier checkpoint that has them all (Check-N-Run's
-//! differential checkpoints, Eisenman et al. 2022). Its files are in a folder whose name no other attempt to write it has.
-//! `checkpoint.json` names them with their checksums, and makes the folder a checkpoint: it is created when all files are
-//! there, and only if nobody else has created it. So a local disk and an object store are one code path.
+//! A checkpoint is a folder `checkpoints/step-000000000100` of a run: the dense part with its optimizer's state, the
+//! metrics so far, and the tables: all of them, or the rows that were looked up since an earlier checkpoint that has
+//! them all (Check-N-Run's differential checkpoints, Eisenman et al. 2022). Its files are in a folder whose name no
+//! other attempt to write it has. `checkpoint.json` names them with their checksums, and makes the folder a checkpoint:
+//! it is created when all files are there, and only if nobody else has created it. So a local disk and an object store
+//! are one code path.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -33,7 +34,8 @@ const STATE_FILE: &str = "state.safetensors";
 const METRICS_FILE: &str = "metrics.jsonl";
 /// What names of files with tables begin with; `tables.safetensors` in version 1, now one for every rank.
 const TABLES: &str = "tables";
-/// The version this code writes. It reads 1, whose tables are in one file, and 2, whose files are beside `checkpoint.json`.
+/// The version this code writes. It reads 1, whose tables are in one file, and 2, whose files are beside
+/// `checkpoint.json`.
 const FORMAT_VERSION: u32 = 3;
 
 /// `checkpoint.json`.
@@ -125,8 +127,9 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Self { storage, run, keep, full_every, base: None, progress: PhantomData }
     }
 
-    /// Writes a checkpoint, then removes those that need not be kept. Every rank calls it and writes its shards; the lowest one writes
-    /// the rest, and commits. Whether it has all rows of the tables: what is touched begins anew then.
+    /// Writes a checkpoint, then removes those that need not be kept. Every rank calls it and writes its shards; the
+    /// lowest one writes the rest, and commits. Whether it has all rows of the tables: what is touched begins anew
+    /// then.
     pub(crate) fn write(&mut self, parts: CheckpointParts<'_, P>) -> Result<bool> {
         let collectives = parts.embeddings.collectives();
         let (rank, ranks) = (collectives.rank(), collectives.size());
@@ -240,8 +243,8 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(String::from_utf8_lossy(&names).lines().map(str::to_owned).collect())
     }
 
-    /// Removes all but the newest checkpoints and what they build on, and what was left of attempts to write them. The newest one is
-    /// `newest`, written by `attempt`.
+    /// Removes all but the newest checkpoints and what they build on, and what was left of attempts to write them. The
+    /// newest one is `newest`, written by `attempt`.
     fn prune(&self, newest: &str, attempt: &str) -> Result<()> {
         let names = self.names()?;
         let kept = &names[names.len().saturating_sub(self.keep)..];

@@ -1,8 +1,8 @@
 //! Tables in safetensors files, shard by shard, and back into the shards of any other plan.
 //!
-//! A shard is stored as `tables.TABLE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has no brackets. A
-//! delta holds some rows only, and which they are, as `….rows`. What a rank needs of a table is put together from the
-//! rectangles that are there, a range of rows at a time.
+//! A shard is stored as `tables.TABLE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has no
+//! brackets. A delta holds some rows only, and which they are, as `….rows`. What a rank needs of a table is put
+//! together from the rectangles that are there, a range of rows at a time.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -88,7 +88,8 @@ struct StoredShard {
     columns: Range<u64>,
     /// The file that has all of its rows.
     file: usize,
-    /// The file that has the newer values of some rows, and which they are, ascending, counted from the shard's first one.
+    /// The file that has the newer values of some rows, and which they are, ascending, counted from the shard's first
+    /// one.
     delta: Option<(usize, Vec<u32>)>,
 }
 
@@ -109,7 +110,8 @@ struct Wanted<'a> {
 }
 
 impl StoredTables {
-    /// Opens files of `storage` that hold all rows of all tables, and files that hold newer values of some rows of the same shards.
+    /// Opens files of `storage` that hold all rows of all tables, and files that hold newer values of some rows of the
+    /// same shards.
     ///
     /// # Errors
     ///
@@ -154,8 +156,8 @@ impl StoredTables {
         self.files.push(file);
     }
 
-    /// Puts this rank's shards into `embeddings`: `buffers` of each, the weights first. Rows that are newer than the files with all
-    /// rows count as touched.
+    /// Puts this rank's shards into `embeddings`: `buffers` of each, the weights first. Rows that are newer than the
+    /// files with all rows count as touched.
     ///
     /// # Errors
     ///
@@ -226,8 +228,8 @@ impl StoredTables {
         Entry { name, dtype: buffer.dtype, shape, source: Source::Stream(Box::new(stream)) }
     }
 
-    /// Fills `output` with these rows of what is wanted, from all shards that have a part of it. Of what rows have once for all columns
-    /// (an accumulator) the mean of the shards' values is taken, by their columns.
+    /// Fills `output` with these rows of what is wanted, from all shards that have a part of it. Of what rows have once
+    /// for all columns (an accumulator) the mean of the shards' values is taken, by their columns.
     fn read(&self, wanted: &Wanted<'_>, rows: Range<u64>, output: &mut [u8]) -> Result<()> {
         if output.is_empty() {
             return Ok(());
@@ -320,7 +322,8 @@ impl StoredTables {
 }
 
 impl StoredShard {
-    /// The shard of this name, without that of the buffer, whose weights have this shape. `None` if the name is malformed.
+    /// The shard of this name, without that of the buffer, whose weights have this shape. `None` if the name is
+    /// malformed.
     fn of(name: &str, shape: &[usize], file: usize) -> Option<Self> {
         let &[rows, columns] = shape else { return None };
         let (mut feature, mut range) = (name.strip_prefix(PREFIX)?, (0..rows as u64, 0..columns as u64));

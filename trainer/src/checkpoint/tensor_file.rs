@@ -1,8 +1,8 @@
-//! safetensors files, written and read tensor by tensor, so that no copy of a table is made on the way, on a local disk and in an
-//! object store alike.
+//! safetensors files, written and read tensor by tensor, so that no copy of a table is made on the way, on a local disk
+//! and in an object store alike.
 //!
-//! The format is that of the `safetensors` crate, which a test reads these files with: eight bytes of header length, a JSON
-//! header of names, types, shapes and places, then the values, little-endian.
+//! The format is that of the `safetensors` crate, which a test reads these files with: eight bytes of header length, a
+//! JSON header of names, types, shapes and places, then the values, little-endian.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -93,7 +93,8 @@ pub(crate) struct Info {
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`](crate::Error::Dataset) if the storage refuses it, or if an entry gives other bytes than its shape takes.
+/// [`Error::Dataset`](crate::Error::Dataset) if the storage refuses it, or if an entry gives other bytes than its shape
+/// takes.
 pub(crate) fn write(storage: &Storage, name: &str, mut entries: Vec<Entry<'_>>) -> Result<FileFigures> {
     // Types of more bytes come first, so that all values are aligned.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));

@@ -167,7 +167,8 @@ pub enum ScheduleKind {
     Step,
     /// Straight to `final_factor` (PyTorch's `LinearLR`).
     Linear,
-    /// Half a cosine wave to `final_factor` (Loshchilov and Hutter 2017, without restarts; PyTorch's `CosineAnnealingLR`).
+    /// Half a cosine wave to `final_factor` (Loshchilov and Hutter 2017, without restarts; PyTorch's
+    /// `CosineAnnealingLR`).
     Cosine,
 }
 

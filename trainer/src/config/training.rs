@@ -192,8 +192,8 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExchangeConfig {
-    /// The type in which ranks send each other vectors and their gradients, rounded to the nearest numbers. Sums stay in single
-    /// precision.
+    /// The type in which ranks send each other vectors and their gradients, rounded to the nearest numbers. Sums stay
+    /// in single precision.
     #[serde(default)]
     pub dtype: DataType,
 }

@@ -110,7 +110,8 @@ impl To<'_> {
 }
 
 fn check_table_rows(accelerator: &Accelerator, rng: &mut ChaCha8Rng) -> Result<KernelCheck> {
-    // Features of 40 ids: hashed to many rows, as they are, hashed to one row, in a table elsewhere. The third has none.
+    // Features of 40 ids: hashed to many rows, as they are, hashed to one row, in a table elsewhere. The third has
+    // none.
     let tables = [
         [0, 1_000_000_007, 1],
         [1_000_000_007, 500, 0],

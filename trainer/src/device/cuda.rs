@@ -39,7 +39,8 @@ impl Cuda {
     /// Opens GPU `number`.
     pub(super) fn open(number: usize) -> Result<Self> {
         let device = Device::Cuda(number);
-        // SAFETY: it tries to load the driver's library, whose initialisers are written for that, and tells whether it could.
+        // SAFETY: it tries to load the driver's library, whose initialisers are written for that, and tells whether it
+        // could.
         if !unsafe { driver_sys::is_culib_present() } {
             return Err(failed(
                 device,
@@ -165,9 +166,10 @@ impl Driver for Cuda {
         let values: Vec<[u8; 8]> = arguments.iter().map(Argument::bytes).collect();
         let mut pointers: Vec<*mut c_void> =
             values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect();
-        // SAFETY: the function and the stream are of this context and live as long as `self`. Each pointer is to a value of as many
-        // bytes as the parameter has, which the driver copies before it returns. That the values are what the kernel
-        // takes is the caller's promise. Tensors outlive the kernel: libtorch gives their memory to others on this stream only.
+        // SAFETY: the function and the stream are of this context and live as long as `self`. Each pointer is to a
+        // value of as many bytes as the parameter has, which the driver copies before it returns. That the values are
+        // what the kernel takes is the caller's promise. Tensors outlive the kernel: libtorch gives their memory to
+        // others on this stream only.
         unsafe {
             driver::launch_kernel(
                 function.cu_function(),
@@ -252,9 +254,9 @@ impl Slot for CudaSlot {
     fn copy(&mut self, words: usize) -> Result<()> {
         let result = self.copies.wait(&self.used).and_then(|()| {
             let source = &self.host.as_slice()?[..words];
-            // SAFETY: the tensor has as many bytes as the pinned memory, and is on the context that `wait` has bound to this thread.
-            // Neither is freed (see `drop`) or written to (see `host`) before the copy is done; what reads the tensor waits for
-            // it (see `arrive`), and what has read it before is done (the wait above).
+            // SAFETY: the tensor has as many bytes as the pinned memory, and is on the context that `wait` has bound to
+            // this thread. Neither is freed (see `drop`) or written to (see `host`) before the copy is done; what reads
+            // the tensor waits for it (see `arrive`), and what has read it before is done (the wait above).
             unsafe {
                 let target = self.device.data_ptr() as driver_sys::CUdeviceptr;
                 driver::memcpy_htod_async(target, source, self.copies.cu_stream())

@@ -32,7 +32,8 @@ fn library() -> &'static Library {
     LIBRARY.get_or_init(|| compile("host.cpp"))
 }
 
-/// Loads a driver for CUDA that runs on the processor, under the driver's name: whoever opens `libcuda.so` afterwards gets it.
+/// Loads a driver for CUDA that runs on the processor, under the driver's name: whoever opens `libcuda.so` afterwards
+/// gets it.
 pub(super) fn load_fake_driver() {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| compile("fake_driver.cpp"));
@@ -94,8 +95,8 @@ impl Driver for Host {
         let name = CString::new(kernel).unwrap();
         let backwards = c_int::from(self.backwards.fetch_xor(true, Ordering::Relaxed));
         let blocks = threads.unsigned_abs().div_ceil(u64::from(BLOCK)) as i64;
-        // SAFETY: `host.cpp` has this function, and finds the kernel by its name. Its arguments are of the kernel's types, as was
-        // asserted above; what they point to is the caller's promise.
+        // SAFETY: `host.cpp` has this function, and finds the kernel by its name. Its arguments are of the kernel's
+        // types, as was asserted above; what they point to is the caller's promise.
         let known = unsafe {
             let launch: Symbol<'_, Launch> = library().get(b"onefold_launch").unwrap();
             launch(name.as_ptr(), blocks, BLOCK, pointers.as_mut_ptr(), pointers.len() as c_int, backwards)

@@ -73,7 +73,8 @@ pub(super) struct JaggedSections {
 }
 
 impl JaggedParts {
-    /// Adds the order of a feature's rows, row r of which has the number `number(r)`, and whose elements begin at `first`.
+    /// Adds the order of a feature's rows, row r of which has the number `number(r)`, and whose elements begin at
+    /// `first`.
     pub(super) fn add_order(&mut self, layout: &Layout, first: usize, number: impl Fn(u32) -> usize) {
         self.order.extend(layout.order.iter().map(|&row| number(row) as i32));
         self.reach.extend(layout.reach.iter().map(|end| end + first as i32));

@@ -183,8 +183,8 @@ impl Accelerator {
         Ok(output)
     }
 
-    /// Row `index[r]` of `values`, `[U, width]`, becomes row r of `output`, a matrix or columns of one; row r itself without an
-    /// index.
+    /// Row `index[r]` of `values`, `[U, width]`, becomes row r of `output`, a matrix or columns of one; row r itself
+    /// without an index.
     pub(crate) fn expand(&self, values: &Tensor, index: Option<&Tensor>, output: &Tensor) -> Result<()> {
         let (count, width) = (output.size()[0], output.size()[1]);
         check(values, Kind::Float, if index.is_none() { count * width } else { 0 }, "values");
@@ -206,7 +206,8 @@ impl Accelerator {
         unsafe { self.launch("expand", count * width, &arguments) }
     }
 
-    /// The backward of [`expand`](Self::expand): writes `[U, width]` to `output` from `values`, a matrix or columns of one.
+    /// The backward of [`expand`](Self::expand): writes `[U, width]` to `output` from `values`, a matrix or columns of
+    /// one.
     pub(crate) fn fold(&self, values: &Tensor, sums: Option<&Sums>, output: &Tensor) -> Result<()> {
         let (rows, width) = (output.size()[0], output.size()[1]);
         check(output, Kind::Float, rows * width, "sums");

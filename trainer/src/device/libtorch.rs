@@ -38,9 +38,9 @@ pub(super) fn load(device: Device) -> Result<()> {
 
 /// Opens a library for the rest of the process, with its symbols for all others.
 fn open(path: &Path) -> Result<(), String> {
-    // SAFETY: initialisers of the libraries that are opened here register operators and allocate; they are written to be run
-    // by `dlopen`, as Python does, and `check_version` has seen that libtorch's belong to the parts that are loaded. The
-    // handle is leaked below, so nothing of it is ever unloaded.
+    // SAFETY: initialisers of the libraries that are opened here register operators and allocate; they are written to
+    // be run by `dlopen`, as Python does, and `check_version` has seen that libtorch's belong to the parts that are
+    // loaded. The handle is leaked below, so nothing of it is ever unloaded.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     let library = library.map_err(|error| format!("`{}` cannot be loaded: {error}", path.display()))?;
     std::mem::forget(library);

@@ -1,16 +1,18 @@
-//! Training on a GPU: the tables and their optimizer's state are in its memory, our kernels and libtorch run on one stream.
+//! Training on a GPU: the tables and their optimizer's state are in its memory, our kernels and libtorch run on one
+//! stream.
 //!
 //! ```text
 //!            stage (host)                 copy stream              libtorch's stream
 //! Batch ─▶ pinned host memory ═════════▶ device memory ─▶ table_rows ─▶ pool ─▶ … ─▶ sum, update
 //! ```
 //!
-//! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of `kernels.cu` and
-//! copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source, compiled as C++, on the
-//! processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its
-//! arguments checked, `update` those of the exact update, and `weights` the arrays that the tables are in. `stage` puts a batch
-//! where it can be copied while the one before it is computed; `tables` looks up and updates, and `travel` is what both need of the
-//! vectors that other ranks ask for and answer. The dense part on a device is [`crate::model`]'s.
+//! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of
+//! `kernels.cu` and copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source,
+//! compiled as C++, on the processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels`
+//! is what may be launched, with its arguments checked, `update` those of the exact update, and `weights` the arrays
+//! that the tables are in. `stage` puts a batch where it can be copied while the one before it is computed; `tables`
+//! looks up and updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense
+//! part on a device is [`crate::model`]'s.
 //!
 //! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
 
@@ -160,8 +162,8 @@ trait Driver: std::fmt::Debug + Send + Sync {
 }
 
 /// Memory that a batch passes through, on the host and on the device. Its copies are ordered with what is computed by
-/// events: the host waits until the last copy has left, a copy waits until the device needs the last batch no longer, and
-/// computing waits for the copy.
+/// events: the host waits until the last copy has left, a copy waits until the device needs the last batch no longer,
+/// and computing waits for the copy.
 trait Slot: std::fmt::Debug + Send {
     /// Words that it has room for.
     fn capacity(&self) -> usize;

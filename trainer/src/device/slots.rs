@@ -15,7 +15,8 @@ pub(crate) struct Slots {
     free: Arc<Mutex<Vec<Box<dyn Slot>>>>,
 }
 
-/// A slot in use. Once it is dropped, another parcel may take its place when the device has done what was enqueued before.
+/// A slot in use. Once it is dropped, another parcel may take its place when the device has done what was enqueued
+/// before.
 #[derive(Debug)]
 pub(super) struct Delivery {
     slot: Option<Box<dyn Slot>>,
@@ -32,7 +33,8 @@ impl Slots {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         match free.pop() {
             Some(slot) if slot.capacity() >= words => Ok(slot),
-            // A slot that is too small gives its memory back. Batches differ little: an eighth more will do for the next ones.
+            // A slot that is too small gives its memory back. Batches differ little: an eighth more will do for the
+            // next ones.
             _ => self.accelerator.driver.slot((words + words / 8).max(1 << 10)),
         }
     }

@@ -1,8 +1,8 @@
 //! A batch on its way to the device: one piece of pinned memory, one copy.
 //!
-//! The ids that are in a row are copied as they are, feature after feature: those that are pooled first, then sequences by
-//! the block that pools them. What the kernels need to know of rows is made here: where they begin, which of them hold an
-//! element, and which samples have them.
+//! The ids that are in a row are copied as they are, feature after feature: those that are pooled first, then sequences
+//! by the block that pools them. What the kernels need to know of rows is made here: where they begin, which of them
+//! hold an element, and which samples have them.
 
 use std::sync::Arc;
 
@@ -175,8 +175,8 @@ impl Stage {
         Self { accelerator: accelerator.clone(), threads, slots: Slots::new(accelerator) }
     }
 
-    /// Begins to copy a batch to the device. `first_rows` are the tables' first rows in the array of all that are here; `None`
-    /// for those that other ranks have.
+    /// Begins to copy a batch to the device. `first_rows` are the tables' first rows in the array of all that are here;
+    /// `None` for those that other ranks have.
     ///
     /// # Errors
     ///

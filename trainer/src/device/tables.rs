@@ -63,7 +63,8 @@ pub(crate) struct LookedUp {
 
 impl DeviceTables {
     /// Memory for what is held, `width` columns of each, with weights and state of zero. Batches have these `features`,
-    /// and `local` says for each which of the held tables it looks up, if all of its table is here. `threads` put batches together.
+    /// and `local` says for each which of the held tables it looks up, if all of its table is here. `threads` put
+    /// batches together.
     ///
     /// # Errors
     ///
@@ -128,8 +129,8 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::Device`](crate::Error::Device) if
-    /// memory cannot be had.
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::Device`](crate::Error::Device)
+    /// if memory cannot be had.
     pub(crate) fn stage(&self, batch: &Batch) -> Result<Staged> {
         self.stage.stage(batch, &self.features, &self.first_rows)
     }
@@ -175,8 +176,8 @@ impl DeviceTables {
         }
     }
 
-    /// The rows that others looked up, with their gradients, from those of what [`serve`](Self::serve) gave and those of replicas'
-    /// rows.
+    /// The rows that others looked up, with their gradients, from those of what [`serve`](Self::serve) gave and those
+    /// of replicas' rows.
     ///
     /// # Errors
     ///
@@ -198,8 +199,9 @@ impl DeviceTables {
         Ok((Tensor::cat(&served.rows, 0), Tensor::cat(&[pooled, sequences, replicas], 0)))
     }
 
-    /// Updates every row that was looked up, once: `rows` are those of all elements, whose gradients are those of `gradients[0]`
-    /// first, then those of `gradients[1]`. `marked` rows are found by [`take_touched`](Self::take_touched).
+    /// Updates every row that was looked up, once: `rows` are those of all elements, whose gradients are those of
+    /// `gradients[0]` first, then those of `gradients[1]`. `marked` rows are found by
+    /// [`take_touched`](Self::take_touched).
     ///
     /// # Errors
     ///

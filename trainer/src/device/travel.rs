@@ -46,8 +46,8 @@ struct RouteSections {
 }
 
 impl RouteParts {
-    /// Adds a block of vectors that belong to these rows and are `width` columns from `column` on. They stand one after the other
-    /// from float `starts[0]` on among the answers, and from `starts[1]` on among the gradients.
+    /// Adds a block of vectors that belong to these rows and are `width` columns from `column` on. They stand one after
+    /// the other from float `starts[0]` on among the answers, and from `starts[1]` on among the gradients.
     pub(crate) fn add(
         &mut self,
         rows: impl Iterator<Item = i32>,
@@ -293,12 +293,13 @@ impl Accelerator {
             Argument::Int(dim as i32),
             Argument::Pointer(Some(output)),
         ];
-        // SAFETY: the arguments are those of `collect`, and their lengths were checked. A route is made from what the batch
-        // asked for: its vectors are as many as the answers have, and of rows of this matrix.
+        // SAFETY: the arguments are those of `collect`, and their lengths were checked. A route is made from what the
+        // batch asked for: its vectors are as many as the answers have, and of rows of this matrix.
         unsafe { self.launch("collect", rows * dim, &arguments) }
     }
 
-    /// Writes the gradients of the vectors of a route to `output`, from those of the rows, `[rows, D]`, times their scales.
+    /// Writes the gradients of the vectors of a route to `output`, from those of the rows, `[rows, D]`, times their
+    /// scales.
     pub(crate) fn spread(
         &self,
         gradient: &Tensor,

@@ -41,8 +41,8 @@ impl Accelerator {
         Places { count: rows.numel() as i64, keys, order }
     }
 
-    /// Updates every table row among the places, once. The gradients of elements are those of `pooled` first, then those
-    /// of `others`, `[_, D]` both. Marks, where there are any, are a byte for each row.
+    /// Updates every table row among the places, once. The gradients of elements are those of `pooled` first, then
+    /// those of `others`, `[_, D]` both. Marks, where there are any, are a byte for each row.
     pub(super) fn update(
         &self,
         places: &Places,

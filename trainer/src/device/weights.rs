@@ -11,7 +11,8 @@ use crate::Result;
 /// The types in the order in which their rows are numbered.
 const TYPES: [DataType; 3] = [DataType::Fp32, DataType::Bf16, DataType::Fp16];
 
-/// Three arrays, one for each type, whose rows are numbered one array after the other; the rows of a table stand together.
+/// Three arrays, one for each type, whose rows are numbered one array after the other; the rows of a table stand
+/// together.
 #[derive(Debug)]
 pub(super) struct Weights {
     dim: i64,

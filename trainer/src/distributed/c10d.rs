@@ -231,8 +231,8 @@ struct Handle(NonNull<c_void>);
 // SAFETY: it is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used on any
 // thread.
 unsafe impl Send for Handle {}
-// SAFETY: as above; works are started by one thread at a time, which the mutex beside the handle sees to, and `abort` may be
-// called meanwhile: c10d's own watchdog does so.
+// SAFETY: as above; works are started by one thread at a time, which the mutex beside the handle sees to, and `abort`
+// may be called meanwhile: c10d's own watchdog does so.
 unsafe impl Sync for Handle {}
 
 /// `onefold_nccl_open` of `nccl.cpp`.
@@ -406,8 +406,8 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub(super) struct Work(NonNull<c_void>);
 
-// SAFETY: it is an `intrusive_ptr<c10d::Work>`, whose count is atomic; c10d looks at works from threads of its own while others
-// wait for them.
+// SAFETY: it is an `intrusive_ptr<c10d::Work>`, whose count is atomic; c10d looks at works from threads of its own
+// while others wait for them.
 unsafe impl Send for Work {}
 // SAFETY: as above; no call changes the pointer itself.
 unsafe impl Sync for Work {}

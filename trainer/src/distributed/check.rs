@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// Operations of each kind.
 const ROUNDS: usize = 20;
 
-/// Runs every operation on tensors on `device` with random numbers from `seed`, several at a time, and compares the results with
-/// what each rank can compute alone. Every rank calls it.
+/// Runs every operation on tensors on `device` with random numbers from `seed`, several at a time, and compares the
+/// results with what each rank can compute alone. Every rank calls it.
 ///
 /// # Errors
 ///

@@ -164,8 +164,8 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of different versions, which
-    /// rank 0 reports.
+    /// [`Error::Ranks`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of
+    /// different versions, which rank 0 reports.
     pub fn join(&self, timeouts: Timeouts) -> Result<Joined> {
         let meeting = self.meeting.clone().filter(|_| self.world_size > 1);
         let gloo = meeting.map(|meeting| self.connect(&meeting, timeouts)).transpose()?;
@@ -179,8 +179,8 @@ impl Environment {
         self.bounded(timeouts.join + timeouts.operation + SLACK, connect).map(Arc::new)
     }
 
-    /// Runs `connect` for at most `limit`. Calls of the store and of process groups can hang when another process does, so they get
-    /// a thread that may stay behind.
+    /// Runs `connect` for at most `limit`. Calls of the store and of process groups can hang when another process does,
+    /// so they get a thread that may stay behind.
     fn bounded<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -212,8 +212,8 @@ impl Environment {
         })?;
         let ranks = (self.rank, self.world_size);
         let interface = self.interface(meeting);
-        // All ranks are there. One that is lost from now on is missed by the others; a connection that waits must not keep them from
-        // looking at the store.
+        // All ranks are there. One that is lost from now on is missed by the others; a connection that waits must not
+        // keep them from looking at the store.
         let own = self.open_store(meeting, None, timeouts.join)?;
         let watch = Watch::start(store, ranks, meeting.hosted_by_rank_0)?;
         let group = Group::gloo(&own, ranks, &interface, THREADS, timeouts.operation).map_err(|message| {
@@ -348,8 +348,8 @@ impl Joined {
         }
     }
 
-    /// The same, and on tensors on GPUs, of which this rank has `device`. All ranks call it, once each has opened its GPU. Of a job
-    /// with one rank this is worth its while only to check NCCL; such a job has a meeting place, too.
+    /// The same, and on tensors on GPUs, of which this rank has `device`. All ranks call it, once each has opened its
+    /// GPU. Of a job with one rank this is worth its while only to check NCCL; such a job has a meeting place, too.
     ///
     /// # Errors
     ///

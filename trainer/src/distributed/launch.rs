@@ -41,8 +41,8 @@ pub struct Exit {
 ///
 /// # Errors
 ///
-/// [`Error::Ranks`] or [`Error::Io`] if not all ranks could be started; those that were are killed. [`Error::Ranks`] if a signal that
-/// this process did not pass on ended a rank before all had joined: nobody else can say so.
+/// [`Error::Ranks`] or [`Error::Io`] if not all ranks could be started; those that were are killed. [`Error::Ranks`] if
+/// a signal that this process did not pass on ended a rank before all had joined: nobody else can say so.
 pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
     let failed = |message: String| Error::Ranks {
         message: format!("the ranks' store could not be started: {message}"),
@@ -144,8 +144,8 @@ struct Running {
 }
 
 impl Running {
-    /// Waits for all, passes signals on, and kills those that do not end after another has failed. Calls `failed` with the first
-    /// that has.
+    /// Waits for all, passes signals on, and kills those that do not end after another has failed. Calls `failed` with
+    /// the first that has.
     fn wait(&mut self, signals: &Signals, patience: Duration, failed: impl Fn(u32)) -> Result<Vec<Exit>> {
         let mut exits: Vec<Exit> = Vec::new();
         let mut deadline: Option<Instant> = None;

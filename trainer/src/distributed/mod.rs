@@ -45,9 +45,9 @@ pub enum Reduce {
 
 /// What a job's ranks do together. Every rank calls the same operations in the same order.
 ///
-/// Tensors are contiguous, in main memory or on the GPU of a rank that has one, and own their memory. Between the start of an
-/// operation and its end, nobody may write to a tensor that it sends, nor look at one that it receives into. On a GPU, "its end" is
-/// a place in libtorch's stream.
+/// Tensors are contiguous, in main memory or on the GPU of a rank that has one, and own their memory. Between the start
+/// of an operation and its end, nobody may write to a tensor that it sends, nor look at one that it receives into. On a
+/// GPU, "its end" is a place in libtorch's stream.
 ///
 /// Each operation fails with [`Error::Collective`] if its arguments do not fit, and with [`Error::RankLost`],
 /// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Ranks`] if not

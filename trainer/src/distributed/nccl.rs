@@ -1,10 +1,10 @@
 //! Ranks that are processes with a GPU each: what is in main memory goes through Gloo, what is on the GPU through
 //! c10d's NCCL.
 //!
-//! An operation on the GPU is enqueued on a stream of NCCL's; it begins when everything that was enqueued before it on libtorch's
-//! stream is done. [`Pending::wait`] makes libtorch's stream wait for it, and not the host. So a thread looks after the
-//! operations under way: when one lasts too long, or another rank has failed, it ends all of them, so that nothing waits for the GPU
-//! for good, and the next operation has the job's error.
+//! An operation on the GPU is enqueued on a stream of NCCL's; it begins when everything that was enqueued before it on
+//! libtorch's stream is done. [`Pending::wait`] makes libtorch's stream wait for it, and not the host. So a thread
+//! looks after the operations under way: when one lasts too long, or another rank has failed, it ends all of them, so
+//! that nothing waits for the GPU for good, and the next operation has the job's error.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,8 @@ const LIBRARY: &str = "libonefold_nccl.so";
 /// Where it is, or the folder that it is in.
 const PLACE: &str = "ONEFOLD_NCCL";
 
-/// The collectives of processes with a GPU each: c10d's `ProcessGroupGloo` and `ProcessGroupNCCL`, by where a tensor is.
+/// The collectives of processes with a GPU each: c10d's `ProcessGroupGloo` and `ProcessGroupNCCL`, by where a tensor
+/// is.
 ///
 /// [`Joined::on_device`](super::Joined::on_device) makes it.
 #[derive(Debug)]

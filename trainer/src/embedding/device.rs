@@ -43,7 +43,8 @@ pub(crate) struct DeviceStore {
     touched: RefCell<Vec<Option<Touched>>>,
 }
 
-/// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements `[T, D]`.
+/// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements
+/// `[T, D]`.
 #[derive(Debug)]
 pub(crate) struct DeviceGradients {
     pub(crate) pooled: Option<Tensor>,
@@ -51,7 +52,8 @@ pub(crate) struct DeviceGradients {
 }
 
 impl DeviceStore {
-    /// The shards of `rank` with the initial weights that they have in this machine's memory; `threads` prepare batches.
+    /// The shards of `rank` with the initial weights that they have in this machine's memory; `threads` prepare
+    /// batches.
     ///
     /// # Errors
     ///

@@ -96,8 +96,8 @@ impl FeatureLookup {
         }
     }
 
-    /// The feature as the blocks that pool sequences take it, which ignore weights; from `table` unless its vectors were
-    /// received.
+    /// The feature as the blocks that pool sequences take it, which ignore weights; from `table` unless its vectors
+    /// were received.
     pub(super) fn sequence<'a>(&'a self, table: Option<&'a Table>) -> Sequence<'a> {
         let (table, rows) = match (&self.received, table) {
             (None, Some(table)) => (table.weights(), self.table_rows.as_slice()),

@@ -1,19 +1,22 @@
 //! Embedding tables: lookup and pooling, the exchange between ranks, and the exact update.
 //!
-//! A table is divided into [`Shard`]s, each on a **rank**; every rank has batches of its own. A step asks for the vectors of this
-//! rank's batch, whichever ranks have them, and gives their gradients back, after which every shard is updated once:
+//! A table is divided into [`Shard`]s, each on a **rank**; every rank has batches of its own. A step asks for the
+//! vectors of this rank's batch, whichever ranks have them, and gives their gradients back, after which every shard is
+//! updated once:
 //!
 //! ```text
 //! groups of a batch ─▶ request ⇄ owners ─▶ lookup ─▶ Lookups: vectors by distinct row ─▶ model
 //!                                  update ◀── send_gradients ◀────── LookupGradients ◀─────┘
 //! ```
 //!
-//! A rank's shards are in a store, in memory or on a device; the exchange moves distinct rows between the ranks that need them and
-//! those that own them. Tables that are whole on this rank are looked up where they are, so that one rank copies nothing.
+//! A rank's shards are in a store, in memory or on a device; the exchange moves distinct rows between the ranks that
+//! need them and those that own them. Tables that are whole on this rank are looked up where they are, so that one rank
+//! copies nothing.
 //!
-//! Everything here runs per **row** of a group, so once per distinct row when the batch is deduplicated, and per element of a
-//! timeline where rows are windows that overlap. Results do not depend on the number of threads: rows are
-//! written by one thread each, and a table row's gradient is summed in the order of the ranks and their batches, by one thread.
+//! Everything here runs per **row** of a group, so once per distinct row when the batch is deduplicated, and per
+//! element of a timeline where rows are windows that overlap. Results do not depend on the number of threads: rows are
+//! written by one thread each, and a table row's gradient is summed in the order of the ranks and their batches, by one
+//! thread.
 
 mod device;
 mod exchange;
@@ -161,11 +164,11 @@ impl Layout {
     }
 }
 
-/// All tables of a model as one rank of a job sees them. Several features may look up one table; each of its rows is updated once a
-/// step all the same.
+/// All tables of a model as one rank of a job sees them. Several features may look up one table; each of its rows is
+/// updated once a step all the same.
 ///
-/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup), [`send_gradients`](HostEmbeddings::send_gradients) and
-/// [`update`](Self::update) are collective: every rank calls them once a step, in one order, with its own batch.
+/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup), [`send_gradients`](HostEmbeddings::send_gradients)
+/// and [`update`](Self::update) are collective: every rank calls them once a step, in one order, with its own batch.
 #[derive(Debug)]
 pub struct Embeddings {
     layout: Layout,
@@ -199,7 +202,8 @@ enum Store {
 }
 
 impl Embeddings {
-    /// This rank's shards with initial weights from `seed` and the state that `optimizer` needs, and threads for lookups and updates.
+    /// This rank's shards with initial weights from `seed` and the state that `optimizer` needs, and threads for
+    /// lookups and updates.
     ///
     /// # Errors
     ///
@@ -234,8 +238,8 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`] if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`] if the threads cannot
-    /// be started.
+    /// [`Error::Device`] if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`] if the
+    /// threads cannot be started.
     pub fn on_accelerator(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
@@ -314,12 +318,13 @@ impl Embeddings {
         &self.exchange.recorder
     }
 
-    /// Begins to ask the owners for the rows of every group of a batch, whose features are in the schema's order, and to tell all
-    /// ranks this one's `status`. Without groups nothing is asked for.
+    /// Begins to ask the owners for the rows of every group of a batch, whose features are in the schema's order, and
+    /// to tell all ranks this one's `status`. Without groups nothing is asked for.
     ///
     /// # Errors
     ///
-    /// [`Error::Id`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another rank fails.
+    /// [`Error::Id`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another
+    /// rank fails.
     pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
         let encoded = self.exchange.encode(self.lookups(groups)?);
         Ok(Request { exchange: self.exchange.request(encoded, status)?, staged: None })
@@ -399,8 +404,9 @@ impl Embeddings {
         self.on_device().ok_or_else(|| elsewhere(IN_MEMORY))
     }
 
-    /// Updates every shard of this rank: the gradient of an id is summed over all places of all ranks where it was looked up, then its
-    /// row is updated once. `sent` is what [`send_gradients`](HostEmbeddings::send_gradients) gave for the same gradients.
+    /// Updates every shard of this rank: the gradient of an id is summed over all places of all ranks where it was
+    /// looked up, then its row is updated once. `sent` is what [`send_gradients`](HostEmbeddings::send_gradients) gave
+    /// for the same gradients.
     ///
     /// # Errors
     ///
@@ -453,8 +459,8 @@ impl Embeddings {
         Ok(())
     }
 
-    /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that this rank
-    /// [holds](Self::holds).
+    /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that
+    /// this rank [holds](Self::holds).
     pub(crate) fn touched(&self, shard: usize) -> Vec<u32> {
         match &self.store {
             Store::Host(store) => store.touched(shard),
@@ -505,7 +511,8 @@ impl Embeddings {
         }
     }
 
-    /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in memory.
+    /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in
+    /// memory.
     ///
     /// # Errors
     ///

@@ -57,8 +57,8 @@ impl HostStore {
         self.places[shard].expect("the shard is one that this rank holds")
     }
 
-    /// Updates shards on the threads of the caller, in step `step`: each looked-up row once, with the sum of its gradients over
-    /// all of the shard's contributions, in their order. `work` is by shard of the plan.
+    /// Updates shards on the threads of the caller, in step `step`: each looked-up row once, with the sum of its
+    /// gradients over all of the shard's contributions, in their order. `work` is by shard of the plan.
     pub(super) fn update(
         &mut self,
         work: Vec<(usize, Contribution<'_>)>,

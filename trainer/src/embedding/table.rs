@@ -94,9 +94,9 @@ pub(crate) fn stored_dtype(config: &TableConfig) -> Dtype {
 }
 
 impl Table {
-    /// A shard of table `number` of a model, with weights uniform in ±1/√rows (TorchRec's default) from `seed` and the state that
-    /// `optimizer` needs, zero. Weights of 16 bits are the nearest ones. `config` is that of the whole table; every weight has the
-    /// same initial value however the table is divided.
+    /// A shard of table `number` of a model, with weights uniform in ±1/√rows (TorchRec's default) from `seed` and the
+    /// state that `optimizer` needs, zero. Weights of 16 bits are the nearest ones. `config` is that of the whole
+    /// table; every weight has the same initial value however the table is divided.
     pub fn initial(config: &TableConfig, optimizer: &TableOptimizerConfig, seed: u64, shard: &Shard) -> Self {
         let width = rule(optimizer, 1).state_width((shard.columns.end - shard.columns.start) as usize);
         Self::of_shard(config, seed, shard, width)

@@ -101,8 +101,8 @@ fn naive(group: &Group, configs: &[FeatureConfig], before: &[Vec<f32>]) -> (Vec<
     (pooled, updated)
 }
 
-/// What autograd and the attention kernel would give for [`upstream`], folded to the lookup's rows and values. The group's samples
-/// are those from number `first` on.
+/// What autograd and the attention kernel would give for [`upstream`], folded to the lookup's rows and values. The
+/// group's samples are those from number `first` on.
 fn gradients(group: &Group, lookup: &Lookup, first: usize) -> LookupGradients {
     let mut pooled = vec![0.0; lookup.pooled.len()];
     let mut sequence = vec![0.0; lookup.sequences[0].table_rows.len() * DIM];
@@ -192,7 +192,8 @@ proptest! {
     }
 }
 
-/// Rows that several features look up are updated once, by the sum of all gradients: as if one feature had the samples of all.
+/// Rows that several features look up are updated once, by the sum of all gradients: as if one feature had the samples
+/// of all.
 #[test]
 fn a_shared_row_is_updated_once() {
     let (a, b) = ([vec![3_i64, 5], vec![5, 5], vec![]], [vec![5_i64], vec![1, 3], vec![9]]);

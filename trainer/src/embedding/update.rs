@@ -148,7 +148,8 @@ impl<'a> Part<'a> {
         let total: usize = bags.sizes.iter().map(|&size| size as usize).sum();
         match upstream {
             Upstream::Values(values) => Self::of_values(feature, values.into(), dim),
-            // Rows share most of their values, or every value has its own factor: the rows' gradients meet at the values.
+            // Rows share most of their values, or every value has its own factor: the rows' gradients meet at the
+            // values.
             Upstream::Pooled(values, i, features)
                 if total >= 2 * feature.table_rows.len() || bags.weights.is_some() =>
             {

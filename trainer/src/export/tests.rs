@@ -297,8 +297,8 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, 7, &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
-    // Three tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six parts of the encoder; of
-    // each weights and biases.
+    // Three tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six
+    // parts of the encoder; of each weights and biases.
     assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2 + 3 + 6));
 
     let forward = model.predict(&batch()).unwrap().logits.contiguous();

@@ -1,11 +1,12 @@
-//! The types in which tables store their weights: `fp32`, and `bf16` and `fp16`, which are computed with as `f32` and rounded
-//! stochastically when they are stored.
+//! The types in which tables store their weights: `fp32`, and `bf16` and `fp16`, which are computed with as `f32` and
+//! rounded stochastically when they are stored.
 //!
-//! Stochastic rounding takes the nearer neighbour with the higher probability, so that the expected value is the exact one, and
-//! updates that are smaller than half a step of the type are not lost (Gupta et al. 2015). The random bits come from a counter: they
-//! are a hash of a seed, the step, the table, the row and the column, so that they depend on neither threads nor
-//! shards, and a resumed run draws the same. A number that the type represents is never changed. Finite numbers beyond the
-//! type's largest one become that one (65,504 for `fp16`); infinities and NaN stay what they are.
+//! Stochastic rounding takes the nearer neighbour with the higher probability, so that the expected value is the exact
+//! one, and updates that are smaller than half a step of the type are not lost (Gupta et al. 2015). The random bits
+//! come from a counter: they are a hash of a seed, the step, the table, the row and the column, so that they depend on
+//! neither threads nor shards, and a resumed run draws the same. A number that the type represents is never changed.
+//! Finite numbers beyond the type's largest one become that one (65,504 for `fp16`); infinities and NaN stay what they
+//! are.
 
 use bytemuck::Pod;
 
@@ -117,8 +118,8 @@ impl Element for Fp16 {
     }
 }
 
-/// A 16-bit float as a 32-bit one: exponent and mantissa at their new places, scaled by the difference of the biases, which is
-/// exact for subnormal numbers too.
+/// A 16-bit float as a 32-bit one: exponent and mantissa at their new places, scaled by the difference of the biases,
+/// which is exact for subnormal numbers too.
 #[inline(always)]
 pub(crate) fn widen_fp16(stored: u16) -> f32 {
     let (sign, magnitude) = (u32::from(stored & 0x8000) << 16, u32::from(stored & 0x7fff));

@@ -1,7 +1,7 @@
 //! Memory that is written before anybody reads it.
 //!
-//! Zeros of the size of a batch's vectors are a pass over memory, by one thread; those of a piece are written in the cache of the
-//! thread that goes on to fill it.
+//! Zeros of the size of a batch's vectors are a pass over memory, by one thread; those of a piece are written in the
+//! cache of the thread that goes on to fill it.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,8 +15,8 @@ pub(crate) fn zeroed(memory: &mut [MaybeUninit<f32>]) -> &mut [f32] {
     unsafe { memory.assume_init_mut() }
 }
 
-/// Fills memory in chunks of `chunk` floats, the last of which may be shorter, in parallel: `fill` is given what `scratch`
-/// makes for each thread, the chunk's number, and the chunk as zeros. Returns what is filled then.
+/// Fills memory in chunks of `chunk` floats, the last of which may be shorter, in parallel: `fill` is given what
+/// `scratch` makes for each thread, the chunk's number, and the chunk as zeros. Returns what is filled then.
 pub(crate) fn fill_chunks<S>(
     memory: &mut [MaybeUninit<f32>],
     chunk: usize,
@@ -29,8 +29,8 @@ pub(crate) fn fill_chunks<S>(
     unsafe { memory.assume_init_mut() }
 }
 
-/// Fills memory in pieces of these sizes, in parallel: `fill` is given a piece's number, and the piece as zeros. Returns what is
-/// filled then.
+/// Fills memory in pieces of these sizes, in parallel: `fill` is given a piece's number, and the piece as zeros.
+/// Returns what is filled then.
 ///
 /// # Panics
 ///
@@ -123,8 +123,8 @@ impl Fresh {
     pub(crate) fn into_vec(self) -> Vec<f32> {
         let Self { mut values, length, written } = self;
         assert_eq!(written.into_inner(), length, "all pieces are filled");
-        // SAFETY: pieces do not overlap and each is counted once, when it becomes zeros, so that as many floats as there are
-        // have been written.
+        // SAFETY: pieces do not overlap and each is counted once, when it becomes zeros, so that as many floats as
+        // there are have been written.
         unsafe { values.set_len(length) };
         values
     }

@@ -31,8 +31,8 @@ impl<'a> Strided<'a> {
 }
 
 dispatched! {
-    /// `C = A B`, or `C += A B` if `accumulate`: with `size` (m, n, k), A is `[m, k]`, B `[k, n]` with rows `ldb` apart, C `[m, n]` with rows
-    /// `ldc` apart. Fastest if `n` is a multiple of 16.
+    /// `C = A B`, or `C += A B` if `accumulate`: with `size` (m, n, k), A is `[m, k]`, B `[k, n]` with rows `ldb`
+    /// apart, C `[m, n]` with rows `ldc` apart. Fastest if `n` is a multiple of 16.
     ///
     /// # Panics
     ///

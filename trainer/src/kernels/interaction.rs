@@ -220,8 +220,8 @@ impl Interaction<'_> {
     }
 }
 
-/// `V Vᵀ` left of the diagonal and beside it in a tile; `transposed` is Vᵀ, and its rows are as far apart as those of the
-/// products.
+/// `V Vᵀ` left of the diagonal and beside it in a tile; `transposed` is Vᵀ, and its rows are as far apart as those of
+/// the products.
 fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32], products: &mut [f32]) {
     let padded = vectors.next_multiple_of(WIDE);
     for row in (0..vectors).step_by(ROWS) {

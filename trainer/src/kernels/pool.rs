@@ -56,8 +56,8 @@ pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
     pool_some(&placed, features.len(), dim, rows, |_, _| ())
 }
 
-/// As [`pool`] for `features` features of `rows` rows, of which those in `placed` are pooled, each at its number. `others` fills
-/// the rest: it is given the rows of a block, and their part of the result as zeros.
+/// As [`pool`] for `features` features of `rows` rows, of which those in `placed` are pooled, each at its number.
+/// `others` fills the rest: it is given the rows of a block, and their part of the result as zeros.
 pub(crate) fn pool_some(
     placed: &[(usize, Bags<'_>)],
     features: usize,

@@ -1,5 +1,5 @@
-//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Kernels that compute
-//! rather than wait for memory take sixteen where there is AVX-512.
+//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Kernels that
+//! compute rather than wait for memory take sixteen where there is AVX-512.
 //!
 //! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
 //! processor and calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and

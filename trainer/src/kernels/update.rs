@@ -55,8 +55,8 @@ pub fn sort_places(places: &mut Vec<Place>, rows: u64) {
     }
 }
 
-/// Gradients by number: number `s` is `scales[s] * values[s * stride ..][.. D]`. A table's gradients may be in several such parts,
-/// which [`number`] tells apart.
+/// Gradients by number: number `s` is `scales[s] * values[s * stride ..][.. D]`. A table's gradients may be in several
+/// such parts, which [`number`] tells apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Sources<'a> {
     /// All gradients.
@@ -439,8 +439,8 @@ mod tests {
         }
     }
 
-    /// Reference, torch 2.11: `p = torch.tensor([1., -2.], requires_grad=True); o = torch.optim.Adam([p], lr=0.1)`, then
-    /// three times `o.zero_grad(); (p * p).sum().backward(); o.step()`.
+    /// Reference, torch 2.11: `p = torch.tensor([1., -2.], requires_grad=True); o = torch.optim.Adam([p], lr=0.1)`,
+    /// then three times `o.zero_grad(); (p * p).sum().backward(); o.step()`.
     #[test]
     fn adam_equals_pytorch() {
         let (mut weights, mut state) = (vec![1.0_f32, -2.0], vec![0.0; 4]);

@@ -203,9 +203,9 @@ impl BinaryMetrics {
         (self.weight > 0.0).then(|| self.entropy * std::f64::consts::LN_2 / self.weight)
     }
 
-    /// Normalized entropy; `None` unless there are both positive and negative samples: the mean label then predicts them
-    /// without error, and the entropy to divide by is 0. (TorchRec divides by that of its clamp instead, which gives
-    /// figures of 10 digits.)
+    /// Normalized entropy; `None` unless there are both positive and negative samples: the mean label then predicts
+    /// them without error, and the entropy to divide by is 0. (TorchRec divides by that of its clamp instead, which
+    /// gives figures of 10 digits.)
     pub fn ne(&self) -> Option<f64> {
         let negative = self.weight - self.positive;
         if self.positive <= 0.0 || negative <= 0.0 {

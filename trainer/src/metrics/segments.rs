@@ -47,7 +47,8 @@ pub struct SegmentMetrics {
 }
 
 impl SegmentMetrics {
-    /// Metrics of no samples. The smallest `max_segments` ids that occur have a segment each, in whatever order they occur.
+    /// Metrics of no samples. The smallest `max_segments` ids that occur have a segment each, in whatever order they
+    /// occur.
     pub fn new(feature: &str, tasks: &[Task], max_segments: usize) -> Self {
         let (feature, tasks, segments) = (feature.to_owned(), tasks.to_vec(), BTreeMap::new());
         Self { feature, tasks, max_segments, segments }

@@ -74,7 +74,8 @@ impl TaskMetrics {
         self.tasks.iter().flat_map(|(_, metrics)| metrics.state().to_bytes()).collect()
     }
 
-    /// Adds the samples of metrics that were made as these were, from the front of `bytes`; `None` if they are malformed.
+    /// Adds the samples of metrics that were made as these were, from the front of `bytes`; `None` if they are
+    /// malformed.
     pub(crate) fn merge_bytes(&mut self, bytes: &mut &[u8]) -> Option<()> {
         for (_, metrics) in &mut self.tasks {
             metrics.merge_state(&MetricState::from_bytes(bytes)?)?;

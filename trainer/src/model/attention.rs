@@ -10,8 +10,8 @@ use super::sequences::{Block, Features, OfQueries, Pooled, Read};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
 use crate::{Result, tensors};
 
-/// One multi-head self-attention block (Vaswani et al. 2017), shared by all features that pool by it: QKV projection, key
-/// padding mask, mean over the valid positions, output projection.
+/// One multi-head self-attention block (Vaswani et al. 2017), shared by all features that pool by it: QKV projection,
+/// key padding mask, mean over the valid positions, output projection.
 ///
 /// Only the projections of values and outputs are in the autograd graph; they run once per row. What comes before is
 /// [`kernels::attention`](crate::kernels::attention), whose output is a leaf.
@@ -87,7 +87,8 @@ impl Block for SelfAttention {
         Box::new(Attended { rows, project, means, weights, plan })
     }
 
-    /// Queries, keys and values of every element, `[T, 3 D]`. The bias of keys has no influence, and no gradient: not even rounding's.
+    /// Queries, keys and values of every element, `[T, 3 D]`. The bias of keys has no influence, and no gradient: not
+    /// even rounding's.
     fn of_elements(&self, elements: &Tensor) -> Tensor {
         let part = |i: i64| self.bias().narrow(0, i * self.dim, self.dim);
         elements.linear(&self.project.ws, Some(Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)))

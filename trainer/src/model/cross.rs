@@ -5,8 +5,8 @@ use tch::nn::{self, Module};
 
 use super::linear::{ZEROS, with_init, xavier_normal};
 
-/// Layers `x_{l+1} = x_0 ⊙ (W (V x_l) + b) + x_l` with `V` of `[rank, width]` and `W` of `[width, rank]` (Wang et al. 2021, as
-/// in TorchRec's `LowRankCrossNet`).
+/// Layers `x_{l+1} = x_0 ⊙ (W (V x_l) + b) + x_l` with `V` of `[rank, width]` and `W` of `[width, rank]` (Wang et al.
+/// 2021, as in TorchRec's `LowRankCrossNet`).
 #[derive(Debug)]
 pub(super) struct CrossNet {
     layers: Vec<(nn::Linear, nn::Linear)>,

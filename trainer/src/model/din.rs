@@ -8,9 +8,9 @@ use super::lists::{Lists, gather, indices, weighted_sum};
 use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
 
-/// The local activation unit of DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"), shared by all
-/// features that pool by it: `Σ_j a(q, k_j) k_j` over the elements of a list, with weights from an MLP over
-/// `[q, k, q - k, q ∘ k]`.
+/// The local activation unit of DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"),
+/// shared by all features that pool by it: `Σ_j a(q, k_j) k_j` over the elements of a list, with weights from an MLP
+/// over `[q, k, q - k, q ∘ k]`.
 ///
 /// As in the paper the weights are not normalised, so that they keep how strong an interest is. Hidden layers have the
 /// sigmoid of the authors' program: the Dice of the paper would make a sample's vector depend on its batch.
@@ -21,8 +21,8 @@ use crate::Result;
 /// W [q, k, q - k, q ∘ k] = (Wq + Wd) q + (Wk - Wd) k + Wp (q ∘ k)
 /// ```
 ///
-/// of which the first term is computed once per distinct query, the second once per element of a timeline, and only the last
-/// once per pair.
+/// of which the first term is computed once per distinct query, the second once per element of a timeline, and only the
+/// last once per pair.
 #[derive(Debug)]
 pub(super) struct TargetAttention {
     dim: i64,
@@ -38,8 +38,8 @@ impl TargetAttention {
         Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect() }
     }
 
-    /// `[N, D]`, the vector of every list of `vectors` (`[T, D]`); zero for an empty one. List `i` attends with row `targets[i]` of
-    /// `queries` (`[U, D]`).
+    /// `[N, D]`, the vector of every list of `vectors` (`[T, D]`); zero for an empty one. List `i` attends with row
+    /// `targets[i]` of `queries` (`[U, D]`).
     pub(super) fn forward(
         &self,
         vectors: &Tensor,

@@ -9,15 +9,14 @@ use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
 
-/// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it, and the
-/// mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
+/// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it,
+/// and the mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
 ///
-/// Parameters have the names, shapes and initial values of
-/// `torch.nn.TransformerEncoderLayer(D, heads, hidden, dropout=0, norm_first=True)`.
-/// Without positions, the first normalisation and the projections to queries, keys and values depend on an element alone and run
-/// once per element of a timeline, however many windows share it. (Positions count from a window's start, so the same
-/// element would have another vector in every window.) The rest runs once per distinct list; the second layer of
-/// the FFN, being linear, after the mean.
+/// Parameters have the names, shapes and initial values of `torch.nn.TransformerEncoderLayer(D, heads, hidden,
+/// dropout=0, norm_first=True)`. Without positions, the first normalisation and the projections to queries, keys and
+/// values depend on an element alone and run once per element of a timeline, however many windows share it. (Positions
+/// count from a window's start, so the same element would have another vector in every window.) The rest runs once per
+/// distinct list; the second layer of the FFN, being linear, after the mean.
 #[derive(Debug)]
 pub(super) struct Encoder {
     dim: i64,
@@ -78,15 +77,16 @@ impl Encoder {
         residual + hidden.matmul(&layer.ws.tr()) + occupied * bias(layer)
     }
 
-    /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no influence, and
-    /// no gradient: not even rounding's, which an optimizer that divides by the gradient's size would follow.
+    /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no
+    /// influence, and no gradient: not even rounding's, which an optimizer that divides by the gradient's size would
+    /// follow.
     fn bias(&self) -> Tensor {
         let part = |i: i64| self.project.1.narrow(0, i * self.dim, self.dim);
         Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)
     }
 
-    /// Self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`. Lists stand by
-    /// size: those of about one size are padded and go together.
+    /// Self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`. Lists
+    /// stand by size: those of about one size are padded and go together.
     fn attend(&self, projected: &Tensor, lists: &Lists) -> Tensor {
         let mut parts = Vec::new();
         let mut start = lists.sizes.iter().take_while(|&&size| size == 0).count();

@@ -8,9 +8,10 @@
 //! ```
 //!
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, whose output is a leaf. So `backward`
-//! goes in stages: through the top MLP to the interaction's leaf, through the interaction to its sources, through the bottom
-//! MLP and the blocks that pool sequences to their leaves, and from there to the vectors of the tables. What is below the top
-//! MLP is [`Passed`]: here for tables in memory, in [`on_device`](super::on_device) for those on a device.
+//! goes in stages: through the top MLP to the interaction's leaf, through the interaction to its sources, through the
+//! bottom MLP and the blocks that pool sequences to their leaves, and from there to the vectors of the tables. What is
+//! below the top MLP is [`Passed`]: here for tables in memory, in [`on_device`](super::on_device) for those on a
+//! device.
 
 use onefold_ikjt::Batch;
 use tch::Tensor;
@@ -72,24 +73,26 @@ struct HostPath {
     sent: Option<SentGradients>,
 }
 
-/// A batch's input on its way: rows are asked for at their owners, and the batch is copied to the device, if there is one.
+/// A batch's input on its way: rows are asked for at their owners, and the batch is copied to the device, if there is
+/// one.
 #[derive(Debug)]
 pub struct Input(Request);
 
 impl Model {
-    /// Begins the input of a batch, which [`forward`](Self::forward) ends, and tells all ranks this one's `status`. Without a batch
-    /// nothing is asked for. Every rank calls it, once for every batch.
+    /// Begins the input of a batch, which [`forward`](Self::forward) ends, and tells all ranks this one's `status`.
+    /// Without a batch nothing is asked for. Every rank calls it, once for every batch.
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::RankLost`](crate::Error::RankLost) if another rank
-    /// fails, [`Error::Device`](crate::Error::Device) if the device does.
+    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for,
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if
+    /// the device does.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
         self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status)).map(Input)
     }
 
-    /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a batch, the other
-    /// ranks learn that this one has failed.
+    /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a
+    /// batch, the other ranks learn that this one has failed.
     ///
     /// # Errors
     ///
@@ -151,8 +154,9 @@ impl Model {
     }
 
     /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
-    /// parameters', those of the tables' vectors are kept in `forward` for [`update`](Model::update). `top_is_ready` is called when
-    /// the gradients of the parameters after the interaction are complete. `batch` is the one that `forward` was given.
+    /// parameters', those of the tables' vectors are kept in `forward` for [`update`](Model::update). `top_is_ready` is
+    /// called when the gradients of the parameters after the interaction are complete. `batch` is the one that
+    /// `forward` was given.
     ///
     /// # Errors
     ///
@@ -175,7 +179,8 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if the device does.
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if
+    /// the device does.
     pub fn send_gradients(&self, forward: &mut Forward) -> Result<()> {
         forward.passed.send(&self.embeddings)
     }

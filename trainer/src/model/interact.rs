@@ -7,8 +7,8 @@ use crate::kernels::interaction::{Form, Interaction, Source};
 use crate::tensors;
 
 impl Model {
-    /// The interaction of a batch of `size` samples: the strict lower triangle of the dot products behind the bottom MLP's
-    /// output, or all vectors side by side where cross layers follow. `[B, width]`, a leaf.
+    /// The interaction of a batch of `size` samples: the strict lower triangle of the dot products behind the bottom
+    /// MLP's output, or all vectors side by side where cross layers follow. `[B, width]`, a leaf.
     pub(super) fn interact(&self, sources: &[Source<'_>], size: usize) -> Tensor {
         let interaction = self.interaction(sources);
         let shape = [size as i64, interaction.width() as i64];

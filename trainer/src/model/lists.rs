@@ -6,7 +6,8 @@ use tch::{Device, Tensor};
 const SUM: i64 = 0;
 const MEAN: i64 = 1;
 
-/// Lists over a timeline `[T, D]`: list `i` is `sizes[i]` elements from `offsets[i]` on. Lists may overlap, and be empty.
+/// Lists over a timeline `[T, D]`: list `i` is `sizes[i]` elements from `offsets[i]` on. Lists may overlap, and be
+/// empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Lists {
     /// `[N]`.
@@ -57,19 +58,21 @@ pub(super) fn indices(values: &[i64], device: Device) -> Tensor {
     Tensor::from_slice(values).to_device(device)
 }
 
-/// Rows of `values` by index, of which one may stand several times. Its gradient is summed in the order of the indices, on several
-/// threads (that of `index_select` is not).
+/// Rows of `values` by index, of which one may stand several times. Its gradient is summed in the order of the indices,
+/// on several threads (that of `index_select` is not).
 pub(super) fn gather(values: &Tensor, indices: &Tensor) -> Tensor {
     Tensor::embedding(values, indices, -1, false, false)
 }
 
-/// The mean of every list's positions, `[N, D]` from `[P, D]`; zero for an empty list. `starts` are those of [`Lists::starts`].
+/// The mean of every list's positions, `[N, D]` from `[P, D]`; zero for an empty list. `starts` are those of
+/// [`Lists::starts`].
 pub(super) fn mean(positions: &Tensor, starts: &Tensor) -> Tensor {
     let all = Tensor::arange(positions.size()[0], (tch::Kind::Int64, positions.device()));
     Tensor::embedding_bag::<Tensor>(positions, &all, starts, false, MEAN, false, None, false).0
 }
 
-/// The weighted sum of every list's elements, `[N, D]` from `[T, D]`; zero for an empty list. `weights` and `elements` are `[P]`.
+/// The weighted sum of every list's elements, `[N, D]` from `[T, D]`; zero for an empty list. `weights` and `elements`
+/// are `[P]`.
 pub(super) fn weighted_sum(vectors: &Tensor, elements: &Tensor, starts: &Tensor, weights: &Tensor) -> Tensor {
     Tensor::embedding_bag(vectors, elements, starts, false, SUM, false, Some(weights), false).0
 }
@@ -86,8 +89,8 @@ pub(super) fn pad(vectors: &Tensor, lists: &Lists) -> Tensor {
     padded
 }
 
-/// Compares the gradients that autograd finds of a weighted sum of `forward`'s result with central differences, in double
-/// precision: of inputs of these shapes, and of all `variables`.
+/// Compares the gradients that autograd finds of a weighted sum of `forward`'s result with central differences, in
+/// double precision: of inputs of these shapes, and of all `variables`.
 #[cfg(test)]
 pub(super) fn check_gradients(
     variables: &tch::nn::VarStore,

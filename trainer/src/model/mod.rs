@@ -55,8 +55,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model around given tables; the dense part has initial parameters from the configuration's seed, the same on every rank. It
-    /// is where the tables are: on the CPU, or on their device.
+    /// A model around given tables; the dense part has initial parameters from the configuration's seed, the same on
+    /// every rank. It is where the tables are: on the CPU, or on their device.
     ///
     /// # Errors
     ///
@@ -127,9 +127,9 @@ impl Model {
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
     }
 
-    /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is the binary cross-entropy of its
-    /// logits, weighted by the samples' weights where there are any, and divided by `weight`: the sum of the weights of the global
-    /// batch, or its samples.
+    /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is the binary
+    /// cross-entropy of its logits, weighted by the samples' weights where there are any, and divided by `weight`: the
+    /// sum of the weights of the global batch, or its samples.
     pub fn loss(&self, logits: &Tensor, batch: &Batch, weight: f64) -> Tensor {
         let labels = self.labels(batch);
         let weights = batch

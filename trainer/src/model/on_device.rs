@@ -6,8 +6,8 @@
 //! dense features ═▶ bottom MLP ─────────────────────────────────▶┘
 //! ```
 //!
-//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a leaf,
-//! and `backward` goes from leaf to leaf.
+//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a
+//! leaf, and `backward` goes from leaf to leaf.
 
 use onefold_ikjt::Batch;
 use onefold_sharding::Pooling;

@@ -2,7 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-/// What is added to the score of a key that a list does not have; a list without elements has no key, and a sum of nothing.
+/// What is added to the score of a key that a list does not have; a list without elements has no key, and a sum of
+/// nothing.
 const MASKED: f64 = 1e30;
 
 /// Which positions of padded lists hold elements.
@@ -29,8 +30,8 @@ impl Valid {
         }
     }
 
-    /// The weights of self-attention, `[N, heads, longest, longest]`, and the values, `[N, heads, longest, D / heads]`, from queries, keys
-    /// and values side by side, which are the first 3 D columns.
+    /// The weights of self-attention, `[N, heads, longest, longest]`, and the values, `[N, heads, longest, D / heads]`,
+    /// from queries, keys and values side by side, which are the first 3 D columns.
     pub(super) fn attention(&self, lists: &Tensor, heads: i64, dim: i64) -> (Tensor, Tensor) {
         let (count, longest, head_dim) = (lists.size()[0], lists.size()[1], dim / heads);
         let part = |i: i64| {

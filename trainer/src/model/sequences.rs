@@ -28,8 +28,9 @@ pub(super) trait Block: std::fmt::Debug + Send {
     /// On a device: what runs once per element, `[T, W]` from `[T, D]`.
     fn of_elements(&self, elements: &Tensor) -> Tensor;
 
-    /// On a device: the vector of every list, `[N, D]`. Of lists `[N, longest, W]` there are those [of elements](Self::of_elements), and
-    /// zeros behind their ends, which `sizes` (`[N]`) tell. A block whose lists attend with targets gets their part from `queries`.
+    /// On a device: the vector of every list, `[N, D]`. Of lists `[N, longest, W]` there are those [of
+    /// elements](Self::of_elements), and zeros behind their ends, which `sizes` (`[N]`) tell. A block whose lists
+    /// attend with targets gets their part from `queries`.
     fn of_rows(&self, lists: &Tensor, sizes: &Tensor, queries: &mut OfQueries<'_>) -> Result<Tensor>;
 }
 
@@ -44,8 +45,8 @@ pub(super) trait Pooled: std::fmt::Debug {
     /// `[N, D]`, the vectors of all features that pool by the block, one feature's after the other.
     fn rows(&self) -> &Tensor;
 
-    /// The gradients of each feature's elements, `[T, D]`, once `backward` has reached the leaves; those of targets are added
-    /// to `pooled`, the gradients of every lookup's pooled vectors.
+    /// The gradients of each feature's elements, `[T, D]`, once `backward` has reached the leaves; those of targets are
+    /// added to `pooled`, the gradients of every lookup's pooled vectors.
     fn gradients(&self, read: Read<'_>, pooled: &mut [Vec<f32>]) -> Vec<Vec<f32>>;
 }
 
@@ -184,8 +185,8 @@ impl Features<'_> {
         Box::new(OfTimeline { timeline, queries: None, rows })
     }
 
-    /// What `block` gives of all elements, `[T, D]`, all queries, `[U, D]`, the lists of samples, and the query that each attends
-    /// with.
+    /// What `block` gives of all elements, `[T, D]`, all queries, `[U, D]`, the lists of samples, and the query that
+    /// each attends with.
     pub(super) fn pool_pairs(
         &self,
         block: impl FnOnce(&Tensor, &Tensor, &Lists, &[i64]) -> Tensor,
@@ -208,8 +209,8 @@ impl Features<'_> {
 }
 
 impl Sequences {
-    /// From the gradients of every feature's rows to those of its timeline's vectors, `[T, D]` each; those of targets are
-    /// added to `pooled`, the gradients of every lookup's pooled vectors.
+    /// From the gradients of every feature's rows to those of its timeline's vectors, `[T, D]` each; those of targets
+    /// are added to `pooled`, the gradients of every lookup's pooled vectors.
     pub(super) fn backward(
         &self,
         read: Read<'_>,

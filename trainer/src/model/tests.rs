@@ -66,7 +66,8 @@ const GROUPS: [(&str, &[(&str, Pooling)]); 3] = [
     ("item", &[("item", Pooling::Sum)]),
 ];
 
-/// What a feature attends with: another group's feature, which may be another one's target too, or one of its own group.
+/// What a feature attends with: another group's feature, which may be another one's target too, or one of its own
+/// group.
 fn target(feature: &str) -> Option<&'static str> {
     match feature {
         "wished" | "craved" => Some("item"),
@@ -169,7 +170,8 @@ fn deduplicated(batch: &Batch, windows: bool) -> Batch {
     Batch::try_new(BatchParts { groups, ..batch.clone().into_parts() }).unwrap()
 }
 
-/// The loss of the model's parameters and of these tables in plain libtorch, sample by sample where it must be: what the model means.
+/// The loss of the model's parameters and of these tables in plain libtorch, sample by sample where it must be: what
+/// the model means.
 fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     let dense = Tensor::from_slice(batch.dense()).reshape([-1, 2]);
     let bottom = model.bottom.as_ref().unwrap().forward(&dense);

@@ -199,8 +199,8 @@ fn device_step_ms(accelerator: &Accelerator, parts: &mut [Part]) -> Result<f64> 
     Ok(1e3 * (forward + started.elapsed()).as_secs_f64())
 }
 
-/// The time since a moment, less what other processes took of it: on a machine that does something else too, threads wait
-/// for a processor, and the kernel counts how long.
+/// The time since a moment, less what other processes took of it: on a machine that does something else too, threads
+/// wait for a processor, and the kernel counts how long.
 struct Clock {
     before: Schedule,
     started: Instant,

@@ -100,8 +100,8 @@ pub struct MeasuredRank {
     pub rank: u32,
     /// What the plan predicts, in milliseconds per step.
     pub predicted_ms: f64,
-    /// What was measured, in milliseconds per step. Of ranks that ran together: how long their threads had a processor, for
-    /// the exchange too.
+    /// What was measured, in milliseconds per step. Of ranks that ran together: how long their threads had a processor,
+    /// for the exchange too.
     pub measured_ms: f64,
     /// What the plan predicts for the exchange with other ranks.
     pub communication_ms: f64,
@@ -214,8 +214,8 @@ fn ranks_by(
     Ok(measured)
 }
 
-/// A shard's work, and the law by which its ids are drawn: the whole table's. Features that share the table are measured as the model
-/// prices them, each with a table of its own.
+/// A shard's work, and the law by which its ids are drawn: the whole table's. Features that share the table are
+/// measured as the model prices them, each with a table of its own.
 pub(super) fn drawn<'a>(load: &'a ShardLoad<'a>, plan: &'a Plan) -> impl Iterator<Item = Drawn> + 'a {
     let features = ShardFeatures::of(load, &plan.topology, plan.batch_size);
     features.zip(load.table.lookups()).map(|(features, lookups)| {
@@ -224,8 +224,8 @@ pub(super) fn drawn<'a>(load: &'a ShardLoad<'a>, plan: &'a Plan) -> impl Iterato
     })
 }
 
-/// Refuses what would not end well: tables that are larger than the memory that is left, of a plan of which `together` ranks
-/// are measured at a time on this machine.
+/// Refuses what would not end well: tables that are larger than the memory that is left, of a plan of which `together`
+/// ranks are measured at a time on this machine.
 pub(super) fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
     let Some(available) = available_bytes() else { return Ok(()) };
     // Lookups, their gradients and sorted places take about as much as the plan's buffers, twice.

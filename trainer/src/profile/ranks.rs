@@ -34,10 +34,11 @@ const WARM_UP: u32 = 2;
 
 /// Measures steps of plans for as many ranks as `collectives` has. Every rank calls it, and all get the same result.
 ///
-/// A rank has a batch of its own, drawn as by [`measure_plans`](super::plans::measure_plans). A step is what training does
-/// with the tables: it looks up its rows where they are, requests those of the next step meanwhile, sends the gradients to
-/// the owners, and updates. The dense part is left out, as it is the same in all plans. `step_ms` is the mean over the
-/// steps, which end together on all ranks; a rank's `measured_ms` is the time that its threads had a processor.
+/// A rank has a batch of its own, drawn as by [`measure_plans`](super::plans::measure_plans). A step is what training
+/// does with the tables: it looks up its rows where they are, requests those of the next step meanwhile, sends the
+/// gradients to the owners, and updates. The dense part is left out, as it is the same in all plans. `step_ms` is the
+/// mean over the steps, which end together on all ranks; a rank's `measured_ms` is the time that its threads had a
+/// processor.
 ///
 /// # Errors
 ///

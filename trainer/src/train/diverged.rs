@@ -22,8 +22,8 @@ pub(super) fn is_saved(run: &Path) -> bool {
     run.join(BATCH_FILE).is_file()
 }
 
-/// Writes the batch into the run, as an Arrow file (IPC) with a row per sample: labels, weight, dense and sparse features,
-/// and the logits of all tasks.
+/// Writes the batch into the run, as an Arrow file (IPC) with a row per sample: labels, weight, dense and sparse
+/// features, and the logits of all tasks.
 pub(super) fn save(
     run: &Path,
     batch: &Batch,

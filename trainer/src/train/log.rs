@@ -1,5 +1,5 @@
-//! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs of one rank, and TensorBoard's event files, which have
-//! times and rates too.
+//! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs of one rank, and TensorBoard's event
+//! files, which have times and rates too.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -16,8 +16,9 @@ use crate::{Error, Result};
 /// The file of the figures, one JSON object a line.
 pub(super) const METRICS_FILE: &str = "metrics.jsonl";
 
-/// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`; every `log_every_steps` one with `train`, the figures
-/// since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with `eval`.
+/// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`; every `log_every_steps` one with `train`, the
+/// figures since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with
+/// `eval`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Line<'a> {
     pub(super) step: u64,
@@ -61,8 +62,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Starts the logs in `directory`, after `bytes` of the lines that are there; what follows them is cut off, because the
-    /// steps from `first_step` on are taken again.
+    /// Starts the logs in `directory`, after `bytes` of the lines that are there; what follows them is cut off, because
+    /// the steps from `first_step` on are taken again.
     pub(super) fn open(directory: &Path, bytes: u64, first_step: u64) -> Result<Self> {
         let path = directory.join(METRICS_FILE);
         let mut file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
@@ -111,8 +112,8 @@ impl Log {
     }
 }
 
-/// The scalars of the first task's figures, tagged `PREFIX/ne` and so on, and where there are several tasks those of each,
-/// tagged `PREFIX/TASK/ne`.
+/// The scalars of the first task's figures, tagged `PREFIX/ne` and so on, and where there are several tasks those of
+/// each, tagged `PREFIX/TASK/ne`.
 pub(super) fn tagged_by_task(
     prefix: &str,
     first: &Figures,

@@ -251,8 +251,9 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     ///
-    /// What [`TrainConfig::tables`] finds wrong; [`Error::Sharding`] for a plan that cannot be run here; [`Error::Read`] for
-    /// a dataset or preprocessing that cannot be read; [`Error::Memory`] for a model beyond the memory limit.
+    /// What [`TrainConfig::tables`] finds wrong; [`Error::Sharding`] for a plan that cannot be run here;
+    /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Memory`] for a model beyond the
+    /// memory limit.
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
         let preprocessing = Preprocessing::of(config)?;
@@ -318,10 +319,10 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::MachineMemory`] for a model that the machine has no memory for, unless a memory limit is given; [`Error::Dataset`] if
-    /// `out` is taken; [`Error::Run`] if the run there cannot be resumed; [`Error::Read`] for damaged
-    /// data; [`Error::Diverged`] if a loss is not finite. `out` is then as it was before, unless it has a checkpoint to resume
-    /// from, or the batch that the model diverged on.
+    /// [`Error::MachineMemory`] for a model that the machine has no memory for, unless a memory limit is given;
+    /// [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed; [`Error::Read`] for
+    /// damaged data; [`Error::Diverged`] if a loss is not finite. `out` is then as it was before, unless it has a
+    /// checkpoint to resume from, or the batch that the model diverged on.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let collectives = Arc::clone(&self.options.collectives);
         let mut run = Run::new(self.config, &self.schema, &self.features);

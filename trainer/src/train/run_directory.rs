@@ -127,8 +127,8 @@ impl Drop for RunDirectory {
     }
 }
 
-/// Refuses ranks that do not see what the lowest one writes to `files`, the folder of the checkpoints and the model. Every rank
-/// calls it.
+/// Refuses ranks that do not see what the lowest one writes to `files`, the folder of the checkpoints and the model.
+/// Every rank calls it.
 pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Result<()> {
     if collectives.size() == 1 {
         return Ok(());
@@ -183,7 +183,8 @@ fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
     }
 }
 
-/// Moves the run at `path` aside if it is complete; one that is not gives way to the complete one that it was to replace.
+/// Moves the run at `path` aside if it is complete; one that is not gives way to the complete one that it was to
+/// replace.
 fn set_aside(path: &Path, replaced: &Path) -> Result<()> {
     let complete = Run::load(path).is_ok_and(|run| run.completed);
     if replaced.exists() && !complete {

@@ -22,7 +22,8 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Everything, for a checkpoint: the metrics since the last log line of every rank, since their sums depend on the order.
+    /// Everything, for a checkpoint: the metrics since the last log line of every rank, since their sums depend on the
+    /// order.
     pub(super) fn entries(&self, collectives: &dyn Collectives) -> Result<Vec<Entry<'static>>> {
         let mut entries = vec![
             Entry::owned("losses", Dtype::F64, vec![self.losses.len()], &self.losses),
@@ -44,8 +45,8 @@ impl Sums {
         Ok(entries)
     }
 
-    /// Puts back what [`entries`](Self::entries) gave: this rank's part, or on the lowest rank all parts, if there were another number
-    /// of ranks. The error says what is wrong with the file.
+    /// Puts back what [`entries`](Self::entries) gave: this rank's part, or on the lowest rank all parts, if there were
+    /// another number of ranks. The error says what is wrong with the file.
     pub(super) fn restore(&mut self, file: &TensorFile, collectives: &dyn Collectives) -> Result<(), Fault> {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;

@@ -129,8 +129,8 @@ impl<'a> Stepper<'a> {
         Ok(())
     }
 
-    /// One step with the batch that was requested, if there is one: forward, loss, backward, updates. The next one is requested
-    /// meanwhile.
+    /// One step with the batch that was requested, if there is one: forward, loss, backward, updates. The next one is
+    /// requested meanwhile.
     pub(super) fn next(
         &mut self,
         batches: &mut Batches,

@@ -67,8 +67,8 @@ learning_rate = 0.01
 /// Samples per session of the dataset.
 const SESSION: i64 = 6;
 
-/// Writes 130 samples of sessions in which a window slides, in so many buckets; the label depends on the item, and the dense feature on
-/// the session.
+/// Writes 130 samples of sessions in which a window slides, in so many buckets; the label depends on the item, and the
+/// dense feature on the session.
 fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group =

@@ -339,7 +339,8 @@ impl<'a> Training<'a> {
         Ok(Some(summary))
     }
 
-    /// The figures of the model as it is at the end; `None` if that was stopped. Unless they are known, they are logged.
+    /// The figures of the model as it is at the end; `None` if that was stopped. Unless they are known, they are
+    /// logged.
     pub(super) fn final_evaluation(
         &mut self,
         held_out: &Reader,

@@ -284,8 +284,8 @@ fn ranks_of_another_version_are_refused() {
     }
 }
 
-/// A second job whose ranks are given the place of a first one that runs: each of its processes says what is wrong, and the
-/// first job goes on.
+/// A second job whose ranks are given the place of a first one that runs: each of its processes says what is wrong, and
+/// the first job goes on.
 #[test]
 fn a_second_job_at_the_place_of_the_first_is_refused() {
     let port = free_port();
@@ -435,8 +435,8 @@ fn torchrun(scenario: &str) -> Job {
     Job(vec![command.spawn().unwrap()])
 }
 
-/// `nccl.sh` builds what makes NCCL's process groups, the real libtorch, NCCL and CUDA have every symbol that it needs, and a call
-/// comes as far as to the GPU.
+/// `nccl.sh` builds what makes NCCL's process groups, the real libtorch, NCCL and CUDA have every symbol that it needs,
+/// and a call comes as far as to the GPU.
 #[test]
 #[ignore = "needs PyPI's torch: make test-torchrec"]
 fn nccl_of_torchrecs_torch_is_loaded() {

@@ -14,10 +14,10 @@ const BIAS: f64 = -1.43;
 
 /// A logistic model of the first four dense features and the first two user, sequence and item features.
 ///
-/// Every id of such a feature has a hidden effect, uniform with mean 0 (over the ids' distribution) and
-/// variance 1; a list counts with the sum of its ids' effects over the square root of the feature's mean length.
-/// That is linear in the one-hot ids, so a model with sum pooling can express it. The effects depend on the
-/// feature's name only: logs of different seeds have the same effects, so a model trained on one can be tested on another.
+/// Every id of such a feature has a hidden effect, uniform with mean 0 (over the ids' distribution) and variance 1; a
+/// list counts with the sum of its ids' effects over the square root of the feature's mean length. That is linear in
+/// the one-hot ids, so a model with sum pooling can express it. The effects depend on the feature's name only: logs of
+/// different seeds have the same effects, so a model trained on one can be tested on another.
 #[derive(Debug)]
 pub(super) struct HiddenModel {
     terms: Vec<Term>,

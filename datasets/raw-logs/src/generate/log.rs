@@ -103,8 +103,8 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct Cell<'a> {
     world: &'a World,
-    /// The request id of the cell's first row, which is also the session id of its session 0. As a cell has no more sessions
-    /// than rows, the session ids of cells do not overlap.
+    /// The request id of the cell's first row, which is also the session id of its session 0. As a cell has no more
+    /// sessions than rows, the session ids of cells do not overlap.
     first_id: i64,
     arrival: Arrival,
     users: Vec<i64>,

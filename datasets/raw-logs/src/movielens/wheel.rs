@@ -47,8 +47,8 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
         })
 }
 
-/// The wheel in `folder`. It is downloaded with pip unless it is there with the right checksum. One process fetches at a
-/// time, and the file appears by one rename, so an interrupted call leaves no half file.
+/// The wheel in `folder`. It is downloaded with pip unless it is there with the right checksum. One process fetches at
+/// a time, and the file appears by one rename, so an interrupted call leaves no half file.
 ///
 /// # Errors
 ///

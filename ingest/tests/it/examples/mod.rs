@@ -1,5 +1,5 @@
-//! The configurations in `ingest/examples`, unchanged, over logs of their shapes. Every sample of the datasets is compared
-//! with one that plain loops over the rows of the log make.
+//! The configurations in `ingest/examples`, unchanged, over logs of their shapes. Every sample of the datasets is
+//! compared with one that plain loops over the rows of the log make.
 
 mod news;
 mod retail;
@@ -25,8 +25,8 @@ use crate::logs::Dir;
 /// An id that a vocabulary leaves out, because it is too rare.
 const RARE: &str = "(rare)";
 
-/// A sample, as a dataset has it or as it should be. Ids are texts: those of a vocabulary are the originals, and hashes and
-/// integers are decimal.
+/// A sample, as a dataset has it or as it should be. Ids are texts: those of a vocabulary are the originals, and hashes
+/// and integers are decimal.
 #[derive(Debug, Clone, PartialEq)]
 struct Sample {
     /// The hash of the sample's key.
@@ -91,7 +91,8 @@ fn add_days(samples: &mut [Sample]) {
     }
 }
 
-/// A vocabulary: the features of the log and those of timelines that have it, and the ids of all rows of these timelines.
+/// A vocabulary: the features of the log and those of timelines that have it, and the ids of all rows of these
+/// timelines.
 struct Numbers<'a> {
     name: &'a str,
     logged: &'a [&'a str],
@@ -101,7 +102,8 @@ struct Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// Checks that the dataset has the vocabulary that the samples make, and replaces the ids in `samples` that are too rare.
+    /// Checks that the dataset has the vocabulary that the samples make, and replaces the ids in `samples` that are too
+    /// rare.
     fn check(&self, dataset: &Path, samples: &mut [Sample]) {
         let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
         let in_samples =

@@ -159,7 +159,8 @@ fn pairs_become_samples_with_their_articles() {
         Numbers { name, logged, windows: &[], rows: vec![], min_count }.check(&dataset, &mut expected);
     }
 
-    // The log has what is hard: users without a history, unknown articles, and days that begin in the evening in New York.
+    // The log has what is hard: users without a history, unknown articles, and days that begin in the evening in New
+    // York.
     assert!(expected.len() > 400 && without > 20, "{} samples, {without} without an article", expected.len());
     assert!(requests.iter().any(|request| request.history.is_empty()));
     let pauses = |pause: i64| {

@@ -24,7 +24,8 @@ struct Event {
 /// The changes of items: property, item and time → value.
 type Changes = BTreeMap<(&'static str, i64, i64), String>;
 
-/// Visits on days up to a month apart. All times are whole half minutes, so that many events meet others, or the ends of windows.
+/// Visits on days up to a month apart. All times are whole half minutes, so that many events meet others, or the ends
+/// of windows.
 fn events() -> Vec<Event> {
     let mut random = Random(4);
     let mut all = Vec::new();

@@ -51,8 +51,8 @@ impl Search {
     }
 }
 
-/// Two days of searches. Sessions last beyond midnight, change the platform, and overlap with others of their user; some
-/// searches show nothing, and some clicks come after the next search.
+/// Two days of searches. Sessions last beyond midnight, change the platform, and overlap with others of their user;
+/// some searches show nothing, and some clicks come after the next search.
 fn searches() -> Vec<Search> {
     let mut random = Random(1);
     let mut all = Vec::new();
@@ -175,7 +175,8 @@ fn searches_become_a_sample_for_each_hotel() {
         numbers.check(&dataset, &mut expected);
     }
 
-    // The log has what is hard: clicks after the next search, sessions on two platforms or days, searches without a result.
+    // The log has what is hard: clicks after the next search, sessions on two platforms or days, searches without a
+    // result.
     assert!(expected.len() > 400, "{} samples", expected.len());
     let is_late = |pair: &[Search]| {
         let click = pair[0].click.as_ref();

@@ -21,8 +21,8 @@ const COMMANDS: [&str; 10] = [
     "onefold-shard tables logs/train.toml --data DATASET --out tables.json",
 ];
 
-/// A command whose environment has nothing about stores but `variables`, and no proxy. Asking this machine for credentials of
-/// its own fails at once, as it does on one that has none.
+/// A command whose environment has nothing about stores but `variables`, and no proxy. Asking this machine for
+/// credentials of its own fails at once, as it does on one that has none.
 fn command(dir: &Dir, line: &str, location: &str, variables: &[(&str, &str)]) -> TestCommand {
     let nowhere = "127.0.0.1:1";
     let mut command = dir.command(&line.replace("DATASET", location));

@@ -78,8 +78,8 @@ impl Expected {
         }
     }
 
-    /// By type, with the state of all beside the 32-bit floats. Weights of 16 bits are right if they are what the noise makes of a
-    /// number that is off by [`BOUND`] at most.
+    /// By type, with the state of all beside the 32-bit floats. Weights of 16 bits are right if they are what the noise
+    /// makes of a number that is off by [`BOUND`] at most.
     fn compare(
         &self,
         name: &str,
@@ -135,8 +135,8 @@ fn rounded(dtype: DataType, values: &[f32], noise: RowNoise) -> Vec<f32> {
     }
 }
 
-/// What rounding makes of numbers of all sizes is what it makes on the CPU, to the last bit. With a rate of one and every row looked
-/// up once, the weight before it is rounded is the same number on both.
+/// What rounding makes of numbers of all sizes is what it makes on the CPU, to the last bit. With a rate of one and
+/// every row looked up once, the weight before it is rounded is the same number on both.
 pub(super) fn check_rounding(
     accelerator: &Accelerator,
     rng: &mut ChaCha8Rng,

@@ -56,7 +56,8 @@ impl Kind {
 /// What was asked for in one block.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// The vectors of the answer: by number, the row or value of the feature that each belongs to. Of a replica, the table rows.
+    /// The vectors of the answer: by number, the row or value of the feature that each belongs to. Of a replica, the
+    /// table rows.
     pub(super) vectors: Vec<u32>,
 }
 

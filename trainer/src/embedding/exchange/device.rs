@@ -1,8 +1,8 @@
-//! The exchange of rows between ranks whose shards are in devices' memory: ids travel between processors, vectors and their
-//! gradients between devices.
+//! The exchange of rows between ranks whose shards are in devices' memory: ids travel between processors, vectors and
+//! their gradients between devices.
 //!
-//! What one rank sends another is in the order of the blocks (pooled rows, sequences, replicas, each by width), so that the vectors
-//! of one kind and width stand together, here as in the message.
+//! What one rank sends another is in the order of the blocks (pooled rows, sequences, replicas, each by width), so that
+//! the vectors of one kind and width stand together, here as in the message.
 
 use std::sync::atomic::AtomicU64;
 

@@ -6,8 +6,9 @@
 //! gradient  gradients of the answers ═▶ owners; of replicas' rows ═▶ all ranks
 //! ```
 //!
-//! A double arrow is one all-to-all for all groups. Which shard of which rank is asked for which feature is known from the plan alone
-//! ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they are.
+//! A double arrow is one all-to-all for all groups. Which shard of which rank is asked for which feature is known from
+//! the plan alone ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they
+//! are.
 
 mod blocks;
 mod device;
@@ -170,8 +171,8 @@ fn blocks(layout: &Layout, shards: &[Shard], asker: u32, owner: u32) -> Vec<Bloc
 }
 
 impl Exchange {
-    /// The exchange between the ranks of `collectives`, whose tables are divided into `shards`; vectors and gradients have
-    /// `dtype` on the wire.
+    /// The exchange between the ranks of `collectives`, whose tables are divided into `shards`; vectors and gradients
+    /// have `dtype` on the wire.
     pub(super) fn new(
         layout: &Layout,
         shards: &[Shard],
@@ -487,8 +488,8 @@ impl Exchange {
         self.locations.par_iter().zip(&self.features).with_max_len(1).map(sum).collect()
     }
 
-    /// Waits for the gradients, and gives `apply` what each rank adds to the gradient of each of this rank's shards, in the order of
-    /// ranks.
+    /// Waits for the gradients, and gives `apply` what each rank adds to the gradient of each of this rank's shards, in
+    /// the order of ranks.
     pub(super) fn update(
         &self,
         lookups: &[Lookup],

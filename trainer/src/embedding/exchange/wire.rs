@@ -36,7 +36,8 @@ pub(super) struct Arrived {
 }
 
 impl Outgoing {
-    /// Floats for every rank and block, of these sizes. `write` gets a rank, a block and its floats; it is called in parallel.
+    /// Floats for every rank and block, of these sizes. `write` gets a rank, a block and its floats; it is called in
+    /// parallel.
     pub(super) fn written(
         threads: &ThreadPool,
         sizes: &[Vec<usize>],

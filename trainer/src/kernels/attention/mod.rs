@@ -1,26 +1,26 @@
 //! Self-attention over jagged sequences, followed by the mean over queries, once per distinct pair of elements.
 //!
-//! A window w of L elements with vectors x_i has queries `q_i = W_q x_i + b_q` and keys `k_i = W_k x_i`; the block's output
-//! needs only
+//! A window w of L elements with vectors x_i has queries `q_i = W_q x_i + b_q` and keys `k_i = W_k x_i`; the block's
+//! output needs only
 //!
 //! ```text
 //! y(w) = 1/L Σ_i Σ_j P_ij x_j,   P_ij = e_ij / Z_i,   e_ij = exp(q_i·k_j / √d),   Z_i = Σ_j e_ij   (i, j in w)
 //! ```
 //!
 //! per head, because everything after it is linear: the mean over queries, the value projection (which is applied to
-//! `y`, once per window, rather than to every element) and the output projection. (A bias of the keys adds the same to all
-//! scores of a query and drops out of the softmax.) Swapping the sums, `y(w) = Σ_j p_j x_j` with the shares
-//! `p_j = 1/L Σ_i e_ij / Z_i`: the product of P with values is a matrix-vector product.
+//! `y`, once per window, rather than to every element) and the output projection. (A bias of the keys adds the same to
+//! all scores of a query and drops out of the softmax.) Swapping the sums, `y(w) = Σ_j p_j x_j` with the shares `p_j =
+//! 1/L Σ_i e_ij / Z_i`: the product of P with values is a matrix-vector product.
 //!
-//! Windows that slide over one timeline share elements, and with them projections, scores and exponentials, which do not
-//! depend on the window. They are computed once per **chain** of overlapping windows, against one maximum per query; a
-//! window sums its own part of a row. Going back, the gradients of all windows of a chain meet in
-//! `dS_ij = e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`, and from there on, `dQ = dS K`
-//! and `dK = dSᵀ Q` are computed once per chain.
+//! Windows that slide over one timeline share elements, and with them projections, scores and exponentials, which do
+//! not depend on the window. They are computed once per **chain** of overlapping windows, against one maximum per
+//! query; a window sums its own part of a row. Going back, the gradients of all windows of a chain meet in `dS_ij =
+//! e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`, and from there on, `dQ = dS
+//! K` and `dK = dSᵀ Q` are computed once per chain.
 //!
-//! A window whose own scores all lie far below the chain's maximum would lose its digits; it is found when its sum is tiny
-//! and computed by itself. Nothing of the size of windows × length is kept between forward and backward: a chain's vectors are
-//! looked up and its scores computed again, in buffers that stay in the cache.
+//! A window whose own scores all lie far below the chain's maximum would lose its digits; it is found when its sum is
+//! tiny and computed by itself. Nothing of the size of windows × length is kept between forward and backward: a chain's
+//! vectors are looked up and its scores computed again, in buffers that stay in the cache.
 
 mod chain;
 mod plan;
@@ -138,8 +138,8 @@ pub struct Gradients {
     pub bias: Vec<f32>,
 }
 
-/// `y`, `[U, H, D]` for each sequence, of every window; zeros for an empty one. Without `share`, overlapping windows are
-/// computed one by one.
+/// `y`, `[U, H, D]` for each sequence, of every window; zeros for an empty one. Without `share`, overlapping windows
+/// are computed one by one.
 ///
 /// # Panics
 ///

@@ -171,8 +171,8 @@ proptest! {
             backward(&case.query_key(), &[case.sequence()], &plan, &[&case.upstream])
         };
         let (alone, shared) = (gradients(false), gradients(true));
-        // A saturated softmax has gradients near zero, as differences of numbers in the tens times queries in the hundreds:
-        // what is left of them then is their rounding.
+        // A saturated softmax has gradients near zero, as differences of numbers in the tens times queries in the
+        // hundreds: what is left of them then is their rounding.
         let least = 0.1;
         assert_close_from(least, "vectors", &shared.vectors[0], &doubles(&alone.vectors[0]), 1e-3);
         assert_close_from(least, "weights", &shared.weights, &doubles(&alone.weights), 1e-3);

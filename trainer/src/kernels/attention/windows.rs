@@ -1,10 +1,11 @@
 //! What the windows of a chain make of the scores of a block of queries.
 //!
-//! Of a query's exponentials, every window that has the query needs the sum over its own elements and, going back, the sum of
-//! their products with the gradients of its shares. A few windows take their slices one after the other. Many take all
-//! together, as products of matrices: with M and G, which have for every window a column of its members (zeros and ones) and of
-//! its gradients, the sums of a block of exponentials E are `E M` and `E G`, the shares `Fᵀ E`, and the factors of the scores'
-//! gradients `F Gᵀ - (F ∘ c) Mᵀ`, where F has `1 / (L Z_i(w))` for the windows of a query, and zeros for the others.
+//! Of a query's exponentials, every window that has the query needs the sum over its own elements and, going back, the
+//! sum of their products with the gradients of its shares. A few windows take their slices one after the other. Many
+//! take all together, as products of matrices: with M and G, which have for every window a column of its members (zeros
+//! and ones) and of its gradients, the sums of a block of exponentials E are `E M` and `E G`, the shares `Fᵀ E`, and
+//! the factors of the scores' gradients `F Gᵀ - (F ∘ c) Mᵀ`, where F has `1 / (L Z_i(w))` for the windows of a query,
+//! and zeros for the others.
 
 use super::Sequence;
 use super::plan::Chain;
@@ -35,8 +36,8 @@ impl Span {
     }
 }
 
-/// The windows of one chain after the other, in buffers that grow; n is the chain's length, W are the windows, H the heads,
-/// `stride` is that of scores.
+/// The windows of one chain after the other, in buffers that grow; n is the chain's length, W are the windows, H the
+/// heads, `stride` is that of scores.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     spans: Vec<Span>,
@@ -121,8 +122,8 @@ impl Windows {
         (0..self.spans.len()).filter(|&window| self.least[window] < SMALLEST_SUM)
     }
 
-    /// Takes the gradients `[H, W, D]` of what the windows made of the elements' vectors `[n, D]`: an element's share of a window
-    /// has their product as its gradient.
+    /// Takes the gradients `[H, W, D]` of what the windows made of the elements' vectors `[n, D]`: an element's share
+    /// of a window has their product as its gradient.
     pub(super) fn take_upstream(&mut self, upstream: &[f32], vectors: &[f32], dim: usize) {
         let Self { spans, stride, columns, gradients, .. } = self;
         let (windows, columns) = (spans.len(), *columns);
@@ -154,8 +155,8 @@ impl Windows {
         }
     }
 
-    /// From scores of queries from `first` on to their exponentials, and to what windows give elements: adds
-    /// `e_ij / (L Z_i)` to `shares[w][j]` for every query i and element j of window w. Shares outside of windows are any values
+    /// From scores of queries from `first` on to their exponentials, and to what windows give elements: adds `e_ij / (L
+    /// Z_i)` to `shares[w][j]` for every query i and element j of window w. Shares outside of windows are any values
     /// until [`clear_outside`](Self::clear_outside), and those of windows that are [`alone`](Self::alone) stay so.
     pub(super) fn attend(&mut self, scores: &mut [f32], first: usize, shares: &mut [f32]) {
         let Self { spans, hulls, stride, columns, least, scales, by_element, .. } = self;
@@ -244,8 +245,8 @@ fn exponentials_of_row<L: Lanes<N>, const N: usize>(row: &mut [f32], hull: Span)
 }
 
 dispatched! {
-    /// From the sums of a query's exponentials by window, in the first half of a row, to `1 / (L Z)`, and zeros for windows without
-    /// the query. `members` says which have it; its rows are as far apart.
+    /// From the sums of a query's exponentials by window, in the first half of a row, to `1 / (L Z)`, and zeros for
+    /// windows without the query. `members` says which have it; its rows are as far apart.
     fn invert_sums(sums: &mut [f32], members: &[f32], width: usize, scales: &[f32], least: &mut [f32]) =
         wide invert_sums_with
 }
@@ -267,8 +268,8 @@ fn invert_sums_with<L: Lanes<N>, const N: usize>(
 }
 
 dispatched! {
-    /// From the sums of a query's exponentials by window, and of their products with gradients, to what members and gradients
-    /// are multiplied by.
+    /// From the sums of a query's exponentials by window, and of their products with gradients, to what members and
+    /// gradients are multiplied by.
     fn centre_sums(sums: &mut [f32], members: &[f32], width: usize, scales: &[f32]) = wide centre_sums_with
 }
 
@@ -290,8 +291,8 @@ fn centre_sums_with<L: Lanes<N>, const N: usize>(
 }
 
 dispatched! {
-    /// Writes into the second half of the first `n` rows of `by_element` the gradients of the windows that have the element, and zeros
-    /// for others; rows of gradients are `stride` apart.
+    /// Writes into the second half of the first `n` rows of `by_element` the gradients of the windows that have the
+    /// element, and zeros for others; rows of gradients are `stride` apart.
     fn mask(by_element: &mut [f32], width: usize, gradients: &[f32], stride: usize, n: usize) = wide mask_with
 }
 

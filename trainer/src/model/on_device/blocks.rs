@@ -84,8 +84,8 @@ impl Pooled {
         self.blocks.iter().find(|block| block.pooling == pooling).map(|block| &block.rows)
     }
 
-    /// The gradient of all sequences' elements, `[T, D]`, if there are any, from those of every block's rows; those of targets
-    /// are added to that of the pooled rows.
+    /// The gradient of all sequences' elements, `[T, D]`, if there are any, from those of every block's rows; those of
+    /// targets are added to that of the pooled rows.
     pub(super) fn backward<'a>(
         &self,
         accelerator: &Accelerator,
@@ -149,7 +149,8 @@ impl Queries {
         own.expect("every target is among them").1.clone()
     }
 
-    /// Adds the gradient of the targets' vectors to that of all pooled rows, once `backward` has reached the samples' leaf.
+    /// Adds the gradient of the targets' vectors to that of all pooled rows, once `backward` has reached the samples'
+    /// leaf.
     fn backward(&self, accelerator: &Accelerator, batch: &Staged, pooled: &Tensor) -> Result<()> {
         let (samples, width) = (batch.size(), self.shared.size()[1]);
         let (by_sample, total) = (self.by_sample.grad().contiguous(), self.shared.detach().zeros_like());

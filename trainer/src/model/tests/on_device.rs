@@ -140,8 +140,8 @@ fn train_as_the_cpu(features: &[FeatureConfig]) {
     }
 }
 
-/// Weights of 16 bits and clipped gradients: noise and limit are the CPU's, so losses differ by rounding alone. Where an update before
-/// rounding differs in its last bit, the stored weight rarely differs by a step of its type.
+/// Weights of 16 bits and clipped gradients: noise and limit are the CPU's, so losses differ by rounding alone. Where
+/// an update before rounding differs in its last bit, the stored weight rarely differs by a step of its type.
 #[test]
 fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
     let tables = narrow_tables();

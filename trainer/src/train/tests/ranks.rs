@@ -240,8 +240,8 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
     }
 }
 
-/// The losses of steps and the figures of evaluations are those of one rank, however tables are divided. With row-wise Adagrad column
-/// shards have accumulators of their own: there the reference is one rank with the same shards.
+/// The losses of steps and the figures of evaluations are those of one rank, however tables are divided. With row-wise
+/// Adagrad column shards have accumulators of their own: there the reference is one rank with the same shards.
 #[test]
 fn ranks_train_as_one_does() {
     let mut jobs = Jobs::new();
@@ -284,7 +284,8 @@ fn ranks_train_as_one_does() {
     }
 }
 
-/// The same on devices, one for each rank: the losses are those of ranks in memory, and the same bits when the job is run again.
+/// The same on devices, one for each rank: the losses are those of ranks in memory, and the same bits when the job is
+/// run again.
 #[test]
 fn ranks_on_devices_train_as_those_in_memory() {
     let mut jobs = Jobs::new();
@@ -354,8 +355,8 @@ fn jobs_move_between_devices_and_memory() {
     }
 }
 
-/// Features that share tables train so too: a sequence and its target one table, two sequences another one. Jobs are resumed by any
-/// ranks, and evaluated and exported.
+/// Features that share tables train so too: a sequence and its target one table, two sequences another one. Jobs are
+/// resumed by any ranks, and evaluated and exported.
 #[test]
 fn ranks_share_tables() {
     let mut jobs = Jobs::new();
@@ -396,8 +397,8 @@ fn ranks_share_tables() {
     }
 }
 
-/// Stopped again and again and resumed with another number of ranks and another plan, a job has the losses of one that was not
-/// stopped; with the same ranks and plan it has the same bits.
+/// Stopped again and again and resumed with another number of ranks and another plan, a job has the losses of one that
+/// was not stopped; with the same ranks and plan it has the same bits.
 #[test]
 fn jobs_are_resumed_by_any_ranks_and_plan() {
     let jobs = Jobs::new();
