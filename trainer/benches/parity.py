@@ -22,14 +22,30 @@ BOUND = 1e-4
 FORMS = {"off": {}, "exact": {}, "window": {}, "rounding": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}}
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description, data, work="folder for runs"):
+    """A parser with the arguments of all scripts that train one model in several ways."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
-    parser.add_argument("--data", type=pathlib.Path, required=True, help="its dataset")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for runs")
+    parser.add_argument("--data", type=pathlib.Path, required=True, help=data)
+    parser.add_argument("--work", type=pathlib.Path, required=True, help=work)
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
-    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
+    return parser
+
+
+def configured(options, streams=None):
+    """The configuration with its changed lines, and so many streams unless it names a number."""
+    text = options.config.read_text()
+    for setting in options.set:
+        text = changed(text, setting)
+    if streams and not re.search(r"(?m)^streams = ", text):
+        text = text.replace("[data]\n", f"[data]\nstreams = {streams}\n", 1)
+    return text
+
+
+def arguments():
+    parser = parser_of(__doc__, data="its dataset")
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--forms", default=",".join(FORMS), help="what to train, separated by commas")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -60,11 +76,8 @@ def losses(options, config, form):
 def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
-    text = options.config.read_text()
-    for setting in options.set:
-        text = changed(text, setting)
     config = options.work / "train.toml"
-    config.write_text(text)
+    config.write_text(configured(options))
     plain = losses(options, config, "off")
     ends = [end for end in (20, 50, 100, 200, 300, 500, 1000, 2000) if end < len(plain)] + [len(plain)]
     print(f"{len(plain)} steps, loss {plain[0]:.4f} at the first, {sum(plain[-20:]) / len(plain[-20:]):.4f} over the last 20")

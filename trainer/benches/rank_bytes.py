@@ -9,26 +9,20 @@ for each row, sequences one for each id, and `onefold-read bench` counts how man
         [--ranks 4] [--steps 20] [--set rows=20000] [--set 'ids="hashed"']
 """
 
-import argparse
 import json
 import pathlib
 import re
 import subprocess
 
-from parity import changed
+from parity import configured, parser_of
 
 SEQUENCES = ("attention", "din", "encoder")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
-    parser.add_argument("--data", type=pathlib.Path, required=True, help="its dataset, whose buckets the ranks divide")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for runs")
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
+    parser = parser_of(__doc__, data="its dataset, whose buckets the ranks divide")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
     return parser.parse_args()
 
 
@@ -53,11 +47,7 @@ def vectors(tables, groups, form):
 def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
-    text = options.config.read_text()
-    for setting in options.set:
-        text = changed(text, setting)
-    if not re.search(r"(?m)^streams = ", text):
-        text = text.replace("[data]\n", f"[data]\nstreams = {options.ranks}\n", 1)
+    text = configured(options, streams=options.ranks)
     config = options.work / "train.toml"
     config.write_text(text)
     run(options, "onefold-shard", "tables", config, "--data", options.data, "--samples", 0, "--out", options.work / "tables.json", "--overwrite")

@@ -10,34 +10,27 @@ so must the model. `--stop` lets a rank hang with SIGSTOP first.
         [--kills 20] [--ranks 2,3,4] [--within SECONDS] [--stop] [--seed 1] [--set tables.eps=1e-1]
 """
 
-import argparse
 import json
 import os
 import pathlib
 import random
-import re
 import signal
 import subprocess
 import time
 
-from parity import changed
+from parity import configured, parser_of
 
 LIMIT_SECONDS = 30.0
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
-    parser.add_argument("--data", type=pathlib.Path, required=True, help="its dataset, in 12 buckets")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for runs")
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
+    parser = parser_of(__doc__, data="its dataset, in 12 buckets")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks, in turn")
     parser.add_argument("--within", type=float, default=6.0, help="a rank dies within so many seconds after its start")
     parser.add_argument("--stop", action="store_true", help="stop a rank before the others are killed")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
     return parser.parse_args()
 
 
@@ -98,11 +91,7 @@ def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
     random.seed(options.seed)
-    text = options.config.read_text()
-    for setting in options.set:
-        text = changed(text, setting)
-    if not re.search(r"(?m)^streams = ", text):
-        text = text.replace("[data]\n", "[data]\nstreams = 12\n", 1)
+    text = configured(options, streams=12)
     text += "\n[checkpoint]\nevery_steps = 20\nkeep = 2\nfull_every = 4\n"
     config = options.work / "train.toml"
     config.write_text(text)

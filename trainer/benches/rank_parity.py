@@ -13,31 +13,24 @@ ranks instead. `--optimizers` are those of the tables (the configuration's alone
 place of its vectorised ones: how far rounding alone takes the same computation.
 """
 
-import argparse
 import json
 import os
 import pathlib
-import re
 import subprocess
 
-from parity import changed
+from parity import changed, configured, parser_of
 
 DIVISIONS = ["even", "rows", "columns", "copies", "mixed"]
 PLAIN_KERNELS = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
-    parser.add_argument("--data", type=pathlib.Path, required=True, help="its dataset, in 12 buckets")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for runs and plans")
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
+    parser = parser_of(__doc__, data="its dataset, in 12 buckets", work="folder for runs and plans")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--forms", default="off,exact,window")
     parser.add_argument("--divisions", default=",".join(DIVISIONS))
     parser.add_argument("--optimizers", help="optimizers of the tables")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a line of the configuration")
     return parser.parse_args()
 
 
@@ -123,11 +116,7 @@ def compare(options, config, form, row_wise, label):
 def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
-    text = options.config.read_text()
-    for setting in options.set:
-        text = changed(text, setting)
-    if not re.search(r"(?m)^streams = ", text):
-        text = text.replace("[data]\n", "[data]\nstreams = 12\n", 1)
+    text = configured(options, streams=12)
     print(f"largest relative difference of {options.steps} steps' losses")
     largest = 0.0
     for optimizer in options.optimizers.split(",") if options.optimizers else [None]:

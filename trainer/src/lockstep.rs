@@ -3,6 +3,8 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
 
 use crate::distributed::{Collectives, Pending, Reduce};
@@ -87,6 +89,17 @@ impl dyn Collectives + '_ {
         }
     }
 
+    /// Every rank's value, by rank. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a value that is not read as it was written; those of all operations.
+    pub(crate) fn gather_json<T: Serialize + ?Sized, U: DeserializeOwned>(&self, own: &T) -> Result<Vec<U>> {
+        let all = self.gather_bytes(&serde_json::to_vec(own).map_err(std::io::Error::other)?)?;
+        let values = all.iter().map(|bytes| serde_json::from_slice(bytes));
+        Ok(values.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?)
+    }
+
     /// Refuses ranks that are not the same in all that is named, as ``the option `plan` ``; the lowest rank reports it.
     /// Every rank calls it with the same names.
     ///
@@ -94,9 +107,7 @@ impl dyn Collectives + '_ {
     ///
     /// [`Error::Ranks`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all operations.
     pub fn check_same(&self, own: &[(&str, String)]) -> Result<()> {
-        let all = self.gather_bytes(&serde_json::to_vec(own).map_err(std::io::Error::other)?)?;
-        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Vec<(String, String)>>(bytes);
-        let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
+        let all: Vec<Vec<(String, String)>> = self.gather_json(own)?;
         for (rank, other) in all.iter().enumerate() {
             let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
             let Some(((what, _), _)) = differs else { continue };

@@ -53,23 +53,17 @@ impl ModelSize {
         });
         Ok(Self { parameters, model_bytes, reader_bytes: left?.min(DEFAULT_MEMORY_LIMIT) })
     }
-
-    /// Refuses parts that the ranks of one machine have no memory for, of which it has `available` bytes. Every rank
-    /// calls it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::MachineMemory`] on the lowest rank of such a machine; that of another rank.
-    pub(crate) fn check_machine(&self, collectives: &dyn Collectives, available: u64) -> Result<()> {
-        check_machine(self.model_bytes, collectives, available)
-    }
 }
 
-fn check_machine(model_bytes: u64, collectives: &dyn Collectives, available: u64) -> Result<()> {
+/// Refuses a rank's part of `model_bytes` bytes if the ranks of its machine, which has `available` bytes, have no memory
+/// for all of theirs. Every rank calls it.
+///
+/// # Errors
+///
+/// [`Error::MachineMemory`] on the lowest rank of such a machine; that of another rank.
+pub(crate) fn check_machine(model_bytes: u64, collectives: &dyn Collectives, available: u64) -> Result<()> {
     let own = (machine(), model_bytes, available);
-    let all = collectives.gather_bytes(&serde_json::to_vec(&own).map_err(std::io::Error::other)?)?;
-    let parse = |bytes: &Vec<u8>| serde_json::from_slice::<(String, u64, u64)>(bytes);
-    let all = all.iter().map(parse).collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?;
+    let all: Vec<(String, u64, u64)> = collectives.gather_json(&own)?;
     let here: Vec<_> = all.iter().filter(|(machine, ..)| *machine == own.0).collect();
     let needed = here.iter().fold(0, |sum: u64, (_, needed, _)| sum.saturating_add(*needed));
     let available = here.iter().map(|(.., available)| *available).min().unwrap_or(available);

@@ -153,14 +153,11 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             };
             tensor_file::write(&self.storage, &path_of(&name, &attempt, &file), entries)
         })?;
-        let figures = serde_json::to_vec(&(file, figures)).map_err(std::io::Error::other)?;
-        let files = collectives.gather_bytes(&figures)?;
+        let files: Vec<(String, FileFigures)> = collectives.gather_json(&(file, figures))?;
         collectives.agree_on(|| {
             if rank != 0 {
                 return Ok(());
             }
-            let files = files.iter().map(|figures| serde_json::from_slice(figures));
-            let files = files.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?;
             let file = CheckpointFile {
                 format_version: FORMAT_VERSION,
                 run: self.run.clone(),
@@ -168,7 +165,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
                 attempt: attempt.clone(),
                 layout: layout.clone(),
                 progress: parts.progress.clone(),
-                files,
+                files: files.into_iter().collect(),
             };
             self.commit(&name, file, parts)?;
             self.prune(&name, &attempt)

@@ -334,7 +334,7 @@ impl<'a> Prepared<'a> {
         self.check_ranks(out)?;
         // A limit that is given has been checked, and a GPU has memory of its own.
         if self.options.memory_limit.is_none() && self.options.device.is_none() {
-            self.size.check_machine(&*collectives, memory::available())?;
+            memory::check_machine(self.size.model_bytes, &*collectives, memory::available())?;
         }
         let directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
         check_shared(&collectives.agree(run.files(out))?, &*collectives)?;
@@ -399,8 +399,13 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         }
         let mut directory = RunDirectory::create(out, self.options.existing)?;
-        run.vocabularies = Some(vocabularies::of_snapshot(&self.dataset, self.reader.snapshot())?);
-        match self.begun(run, &directory)? {
+        let begun = self.begun(run, &directory)?;
+        // A run that goes on has the same dataset and snapshot, and need not read the vocabularies once more.
+        run.vocabularies = match begun.as_ref().and_then(|begun| begun.vocabularies.clone()) {
+            Some(known) => Some(known),
+            None => Some(vocabularies::of_snapshot(&self.dataset, self.reader.snapshot())?),
+        };
+        match begun {
             // A model that is there stays usable until there is a better one.
             Some(begun) => (run.completed, run.steps) = (begun.completed, begun.steps),
             None => self.begin(run, &mut directory)?,
