@@ -2,12 +2,11 @@
 
 mod bench_command;
 mod check_command;
+mod describe;
 mod measure_command;
 mod ranks;
 mod trace_command;
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,11 +23,9 @@ use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
-use onefold_trainer::metrics::Figures;
 use onefold_trainer::run::Run;
 use onefold_trainer::{
-    Ending, Error, EvaluateOptions, EvaluationSummary, Existing, ModelSize, Prepared, Stop, TrainConfig,
-    TrainOptions, TrainSummary, evaluate, export,
+    Error, EvaluateOptions, Existing, Prepared, Stop, TrainConfig, TrainOptions, evaluate, export,
 };
 use serde::{Deserialize, Serialize};
 
@@ -382,9 +379,9 @@ fn train(
         prepared.train(&arguments.out, &Silent)?;
         return Ok(());
     }
-    printer.remark(&describe_size(prepared.size(), collectives.size()));
+    printer.remark(&describe::size(prepared.size(), collectives.size()));
     let summary = prepared.train(&arguments.out, printer)?;
-    Ok(printer.summary(&describe_run(&summary, &arguments.out), &summary)?)
+    Ok(printer.summary(&describe::run(&summary, &arguments.out), &summary)?)
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
@@ -412,115 +409,5 @@ fn evaluate_run(
         return Ok(());
     }
     let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;
-    Ok(printer.summary(&describe_evaluation(&summary), &summary)?)
-}
-
-fn describe_size(size: &ModelSize, ranks: u32) -> String {
-    format!(
-        "{} parameters in tables, {} in the dense part: {} with optimizer state and gradients{}; up to {} to read",
-        format_count(size.parameters.embedding),
-        format_count(size.parameters.dense),
-        format_bytes(size.model_bytes),
-        if ranks > 1 { format!(" on rank 0 of {ranks}") } else { String::new() },
-        format_bytes(size.reader_bytes),
-    )
-}
-
-fn describe_run(summary: &TrainSummary, out: &Path) -> String {
-    let mut text = format!(
-        "{} {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
-        if summary.ended == Ending::Stopped { "stopped" } else { "trained" },
-        out.display(),
-        format_count(summary.samples),
-        format_count(summary.steps),
-        summary.wall_seconds,
-        format_count(summary.samples_per_second as u64),
-        100.0 * summary.waiting_share,
-    );
-    let _ = writeln!(
-        text,
-        "{} parameters in tables, {} in the dense part, {} with optimizer state",
-        format_count(summary.parameters.embedding),
-        format_count(summary.parameters.dense),
-        format_bytes(summary.parameter_bytes),
-    );
-    if let Some(step) = summary.resumed_from_step {
-        let _ = writeln!(text, "resumed from step {}", format_count(step));
-    }
-    if let Some(times) = &summary.rank_times {
-        let steps = summary.steps - summary.resumed_from_step.unwrap_or(0);
-        let _ =
-            writeln!(text, "a step of {} ranks: {}", summary.ranks, trace_command::describe(times, steps));
-    }
-    match summary.ended {
-        Ending::EarlyStopping => text.push_str("stopped early: held-out figures got no better\n"),
-        Ending::Stopped => text.push_str("there is a checkpoint; go on with `--resume`\n"),
-        Ending::Completed | Ending::MaxSteps => {}
-    }
-    let factors = summary.dedupe_factor.iter().map(|(group, factor)| format!("{group} {factor:.2}"));
-    let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
-    let _ = writeln!(
-        text,
-        "training    loss {:.4}  ne {}  auc {}  calibration {}",
-        summary.loss,
-        figure(summary.ne),
-        figure(summary.auc),
-        figure(summary.calibration)
-    );
-    text.push_str(&describe_tasks(&summary.tasks));
-    if let Some(eval) = &summary.eval {
-        text.push_str(&describe_evaluation(eval));
-    }
-    // Held-out samples tell, where there are some: those of training are predicted before the model has learned.
-    let ne = summary.eval.as_ref().map_or(summary.ne, |eval| eval.figures.ne);
-    if let Some(ne) = ne.filter(|ne| *ne > 1.0) {
-        let _ = writeln!(
-            text,
-            "warning: NE is {ne:.4}, and above 1 the mean label predicts better than the model; try a lower `learning_rate`, \
-             `eps = 1e-2` under `[optimizer.tables]`, a warm-up under `[schedule]`, or more steps"
-        );
-    }
-    text
-}
-
-/// A line for each of several tasks.
-fn describe_tasks(tasks: &BTreeMap<String, Figures>) -> String {
-    tasks.iter().map(|(task, figures)| format!("  {task}: {}\n", describe(figures))).collect()
-}
-
-fn describe_evaluation(summary: &EvaluationSummary) -> String {
-    let mut text = format!(
-        "evaluation  {}  ({} samples",
-        describe(&summary.figures),
-        format_count(summary.figures.samples)
-    );
-    if let Some(rate) = summary.samples_per_second {
-        let _ = write!(text, ", {} samples/s", format_count(rate as u64));
-    }
-    text.push_str(")\n");
-    text.push_str(&describe_tasks(&summary.tasks));
-    for (feature, segments) in &summary.segments {
-        for (segment, tasks) in segments {
-            for (task, figures) in tasks {
-                let task = if tasks.len() > 1 { format!(" {task}") } else { String::new() };
-                let (figures, samples) = (describe(figures), format_count(figures.samples));
-                let _ = writeln!(text, "  {feature} {segment}{task}: {figures}  ({samples} samples)");
-            }
-        }
-    }
-    text
-}
-
-fn describe(figures: &Figures) -> String {
-    format!(
-        "loss {}  ne {}  auc {}  calibration {}",
-        figure(figures.loss),
-        figure(figures.ne),
-        figure(figures.auc),
-        figure(figures.calibration),
-    )
-}
-
-fn figure(value: Option<f64>) -> String {
-    value.map_or_else(|| "n/a".to_owned(), |value| format!("{value:.4}"))
+    Ok(printer.summary(&describe::evaluation(&summary), &summary)?)
 }

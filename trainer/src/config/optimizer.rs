@@ -1,6 +1,92 @@
-//! `[optimizer.dense]` and `[schedule]`.
+//! `[optimizer]` and `[schedule]`.
 
 use serde::{Deserialize, Serialize};
+
+/// `[optimizer]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// For the embedding tables.
+    pub tables: TableOptimizerConfig,
+    /// For everything else.
+    pub dense: DenseOptimizerConfig,
+}
+
+/// `[optimizer.tables]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableOptimizerConfig {
+    /// The algorithm.
+    pub kind: TableOptimizerKind,
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// Added to the denominator.
+    #[serde(default = "tiny")]
+    pub eps: f32,
+    /// Decay of Adam's first moment.
+    #[serde(default = "beta1")]
+    pub beta1: f32,
+    /// Decay of Adam's second moment.
+    #[serde(default = "beta2")]
+    pub beta2: f32,
+    /// A table row's gradient, summed over the batch, is scaled down to this L2 norm where it is longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_row_grad_norm: Option<f32>,
+}
+
+impl TableOptimizerConfig {
+    /// An algorithm with defaults for all that is not given.
+    pub fn new(kind: TableOptimizerKind, learning_rate: f32) -> Self {
+        let (eps, beta1, beta2) = (tiny(), beta1(), beta2());
+        Self { kind, learning_rate, eps, beta1, beta2, max_row_grad_norm: None }
+    }
+
+    pub(super) fn check(&self) -> Result<(), (String, &'static str)> {
+        if [self.learning_rate, self.eps].iter().any(|value| !value.is_finite() || *value < 0.0) {
+            let message = format!(
+                "`[optimizer.tables]` has a learning rate of {} and an eps of {}",
+                self.learning_rate, self.eps
+            );
+            return Err((message, "neither may be negative or infinite"));
+        }
+        let betas = [self.beta1, self.beta2];
+        if betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
+            let message = format!("`[optimizer.tables]` has beta1 and beta2 {betas:?}");
+            return Err((message, "both must be at least 0 and below 1"));
+        }
+        if let Some(norm) = self.max_row_grad_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
+            let message = format!("`[optimizer.tables].max_row_grad_norm` is {norm}");
+            return Err((message, "give a positive norm, or leave it out"));
+        }
+        Ok(())
+    }
+}
+
+/// Algorithms for tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableOptimizerKind {
+    /// One accumulator per row: the mean of the squared gradient.
+    RowWiseAdagrad,
+    /// One accumulator per weight (Duchi et al. 2011).
+    Adagrad,
+    /// Plain stochastic gradient descent.
+    Sgd,
+    /// Two moments per weight (Kingma and Ba 2015), which only rows of the batch move.
+    Adam,
+}
+
+fn tiny() -> f32 {
+    1e-8
+}
+
+fn beta1() -> f32 {
+    0.9
+}
+
+fn beta2() -> f32 {
+    0.999
+}
 
 /// `[optimizer.dense]`. The defaults are PyTorch's, but for `eps`, which is 1e-8 for every algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

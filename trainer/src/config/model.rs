@@ -1,0 +1,150 @@
+//! `[model]`.
+
+use onefold_sharding::{FeatureConfig, Pooling};
+use serde::{Deserialize, Serialize};
+
+use super::TrainConfig;
+use super::parameters::mlp_parameters;
+
+/// `[model]`: a DLRM.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Widths of the layers after the dense features; the last is the embedding dimension.
+    pub bottom_mlp: Vec<i64>,
+    /// Widths of the layers after the interaction; the last is the number of tasks.
+    pub top_mlp: Vec<i64>,
+    /// How vectors interact.
+    pub interaction: Interaction,
+    /// Cross layers of the `dcn` interaction.
+    #[serde(default = "three")]
+    pub dcn_num_layers: i64,
+    /// Rank of their matrices.
+    #[serde(default = "rank")]
+    pub dcn_low_rank_dim: i64,
+    /// Heads of the self-attention block that pools `attention` tables.
+    #[serde(default = "two")]
+    pub attention_heads: i64,
+    /// Heads of the encoder block that pools `encoder` tables.
+    #[serde(default = "encoder_heads", skip_serializing_if = "is_encoder_heads")]
+    pub encoder_heads: i64,
+    /// Width of the encoder block's hidden layer; four times the dimension if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder_hidden: Option<i64>,
+    /// Widths of the hidden layers of the attention unit that pools `din` tables.
+    #[serde(default = "din_hidden", skip_serializing_if = "is_din_hidden")]
+    pub din_hidden: Vec<i64>,
+}
+
+fn two() -> i64 {
+    2
+}
+
+fn three() -> i64 {
+    3
+}
+
+fn rank() -> i64 {
+    512
+}
+
+/// How the bottom MLP's output and the pooled vectors interact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interaction {
+    /// Dot products of all pairs (the strict lower triangle), beside the bottom MLP's output.
+    Dot,
+    /// Low-rank cross layers (DCN-V2, Wang et al. 2021) over all vectors side by side.
+    Dcn,
+}
+
+impl Interaction {
+    /// Values that the top MLP is given for a sample of `vectors` vectors of `dim`.
+    pub(crate) fn width(self, vectors: i64, dim: i64, has_bottom: bool) -> i64 {
+        match self {
+            Self::Dot => vectors * (vectors - 1) / 2 + if has_bottom { dim } else { 0 },
+            Self::Dcn => vectors * dim,
+        }
+    }
+}
+
+/// The authors' attention unit (Zhou et al. 2018).
+const DIN_HIDDEN: [i64; 2] = [80, 40];
+
+fn din_hidden() -> Vec<i64> {
+    DIN_HIDDEN.to_vec()
+}
+
+fn is_din_hidden(widths: &[i64]) -> bool {
+    widths == DIN_HIDDEN
+}
+
+fn encoder_heads() -> i64 {
+    2
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_encoder_heads(heads: &i64) -> bool {
+    *heads == encoder_heads()
+}
+
+impl ModelConfig {
+    /// Width of the encoder block's hidden layer.
+    pub(crate) fn encoder_hidden_width(&self, dim: i64) -> i64 {
+        self.encoder_hidden.unwrap_or(4 * dim)
+    }
+
+    /// Parameters of the blocks that these features need.
+    pub(super) fn block_parameters(&self, features: &[FeatureConfig], dim: i64) -> i64 {
+        let by = |pooling| features.iter().any(|feature| feature.pooling == pooling);
+        let projections = mlp_parameters(dim, &[3 * dim]) + mlp_parameters(dim, &[dim]);
+        let mut parameters = 0;
+        if by(Pooling::Attention) {
+            parameters += projections;
+        }
+        if by(Pooling::Encoder) {
+            let norms = 2 * 2 * dim;
+            parameters += norms + projections + mlp_parameters(dim, &[self.encoder_hidden_width(dim), dim]);
+        }
+        if by(Pooling::Din) {
+            let widths: Vec<i64> = self.din_hidden.iter().copied().chain(std::iter::once(1)).collect();
+            parameters += mlp_parameters(4 * dim, &widths);
+        }
+        parameters
+    }
+}
+
+/// Refuses models that cannot be.
+pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> {
+    let (model, dim) = (&config.model, config.embedding.dim);
+    let positive = |widths: &[i64]| !widths.is_empty() && widths.iter().all(|width| *width > 0);
+    if !positive(&model.bottom_mlp)
+        || model.bottom_mlp.last().and_then(|w| u64::try_from(*w).ok()) != Some(dim)
+    {
+        let message =
+            format!("`[model].bottom_mlp` is {:?}, but `[embedding].dim` is {dim}", model.bottom_mlp);
+        return Err((message, "all widths must be positive, and the last must be the embedding dimension"));
+    }
+    for (key, heads) in [("attention_heads", model.attention_heads), ("encoder_heads", model.encoder_heads)] {
+        if dim.checked_rem(u64::try_from(heads).unwrap_or(0)) != Some(0) {
+            let message = format!("`[model].{key}` is {heads}, `[embedding].dim` is {dim}");
+            return Err((message, "the dimension must be a multiple of the heads"));
+        }
+    }
+    if let Some(width) = model.encoder_hidden.filter(|width| *width < 1) {
+        let message = format!("`[model].encoder_hidden` is {width}");
+        return Err((message, "give a positive width, or leave it out for four times the dimension"));
+    }
+    if model.din_hidden.is_empty() || model.din_hidden.iter().any(|width| *width < 1) {
+        let message = format!("`[model].din_hidden` is {:?}", model.din_hidden);
+        return Err((message, "give at least one layer, of positive width; a layer of width 1 follows"));
+    }
+    if model.interaction == Interaction::Dcn && (model.dcn_num_layers < 1 || model.dcn_low_rank_dim < 1) {
+        let message = format!(
+            "`[model].dcn_num_layers` is {}, `dcn_low_rank_dim` is {}",
+            model.dcn_num_layers, model.dcn_low_rank_dim
+        );
+        return Err((message, "both must be at least 1"));
+    }
+    Ok(())
+}

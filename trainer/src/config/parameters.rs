@@ -1,0 +1,82 @@
+//! How large a model is.
+
+use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
+use serde::Serialize;
+
+use super::{Interaction, TableOptimizerKind, TrainConfig};
+
+impl TrainConfig {
+    /// Parameters of the model with these sparse features and this number of dense ones.
+    pub fn parameters(&self, features: &[FeatureConfig], dense_features: usize) -> ParameterCount {
+        let dim = self.embedding.dim as i64;
+        let (bottom, dense_vectors) = match dense_features as i64 {
+            0 => (0, 0),
+            width => (mlp_parameters(width, &self.model.bottom_mlp), 1),
+        };
+        let vectors = features.len() as i64 + dense_vectors;
+        let crosses = match self.model.interaction {
+            Interaction::Dot => 0,
+            Interaction::Dcn => {
+                self.model.dcn_num_layers * (2 * self.model.dcn_low_rank_dim + 1) * vectors * dim
+            }
+        };
+        let width = self.model.interaction.width(vectors, dim, dense_vectors > 0);
+        let top = mlp_parameters(width, &self.model.top_mlp);
+        let blocks = self.model.block_parameters(features, dim);
+        let count = ParameterCount {
+            dense: (bottom + top + blocks + crosses) as u64,
+            embedding: 0,
+            table_bytes: 0,
+            table_state: 0,
+            dense_state: self.optimizer.dense.state_values(),
+        };
+        count.with_tables(self, &tables_of(features).0)
+    }
+}
+
+/// Parameters of linear layers of these widths on an input of width `input`.
+pub(super) fn mlp_parameters(input: i64, widths: &[i64]) -> i64 {
+    let inputs = std::iter::once(&input).chain(widths);
+    inputs.zip(widths).map(|(from, to)| (from + 1) * to).sum()
+}
+
+/// How large a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ParameterCount {
+    /// Parameters of the MLPs, the cross layers and the blocks that pool sequences.
+    pub dense: u64,
+    /// Parameters of the tables.
+    pub embedding: u64,
+    /// Bytes of the tables' parameters.
+    #[serde(skip)]
+    table_bytes: u64,
+    /// Values of the tables' optimizer state.
+    #[serde(skip)]
+    table_state: u64,
+    /// Values of optimizer state per dense parameter.
+    #[serde(skip)]
+    dense_state: u64,
+}
+
+impl ParameterCount {
+    /// The same dense part with other tables, or with shards of them.
+    pub(crate) fn with_tables(self, config: &TrainConfig, tables: &[TableConfig]) -> Self {
+        let state = |table: &TableConfig| match config.optimizer.tables.kind {
+            TableOptimizerKind::RowWiseAdagrad => table.rows,
+            TableOptimizerKind::Adagrad => table.rows * table.dim,
+            TableOptimizerKind::Sgd => 0,
+            TableOptimizerKind::Adam => 2 * table.rows * table.dim,
+        };
+        Self {
+            embedding: tables.iter().map(|table| table.rows * table.dim).sum(),
+            table_bytes: tables.iter().map(|table| table.rows * table.dim * table.dtype.bytes()).sum(),
+            table_state: tables.iter().map(state).sum(),
+            ..self
+        }
+    }
+
+    /// Bytes of the parameters and their optimizer state.
+    pub fn bytes(&self) -> u64 {
+        4 * ((1 + self.dense_state) * self.dense + self.table_state) + self.table_bytes
+    }
+}

@@ -1,0 +1,216 @@
+use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
+use onefold_sharding::Pooling;
+
+use super::*;
+
+pub(crate) const WHOLE: &str = r#"
+format_version = 1
+[data]
+train = "split=train"
+eval = "split=holdout"
+label = "label"
+[train]
+batch_size = 128
+epochs = 1
+seed = 1
+[model]
+bottom_mlp = [8, 4]
+top_mlp = [8, 1]
+interaction = "dot"
+[embedding]
+dim = 4
+rows = 100
+[tables.history]
+pooling = "mean"
+[optimizer.tables]
+kind = "row_wise_adagrad"
+learning_rate = 0.02
+[optimizer.dense]
+kind = "sgd"
+learning_rate = 0.1
+"#;
+
+fn refused(from: &str, to: &str) -> String {
+    assert!(WHOLE.contains(from));
+    TrainConfig::parse(Path::new("train.toml"), &WHOLE.replace(from, to)).unwrap_err().to_string()
+}
+
+#[test]
+fn every_mistake_names_its_place() {
+    TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
+    assert!(refused("format_version = 1", "format_version = 3").contains("`format_version` is 3"));
+    assert!(
+        refused("[8, 4]", "[8, 5]").contains("`[model].bottom_mlp` is [8, 5], but `[embedding].dim` is 4")
+    );
+    assert!(refused("[8, 1]", "[]").contains("`[model].top_mlp` is []"));
+    assert!(
+        refused("interaction = \"dot\"", "interaction = \"dot\"\nattention_heads = 3")
+            .contains("attention_heads")
+    );
+    let block = |key: &str| refused("interaction = \"dot\"", &format!("interaction = \"dot\"\n{key}"));
+    assert!(block("encoder_heads = 0").contains("`[model].encoder_heads` is 0, `[embedding].dim` is 4"));
+    assert!(block("encoder_hidden = 0").contains("`[model].encoder_hidden` is 0"));
+    assert!(block("din_hidden = []").contains("`[model].din_hidden` is []"));
+    assert!(block("din_hidden = [8, -1]").contains("`[model].din_hidden` is [8, -1]"));
+    assert!(refused("interaction = \"dot\"", "interaction = \"cross\"").contains("interaction"));
+    let dcn = "interaction = \"dcn\"\ndcn_low_rank_dim = 0";
+    assert!(refused("interaction = \"dot\"", dcn).contains("`dcn_low_rank_dim` is 0"));
+    assert!(refused("epochs = 1", "epochs = 0").contains("`[train]`"));
+    assert!(
+        refused("learning_rate = 0.1", "learning_rate = -1.0").contains("`[optimizer.dense].learning_rate`")
+    );
+    assert!(
+        refused("learning_rate = 0.02", "learning_rate = -1.0")
+            .contains("`[optimizer.tables]` has a learning")
+    );
+    assert!(
+        refused("learning_rate = 0.02", "learning_rate = 0.02\nmax_row_grad_norm = 0.0")
+            .contains("`[optimizer.tables].max_row_grad_norm` is 0")
+    );
+    assert!(refused("rows = 100", "rows = 100\ndtype = \"fp8\"").contains("unknown variant `fp8`"));
+    let more = |text: &str| refused("[model]", &format!("{text}\n[model]"));
+    assert!(more("[evaluation]\nevery_steps = 0").contains("`[evaluation].every_steps` is 0"));
+    assert!(more("[checkpoint]\nkeep = 0").contains("`[checkpoint].keep` is 0"));
+    assert!(more("[early_stopping]\npatience = 2").contains("`[evaluation].every_steps` is not"));
+    assert!(more("[schedule.dense]\nkind = \"cosine\"").contains("`decay_steps` is not given"));
+    assert!(more("[schedule.tables]\ngamma = 2.0").contains("`[schedule.tables].gamma` is 2"));
+    assert!(refused("kind = \"sgd\"", "kind = \"adam\"\nmomentum = 0.9").contains("only `kind = \"sgd\"`"));
+    assert!(refused("kind = \"sgd\"", "kind = \"adam\"\nbetas = [0.9, 1.0]").contains("betas"));
+    assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
+}
+
+#[test]
+fn tasks_are_checked() {
+    const TASKS: &str = "[[tasks]]\nlabel = \"click\"\n[[tasks]]\nlabel = \"like\"\nweight = 0.5\n[train]";
+    let with = |text: &str| WHOLE.replace("label = \"label\"\n", "").replace("[train]", text);
+    let parse = |text: &str| TrainConfig::parse(Path::new("train.toml"), text);
+    let two = with(TASKS).replace("[8, 1]", "[8, 2]");
+    let config = parse(&two).unwrap();
+    let task = |label: &str, weight| TaskConfig { label: label.into(), weight };
+    assert_eq!(config.all_tasks(), [task("click", 1.0), task("like", 0.5)]);
+    assert_eq!(parse(WHOLE).unwrap().all_tasks(), [task("label", 1.0)]);
+    // What a run stores is the same configuration.
+    assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap().all_tasks(), config.all_tasks());
+    let refused = |text: &str| parse(text).unwrap_err().to_string();
+    assert!(refused(&with("[train]")).contains("`[data].label` is missing"));
+    assert!(refused(&with(TASKS)).contains("`[model].top_mlp` is [8, 1], but there are 2 tasks\n  hint: "));
+    assert!(refused(&two.replace("like", "click")).contains("has the label `click` twice"));
+    assert!(refused(&two.replace("0.5", "0.0")).contains("has the weight 0 for `like`"));
+    let both = two.replace("[data]", "[data]\nlabel = \"click\"");
+    assert!(refused(&both).contains("`[data].label` and `[[tasks]]` are both given"));
+    let stopping = "[evaluation]\nevery_steps = 5\n[early_stopping]\npatience = 1\ntask = \"TASK\"\n[model]";
+    let watching = |task: &str| two.replace("[model]", &stopping.replace("TASK", task));
+    assert!(parse(&watching("like")).is_ok());
+    assert!(refused(&watching("share")).contains("`[early_stopping].task` is `share`"));
+    let schema = |labels: &[&str]| Schema {
+        labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+        weight: None,
+        dense: Vec::new(),
+        groups: Vec::new(),
+    };
+    let found = config.check_labels(&schema(&["like", "view", "click"])).unwrap();
+    let columns: Vec<_> = found.iter().map(|(task, weight)| (task.column, *weight)).collect();
+    assert_eq!(columns, [(2, 1.0), (0, 0.5)]);
+    let unknown = config.check_labels(&schema(&["clicks", "like"])).unwrap_err().to_string();
+    assert!(unknown.contains("`[[tasks]]` has the label `click`, which is no label"), "{unknown}");
+    assert!(unknown.contains("did you mean `clicks`?"), "{unknown}");
+}
+
+#[test]
+fn parameters_are_counted() {
+    let config = TrainConfig::parse(Path::new("train.toml"), WHOLE).unwrap();
+    let table = |pooling| FeatureConfig {
+        feature: "x".into(),
+        table: None,
+        rows: 100,
+        dim: 4,
+        pooling,
+        target: None,
+        ids: onefold_sharding::IdPolicy::Checked,
+        dtype: onefold_sharding::DataType::Fp32,
+    };
+    let other = |pooling| FeatureConfig { feature: "y".into(), ..table(pooling) };
+    // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
+    let count = config.parameters(&[table(Pooling::Sum), other(Pooling::Mean)], 3);
+    assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
+    // A shared table is there once; every feature has a vector.
+    let shared = FeatureConfig { table: Some("x".into()), ..other(Pooling::Mean) };
+    let count_of_shared = config.parameters(&[table(Pooling::Sum), shared], 3);
+    assert_eq!((count_of_shared.dense, count_of_shared.embedding), (32 + 36 + 64 + 9, 400));
+    assert_eq!(count.bytes(), 4 * (141 + 800 + 200));
+    let narrow = FeatureConfig { dtype: onefold_sharding::DataType::Bf16, ..table(Pooling::Sum) };
+    let count = config.parameters(&[narrow, other(Pooling::Mean)], 3);
+    assert_eq!((count.embedding, count.bytes()), (800, 4 * (141 + 400 + 200) + 2 * 400));
+    let mut adam = config.clone();
+    adam.optimizer.tables.kind = TableOptimizerKind::Adam;
+    assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (125 + 400 + 800));
+    // Two layers of 12 x 3, 3 x 12 and 12; top 12-8-1: 104 + 9.
+    let mut dcn = config.clone();
+    dcn.model.interaction = Interaction::Dcn;
+    (dcn.model.dcn_num_layers, dcn.model.dcn_low_rank_dim) = (2, 3);
+    let count = dcn.parameters(&[table(Pooling::Sum), other(Pooling::Mean)], 3);
+    assert_eq!(count.dense, 32 + 36 + 2 * 84 + 104 + 9);
+    // Attention 4-12 and 4-4; no dense features: top 1-8-1.
+    let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);
+    assert_eq!(count.dense, 60 + 20 + 16 + 9);
+    // Two norms of 2 x 4, attention as above, 4-16-4.
+    let count = config.parameters(&[table(Pooling::Encoder), table(Pooling::Mean)], 0);
+    assert_eq!(count.dense, 16 + 80 + 80 + 68 + 16 + 9);
+    // 16-5-1.
+    let mut din = config.clone();
+    din.model.din_hidden = vec![5];
+    let count = din.parameters(&[table(Pooling::Din), table(Pooling::Mean)], 0);
+    assert_eq!(count.dense, 85 + 6 + 16 + 9);
+}
+
+#[test]
+fn the_configuration_of_sequences_and_tasks_parses() {
+    let text = include_str!("../../configs/rm1-sequences-tasks.toml");
+    let config = TrainConfig::parse(Path::new("rm1-sequences-tasks.toml"), text).unwrap();
+    let feature = |name: String, kind| SparseFeature::new(name, kind);
+    let group = |name: &str, kind, features: std::ops::Range<u32>| FeatureGroup {
+        name: name.into(),
+        deduplicated: true,
+        features: features.map(|i| feature(format!("{name}_{i:02}"), kind)).collect(),
+    };
+    let schema = Schema {
+        labels: vec!["label".into(), "liked".into()],
+        weight: None,
+        dense: Vec::new(),
+        groups: vec![
+            group("user", SparseKind::Sparse, 0..24),
+            group("sequence", SparseKind::Sequence, 0..6),
+            group("item", SparseKind::Sparse, 0..12),
+        ],
+    };
+    assert_eq!(config.check_labels(&schema).unwrap().len(), 2);
+    let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+    let targets: Vec<_> = tables.iter().filter_map(|table| table.target.as_deref()).collect();
+    assert_eq!(targets, ["item_00", "item_00", "item_01"]);
+    // 13-512-256-64, 42 vectors and the bottom one in pairs, 64 beside them.
+    let (bottom, width) = (14 * 512 + 513 * 256 + 257 * 64, 64 + 43 * 42 / 2);
+    let top = (width + 1) * 512 + 513 * 256 + 257 * 2;
+    let din = 257 * 80 + 81 * 40 + 41;
+    let encoder = 4 * 64 + 65 * 192 + 65 * 64 + 65 * 256 + 257 * 64;
+    assert_eq!(config.parameters(&tables, 13).dense, bottom + top + din + encoder);
+}
+
+/// Parameters as the benchmark's description implies: 204,184,588 rows of 128, and 16.04 million in the dense part.
+#[test]
+fn the_mlperf_configuration_has_the_benchmarks_size() {
+    let text = include_str!("../../configs/mlperf-dlrm-dcnv2.toml");
+    let config = TrainConfig::parse(Path::new("mlperf-dlrm-dcnv2.toml"), text).unwrap();
+    let feature = |i| SparseFeature::new(format!("cat_{i}"), SparseKind::Sparse);
+    let features = (0..26).map(feature).collect();
+    let group = FeatureGroup { name: "ungrouped".into(), deduplicated: false, features };
+    let schema =
+        Schema { labels: vec!["label".into()], weight: None, dense: Vec::new(), groups: vec![group] };
+    let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+    let count = config.parameters(&tables, 13);
+    assert_eq!(count.embedding, 204_184_588 * 128);
+    let bottom = 14 * 512 + 513 * 256 + 257 * 128;
+    let top = 3457 * 1024 + 1025 * 1024 + 1025 * 512 + 513 * 256 + 257;
+    let cross = 3 * (3456 * 512 + 512 * 3456 + 3456);
+    assert_eq!(count.dense, bottom + top + cross);
+    assert_eq!(count.dense / 10_000, 1_604);
+}

@@ -1,0 +1,358 @@
+//! Metrics of a binary task: normalized entropy, AUC, log loss, calibration.
+
+use serde::Serialize;
+
+use super::scores::Scores;
+
+/// TorchRec's clamp of predictions.
+const ETA: f64 = 1e-12;
+/// Bits of a logit's mantissa that choose its bucket of the AUC.
+const SCORE_BITS: u32 = 11;
+/// The same for segments, of which there are many.
+const SEGMENT_SCORE_BITS: u32 = 8;
+
+/// Metrics of a binary task over any number of samples.
+///
+/// **NE** is TorchRec's: the cross-entropy of the predictions divided by that of always predicting the mean label,
+/// both in bits, predictions clamped to `[1e-12, 1 - 1e-12]`, in double precision. Below 1 is better than knowing
+/// only the base rate. **AUC** is the probability that a positive sample has a higher logit than a negative one,
+/// ties counting half. Logits are counted in buckets that are at most 1 part in 2,048 wide, in 32 KiB per power of
+/// two that logits have; a positive and a negative sample in one bucket count as a tie. Half the share of such
+/// pairs is the **AUC's error**, the most that it can differ from the exact value. **Calibration** is the sum of
+/// the predictions divided by that of the labels.
+#[derive(Debug, Clone)]
+pub struct BinaryMetrics {
+    samples: u64,
+    weight: f64,
+    positive: f64,
+    predicted: f64,
+    entropy: f64,
+    scores: Scores,
+}
+
+/// The figures of a binary task, as they are logged.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figures {
+    /// Samples.
+    pub samples: u64,
+    /// Mean binary cross-entropy, in nats.
+    pub loss: Option<f64>,
+    /// Normalized entropy.
+    pub ne: Option<f64>,
+    /// Area under the ROC curve.
+    pub auc: Option<f64>,
+    /// The most that `auc` can differ from the exact value.
+    pub auc_error: Option<f64>,
+    /// The mean label.
+    pub base_rate: Option<f64>,
+    /// Sum of the predictions ÷ sum of the labels.
+    pub calibration: Option<f64>,
+}
+
+/// The sums of [`BinaryMetrics`], for a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MetricState {
+    pub(crate) samples: u64,
+    /// Weight, weight of the positive samples, predictions, entropy in bits.
+    pub(crate) sums: [f64; 4],
+    pub(crate) buckets: Vec<u32>,
+    /// Of negative and positive samples, by bucket.
+    pub(crate) weights: Vec<f64>,
+}
+
+impl MetricState {
+    /// The state as it is sent: samples, sums, the number of buckets, buckets, weights.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.samples.to_le_bytes().to_vec();
+        bytes.extend(self.sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        bytes.extend((self.buckets.len() as u64).to_le_bytes());
+        bytes.extend(self.buckets.iter().flat_map(|bucket| bucket.to_le_bytes()));
+        bytes.extend(self.weights.iter().flat_map(|weight| weight.to_le_bytes()));
+        bytes
+    }
+
+    /// Reads a state from the front of `bytes`; `None` if it is malformed.
+    pub(super) fn from_bytes(bytes: &mut &[u8]) -> Option<Self> {
+        fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+            let (value, rest) = bytes.split_first_chunk()?;
+            *bytes = rest;
+            Some(*value)
+        }
+        let samples = u64::from_le_bytes(take(bytes)?);
+        let mut sums = [0.0; 4];
+        for sum in &mut sums {
+            *sum = f64::from_le_bytes(take(bytes)?);
+        }
+        let count = usize::try_from(u64::from_le_bytes(take(bytes)?)).ok()?;
+        if count > bytes.len() / size_of::<u32>() {
+            return None;
+        }
+        let buckets = (0..count).map(|_| take(bytes).map(u32::from_le_bytes)).collect::<Option<_>>()?;
+        let weights = (0..2 * count).map(|_| take(bytes).map(f64::from_le_bytes)).collect::<Option<_>>()?;
+        Some(Self { samples, sums, buckets, weights })
+    }
+}
+
+impl Default for BinaryMetrics {
+    fn default() -> Self {
+        Self::with_bits(SCORE_BITS)
+    }
+}
+
+impl BinaryMetrics {
+    /// Metrics of no samples.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Metrics of no samples, in an eighth of the memory: buckets of logits are up to 1 part in 256 wide.
+    pub fn small() -> Self {
+        Self::with_bits(SEGMENT_SCORE_BITS)
+    }
+
+    /// Metrics of the same kind, of no samples.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::with_bits(self.scores.bits())
+    }
+
+    fn with_bits(bits: u32) -> Self {
+        let scores = Scores::new(bits);
+        Self { samples: 0, weight: 0.0, positive: 0.0, predicted: 0.0, entropy: 0.0, scores }
+    }
+
+    /// Adds a sample with this logit, label (0 to 1) and weight.
+    pub fn add(&mut self, logit: f32, label: f32, weight: f32) {
+        let (label, weight) = (f64::from(label), f64::from(weight));
+        let prediction = (1.0 / (1.0 + (-f64::from(logit)).exp())).clamp(ETA, 1.0 - ETA);
+        self.samples += 1;
+        self.weight += weight;
+        self.positive += weight * label;
+        self.predicted += weight * prediction;
+        self.entropy -= weight * (label * prediction.log2() + (1.0 - label) * (1.0 - prediction).log2());
+        self.scores.add(logit, weight * (1.0 - label), weight * label);
+    }
+
+    /// Adds the samples of `other`, which was made as this was.
+    pub fn merge(&mut self, other: &Self) {
+        self.samples += other.samples;
+        self.weight += other.weight;
+        self.positive += other.positive;
+        self.predicted += other.predicted;
+        self.entropy += other.entropy;
+        self.scores.merge(&other.scores);
+    }
+
+    /// All figures.
+    pub fn figures(&self) -> Figures {
+        let (auc, auc_error) = self.auc().unzip();
+        Figures {
+            samples: self.samples,
+            loss: self.log_loss(),
+            ne: self.ne(),
+            auc,
+            auc_error,
+            base_rate: self.base_rate(),
+            calibration: self.calibration(),
+        }
+    }
+
+    /// The sums, for a checkpoint.
+    pub(crate) fn state(&self) -> MetricState {
+        let (buckets, weights): (Vec<u32>, Vec<[f64; 2]>) = self.scores.buckets().unzip();
+        MetricState {
+            samples: self.samples,
+            sums: [self.weight, self.positive, self.predicted, self.entropy],
+            buckets,
+            weights: weights.concat(),
+        }
+    }
+
+    /// Adds the samples of metrics that were made as these were; `None` if they were not.
+    pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
+        let [weight, positive, predicted, entropy] = state.sums;
+        let scores = self.scores.like(&state.buckets, &state.weights)?;
+        self.merge(&Self { samples: state.samples, weight, positive, predicted, entropy, scores });
+        Some(())
+    }
+
+    /// Metrics made by [`new`](Self::new) with these sums; `None` if a bucket is invalid.
+    pub(crate) fn from_state(state: &MetricState) -> Option<Self> {
+        let [weight, positive, predicted, entropy] = state.sums;
+        let scores = Scores::from_buckets(SCORE_BITS, &state.buckets, &state.weights)?;
+        Some(Self { samples: state.samples, weight, positive, predicted, entropy, scores })
+    }
+
+    /// The number of samples.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// The mean label; `None` without samples.
+    pub fn base_rate(&self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.positive / self.weight)
+    }
+
+    /// Mean binary cross-entropy in nats; `None` without samples.
+    pub fn log_loss(&self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.entropy * std::f64::consts::LN_2 / self.weight)
+    }
+
+    /// Normalized entropy; `None` unless there are both positive and negative samples: the mean label then predicts
+    /// them without error, and the entropy to divide by is 0. (TorchRec divides by that of its clamp instead, which
+    /// gives figures of 10 digits.)
+    pub fn ne(&self) -> Option<f64> {
+        let negative = self.weight - self.positive;
+        if self.positive <= 0.0 || negative <= 0.0 {
+            return None;
+        }
+        let rate = self.base_rate()?.clamp(ETA, 1.0 - ETA);
+        Some(self.entropy / -(self.positive * rate.log2() + negative * (1.0 - rate).log2()))
+    }
+
+    /// Sum of the predictions ÷ sum of the labels; `None` without positive samples.
+    pub fn calibration(&self) -> Option<f64> {
+        (self.positive > 0.0).then(|| self.predicted / self.positive)
+    }
+
+    /// Area under the ROC curve, and the most that it can differ from the exact value; `None` unless there are
+    /// both positive and negative samples.
+    pub fn auc(&self) -> Option<(f64, f64)> {
+        let negative = self.weight - self.positive;
+        if self.positive <= 0.0 || negative <= 0.0 {
+            return None;
+        }
+        let (mut below, mut area, mut ties) = (0.0, 0.0, 0.0);
+        for (_, [negatives, positives]) in self.scores.buckets() {
+            area += positives * (below + negatives / 2.0);
+            below += negatives;
+            // Each of these pairs counts half, and exactly 0, half or 1.
+            ties += positives * negatives;
+        }
+        let pairs = self.positive * negative;
+        Some((area / pairs, ties / 2.0 / pairs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn metrics(samples: &[(f32, bool)]) -> BinaryMetrics {
+        let mut metrics = BinaryMetrics::new();
+        for (logit, label) in samples {
+            metrics.add(*logit, f32::from(u8::from(*label)), 1.0);
+        }
+        metrics
+    }
+
+    #[test]
+    fn agrees_with_the_definition_on_a_small_case() {
+        // Predictions 1/2, 1/2, 0.731…, 0.268…; labels 1, 0, 1, 0.
+        let metrics = metrics(&[(0.0, true), (0.0, false), (1.0, true), (-1.0, false)]);
+        let entropy = 2.0 + 2.0 * -(1.0 / (1.0 + (-1.0_f64).exp())).log2();
+        assert!((metrics.ne().unwrap() - entropy / 4.0).abs() < 1e-9);
+        assert!((metrics.log_loss().unwrap() - entropy / 4.0 * 2.0_f64.ln()).abs() < 1e-9);
+        // Of 2 × 2 pairs, three are in order and one ties.
+        let figures = metrics.figures();
+        assert!((figures.auc.unwrap() - 3.5 / 4.0).abs() < 1e-12);
+        assert!((figures.auc_error.unwrap() - 0.5 / 4.0).abs() < 1e-12);
+        // The predictions sum to 2, and so do the labels.
+        assert!((metrics.calibration().unwrap() - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn weights_count_as_samples_do() {
+        let (mut weighted, mut repeated) = (BinaryMetrics::new(), BinaryMetrics::new());
+        for (logit, label, times) in [(0.5, 1.0, 3_u8), (-0.25, 0.0, 2), (0.1, 0.0, 1), (-1.0, 1.0, 2)] {
+            weighted.add(logit, label, f32::from(times));
+            (0..times).for_each(|_| repeated.add(logit, label, 1.0));
+        }
+        let (weighted, repeated) = (weighted.figures(), repeated.figures());
+        assert_eq!((weighted.samples, repeated.samples), (4, 8));
+        let pairs = [
+            (weighted.loss, repeated.loss),
+            (weighted.ne, repeated.ne),
+            (weighted.auc, repeated.auc),
+            (weighted.calibration, repeated.calibration),
+        ];
+        assert!(pairs.iter().all(|(a, b)| (a.unwrap() - b.unwrap()).abs() < 1e-12), "{pairs:?}");
+    }
+
+    #[test]
+    fn one_class_has_neither_ne_nor_auc() {
+        for samples in [&[][..], &[(0.3, true)], &[(0.3, false), (-1.0, false)]] {
+            let figures = metrics(samples).figures();
+            assert_eq!((figures.ne, figures.auc, figures.auc_error), (None, None, None), "{samples:?}");
+            assert_eq!(figures.loss.is_some(), !samples.is_empty());
+        }
+        let both = metrics(&[(0.3, true), (0.1, false)]).figures();
+        assert!(both.ne.is_some() && both.auc.is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn parts_merge_to_the_whole_and_survive_a_checkpoint(
+            samples in prop::collection::vec((-40.0_f32..40.0, any::<bool>()), 0..100), cut in 0_usize..100
+        ) {
+            let cut = cut.min(samples.len());
+            let mut merged = metrics(&samples[..cut]);
+            merged.merge(&metrics(&samples[cut..]));
+            let whole = metrics(&samples);
+            prop_assert_eq!(merged.samples(), whole.samples());
+            prop_assert_eq!(merged.auc(), whole.auc());
+            prop_assert!((merged.entropy - whole.entropy).abs() < 1e-9 * (1.0 + whole.entropy));
+            let restored = BinaryMetrics::from_state(&whole.state()).unwrap();
+            prop_assert_eq!(restored.state(), whole.state());
+            prop_assert_eq!(restored.figures(), whole.figures());
+        }
+
+        #[test]
+        fn auc_differs_from_the_exact_one_by_its_error_at_most(
+            samples in prop::collection::vec(((-4.0_f32..4.0).prop_map(round), any::<bool>()), 2..200)
+        ) {
+            let figures = metrics(&samples).figures();
+            prop_assume!(figures.auc.is_some());
+            let difference = (figures.auc.unwrap() - exact_auc(&samples)).abs();
+            prop_assert!(difference <= figures.auc_error.unwrap() + 1e-9);
+        }
+    }
+
+    /// Rounds some of the logits, so that there are equal ones, ones in one bucket, and others.
+    fn round(logit: f32) -> f32 {
+        if logit > 2.0 { (logit * 4.0).round() / 4.0 } else { logit / 64.0 - 1.5 }
+    }
+
+    /// The AUC by its definition, over all pairs.
+    fn exact_auc(samples: &[(f32, bool)]) -> f64 {
+        let of = |label| samples.iter().filter(move |sample| sample.1 == label).map(|sample| sample.0);
+        let (mut won, mut pairs) = (0.0, 0.0);
+        for positive in of(true) {
+            for negative in of(false) {
+                won +=
+                    if positive > negative { 1.0 } else { f64::from(u8::from(positive == negative)) / 2.0 };
+                pairs += 1.0;
+            }
+        }
+        won / pairs
+    }
+
+    #[test]
+    fn the_error_of_the_auc_is_that_of_logits_close_together() {
+        // Rare positives, all logits in six buckets: a model that has learned little more than the base rate.
+        let samples: Vec<(f32, bool)> =
+            (0..3_000).map(|i| (-3.905 + 5e-3 * i as f32 / 3_000.0, i % 40 == 39)).collect();
+        let figures = metrics(&samples).figures();
+        let (auc, error) = (figures.auc.unwrap(), figures.auc_error.unwrap());
+        let difference = (auc - exact_auc(&samples)).abs();
+        assert!(difference > 1e-4 && difference <= error, "{difference} {error}");
+        assert!((0.05..0.15).contains(&error), "{error}");
+        // The error is reached where the classes are apart within one bucket.
+        let within = [(1.0, false), (1.0001, true)];
+        let figures = metrics(&within).figures();
+        assert_eq!((exact_auc(&within), figures.auc, figures.auc_error), (1.0, Some(0.5), Some(0.5)));
+        // There is none where no bucket has both classes.
+        assert_eq!(metrics(&[(1.0, false), (1.1, true), (-2.0, false)]).figures().auc_error, Some(0.0));
+    }
+}
