@@ -57,7 +57,8 @@ pub enum Error {
     },
 
     /// A label that has none of the values that it may have.
-    #[error("`{}`{}: the label is {value}, which is not from {least} to {most}\n  hint: change the label in the dataset's query, as `rating >= 4`, or exclude such samples there", path.display(), Place(Some(*row_group), Some(column), *row))]
+    #[error("`{}`{}: the label is {value}, which is not from {least} to {most}\n  hint: change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train with a `loss` that takes \
+             them: `mse`, `huber` or `poisson`", path.display(), Place(Some(*row_group), Some(column), *row))]
     LabelOutsideRange {
         /// The file.
         path: PathBuf,

@@ -22,7 +22,7 @@ pub use self::optimizer::{
     TableOptimizerConfig, TableOptimizerKind,
 };
 pub use self::parameters::ParameterCount;
-pub use self::tasks::TaskConfig;
+pub use self::tasks::{LossConfig, TaskConfig};
 pub use self::training::{
     CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, LoopConfig,
     WatchedMetric,

@@ -26,7 +26,7 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
         "{} {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
         if summary.ended == Ending::Stopped { "stopped" } else { "trained" },
         out.display(),
-        format_count(summary.samples),
+        format_count(summary.figures.samples),
         format_count(summary.steps),
         summary.wall_seconds,
         format_count(summary.samples_per_second as u64),
@@ -54,20 +54,13 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
     }
     let factors = summary.dedupe_factor.iter().map(|(group, factor)| format!("{group} {factor:.2}"));
     let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
-    let _ = writeln!(
-        text,
-        "training    loss {:.4}  ne {}  auc {}  calibration {}",
-        summary.loss,
-        figure(summary.ne),
-        figure(summary.auc),
-        figure(summary.calibration)
-    );
+    let _ = writeln!(text, "training    {}", line(&summary.figures));
     text.push_str(&tasks(&summary.tasks));
     if let Some(eval) = &summary.eval {
         text.push_str(&evaluation(eval));
     }
     // Held-out samples tell, where there are some: those of training are predicted before the model has learned.
-    let ne = summary.eval.as_ref().map_or(summary.ne, |eval| eval.figures.ne);
+    let ne = summary.eval.as_ref().map_or(summary.figures.ne, |eval| eval.figures.ne);
     if let Some(ne) = ne.filter(|ne| *ne > 1.0) {
         let _ = writeln!(
             text,
@@ -80,7 +73,18 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
 
 /// A line for each of several tasks.
 fn tasks(tasks: &BTreeMap<String, Figures>) -> String {
-    tasks.iter().map(|(task, figures)| format!("  {task}: {}\n", line(figures))).collect()
+    tasks.iter().map(|(task, figures)| format!("  {task}: {}\n{}", line(figures), ranking(figures))).collect()
+}
+
+/// A line for the ranking of groups, if there is one.
+fn ranking(figures: &Figures) -> String {
+    let Some(ranking) = &figures.ranking else { return String::new() };
+    let values = ranking.figures.iter().map(|(name, value)| format!("{name} {value:.4}  "));
+    let without = match ranking.samples_without_group {
+        0 => String::new(),
+        samples => format!(", {} samples belong to none", format_count(samples)),
+    };
+    format!("  ranking   {}({} groups{without})\n", values.collect::<String>(), format_count(ranking.groups))
 }
 
 pub(crate) fn evaluation(summary: &EvaluationSummary) -> String {
@@ -90,6 +94,7 @@ pub(crate) fn evaluation(summary: &EvaluationSummary) -> String {
         let _ = write!(text, ", {} samples/s", format_count(rate as u64));
     }
     text.push_str(")\n");
+    text.push_str(&ranking(&summary.figures));
     text.push_str(&tasks(&summary.tasks));
     for (feature, segments) in &summary.segments {
         for (segment, tasks) in segments {
@@ -104,13 +109,19 @@ pub(crate) fn evaluation(summary: &EvaluationSummary) -> String {
 }
 
 fn line(figures: &Figures) -> String {
-    format!(
-        "loss {}  ne {}  auc {}  calibration {}",
-        figure(figures.loss),
-        figure(figures.ne),
-        figure(figures.auc),
-        figure(figures.calibration),
-    )
+    let values = [
+        ("loss", figures.loss),
+        ("ne", figures.ne),
+        ("auc", figures.auc),
+        ("calibration", figures.calibration),
+    ];
+    let binary = figures.rmse.is_none();
+    let mut values: Vec<_> = values.into_iter().filter(|(name, _)| binary || *name == "loss").collect();
+    if !binary {
+        values.extend([("rmse", figures.rmse), ("mae", figures.mae), ("r2", figures.r2)]);
+        values.extend(figures.deviance.map(|deviance| ("deviance", Some(deviance))));
+    }
+    values.into_iter().map(|(name, value)| format!("{name} {}", figure(value))).collect::<Vec<_>>().join("  ")
 }
 
 fn figure(value: Option<f64>) -> String {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
+use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, IdPolicy};
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::Placement;
 use crate::lockstep::{self, STOP};
-use crate::metrics::{Figures, Segment, SegmentMetrics, Task, TaskMetrics};
+use crate::metrics::{Figures, GroupedScores, Ranking, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
@@ -115,7 +115,8 @@ pub fn evaluate(
     let placement = Placement::even(&description.tables, Arc::clone(collectives));
     let (model, steps) =
         description.load_model(run, options.checkpoint, &placement, options.threads, device)?;
-    let evaluation = Evaluation { config: &config.evaluation, tasks: tasks(config, &description.schema) };
+    let evaluation =
+        Evaluation { config: &config.evaluation, tasks: config.metric_tasks(&description.schema)? };
     // Only an evaluation during training can be stopped.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
     let summary = summary.map(|summary| EvaluationSummary { steps: Some(steps), ..summary });
@@ -149,13 +150,6 @@ fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, R
     Ok((description, reader))
 }
 
-/// The labels that a model predicts.
-pub(crate) fn tasks(config: &TrainConfig, schema: &onefold_datasets::Schema) -> Vec<Task> {
-    let tasks = config.all_tasks();
-    let labels: Vec<&str> = tasks.iter().map(|task| task.label.as_str()).collect();
-    Task::of(schema, &labels)
-}
-
 /// Opens what is evaluated, which may be fewer samples than a batch of training has.
 pub(crate) fn open_for_evaluation(
     dataset: &Path,
@@ -181,9 +175,9 @@ pub(crate) fn checked_rows(features: &[FeatureConfig]) -> BTreeMap<String, u64> 
     checked.map(|config| (config.feature.clone(), config.rows)).collect()
 }
 
-/// The values that the tasks' labels may have, by label: probabilities.
+/// The values that the tasks' labels may have, by label.
 pub(crate) fn label_ranges(config: &TrainConfig) -> BTreeMap<String, RangeInclusive<f32>> {
-    config.all_tasks().into_iter().map(|task| (task.label, 0.0..=1.0)).collect()
+    config.all_tasks().into_iter().map(|task| (task.label, task.loss.loss().labels())).collect()
 }
 
 /// Evaluation settings and tasks.
@@ -204,11 +198,7 @@ impl Evaluation<'_> {
     ) -> Result<Option<EvaluationSummary>> {
         reporter.begin("evaluating", Some(reader.samples()), "samples");
         let started = Instant::now();
-        let mut all = TaskMetrics::new(&self.tasks);
-        let segments = self.config.segments.iter();
-        let mut segments: Vec<_> = segments
-            .map(|feature| SegmentMetrics::new(feature, &self.tasks, self.config.max_segments))
-            .collect();
+        let mut observed = Observed::new(self);
         let (mut read, collectives) = (0, model.embeddings.collectives());
         for step in reader.batches()? {
             let batch = step.map(|step| step.batch).map_err(Error::from);
@@ -221,28 +211,124 @@ impl Evaluation<'_> {
             let logits = tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits);
             collectives.agree(check_finite(&logits, &self.tasks, read))?;
             read += batch.size() as u64;
-            all.add(&batch, &logits);
-            segments.iter_mut().for_each(|segment| segment.add(&batch, &logits));
+            collectives.agree(observed.add(&batch, &logits))?;
             reporter.advance(batch.size() as u64 * u64::from(collectives.size()));
         }
         reporter.end();
-        let all = merged(&all, &self.tasks, &**collectives)?;
-        for segment in &mut segments {
-            let all = collectives.gather_bytes(&segment.to_bytes())?;
-            *segment = SegmentMetrics::new(segment.feature(), &self.tasks, self.config.max_segments);
-            all.iter().try_for_each(|bytes| segment.merge_bytes(bytes)).ok_or_else(malformed)?;
-        }
+        let mut summary = observed.summary(&**collectives)?;
         let wall_seconds = started.elapsed().as_secs_f64();
-        let figures = all.first();
-        Ok(Some(EvaluationSummary {
-            samples_per_second: Some(figures.samples as f64 / wall_seconds),
-            wall_seconds: Some(wall_seconds),
-            figures,
-            steps: None,
-            tasks: by_task(&all),
-            segments: segments.iter().map(|s| (s.feature().to_owned(), s.figures())).collect(),
-        }))
+        summary.samples_per_second = Some(summary.figures.samples as f64 / wall_seconds);
+        summary.wall_seconds = Some(wall_seconds);
+        Ok(Some(summary))
     }
+}
+
+/// What an evaluation has seen, on one of its ranks.
+struct Observed<'a> {
+    config: &'a EvaluationConfig,
+    tasks: &'a [Task],
+    all: TaskMetrics,
+    segments: Vec<SegmentMetrics>,
+    /// Where a group is configured.
+    grouped: Option<GroupedScores>,
+}
+
+impl<'a> Observed<'a> {
+    fn new(evaluation: &'a Evaluation<'_>) -> Self {
+        let (config, tasks) = (evaluation.config, evaluation.tasks.as_slice());
+        let segments = config.segments.iter();
+        let grouped = config.group.as_ref().map(|_| GroupedScores::new(tasks, config.segments.len()));
+        Self {
+            config,
+            tasks,
+            all: TaskMetrics::new(tasks),
+            segments: segments.map(|name| SegmentMetrics::new(name, tasks, config.max_segments)).collect(),
+            grouped,
+        }
+    }
+
+    /// Adds a batch with its logits, `[B, tasks]`.
+    fn add(&mut self, batch: &Batch, logits: &[f32]) -> Result<()> {
+        self.all.add(batch, logits);
+        let of_feature = |name: &String| Segment::of_samples(batch, name).unwrap_or_default();
+        let segments: Vec<Vec<Segment>> = self.config.segments.iter().map(of_feature).collect();
+        for (metrics, segments) in self.segments.iter_mut().zip(&segments) {
+            metrics.add(batch, segments, logits);
+        }
+        let (Some(grouped), Some(group)) = (&mut self.grouped, &self.config.group) else { return Ok(()) };
+        let (groups, tasks) = (group_of_samples(batch, group), self.tasks);
+        for (sample, group) in groups.into_iter().enumerate() {
+            let segments = segments.iter().map(|segments| segments[sample]);
+            let of_task = |task: usize| {
+                let label = batch.labels()[sample * batch.label_width() + tasks[task].column];
+                (logits[sample * tasks.len() + task], label)
+            };
+            grouped.add(group, segments, of_task)?;
+        }
+        Ok(())
+    }
+
+    /// The figures of all ranks together. Every rank calls it.
+    fn summary(mut self, collectives: &dyn Collectives) -> Result<EvaluationSummary> {
+        let all = merged(&self.all, self.tasks, collectives)?;
+        for segment in &mut self.segments {
+            let of_ranks = collectives.gather_bytes(&segment.to_bytes())?;
+            *segment = SegmentMetrics::new(segment.feature(), self.tasks, self.config.max_segments);
+            of_ranks.iter().try_for_each(|bytes| segment.merge_bytes(bytes)).ok_or_else(malformed)?;
+        }
+        let bins = self.config.calibration_bins;
+        let mut figures: Vec<(&str, Figures)> =
+            all.iter().map(|(name, metrics)| (name, metrics.figures_with_bins(bins))).collect();
+        let mut segments: BTreeMap<String, BySegment> =
+            self.segments.iter().map(|s| (s.feature().to_owned(), s.figures(bins))).collect();
+        if let Some(grouped) = self.grouped.take() {
+            let kept: Vec<_> = self.segments.iter().map(SegmentMetrics::kept).collect();
+            let rankings = grouped.figures(&self.config.top, &kept, collectives)?;
+            let all = rankings.all.into_iter();
+            all.for_each(|(task, ranking)| figures[task].1.ranking = Some(ranking));
+            for (feature, found) in self.segments.iter().zip(rankings.segments) {
+                add_rankings(segments.get_mut(feature.feature()), found, self.tasks);
+            }
+        }
+        let first = figures.first().map(|(_, figures)| figures.clone()).unwrap_or_default();
+        let several = figures.len() > 1;
+        let by_task = figures.into_iter().map(|(name, figures)| (name.to_owned(), figures));
+        Ok(EvaluationSummary {
+            figures: first,
+            steps: None,
+            tasks: if several { by_task.collect() } else { BTreeMap::new() },
+            segments,
+            wall_seconds: None,
+            samples_per_second: None,
+        })
+    }
+}
+
+/// Puts the rankings of segments to their other figures.
+fn add_rankings(
+    segments: Option<&mut BySegment>,
+    rankings: BTreeMap<Segment, BTreeMap<usize, Ranking>>,
+    tasks: &[Task],
+) {
+    let Some(segments) = segments else { return };
+    for (segment, by_task) in rankings {
+        for (task, ranking) in by_task {
+            let figures = segments.get_mut(&segment).and_then(|found| found.get_mut(&tasks[task].name));
+            if let Some(figures) = figures {
+                figures.ranking = Some(ranking);
+            }
+        }
+    }
+}
+
+/// The group of every sample, by a sparse feature of one id; `None` for a sample that has none or several.
+fn group_of_samples(batch: &Batch, name: &str) -> Vec<Option<u64>> {
+    let segments = Segment::of_samples(batch, name).unwrap_or_default();
+    let group = |segment| match segment {
+        Segment::Id(id) => Some(id as u64),
+        Segment::Empty | Segment::Several | Segment::Other => None,
+    };
+    segments.into_iter().map(group).collect()
 }
 
 /// The metrics of all ranks together, the same on every rank.

@@ -47,9 +47,9 @@ mod vocabularies;
 
 pub use config::{
     CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
-    EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, ModelConfig, OptimizerConfig, ParameterCount,
-    Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig, TableOptimizerKind, TaskConfig,
-    TrainConfig, WatchedMetric,
+    EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, OptimizerConfig,
+    ParameterCount, Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig, TableOptimizerKind,
+    TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};

@@ -3,8 +3,8 @@
 use onefold_datasets::{Schema, suggest};
 use serde::{Deserialize, Serialize};
 
-use super::TrainConfig;
-use crate::metrics::Task;
+use super::{TrainConfig, WatchedMetric};
+use crate::metrics::{Loss, Task};
 use crate::{Error, Result};
 
 /// One of `[[tasks]]`: a label that the model predicts beside others.
@@ -16,6 +16,48 @@ pub struct TaskConfig {
     /// What the task's loss is multiplied by before the losses are summed.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub weight: f64,
+    /// What an error costs.
+    #[serde(default, skip_serializing_if = "LossConfig::is_default")]
+    pub loss: LossConfig,
+}
+
+impl TaskConfig {
+    /// A binary task of weight 1.
+    pub fn new(label: impl Into<String>) -> Self {
+        Self { label: label.into(), weight: one(), loss: LossConfig::default() }
+    }
+}
+
+/// `loss`, of `[data]` or one of `[[tasks]]`.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossConfig {
+    /// Binary cross-entropy with logits: labels from 0 to 1.
+    #[default]
+    Bce,
+    /// Squared error: labels are any numbers.
+    Mse,
+    /// Huber's loss, linear from an error of 1 on: labels are any numbers.
+    Huber,
+    /// Poisson's negative log-likelihood: labels are counts, or other numbers that are not negative.
+    Poisson,
+}
+
+impl LossConfig {
+    /// Whether it is that of a configuration without `loss`.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub(crate) fn loss(self) -> Loss {
+        match self {
+            Self::Bce => Loss::BinaryCrossEntropy,
+            Self::Mse => Loss::SquaredError,
+            Self::Huber => Loss::Huber { delta: 1.0 },
+            Self::Poisson => Loss::Poisson,
+        }
+    }
 }
 
 fn one() -> f64 {
@@ -31,7 +73,7 @@ impl TrainConfig {
     /// The tasks of the model, in the order of its logits: those of `[[tasks]]`, or that of `[data].label`.
     pub fn all_tasks(&self) -> Vec<TaskConfig> {
         match &self.data.label {
-            Some(label) => vec![TaskConfig { label: label.clone(), weight: one() }],
+            Some(label) => vec![TaskConfig { loss: self.data.loss, ..TaskConfig::new(label) }],
             None => self.tasks.clone(),
         }
     }
@@ -42,9 +84,12 @@ impl TrainConfig {
     ///
     /// [`Error::Config`] for a label that the schema does not have.
     pub(crate) fn check_labels(&self, schema: &Schema) -> Result<Vec<(Task, f64)>> {
-        let known = |TaskConfig { label, weight }: TaskConfig| match Task::of(schema, &[label.as_str()]).pop()
+        let known = |TaskConfig { label, weight, loss }: TaskConfig| match schema
+            .labels
+            .iter()
+            .position(|known| *known == label)
         {
-            Some(task) => Ok((task, weight)),
+            Some(column) => Ok((Task { name: label, column, loss: loss.loss() }, weight)),
             None => Err(Error::Config {
                 path: self.path.clone(),
                 message: match &self.data.label {
@@ -55,6 +100,15 @@ impl TrainConfig {
             }),
         };
         self.all_tasks().into_iter().map(known).collect()
+    }
+
+    /// The tasks of the model, with their columns among the labels of `schema`.
+    ///
+    /// # Errors
+    ///
+    /// As [`check_labels`](Self::check_labels).
+    pub(crate) fn metric_tasks(&self, schema: &Schema) -> Result<Vec<Task>> {
+        Ok(self.check_labels(schema)?.into_iter().map(|(task, _)| task).collect())
     }
 }
 
@@ -72,6 +126,12 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> 
             return Err((
                 "`[data].label` is missing".to_owned(),
                 "name the label that is predicted, or give several in `[[tasks]]`",
+            ));
+        }
+        None if !config.data.loss.is_default() => {
+            return Err((
+                "`[data].loss` is given, but the labels are in `[[tasks]]`".to_owned(),
+                "give `loss` under each of `[[tasks]]`",
             ));
         }
         _ => {}
@@ -111,10 +171,20 @@ fn check_output(config: &TrainConfig) -> Result<(), (String, &'static str)> {
 /// Early stopping watches a task that there is.
 fn check_watched(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     let Some(watched) = config.early_stopping.as_ref() else { return Ok(()) };
-    let Some(task) = &watched.task else { return Ok(()) };
-    if config.all_tasks().iter().any(|known| known.label == *task) {
-        return Ok(());
+    let tasks = config.all_tasks();
+    let found = match &watched.task {
+        Some(task) => tasks.iter().find(|known| known.label == *task),
+        None => tasks.first(),
+    };
+    let Some(found) = found else {
+        let task = watched.task.as_deref().unwrap_or_default();
+        let message = format!("`[early_stopping].task` is `{task}`, which is no task of the model");
+        return Err((message, "name the label of a task, or leave it out to watch the first task"));
+    };
+    if !found.loss.is_default() && watched.metric != WatchedMetric::Loss {
+        let message =
+            format!("`[early_stopping]` watches a figure of binary tasks, and `{}` is none", found.label);
+        return Err((message, "set `metric = \"loss\"` there"));
     }
-    let message = format!("`[early_stopping].task` is `{task}`, which is no task of the model");
-    Err((message, "name the label of a task, or leave it out to watch the first task"))
+    Ok(())
 }

@@ -86,7 +86,7 @@ fn tasks_are_checked() {
     let parse = |text: &str| TrainConfig::parse(Path::new("train.toml"), text);
     let two = with(TASKS).replace("[8, 1]", "[8, 2]");
     let config = parse(&two).unwrap();
-    let task = |label: &str, weight| TaskConfig { label: label.into(), weight };
+    let task = |label: &str, weight| TaskConfig { weight, ..TaskConfig::new(label) };
     assert_eq!(config.all_tasks(), [task("click", 1.0), task("like", 0.5)]);
     assert_eq!(parse(WHOLE).unwrap().all_tasks(), [task("label", 1.0)]);
     // What a run stores is the same configuration.

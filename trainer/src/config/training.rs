@@ -6,6 +6,8 @@ use onefold_ikjt::Shuffle;
 use onefold_sharding::DataType;
 use serde::{Deserialize, Serialize};
 
+use super::LossConfig;
+
 /// `[data]`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -22,6 +24,9 @@ pub struct DataConfig {
     /// The label that is predicted; absent if there are `[[tasks]]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// What an error costs, if there are no `[[tasks]]`.
+    #[serde(default, skip_serializing_if = "LossConfig::is_default")]
+    pub loss: LossConfig,
     /// A `preprocess.toml` that every batch goes through, relative to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<PathBuf>,
@@ -65,12 +70,37 @@ pub struct EvaluationConfig {
     /// Segments of a feature; samples of those that come later count as `other`.
     #[serde(default = "max_segments")]
     pub max_segments: usize,
+    /// What samples that were shown together have in common: a kept column, `session_id`, or a sparse feature of one id.
+    /// Figures of rankings are means over such groups; absent, there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// How many of the first samples of a group nDCG and the hit rate look at.
+    #[serde(default = "top")]
+    pub top: Vec<usize>,
+    /// Bins of calibration.
+    #[serde(default = "calibration_bins")]
+    pub calibration_bins: usize,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every_steps: None, segments: Vec::new(), max_segments: max_segments() }
+        Self {
+            every_steps: None,
+            segments: Vec::new(),
+            max_segments: max_segments(),
+            group: None,
+            top: top(),
+            calibration_bins: calibration_bins(),
+        }
     }
+}
+
+fn top() -> Vec<usize> {
+    vec![5, 10]
+}
+
+fn calibration_bins() -> usize {
+    10
 }
 
 fn max_segments() -> usize {
@@ -154,6 +184,7 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
     let zeros = [
         ("[evaluation].every_steps", config.evaluation.every_steps == Some(0)),
         ("[evaluation].max_segments", config.evaluation.max_segments == 0),
+        ("[evaluation].top", config.evaluation.top.contains(&0)),
         ("[checkpoint].every_steps", config.checkpoint.every_steps == Some(0)),
         ("[checkpoint].keep", config.checkpoint.keep == 0),
         ("[checkpoint].full_every", config.checkpoint.full_every == 0),

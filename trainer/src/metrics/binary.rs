@@ -1,8 +1,7 @@
 //! Metrics of a binary task: normalized entropy, AUC, log loss, calibration.
 
-use serde::Serialize;
-
 use super::scores::Scores;
+use super::{CalibrationBin, Figures, Loss, MetricState};
 
 /// TorchRec's clamp of predictions.
 const ETA: f64 = 1e-12;
@@ -28,69 +27,6 @@ pub struct BinaryMetrics {
     predicted: f64,
     entropy: f64,
     scores: Scores,
-}
-
-/// The figures of a binary task, as they are logged.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Figures {
-    /// Samples.
-    pub samples: u64,
-    /// Mean binary cross-entropy, in nats.
-    pub loss: Option<f64>,
-    /// Normalized entropy.
-    pub ne: Option<f64>,
-    /// Area under the ROC curve.
-    pub auc: Option<f64>,
-    /// The most that `auc` can differ from the exact value.
-    pub auc_error: Option<f64>,
-    /// The mean label.
-    pub base_rate: Option<f64>,
-    /// Sum of the predictions ÷ sum of the labels.
-    pub calibration: Option<f64>,
-}
-
-/// The sums of [`BinaryMetrics`], for a checkpoint.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct MetricState {
-    pub(crate) samples: u64,
-    /// Weight, weight of the positive samples, predictions, entropy in bits.
-    pub(crate) sums: [f64; 4],
-    pub(crate) buckets: Vec<u32>,
-    /// Of negative and positive samples, by bucket.
-    pub(crate) weights: Vec<f64>,
-}
-
-impl MetricState {
-    /// The state as it is sent: samples, sums, the number of buckets, buckets, weights.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = self.samples.to_le_bytes().to_vec();
-        bytes.extend(self.sums.iter().flat_map(|sum| sum.to_le_bytes()));
-        bytes.extend((self.buckets.len() as u64).to_le_bytes());
-        bytes.extend(self.buckets.iter().flat_map(|bucket| bucket.to_le_bytes()));
-        bytes.extend(self.weights.iter().flat_map(|weight| weight.to_le_bytes()));
-        bytes
-    }
-
-    /// Reads a state from the front of `bytes`; `None` if it is malformed.
-    pub(super) fn from_bytes(bytes: &mut &[u8]) -> Option<Self> {
-        fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-            let (value, rest) = bytes.split_first_chunk()?;
-            *bytes = rest;
-            Some(*value)
-        }
-        let samples = u64::from_le_bytes(take(bytes)?);
-        let mut sums = [0.0; 4];
-        for sum in &mut sums {
-            *sum = f64::from_le_bytes(take(bytes)?);
-        }
-        let count = usize::try_from(u64::from_le_bytes(take(bytes)?)).ok()?;
-        if count > bytes.len() / size_of::<u32>() {
-            return None;
-        }
-        let buckets = (0..count).map(|_| take(bytes).map(u32::from_le_bytes)).collect::<Option<_>>()?;
-        let weights = (0..2 * count).map(|_| take(bytes).map(f64::from_le_bytes)).collect::<Option<_>>()?;
-        Some(Self { samples, sums, buckets, weights })
-    }
 }
 
 impl Default for BinaryMetrics {
@@ -153,6 +89,7 @@ impl BinaryMetrics {
             auc_error,
             base_rate: self.base_rate(),
             calibration: self.calibration(),
+            ..Figures::default()
         }
     }
 
@@ -161,7 +98,7 @@ impl BinaryMetrics {
         let (buckets, weights): (Vec<u32>, Vec<[f64; 2]>) = self.scores.buckets().unzip();
         MetricState {
             samples: self.samples,
-            sums: [self.weight, self.positive, self.predicted, self.entropy],
+            sums: vec![self.weight, self.positive, self.predicted, self.entropy],
             buckets,
             weights: weights.concat(),
         }
@@ -169,17 +106,10 @@ impl BinaryMetrics {
 
     /// Adds the samples of metrics that were made as these were; `None` if they were not.
     pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
-        let [weight, positive, predicted, entropy] = state.sums;
+        let [weight, positive, predicted, entropy] = state.sums.as_slice().try_into().ok()?;
         let scores = self.scores.like(&state.buckets, &state.weights)?;
         self.merge(&Self { samples: state.samples, weight, positive, predicted, entropy, scores });
         Some(())
-    }
-
-    /// Metrics made by [`new`](Self::new) with these sums; `None` if a bucket is invalid.
-    pub(crate) fn from_state(state: &MetricState) -> Option<Self> {
-        let [weight, positive, predicted, entropy] = state.sums;
-        let scores = Scores::from_buckets(SCORE_BITS, &state.buckets, &state.weights)?;
-        Some(Self { samples: state.samples, weight, positive, predicted, entropy, scores })
     }
 
     /// The number of samples.
@@ -231,6 +161,25 @@ impl BinaryMetrics {
         let pairs = self.positive * negative;
         Some((area / pairs, ties / 2.0 / pairs))
     }
+
+    /// Mean prediction and mean label of up to `bins` parts of the samples, of equal weight, from low predictions to
+    /// high ones. Samples of one bucket of logits stay together, and count with the prediction in its middle.
+    pub fn calibration_bins(&self, bins: usize) -> Vec<CalibrationBin> {
+        let (mut all, mut open, mut before) = (Vec::new(), CalibrationBin::default(), 0.0);
+        for (bucket, [negatives, positives]) in self.scores.buckets() {
+            let weight = negatives + positives;
+            open.weight += weight;
+            open.prediction += weight * Loss::BinaryCrossEntropy.prediction(self.scores.middle(bucket));
+            open.label += positives;
+            let due = (all.len() + 1) as f64 / bins as f64 * self.weight;
+            if before + open.weight >= due - 1e-9 * self.weight {
+                before += open.weight;
+                all.push(std::mem::take(&mut open).of_sums());
+            }
+        }
+        all.extend((open.weight > 0.0).then(|| open.of_sums()));
+        all
+    }
 }
 
 #[cfg(test)]
@@ -281,6 +230,29 @@ mod tests {
     }
 
     #[test]
+    fn calibration_is_told_by_bins_of_equal_weight() {
+        // Labels as the predictions say in the lower half, and none in the upper.
+        let mut metrics = BinaryMetrics::new();
+        for i in 0..1_000 {
+            let probability = (i as f32 + 0.5) / 1_000.0;
+            let label = if i < 500 { probability } else { 0.0 };
+            metrics.add((probability / (1.0 - probability)).ln(), label, 2.0);
+        }
+        let bins = metrics.calibration_bins(4);
+        let close = |a: f64, b: f64| (a - b).abs() < 2e-3;
+        assert_eq!(bins.len(), 4);
+        assert!(bins.iter().all(|bin| (bin.weight - 500.0).abs() < 10.0), "{bins:?}");
+        let predictions: Vec<f64> = bins.iter().map(|bin| bin.prediction).collect();
+        let expected = [0.125, 0.375, 0.625, 0.875];
+        assert!(predictions.iter().zip(expected).all(|(a, b)| close(*a, b)), "{bins:?}");
+        assert!(close(bins[0].label, 0.125) && close(bins[1].label, 0.375), "{bins:?}");
+        assert!(bins[2].label < 2e-3 && bins[3].label == 0.0, "{bins:?}");
+        // Equal predictions stay together, and no bin is without samples.
+        assert_eq!(self::metrics(&[(0.5, true), (0.5, false)]).calibration_bins(10).len(), 1);
+        assert!(BinaryMetrics::new().calibration_bins(10).is_empty());
+    }
+
+    #[test]
     fn one_class_has_neither_ne_nor_auc() {
         for samples in [&[][..], &[(0.3, true)], &[(0.3, false), (-1.0, false)]] {
             let figures = metrics(samples).figures();
@@ -303,7 +275,8 @@ mod tests {
             prop_assert_eq!(merged.samples(), whole.samples());
             prop_assert_eq!(merged.auc(), whole.auc());
             prop_assert!((merged.entropy - whole.entropy).abs() < 1e-9 * (1.0 + whole.entropy));
-            let restored = BinaryMetrics::from_state(&whole.state()).unwrap();
+            let mut restored = BinaryMetrics::new();
+            restored.merge_state(&whole.state()).unwrap();
             prop_assert_eq!(restored.state(), whole.state());
             prop_assert_eq!(restored.figures(), whole.figures());
         }

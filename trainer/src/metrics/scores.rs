@@ -52,6 +52,13 @@ impl Scores {
         ordered >> (23 - self.bits)
     }
 
+    /// The score in the middle of a bucket.
+    pub(super) fn middle(&self, bucket: u32) -> f32 {
+        let shift = 23 - self.bits;
+        let ordered = (bucket << shift) | (1 << shift >> 1);
+        f32::from_bits(if ordered >> 31 == 1 { ordered ^ 1 << 31 } else { !ordered })
+    }
+
     /// What was counted, by bucket in the order of the scores; empty buckets are left out.
     pub(super) fn buckets(&self) -> impl Iterator<Item = (u32, [f64; 2])> {
         let bits = self.bits;
@@ -63,13 +70,9 @@ impl Scores {
         })
     }
 
-    /// As [`from_buckets`](Self::from_buckets), with as many bits as these scores have.
+    /// Scores of as many bits with what [`buckets`](Self::buckets) gave; `None` if a bucket is invalid.
     pub(super) fn like(&self, buckets: &[u32], weights: &[f64]) -> Option<Self> {
-        Self::from_buckets(self.bits, buckets, weights)
-    }
-
-    /// What [`buckets`](Self::buckets) gave, put back; `None` if a bucket cannot be.
-    pub(super) fn from_buckets(bits: u32, buckets: &[u32], weights: &[f64]) -> Option<Self> {
+        let bits = self.bits;
         let fits = |bucket: &u32| ((*bucket >> bits) as usize) < PAGES;
         if weights.len() != 2 * buckets.len() || !buckets.iter().all(fits) {
             return None;

@@ -20,6 +20,47 @@ pub enum Segment {
     Other,
 }
 
+impl Segment {
+    /// The length of what [`to_bytes`](Self::to_bytes) gives.
+    pub(super) const BYTES: usize = 9;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let (kind, id) = match self {
+            Self::Id(id) => (0, id),
+            Self::Empty => (1, 0),
+            Self::Several => (2, 0),
+            Self::Other => (3, 0),
+        };
+        let mut bytes = [kind; Self::BYTES];
+        bytes[1..].copy_from_slice(&id.to_le_bytes());
+        bytes
+    }
+
+    /// The inverse of [`to_bytes`](Self::to_bytes).
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let (kind, id) = bytes.split_first().expect("nine bytes");
+        match kind {
+            0 => Self::Id(i64::from_le_bytes(id.try_into().expect("eight bytes"))),
+            1 => Self::Empty,
+            2 => Self::Several,
+            _ => Self::Other,
+        }
+    }
+
+    /// The segments of all samples of a batch, by a sparse feature of it; `None` if the batch lacks it.
+    pub(crate) fn of_samples(batch: &Batch, feature: &str) -> Option<Vec<Self>> {
+        let (group, feature) = batch.groups().iter().find_map(|group| {
+            Some((group, group.features().iter().find(|found| found.name() == feature)?))
+        })?;
+        let of = |sample| match *feature.row(group.row_of(sample)) {
+            [] => Self::Empty,
+            [id] => Self::Id(id),
+            _ => Self::Several,
+        };
+        Some((0..batch.size()).map(of).collect())
+    }
+}
+
 impl std::fmt::Display for Segment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -59,20 +100,16 @@ impl SegmentMetrics {
         &self.feature
     }
 
-    /// Adds all samples of a batch, which has the feature. `logits` are `[B, tasks]`, row-major.
-    pub fn add(&mut self, batch: &Batch, logits: &[f32]) {
-        let found = batch.groups().iter().find_map(|group| {
-            Some((group, group.features().iter().find(|feature| feature.name() == self.feature)?))
-        });
-        let Some((group, feature)) = found else { return };
-        for sample in 0..batch.size() {
-            let segment = match *feature.row(group.row_of(sample)) {
-                [] => Segment::Empty,
-                [id] => Segment::Id(id),
-                _ => Segment::Several,
-            };
-            self.change(segment, |metrics| metrics.add_sample(batch, logits, sample));
+    /// Adds all samples of a batch, whose segments are given. `logits` are `[B, tasks]`, row-major.
+    pub fn add(&mut self, batch: &Batch, segments: &[Segment], logits: &[f32]) {
+        for (sample, segment) in segments.iter().enumerate() {
+            self.change(*segment, |metrics| metrics.add_sample(batch, logits, sample));
         }
+    }
+
+    /// The segments that are told apart so far.
+    pub(crate) fn kept(&self) -> Vec<Segment> {
+        self.segments.keys().copied().collect()
     }
 
     /// Changes the metrics of a segment, or those of [`Segment::Other`] if its id is not kept.
@@ -93,14 +130,7 @@ impl SegmentMetrics {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (segment, metrics) in &self.segments {
-            let (kind, id) = match segment {
-                Segment::Id(id) => (0_u8, *id),
-                Segment::Empty => (1, 0),
-                Segment::Several => (2, 0),
-                Segment::Other => (3, 0),
-            };
-            bytes.push(kind);
-            bytes.extend(id.to_le_bytes());
+            bytes.extend(segment.to_bytes());
             bytes.extend(metrics.to_bytes());
         }
         bytes
@@ -108,16 +138,10 @@ impl SegmentMetrics {
 
     /// Adds the samples of metrics that were made as these were; `None` if the bytes are malformed.
     pub(crate) fn merge_bytes(&mut self, mut bytes: &[u8]) -> Option<()> {
-        while let Some((kind, rest)) = bytes.split_first() {
-            let (id, rest) = rest.split_first_chunk()?;
+        while !bytes.is_empty() {
+            let (segment, rest) = bytes.split_first_chunk()?;
+            let segment = Segment::from_bytes(segment);
             bytes = rest;
-            let segment = match kind {
-                0 => Segment::Id(i64::from_le_bytes(*id)),
-                1 => Segment::Empty,
-                2 => Segment::Several,
-                3 => Segment::Other,
-                _ => return None,
-            };
             let mut metrics = TaskMetrics::small(&self.tasks);
             metrics.merge_bytes(&mut bytes)?;
             self.change(segment, |own| own.merge(&metrics));
@@ -125,10 +149,10 @@ impl SegmentMetrics {
         Some(())
     }
 
-    /// The figures by segment and task, ids ascending.
-    pub fn figures(&self) -> BTreeMap<Segment, BTreeMap<String, Figures>> {
+    /// The figures by segment and task, ids ascending, with up to so many bins of calibration.
+    pub fn figures(&self, bins: usize) -> BTreeMap<Segment, BTreeMap<String, Figures>> {
         let tasks = |metrics: &TaskMetrics| {
-            metrics.iter().map(|(name, metrics)| (name.to_owned(), metrics.figures())).collect()
+            metrics.iter().map(|(name, metrics)| (name.to_owned(), metrics.figures_with_bins(bins))).collect()
         };
         self.segments.iter().map(|(segment, metrics)| (*segment, tasks(metrics))).collect()
     }
@@ -159,11 +183,16 @@ mod tests {
     #[test]
     fn every_sample_counts_in_its_segment_for_every_task() {
         let batch = batch();
-        let tasks = [("a", 1), ("b", 0)].map(|(name, column)| Task { name: name.into(), column });
+        let tasks = [("a", 1), ("b", 0)].map(|(name, column)| Task {
+            name: name.into(),
+            column,
+            loss: super::super::Loss::default(),
+        });
         let logits: Vec<f32> = (0..14).map(|i| i as f32 / 10.0 - 0.5).collect();
         let mut metrics = SegmentMetrics::new("country", &tasks, 2);
-        metrics.add(&batch, &logits);
-        let figures = metrics.figures();
+        metrics.add(&batch, &Segment::of_samples(&batch, "country").unwrap(), &logits);
+        assert!(Segment::of_samples(&batch, "city").is_none());
+        let figures = metrics.figures(0);
         let counts: Vec<_> =
             figures.iter().map(|(segment, tasks)| (segment.to_string(), tasks["a"].samples)).collect();
         let expected = [("5", 3), ("7", 1), ("empty", 1), ("several", 1), ("other", 1)];

@@ -32,7 +32,7 @@ use self::sequences::Blocks;
 use crate::config::Interaction;
 use crate::device::guarded;
 use crate::embedding::Embeddings;
-use crate::metrics::Task;
+use crate::metrics::{Loss, Task};
 use crate::{Result, TrainConfig, tensors};
 
 /// A DLRM: the dense part's parameters, and the embedding tables.
@@ -127,8 +127,8 @@ impl Model {
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
     }
 
-    /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is the binary
-    /// cross-entropy of its logits, weighted by the samples' weights where there are any, and divided by `weight`: the
+    /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is that of its
+    /// samples, weighted by the samples' weights where there are any, and divided by `weight`: the
     /// sum of the weights of the global batch, or its samples.
     pub fn loss(&self, logits: &Tensor, batch: &Batch, weight: f64) -> Tensor {
         let labels = self.labels(batch);
@@ -136,11 +136,9 @@ impl Model {
             .weights()
             .map(|weights| tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device()));
         let weight = weight.max(f64::from(f32::MIN_POSITIVE));
-        let losses = self.tasks.iter().enumerate().map(|(column, (_, of_task))| {
+        let losses = self.tasks.iter().enumerate().map(|(column, (task, of_task))| {
             let (logits, labels) = (logits.select(1, column as i64), labels.select(1, column as i64));
-            let sum =
-                logits.binary_cross_entropy_with_logits(&labels, weights.as_ref(), None, tch::Reduction::Sum);
-            sum * (*of_task / weight)
+            loss_of_samples(task.loss, &logits, &labels, weights.as_ref()) * (*of_task / weight)
         });
         losses.reduce(|a, b| a + b).expect("a model has a task")
     }
@@ -150,4 +148,20 @@ impl Model {
         let sum = |weights: &[f32]| weights.iter().map(|weight| f64::from(*weight)).sum();
         batch.weights().map_or(batch.size() as f64, |weights| sum(weights))
     }
+}
+
+/// The sum of the losses of all samples, each times its weight.
+fn loss_of_samples(loss: Loss, logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>) -> Tensor {
+    let each = tch::Reduction::None;
+    let losses = match loss {
+        Loss::BinaryCrossEntropy => {
+            let sum = tch::Reduction::Sum;
+            return logits.binary_cross_entropy_with_logits(labels, weights, None::<&Tensor>, sum);
+        }
+        Loss::SquaredError => logits.mse_loss(labels, each),
+        Loss::Huber { delta } => logits.huber_loss(labels, each, delta),
+        Loss::Poisson => logits.poisson_nll_loss(labels, true, false, 1e-8, each),
+    };
+    let losses = weights.map_or_else(|| losses.shallow_clone(), |weights| &losses * weights);
+    losses.sum(tch::Kind::Float)
 }

@@ -137,7 +137,11 @@ mod tests {
     }
 
     fn tasks(names: &[&str]) -> Vec<Task> {
-        let task = |(column, name): (usize, &&str)| Task { name: (*name).to_owned(), column };
+        let task = |(column, name): (usize, &&str)| Task {
+            name: (*name).to_owned(),
+            column,
+            loss: crate::metrics::Loss::default(),
+        };
         names.iter().enumerate().map(task).collect()
     }
 

@@ -47,15 +47,8 @@ mod tests {
         let config = EarlyStoppingConfig { metric, task: None, patience: 2, min_delta };
         let mut stopping = EarlyStopping::default();
         figures.iter().position(|figure| {
-            let figures = Figures {
-                samples: 1,
-                loss: Some(*figure),
-                ne: Some(*figure),
-                auc: Some(*figure),
-                auc_error: None,
-                base_rate: None,
-                calibration: None,
-            };
+            let (loss, ne, auc) = (Some(*figure), Some(*figure), Some(*figure));
+            let figures = Figures { samples: 1, loss, ne, auc, ..Figures::default() };
             stopping.should_stop(&config, &figures)
         })
     }

@@ -125,14 +125,5 @@ pub(super) fn tagged_by_task(
 
 /// The scalars of figures, tagged `PREFIX/ne` and so on; those that cannot be computed are left out.
 pub(super) fn tagged(prefix: &str, figures: &Figures) -> Vec<(String, f64)> {
-    let Figures { samples: _, loss, ne, auc, auc_error, base_rate, calibration } = figures;
-    let all = [
-        ("loss", loss),
-        ("ne", ne),
-        ("auc", auc),
-        ("auc_error", auc_error),
-        ("base_rate", base_rate),
-        ("calibration", calibration),
-    ];
-    all.iter().filter_map(|(name, value)| Some((format!("{prefix}/{name}"), (**value)?))).collect()
+    figures.named().map(|(name, value)| (format!("{prefix}/{name}"), value)).collect()
 }

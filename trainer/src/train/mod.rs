@@ -37,7 +37,7 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, SentBytes, Shard};
 use crate::evaluate::{
-    Evaluation, EvaluationSummary, checked_rows, label_ranges, open_for_evaluation, rank_of, tasks,
+    Evaluation, EvaluationSummary, checked_rows, label_ranges, open_for_evaluation, rank_of,
 };
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
@@ -103,20 +103,12 @@ pub struct TrainSummary {
     /// The step of the checkpoint that it went on from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed_from_step: Option<u64>,
-    /// Samples trained on, over all epochs.
-    pub samples: u64,
+    /// Samples trained on, over all epochs, the mean loss, and the figures of the predictions made before each step, of
+    /// the first task. The loss is the sum of all tasks' losses, each times its weight.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// Steps taken.
     pub steps: u64,
-    /// Mean loss over the run, in nats.
-    pub loss: f64,
-    /// Normalized entropy of the predictions made before each step.
-    pub ne: Option<f64>,
-    /// AUC of the same.
-    pub auc: Option<f64>,
-    /// The most that `auc` can differ from the exact value.
-    pub auc_error: Option<f64>,
-    /// Calibration of the same.
-    pub calibration: Option<f64>,
     /// Figures of every task, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, Figures>,
@@ -340,7 +332,7 @@ impl<'a> Prepared<'a> {
         check_shared(&collectives.agree(run.files(out))?, &*collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
-            Evaluation { config: &self.config.evaluation, tasks: tasks(self.config, &self.schema) };
+            Evaluation { config: &self.config.evaluation, tasks: self.config.metric_tasks(&self.schema)? };
         let mut training = Training::new(&self, &evaluation, &run, out)?;
         let outcome = training.run(&self.reader, self.held_out.as_ref(), reporter);
         let mut directory = directory;

@@ -5,7 +5,7 @@ use safetensors::Dtype;
 use crate::checkpoint::Fault;
 use crate::checkpoint::tensor_file::{Entry, TensorFile};
 use crate::distributed::Collectives;
-use crate::metrics::{BinaryMetrics, MetricState, TaskMetrics};
+use crate::metrics::{MetricState, Metrics, TaskMetrics};
 use crate::{Error, Result};
 
 /// The sums of a run.
@@ -73,12 +73,12 @@ fn window_of(rank: usize) -> String {
 }
 
 fn metric_entries(part: &str, metrics: &TaskMetrics) -> Vec<Entry<'static>> {
-    let of_task = |(task, metrics): (&str, &BinaryMetrics)| {
+    let of_task = |(task, metrics): (&str, &Metrics)| {
         let state = metrics.state();
         let (name, buckets) = (|what| format!("metrics.{part}.{task}.{what}"), state.buckets.len());
         [
             Entry::owned(name("samples"), Dtype::U64, vec![1], &[state.samples]),
-            Entry::owned(name("sums"), Dtype::F64, vec![4], &state.sums),
+            Entry::owned(name("sums"), Dtype::F64, vec![state.sums.len()], &state.sums),
             Entry::owned(name("buckets"), Dtype::U32, vec![buckets], &state.buckets),
             Entry::owned(name("weights"), Dtype::F64, vec![buckets, 2], &state.weights),
         ]
@@ -86,17 +86,18 @@ fn metric_entries(part: &str, metrics: &TaskMetrics) -> Vec<Entry<'static>> {
     metrics.iter().flat_map(of_task).collect()
 }
 
+/// Adds what a file has to metrics of no samples.
 fn restore_metrics(file: &TensorFile, part: &str, metrics: &mut TaskMetrics) -> Result<(), Fault> {
     for (task, metrics) in metrics.iter_mut() {
         let name = |what| format!("metrics.{part}.{task}.{what}");
         let wrong = || format!("`metrics.{part}.{task}` is of another shape");
         let state = MetricState {
             samples: *file.read(&name("samples"), Dtype::U64)?.first().ok_or_else(wrong)?,
-            sums: file.read(&name("sums"), Dtype::F64)?.try_into().map_err(|_| wrong())?,
+            sums: file.read(&name("sums"), Dtype::F64)?,
             buckets: file.read(&name("buckets"), Dtype::U32)?,
             weights: file.read(&name("weights"), Dtype::F64)?,
         };
-        *metrics = BinaryMetrics::from_state(&state).ok_or_else(wrong)?;
+        metrics.merge_state(&state).ok_or_else(wrong)?;
     }
     Ok(())
 }

@@ -304,8 +304,8 @@ fn batches_that_preprocessing_empties_are_no_steps() {
         .unwrap();
     runs.config.data.preprocess = Some(steps);
     let whole = runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
-    assert!((1..14).contains(&whole.steps) && whole.samples >= whole.steps, "{whole:?}");
-    assert!(whole.loss.is_finite());
+    assert!((1..14).contains(&whole.steps) && whole.figures.samples >= whole.steps, "{whole:?}");
+    assert!(whole.figures.loss.unwrap().is_finite());
     // Five reports in, that is after a few steps.
     let stop = Stop::new();
     let reporter = StopAt { stop: stop.clone(), at: 5, reports: AtomicUsize::new(0) };

@@ -17,7 +17,7 @@ use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
 use crate::distributed::Collectives;
 use crate::evaluate::{Evaluation, EvaluationSummary, by_task, merged};
-use crate::metrics::{BinaryMetrics, TaskMetrics};
+use crate::metrics::{Figures, Metrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
 use crate::run::{Run, dense_entries};
@@ -300,8 +300,8 @@ impl<'a> Training<'a> {
         self.clock.noted = Some(Instant::now());
         let rates = self.clock.rates.unwrap_or_else(|| self.clock.rates_since_window());
         reporter.note(&format!(
-            "loss {loss:.4}  ne {}  {:.0} samples/s  {:.1} % waiting",
-            entropies(&self.sums.window),
+            "loss {loss:.4}  {}  {:.0} samples/s  {:.1} % waiting",
+            headlines(&self.sums.window),
             rates.samples_per_second,
             100.0 * rates.waiting_share
         ));
@@ -397,19 +397,17 @@ impl<'a> Training<'a> {
         let (progress, sums, clock) = (&self.progress, &self.sums, &self.clock);
         let mut metrics = sums.before.clone();
         metrics.merge(&merged(&sums.window, &self.evaluation.tasks, self.collectives())?);
-        let figures = metrics.first();
         let wall_seconds = clock.training.as_secs_f64();
         let share = |part: f64| if wall_seconds > 0.0 { part / wall_seconds } else { 0.0 };
         Ok(TrainSummary {
             ended,
             resumed_from_step: clock.resumed_from_step,
-            samples: progress.samples,
+            figures: Figures {
+                samples: progress.samples,
+                loss: Some(sums.loss_sum / progress.samples.max(1) as f64),
+                ..metrics.first()
+            },
             steps: progress.steps,
-            loss: sums.loss_sum / progress.samples.max(1) as f64,
-            ne: figures.ne,
-            auc: figures.auc,
-            auc_error: figures.auc_error,
-            calibration: figures.calibration,
             tasks: by_task(&metrics),
             losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),
             dedupe_factor: progress.dedupe_factor(),
@@ -473,12 +471,13 @@ impl Clock {
     }
 }
 
-/// The normalized entropy of every task, by name where there are several.
-fn entropies(metrics: &TaskMetrics) -> String {
+/// The figure of every task that says most, by label where there are several.
+fn headlines(metrics: &TaskMetrics) -> String {
     let single = metrics.iter().count() == 1;
-    let of_task = |(name, metrics): (&str, &BinaryMetrics)| {
-        let ne = metrics.ne().map_or_else(|| "n/a".to_owned(), |ne| format!("{ne:.4}"));
-        if single { ne } else { format!("{name} {ne}") }
+    let of_task = |(task, metrics): (&str, &Metrics)| {
+        let (name, value) = metrics.headline();
+        let value = value.map_or_else(|| "n/a".to_owned(), |value| format!("{value:.4}"));
+        if single { format!("{name} {value}") } else { format!("{task} {name} {value}") }
     };
     metrics.iter().map(of_task).collect::<Vec<_>>().join(", ")
 }

@@ -216,7 +216,13 @@ impl Jobs {
         let mut summaries: Vec<_> = self.train(run, job).into_iter().map(|rank| rank.unwrap()).collect();
         for other in &summaries {
             let same = |summary: &TrainSummary| {
-                (summary.ended, summary.losses.clone(), summary.ne, summary.auc, summary.samples)
+                (
+                    summary.ended,
+                    summary.losses.clone(),
+                    summary.figures.ne,
+                    summary.figures.auc,
+                    summary.figures.samples,
+                )
             };
             assert_eq!(same(other), same(&summaries[0]), "all ranks end alike");
             let figures =

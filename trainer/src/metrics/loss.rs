@@ -1,0 +1,81 @@
+//! Losses: what a logit predicts of a label, and what an error costs.
+
+use std::ops::RangeInclusive;
+
+/// The loss of a task. Each is PyTorch's function of that name, before any mean.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Loss {
+    /// `binary_cross_entropy_with_logits`: the logit is that of the probability that the label is 1.
+    #[default]
+    BinaryCrossEntropy,
+    /// `mse_loss`: the logit is the prediction.
+    SquaredError,
+    /// `huber_loss` (Huber 1964): squared up to `delta`, linear from there on; the logit is the prediction.
+    Huber {
+        /// Where it becomes linear.
+        delta: f64,
+    },
+    /// `poisson_nll_loss` with `log_input`: the logit is the logarithm of the expected count.
+    Poisson,
+}
+
+impl Loss {
+    /// The labels that a task of this loss may have.
+    pub fn labels(self) -> RangeInclusive<f32> {
+        match self {
+            Self::BinaryCrossEntropy => 0.0..=1.0,
+            Self::SquaredError | Self::Huber { .. } => f32::MIN..=f32::MAX,
+            Self::Poisson => 0.0..=f32::MAX,
+        }
+    }
+
+    /// Whether the labels say how relevant a sample is: none is negative.
+    pub fn ranks(self) -> bool {
+        *self.labels().start() >= 0.0
+    }
+
+    /// What a logit predicts: a probability, a number, or a count.
+    pub fn prediction(self, logit: f32) -> f64 {
+        let logit = f64::from(logit);
+        match self {
+            Self::BinaryCrossEntropy => 1.0 / (1.0 + (-logit).exp()),
+            Self::SquaredError | Self::Huber { .. } => logit,
+            Self::Poisson => logit.exp(),
+        }
+    }
+
+    /// The loss of one sample.
+    pub fn of_sample(self, logit: f32, label: f32) -> f64 {
+        let (logit, label) = (f64::from(logit), f64::from(label));
+        let error = (logit - label).abs();
+        match self {
+            Self::BinaryCrossEntropy => logit.max(0.0) - logit * label + (-logit.abs()).exp().ln_1p(),
+            Self::SquaredError => error * error,
+            Self::Huber { delta } if error <= delta => error * error / 2.0,
+            Self::Huber { delta } => delta * (error - delta / 2.0),
+            Self::Poisson => logit.exp() - label * logit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reference, torch 2.11: `torch.nn.functional` of the names above, `reduction="none"`, in double precision.
+    #[test]
+    fn losses_are_those_of_pytorch() {
+        let cases = [
+            (Loss::BinaryCrossEntropy, 0.75, 0.25, 0.949_371_006_114_899_9),
+            (Loss::BinaryCrossEntropy, -40.0, 1.0, 40.0),
+            (Loss::SquaredError, 2.5, -1.0, 12.25),
+            (Loss::Huber { delta: 1.5 }, 2.5, 1.5, 0.5),
+            (Loss::Huber { delta: 1.5 }, 2.5, -1.0, 4.125),
+            (Loss::Poisson, 0.5, 3.0, 0.148_721_270_700_128_15),
+        ];
+        for (loss, logit, label, expected) in cases {
+            let found = loss.of_sample(logit, label);
+            assert!((found - expected).abs() < 1e-12, "{loss:?}: {found}, expected {expected}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Metrics of a task that predicts a number or a count.
+
+use super::{Figures, Loss, MetricState};
+
+/// Metrics of a task that predicts a number or a count, over any number of samples.
+///
+/// **RMSE** and **MAE** are of the predictions; for a Poisson loss these are expected counts. **R²** is 1 less the
+/// squared error divided by that of always predicting the mean label. **Deviance** is the mean Poisson deviance.
+/// **Calibration** is the sum of the predictions divided by that of the labels, where these are never negative.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RegressionMetrics {
+    loss: Loss,
+    samples: u64,
+    sums: Sums,
+}
+
+/// Sums over samples, each times its weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Sums {
+    weight: f64,
+    loss: f64,
+    label: f64,
+    squared_label: f64,
+    prediction: f64,
+    absolute_error: f64,
+    squared_error: f64,
+    deviance: f64,
+}
+
+impl Sums {
+    fn to_array(self) -> [f64; 8] {
+        let Self { weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance } =
+            self;
+        [weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance]
+    }
+
+    fn from_array(sums: [f64; 8]) -> Self {
+        let [weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance] = sums;
+        Self { weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance }
+    }
+}
+
+impl RegressionMetrics {
+    /// Metrics of no samples.
+    pub fn new(loss: Loss) -> Self {
+        Self { loss, samples: 0, sums: Sums::default() }
+    }
+
+    /// Metrics of the same kind, of no samples.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::new(self.loss)
+    }
+
+    /// Adds a sample with this logit, label and weight.
+    pub fn add(&mut self, logit: f32, label: f32, weight: f32) {
+        let (loss, prediction) = (self.loss.of_sample(logit, label), self.loss.prediction(logit));
+        let (label, weight) = (f64::from(label), f64::from(weight));
+        let error = prediction - label;
+        let sums = &mut self.sums;
+        self.samples += 1;
+        sums.weight += weight;
+        sums.loss += weight * loss;
+        sums.label += weight * label;
+        sums.squared_label += weight * label * label;
+        sums.prediction += weight * prediction;
+        sums.absolute_error += weight * error.abs();
+        sums.squared_error += weight * error * error;
+        if self.loss == Loss::Poisson {
+            // y ln(y / p) is 0 where y is; the logarithm of p is the logit.
+            let ratio = if label > 0.0 { label * (label.ln() - f64::from(logit)) } else { 0.0 };
+            sums.deviance += weight * 2.0 * (ratio + error);
+        }
+    }
+
+    /// Adds the samples of `other`, which was made as this was.
+    pub fn merge(&mut self, other: &Self) {
+        self.samples += other.samples;
+        let (own, other) = (self.sums.to_array(), other.sums.to_array());
+        self.sums = Sums::from_array(std::array::from_fn(|i| own[i] + other[i]));
+    }
+
+    /// All figures.
+    pub fn figures(&self) -> Figures {
+        let sums = &self.sums;
+        let any = self.samples > 0 && sums.weight > 0.0;
+        let mean = |sum: f64| any.then(|| sum / sums.weight);
+        let spread = sums.squared_label - sums.label * sums.label / sums.weight.max(f64::MIN_POSITIVE);
+        Figures {
+            samples: self.samples,
+            loss: mean(sums.loss),
+            mean_label: mean(sums.label),
+            rmse: mean(sums.squared_error).map(f64::sqrt),
+            mae: mean(sums.absolute_error),
+            // Rounding leaves a spread of this size where all labels are equal.
+            r2: (any && spread > 1e-12 * sums.squared_label).then(|| 1.0 - sums.squared_error / spread),
+            deviance: mean(sums.deviance).filter(|_| self.loss == Loss::Poisson),
+            calibration: (self.loss.ranks() && sums.label > 0.0).then(|| sums.prediction / sums.label),
+            ..Figures::default()
+        }
+    }
+
+    /// The sums, for a checkpoint.
+    pub(crate) fn state(&self) -> MetricState {
+        let sums = self.sums.to_array().to_vec();
+        MetricState { samples: self.samples, sums, buckets: Vec::new(), weights: Vec::new() }
+    }
+
+    /// Adds the samples of metrics that were made as these were; `None` if they were not.
+    pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
+        let sums = Sums::from_array(state.sums.as_slice().try_into().ok()?);
+        self.merge(&Self { loss: self.loss, samples: state.samples, sums });
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics(loss: Loss, samples: &[(f32, f32, f32)]) -> RegressionMetrics {
+        let mut metrics = RegressionMetrics::new(loss);
+        samples.iter().for_each(|(logit, label, weight)| metrics.add(*logit, *label, *weight));
+        metrics
+    }
+
+    #[track_caller]
+    fn close(found: Option<f64>, expected: f64) {
+        let found = found.unwrap();
+        assert!((found - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{found}, expected {expected}");
+    }
+
+    /// Reference, scikit-learn 1.7: `root_mean_squared_error([1, 2, 4, -3], [1.5, 2, 3, 1], sample_weight=[1, 2, 1,
+    /// 1])`, `mean_absolute_error`, `r2_score`.
+    #[test]
+    fn figures_are_those_of_scikit_learn() {
+        let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0), (1.0, -3.0, 1.0)];
+        let figures = metrics(Loss::SquaredError, &samples).figures();
+        assert_eq!((figures.samples, figures.ne, figures.auc, figures.calibration), (4, None, None, None));
+        close(figures.rmse, (17.25_f64 / 5.0).sqrt());
+        close(figures.mae, 5.5 / 5.0);
+        close(figures.r2, 1.0 - 17.25 / (34.0 - 36.0 / 5.0));
+        close(figures.loss, 17.25 / 5.0);
+        close(figures.mean_label, 6.0 / 5.0);
+    }
+
+    /// Reference, scikit-learn 1.7: `mean_poisson_deviance([0, 1, 3], exp([-1, 0, 1]))`.
+    #[test]
+    fn counts_have_a_deviance_and_a_calibration() {
+        let figures = metrics(Loss::Poisson, &[(-1.0, 0.0, 1.0), (0.0, 1.0, 1.0), (1.0, 3.0, 1.0)]).figures();
+        let (less, e) = ((-1.0_f64).exp(), 1.0_f64.exp());
+        close(figures.deviance, 2.0 * (less + 3.0 * (3.0 / e).ln() - (3.0 - e)) / 3.0);
+        close(figures.calibration, (less + 1.0 + e) / 4.0);
+        close(figures.loss, (less + 1.0 + (e - 3.0)) / 3.0);
+    }
+
+    #[test]
+    fn equal_labels_have_no_r2_and_nothing_has_no_figure() {
+        let figures = metrics(Loss::SquaredError, &[(1.0, 0.1, 1.0), (2.0, 0.1, 3.0)]).figures();
+        assert_eq!((figures.r2, figures.rmse.is_some()), (None, true));
+        let figures = metrics(Loss::Huber { delta: 1.0 }, &[]).figures();
+        assert_eq!((figures.loss, figures.rmse, figures.mae), (None, None, None));
+    }
+
+    #[test]
+    fn parts_merge_to_the_whole() {
+        let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0)];
+        let mut merged = metrics(Loss::SquaredError, &samples[..1]);
+        merged.merge_state(&metrics(Loss::SquaredError, &samples[1..]).state()).unwrap();
+        assert_eq!(merged, metrics(Loss::SquaredError, &samples));
+        assert!(merged.merge_state(&MetricState { sums: vec![0.0; 4], ..merged.state() }).is_none());
+    }
+}
