@@ -1,34 +1,73 @@
 //! Which embedding tables a training configuration asks for: one per sparse feature of the dataset, unless features
 //! share one.
 
+mod rows;
+
 use std::collections::{BTreeMap, HashMap};
 
 use onefold_datasets::units::format_count;
 use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
+pub use self::rows::{HASHED_ROWS, IdCounts, MOST_ROWS, Rows, id_counts};
+use self::rows::{counts_of_tables, resolve_rows};
 use crate::{DataType, Error, Result};
 
 /// The `[embedding]` section of a training configuration: the defaults of every table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingConfig {
-    /// The embedding dimension, common to all tables.
+    /// The embedding dimension, common to all tables; 0 for [what the model says](Self::with_dim).
+    #[serde(default)]
     pub dim: u64,
-    /// Rows of a table.
-    pub rows: u64,
+    /// Rows of a table. If `None`, as [`Rows::Vocabulary`] where the ids are known and fewer than [`MOST_ROWS`];
+    /// otherwise [`HASHED_ROWS`], into which ids are hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<Rows>,
+    /// By how much more than the ids that are known the rows of a vocabulary are: 0.1 is a tenth.
+    #[serde(default = "headroom")]
+    pub headroom: f64,
     /// How the vectors of a list become one.
     #[serde(default)]
     pub pooling: Pooling,
     /// The feature whose pooled vector tables that pool by `din` attend with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// How ids become rows.
-    #[serde(default)]
-    pub ids: IdPolicy,
+    /// How ids become rows; if `None`, they are checked, unless their number is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<IdPolicy>,
     /// Type of a weight.
     #[serde(default, skip_serializing_if = "DataType::is_default")]
     pub dtype: DataType,
+}
+
+/// Samples of a global batch, unless a training configuration says it.
+pub const DEFAULT_BATCH_SIZE: u64 = 2048;
+fn headroom() -> f64 {
+    0.1
+}
+
+impl Default for EmbeddingConfig {
+    fn default() -> Self {
+        Self {
+            dim: 0,
+            rows: None,
+            headroom: headroom(),
+            pooling: Pooling::default(),
+            target: None,
+            ids: None,
+            dtype: DataType::default(),
+        }
+    }
+}
+
+impl EmbeddingConfig {
+    /// The same with a dimension, where it has none: that of the last layer of the bottom MLP.
+    #[must_use]
+    pub fn with_dim(self, bottom_mlp: &[i64]) -> Self {
+        let last = bottom_mlp.last().and_then(|width| u64::try_from(*width).ok());
+        Self { dim: if self.dim == 0 { last.unwrap_or(0) } else { self.dim }, ..self }
+    }
 }
 
 /// A `[tables.FEATURE]` section of a training configuration: what is different for one feature and its table.
@@ -40,7 +79,7 @@ pub struct TableOverride {
     pub table: Option<String>,
     /// Rows of this table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rows: Option<u64>,
+    pub rows: Option<Rows>,
     /// How the vectors of a list become one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
@@ -172,7 +211,8 @@ pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
 }
 
 /// What every sparse feature of `schema` looks up, in schema order: the defaults of `embedding` with the `overrides` of
-/// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it.
+/// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it. `counts`
+/// are the ids that are known, for tables that have a row for each.
 ///
 /// # Errors
 ///
@@ -184,7 +224,13 @@ pub fn resolve_tables(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
     schema: &Schema,
+    counts: &IdCounts,
 ) -> Result<Vec<FeatureConfig>> {
+    if !(embedding.headroom >= 0.0 && embedding.headroom.is_finite()) {
+        let message = format!("`headroom` is {}", embedding.headroom);
+        let hint = "give a share of at least 0, as 0.1".to_owned();
+        return Err(Error::Config { section: "embedding".to_owned(), message, hint });
+    }
     for name in overrides.keys() {
         if !schema.sparse_features().any(|feature| feature.name == *name) {
             let message = format!("the dataset has no sparse feature `{name}`");
@@ -194,7 +240,8 @@ pub fn resolve_tables(
     }
     check_names(overrides, schema)?;
     let overrides = with_shared_settings(overrides)?;
-    let resolve = |feature| resolve_table(embedding, &overrides, feature);
+    let counts = counts_of_tables(&overrides, schema, counts);
+    let resolve = |feature| resolve_table(embedding, &overrides, &counts, feature);
     let tables = schema.sparse_features().map(resolve).collect::<Result<Vec<_>>>()?;
     check_targets(&tables, &overrides)?;
     Ok(tables)
@@ -307,6 +354,7 @@ fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOve
 fn resolve_table(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
+    counts: &IdCounts,
     feature: &SparseFeature,
 ) -> Result<FeatureConfig> {
     let name = &feature.name;
@@ -314,18 +362,24 @@ fn resolve_table(
     let own = overrides.get(name).unwrap_or(&none);
     let pooling = own.pooling.unwrap_or(embedding.pooling);
     let target = own.target.as_ref().or(embedding.target.as_ref());
+    let section =
+        |overridden: bool| if overridden { format!("tables.{name}") } else { "embedding".to_owned() };
+    let resolved = resolve_rows(embedding, own, counts.get(name).copied());
+    let (rows, ids) = resolved.map_err(|(message, hint)| Error::Config {
+        section: section(own.rows.is_some() || own.ids.is_some()),
+        message: format!("the table of feature `{name}` {message}"),
+        hint: hint.to_owned(),
+    })?;
     let table = FeatureConfig {
         feature: name.clone(),
         table: own.table.clone().filter(|table| table != name),
-        rows: own.rows.unwrap_or(embedding.rows),
+        rows,
         dim: embedding.dim,
         pooling,
         target: target.filter(|_| pooling == Pooling::Din).cloned(),
-        ids: own.ids.unwrap_or(embedding.ids),
+        ids,
         dtype: own.dtype.unwrap_or(embedding.dtype),
     };
-    let section =
-        |overridden: bool| if overridden { format!("tables.{name}") } else { "embedding".to_owned() };
     if let Err(message) = check_size(table.rows, table.dim) {
         let overridden = own.rows.is_some() && embedding.dim > 0;
         let hint = "give `rows` and `dim` the size that the table of this feature should have".to_owned();
@@ -388,236 +442,4 @@ pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, Feature
 }
 
 #[cfg(test)]
-mod tests {
-    use onefold_datasets::FeatureGroup;
-
-    use super::*;
-
-    fn schema() -> Schema {
-        let feature = |name: &str, kind| SparseFeature::new(name, kind);
-        let group = |name: &str, features| FeatureGroup { name: name.into(), deduplicated: true, features };
-        Schema {
-            labels: vec!["label".into()],
-            weight: None,
-            dense: vec![],
-            groups: vec![
-                group(
-                    "user",
-                    vec![feature("user_id", SparseKind::Sparse), feature("city", SparseKind::Sparse)],
-                ),
-                group("history", vec![feature("history", SparseKind::Sequence)]),
-            ],
-        }
-    }
-
-    fn embedding() -> EmbeddingConfig {
-        let (pooling, ids, dtype) = (Pooling::Sum, IdPolicy::Checked, DataType::Fp32);
-        EmbeddingConfig { dim: 64, rows: 1000, pooling, target: None, ids, dtype }
-    }
-
-    fn overrides(text: &str) -> BTreeMap<String, TableOverride> {
-        toml::from_str(text).unwrap()
-    }
-
-    fn refused(embedding: &EmbeddingConfig, text: &str) -> String {
-        resolve_tables(embedding, &overrides(text), &schema()).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn overrides_stand_over_defaults_in_schema_order() {
-        let overrides = overrides("[history]\nrows = 7\npooling = \"attention\"\n[city]\nids = \"hashed\"");
-        let tables = resolve_tables(&embedding(), &overrides, &schema()).unwrap();
-        let table = |feature: &str, rows, pooling, ids| FeatureConfig {
-            feature: feature.into(),
-            table: None,
-            rows,
-            dim: 64,
-            pooling,
-            target: None,
-            ids,
-            dtype: DataType::Fp32,
-        };
-        assert_eq!(
-            tables,
-            [
-                table("user_id", 1000, Pooling::Sum, IdPolicy::Checked),
-                table("city", 1000, Pooling::Sum, IdPolicy::Hashed),
-                table("history", 7, Pooling::Attention, IdPolicy::Checked),
-            ]
-        );
-    }
-
-    #[test]
-    fn a_table_may_have_another_type_than_the_others() {
-        let embedding = EmbeddingConfig { dtype: DataType::Bf16, ..embedding() };
-        let tables = resolve_tables(&embedding, &overrides("[city]\ndtype = \"fp32\""), &schema()).unwrap();
-        let types: Vec<_> = tables.iter().map(|table| table.dtype).collect();
-        assert_eq!(types, [DataType::Bf16, DataType::Fp32, DataType::Bf16]);
-        assert!(toml::from_str::<TableOverride>("dtype = \"fp8\"").unwrap_err().to_string().contains("fp8"));
-    }
-
-    #[test]
-    fn features_share_the_table_that_they_name() {
-        let shared = "[city]\ntable = \"places\"\nrows = 7\n[history]\ntable = \"places\"\npooling = \"attention\"\nids = \"hashed\"";
-        let features = resolve_tables(&embedding(), &overrides(shared), &schema()).unwrap();
-        let settings = |feature: &FeatureConfig| (feature.rows, feature.ids, feature.pooling);
-        assert_eq!(settings(&features[1]), (7, IdPolicy::Hashed, Pooling::Sum));
-        assert_eq!(settings(&features[2]), (7, IdPolicy::Hashed, Pooling::Attention));
-        let (tables, numbers) = tables_of(&features);
-        let table =
-            |name: &str, rows| TableConfig { name: name.into(), rows, dim: 64, dtype: DataType::Fp32 };
-        assert_eq!((tables, numbers), (vec![table("user_id", 1000), table("places", 7)], vec![0, 1, 1]));
-        // As a run stores it; what is not shared is stored as it was before tables could be.
-        let text = serde_json::to_string(&features).unwrap();
-        assert_eq!(serde_json::from_str::<Vec<FeatureConfig>>(&text).unwrap(), features);
-        assert_eq!(text.matches(r#""table":"places""#).count(), 2);
-        assert!(!serde_json::to_string(&features[0]).unwrap().contains("table"));
-        // A feature's own table, by its own name.
-        let own = "[city]\ntable = \"city\"\n[user_id]\ntable = \"city\"";
-        let features = resolve_tables(&embedding(), &overrides(own), &schema()).unwrap();
-        assert_eq!(tables_of(&features).1, [0, 0, 1]);
-        assert_eq!((features[0].table_name(), &features[1].table), ("city", &None));
-    }
-
-    #[test]
-    fn features_that_share_a_table_agree_about_it() {
-        let both = |first: &str, second: &str| {
-            let text =
-                format!("[city]\ntable = \"places\"\n{first}\n[user_id]\ntable = \"places\"\n{second}");
-            refused(&embedding(), &text)
-        };
-        assert_eq!(
-            both("rows = 7", "rows = 8"),
-            "`[tables.user_id]`: `rows` is 8, but 7 under `[tables.city]`, whose table `places` is the same\n  \
-             hint: features that share a table agree on `rows`: give it once, or the same under both"
-        );
-        assert!(
-            both("ids = \"hashed\"", "ids = \"checked\"")
-                .contains("`ids` is \"checked\", but \"hashed\" under")
-        );
-        assert!(
-            both("dtype = \"bf16\"", "dtype = \"fp16\"").contains("`dtype` is \"fp16\", but \"bf16\" under")
-        );
-        let taken = refused(&embedding(), "[city]\ntable = \"user_id\"");
-        assert_eq!(
-            taken,
-            "`[tables.city]`: feature `city` has the table `user_id`, which is that of the feature `user_id` alone\n  \
-             hint: to share it, set `table = \"user_id\"` under `[tables.user_id]` too; or choose another name"
-        );
-        assert!(refused(&embedding(), "[city]\ntable = \"\"").contains("feature `city` has the table ``"));
-        assert!(refused(&embedding(), "[city]\ntable = \"a[1]\"").contains("a name without brackets"));
-        // Ids are checked for each of the features.
-        let shared = overrides("[city]\ntable = \"places\"\n[user_id]\ntable = \"places\"\nrows = 9");
-        let features = resolve_tables(&embedding(), &shared, &schema()).unwrap();
-        let ids = FeatureStatistics { values: 9, min_id: Some(0), max_id: Some(9), max_length: 1 };
-        let error =
-            check_ids(&features, &BTreeMap::from([("city".to_owned(), ids)])).unwrap_err().to_string();
-        assert!(
-            error.starts_with("`[tables.city]`: feature `city` has the id 9, its table has 9 rows"),
-            "{error}"
-        );
-        assert!(error.contains("the `rows` of the table `places`"), "{error}");
-    }
-
-    #[test]
-    fn an_unknown_feature_gets_the_nearest_name() {
-        assert_eq!(
-            refused(&embedding(), "[histroy]\nrows = 7"),
-            "`[tables.histroy]`: the dataset has no sparse feature `histroy`\n  hint: did you mean `history`? \
-             Known names: `user_id`, `city`, `history`"
-        );
-    }
-
-    #[test]
-    fn impossible_sizes_are_refused_where_they_are_written() {
-        assert_eq!(
-            refused(&embedding(), "[city]\nrows = 0"),
-            "`[tables.city]`: table of feature `city`: it has 0 rows of dimension 64, both must be at least 1\n  \
-             hint: give `rows` and `dim` the size that the table of this feature should have"
-        );
-        let dimensionless = EmbeddingConfig { dim: 0, ..embedding() };
-        assert!(
-            refused(&dimensionless, "[user_id]\nrows = 3")
-                .starts_with("`[embedding]`: table of feature `user_id`")
-        );
-        let huge = EmbeddingConfig { rows: u64::MAX / 8, dim: 1, ..embedding() };
-        assert!(resolve_tables(&huge, &BTreeMap::new(), &schema()).is_ok());
-        let overflowing = EmbeddingConfig { rows: i64::MAX as u64, dim: 4, ..embedding() };
-        assert!(refused(&overflowing, "").contains("more bytes than can be addressed"));
-        let unaddressable = EmbeddingConfig { rows: 1 << 61, dim: 1, ..embedding() };
-        assert!(refused(&unaddressable, "").contains("more bytes than can be addressed"));
-    }
-
-    #[test]
-    fn attention_needs_a_sequence() {
-        let error = refused(&embedding(), "[city]\npooling = \"attention\"");
-        assert!(
-            error.starts_with("`[tables.city]`: feature `city` pools by attention but is not a sequence"),
-            "{error}"
-        );
-        assert!(error.contains("\n  hint: set `pooling = \"sum\"`"), "{error}");
-        let everywhere = EmbeddingConfig { pooling: Pooling::Attention, ..embedding() };
-        assert!(refused(&everywhere, "").starts_with("`[embedding]`: feature `user_id`"));
-    }
-
-    #[test]
-    fn encoder_and_din_need_a_sequence_too() {
-        let error = refused(&embedding(), "[city]\npooling = \"encoder\"");
-        assert!(error.starts_with("`[tables.city]`: feature `city` pools by encoder but is not"), "{error}");
-        let error = refused(&embedding(), "[city]\npooling = \"din\"\ntarget = \"user_id\"");
-        assert!(error.starts_with("`[tables.city]`: feature `city` pools by din but is not"), "{error}");
-    }
-
-    #[test]
-    fn din_has_a_target_that_is_pooled() {
-        let din = |target: &str| overrides(&format!("[history]\npooling = \"din\"\n{target}"));
-        let resolve =
-            |embedding: &EmbeddingConfig, target: &str| resolve_tables(embedding, &din(target), &schema());
-        let tables = resolve(&embedding(), "target = \"city\"").unwrap();
-        assert_eq!(tables[2].target.as_deref(), Some("city"));
-        // A default is for those tables alone that have a use for it.
-        let default = EmbeddingConfig { target: Some("user_id".into()), ..embedding() };
-        let targets: Vec<_> = resolve(&default, "").unwrap().into_iter().map(|table| table.target).collect();
-        assert_eq!(targets, [None, None, Some("user_id".to_owned())]);
-        let refused = |target: &str| resolve(&embedding(), target).unwrap_err().to_string();
-        let none = refused("");
-        assert!(none.starts_with("`[tables.history]`: feature `history` pools by din but has no target"));
-        assert!(none.contains("\n  hint: name the feature that it attends with"), "{none}");
-        assert_eq!(
-            refused("target = \"citty\""),
-            "`[tables.history]`: the target of `history` is `citty`, which is no sparse feature\n  hint: did you mean \
-             `city`? Known names: `user_id`, `city`"
-        );
-        let itself = refused("target = \"history\"");
-        assert!(itself.contains("the target of `history` is `history`, which pools by din"), "{itself}");
-        let useless = resolve_tables(&embedding(), &overrides("[city]\ntarget = \"user_id\""), &schema());
-        let useless = useless.unwrap_err().to_string();
-        assert!(useless.starts_with("`[tables.city]`: feature `city` pools by sum but has a target"));
-    }
-
-    #[test]
-    fn sections_refuse_unknown_keys() {
-        assert!(toml::from_str::<EmbeddingConfig>("dim = 4\nrows = 2\nlr = 1").is_err());
-        assert!(toml::from_str::<TableOverride>("dim = 4").is_err());
-        let defaults: EmbeddingConfig = toml::from_str("dim = 4\nrows = 2").unwrap();
-        assert_eq!((defaults.pooling, defaults.ids), (Pooling::Sum, IdPolicy::Checked));
-    }
-
-    #[test]
-    fn checked_ids_need_a_row_each_and_hashed_ids_do_not() {
-        let ids =
-            |min, max| FeatureStatistics { values: 9, min_id: Some(min), max_id: Some(max), max_length: 1 };
-        let statistics = |min, max| BTreeMap::from([("city".to_owned(), ids(min, max))]);
-        let tables = resolve_tables(&embedding(), &BTreeMap::new(), &schema()).unwrap();
-        assert!(check_ids(&tables, &statistics(0, 999)).is_ok());
-        let large = check_ids(&tables, &statistics(0, 1000)).unwrap_err().to_string();
-        assert_eq!(
-            large,
-            "`[tables.city]`: feature `city` has the id 1000, its table has 1,000 rows\n  hint: set `rows = 1001` \
-             under `[tables.city]`, or `ids = \"hashed\"` there"
-        );
-        assert!(check_ids(&tables, &statistics(-1, 5)).unwrap_err().to_string().contains("has the id -1"));
-        let hashed = resolve_tables(&embedding(), &overrides("[city]\nids = \"hashed\""), &schema()).unwrap();
-        assert!(check_ids(&hashed, &statistics(-1, 1 << 40)).is_ok());
-    }
-}
+mod tests;

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, suggest};
-use onefold_sharding::{EmbeddingConfig, FeatureConfig, TableOverride, check_ids, resolve_tables};
+use onefold_sharding::{
+    EmbeddingConfig, FeatureConfig, IdCounts, TableOverride, check_ids, id_counts, resolve_tables,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -43,15 +45,18 @@ pub struct TrainConfig {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskConfig>,
     /// How long and from which seed.
+    #[serde(default)]
     pub train: LoopConfig,
     /// The dense part of the model.
     pub model: ModelConfig,
     /// Defaults of the tables.
+    #[serde(default)]
     pub embedding: EmbeddingConfig,
     /// What is different for single features and their tables.
     #[serde(default)]
     pub tables: BTreeMap<String, TableOverride>,
     /// How parameters are updated.
+    #[serde(default)]
     pub optimizer: OptimizerConfig,
     /// How the learning rates change; not at all if absent.
     #[serde(default)]
@@ -98,6 +103,7 @@ impl TrainConfig {
         let mut config: Self = parse_toml(text, FORMAT_VERSION, "the README shows a whole `train.toml`")
             .map_err(|(message, hint)| wrong(message, &hint))?;
         config.path = path.to_owned();
+        config.embedding = config.embedding.with_dim(&config.model.bottom_mlp);
         config.check().map_err(|(message, hint)| wrong(message, hint))?;
         Ok(config)
     }
@@ -170,7 +176,9 @@ impl TrainConfig {
             snapshot.select(&eval)?;
         }
         let refused = |source| Error::Sharding { path: self.path.clone(), source };
-        let tables = resolve_tables(&self.embedding, &self.tables, schema).map_err(refused)?;
+        // Of ids that preprocessing gives nothing is known.
+        let counts = if self.data.preprocess.is_none() { id_counts(snapshot) } else { IdCounts::default() };
+        let tables = resolve_tables(&self.embedding, &self.tables, schema, &counts).map_err(refused)?;
         if self.data.preprocess.is_none() {
             check_ids(&tables, &snapshot.statistics.features).map_err(refused)?;
         }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::{
-    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, TaskOptions, check_ids,
-    claim_output, measure_features, resolve_tables, tables_of, tasks, torchrec,
+    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdCounts, IdPolicy, Table, TableFile, TaskOptions,
+    check_ids, claim_output, id_counts, measure_features, resolve_tables, tables_of, tasks, torchrec,
 };
 use anyhow::{Context, Result, bail};
 use onefold_datasets::units::{format_bytes, format_count};
@@ -102,7 +102,10 @@ impl<'a> Training<'a> {
             None => snapshot.schema.clone(),
             Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
-        let configs = resolve_tables(&config.embedding, &config.tables, &schema).with_context(in_config)?;
+        // Of ids that preprocessing gives nothing is known.
+        let counts = if steps.is_none() { id_counts(&snapshot) } else { IdCounts::new() };
+        let configs =
+            resolve_tables(&config.embedding, &config.tables, &schema, &counts).with_context(in_config)?;
         if steps.is_none() {
             check_ids(&configs, &snapshot.statistics.features).with_context(in_config)?;
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::{EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
+use crate::{DEFAULT_BATCH_SIZE, EmbeddingConfig, Error, Result, TableOptimizer, TableOverride};
 use onefold_datasets::versioned::parse_toml;
 use onefold_ikjt::Shuffle;
 use serde::Deserialize;
@@ -16,11 +16,23 @@ const FORMAT_VERSION: u32 = 1;
 pub(crate) struct TrainConfig {
     #[serde(default)]
     pub(crate) data: DataSection,
+    #[serde(default)]
     pub(crate) train: TrainSection,
+    #[serde(default)]
+    model: ModelSection,
+    #[serde(default)]
     pub(crate) embedding: EmbeddingConfig,
     #[serde(default)]
     pub(crate) tables: BTreeMap<String, TableOverride>,
+    #[serde(default)]
     pub(crate) optimizer: OptimizerSection,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ModelSection {
+    /// Widths of the layers after the dense features; the last is the embedding dimension.
+    #[serde(default)]
+    bottom_mlp: Vec<i64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -41,17 +53,41 @@ pub(crate) struct DataSection {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct TrainSection {
+    #[serde(default = "batch_size")]
     pub(crate) batch_size: u64,
 }
 
-#[derive(Debug, Deserialize)]
+impl Default for TrainSection {
+    fn default() -> Self {
+        Self { batch_size: batch_size() }
+    }
+}
+
+fn batch_size() -> u64 {
+    DEFAULT_BATCH_SIZE
+}
+
+#[derive(Debug, Default, Deserialize)]
 pub(crate) struct OptimizerSection {
+    #[serde(default)]
     pub(crate) tables: TableOptimizerSection,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct TableOptimizerSection {
+    #[serde(default = "kind")]
     pub(crate) kind: TableOptimizer,
+}
+
+impl Default for TableOptimizerSection {
+    fn default() -> Self {
+        Self { kind: kind() }
+    }
+}
+
+/// The default of the trainer.
+fn kind() -> TableOptimizer {
+    TableOptimizer::RowWiseAdagrad
 }
 
 impl TrainConfig {
@@ -76,6 +112,9 @@ impl TrainConfig {
             other => other?,
         };
         let hint = "correct it; `[data]`, `[train]`, `[embedding]`, `[tables]` and `[optimizer.tables]` are read here";
-        parse_toml(&text, FORMAT_VERSION, hint).map_err(|(message, hint)| wrong(message, &hint))
+        let parsed: Result<Self, _> = parse_toml(&text, FORMAT_VERSION, hint);
+        let config = parsed.map_err(|(message, hint)| wrong(message, &hint))?;
+        let embedding = config.embedding.with_dim(&config.model.bottom_mlp);
+        Ok(Self { embedding, ..config })
     }
 }

@@ -15,6 +15,7 @@ pub struct ModelConfig {
     /// Widths of the layers after the interaction; the last is the number of tasks.
     pub top_mlp: Vec<i64>,
     /// How vectors interact.
+    #[serde(default)]
     pub interaction: Interaction,
     /// Cross layers of the `dcn` interaction.
     #[serde(default = "three")]
@@ -49,10 +50,11 @@ fn rank() -> i64 {
 }
 
 /// How the bottom MLP's output and the pooled vectors interact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interaction {
     /// Dot products of all pairs (the strict lower triangle), beside the bottom MLP's output.
+    #[default]
     Dot,
     /// Low-rank cross layers (DCN-V2, Wang et al. 2021) over all vectors side by side.
     Dcn,

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// `[optimizer]`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
     /// For the embedding tables.
     pub tables: TableOptimizerConfig,
@@ -12,26 +12,64 @@ pub struct OptimizerConfig {
     pub dense: DenseOptimizerConfig,
 }
 
-/// `[optimizer.tables]`.
+/// `[optimizer.tables]`. The learning rate of the default algorithm has a default, those of others have none.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "GivenTableOptimizer")]
 pub struct TableOptimizerConfig {
     /// The algorithm.
     pub kind: TableOptimizerKind,
     /// Learning rate.
     pub learning_rate: f32,
     /// Added to the denominator.
-    #[serde(default = "tiny")]
     pub eps: f32,
     /// Decay of Adam's first moment.
-    #[serde(default = "beta1")]
     pub beta1: f32,
     /// Decay of Adam's second moment.
-    #[serde(default = "beta2")]
     pub beta2: f32,
     /// A table row's gradient, summed over the batch, is scaled down to this L2 norm where it is longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_row_grad_norm: Option<f32>,
+}
+
+/// [`TableOptimizerConfig`] as a configuration gives it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenTableOptimizer {
+    kind: Option<TableOptimizerKind>,
+    learning_rate: Option<f32>,
+    eps: Option<f32>,
+    beta1: Option<f32>,
+    beta2: Option<f32>,
+    max_row_grad_norm: Option<f32>,
+}
+
+impl TryFrom<GivenTableOptimizer> for TableOptimizerConfig {
+    type Error = String;
+
+    fn try_from(given: GivenTableOptimizer) -> Result<Self, String> {
+        let default = Self::default();
+        let kind = given.kind.unwrap_or(default.kind);
+        let rate = given.learning_rate.or((kind == default.kind).then_some(default.learning_rate));
+        let all = Self::new(kind, rate.ok_or_else(missing_rate)?);
+        Ok(Self {
+            eps: given.eps.unwrap_or(all.eps),
+            beta1: given.beta1.unwrap_or(all.beta1),
+            beta2: given.beta2.unwrap_or(all.beta2),
+            max_row_grad_norm: given.max_row_grad_norm,
+            ..all
+        })
+    }
+}
+
+fn missing_rate() -> String {
+    "`learning_rate` is missing: only the default `kind` has a default".to_owned()
+}
+
+impl Default for TableOptimizerConfig {
+    /// The values that the search in the manual found.
+    fn default() -> Self {
+        Self::new(TableOptimizerKind::RowWiseAdagrad, 0.02)
+    }
 }
 
 impl TableOptimizerConfig {
@@ -88,29 +126,68 @@ fn beta2() -> f32 {
     0.999
 }
 
-/// `[optimizer.dense]`. The defaults are PyTorch's, but for `eps`, which is 1e-8 for every algorithm.
+/// `[optimizer.dense]`. The learning rate of the default algorithm has a default, those of others have none; the other
+/// defaults are PyTorch's, but for `eps`, which is 1e-8 for every algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "GivenDenseOptimizer")]
 pub struct DenseOptimizerConfig {
     /// The algorithm.
     pub kind: DenseOptimizerKind,
     /// Learning rate.
     pub learning_rate: f64,
     /// Added to the denominator of Adagrad, Adam and AdamW.
-    #[serde(default = "eps")]
     pub eps: f64,
     /// SGD: the share of the last update that the next one keeps; 0 is plain descent.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero")]
     pub momentum: f64,
     /// Adam and AdamW: decay of the gradient's and of the squared gradient's running mean.
-    #[serde(default = "betas", skip_serializing_if = "is_betas")]
+    #[serde(skip_serializing_if = "is_betas")]
     pub betas: [f64; 2],
     /// L2 penalty, added to the gradient; AdamW takes it from the parameter itself.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero")]
     pub weight_decay: f64,
     /// The gradient of the whole dense part is scaled down to this L2 norm where it is longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_grad_norm: Option<f64>,
+}
+
+/// [`DenseOptimizerConfig`] as a configuration gives it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenDenseOptimizer {
+    kind: Option<DenseOptimizerKind>,
+    learning_rate: Option<f64>,
+    eps: Option<f64>,
+    momentum: Option<f64>,
+    betas: Option<[f64; 2]>,
+    weight_decay: Option<f64>,
+    max_grad_norm: Option<f64>,
+}
+
+impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
+    type Error = String;
+
+    fn try_from(given: GivenDenseOptimizer) -> Result<Self, String> {
+        let default = Self::default();
+        let kind = given.kind.unwrap_or(default.kind);
+        let rate = given.learning_rate.or((kind == default.kind).then_some(default.learning_rate));
+        let all = Self::new(kind, rate.ok_or_else(missing_rate)?);
+        Ok(Self {
+            eps: given.eps.unwrap_or(all.eps),
+            momentum: given.momentum.unwrap_or(all.momentum),
+            betas: given.betas.unwrap_or(all.betas),
+            weight_decay: given.weight_decay.unwrap_or(all.weight_decay),
+            max_grad_norm: given.max_grad_norm,
+            ..all
+        })
+    }
+}
+
+impl Default for DenseOptimizerConfig {
+    /// The values that the search in the manual found.
+    fn default() -> Self {
+        Self::new(DenseOptimizerKind::Adagrad, 0.01)
+    }
 }
 
 impl DenseOptimizerConfig {

@@ -184,7 +184,7 @@ fn the_configuration_of_sequences_and_tasks_parses() {
         ],
     };
     assert_eq!(config.check_labels(&schema).unwrap().len(), 2);
-    let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+    let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let targets: Vec<_> = tables.iter().filter_map(|table| table.target.as_deref()).collect();
     assert_eq!(targets, ["item_00", "item_00", "item_01"]);
     // 13-512-256-64, 42 vectors and the bottom one in pairs, 64 beside them.
@@ -205,7 +205,7 @@ fn the_mlperf_configuration_has_the_benchmarks_size() {
     let group = FeatureGroup { name: "ungrouped".into(), deduplicated: false, features };
     let schema =
         Schema { labels: vec!["label".into()], weight: None, dense: Vec::new(), groups: vec![group] };
-    let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+    let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let count = config.parameters(&tables, 13);
     assert_eq!(count.embedding, 204_184_588 * 128);
     let bottom = 14 * 512 + 513 * 256 + 257 * 128;

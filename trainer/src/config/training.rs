@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use onefold_ikjt::Shuffle;
-use onefold_sharding::DataType;
+use onefold_sharding::{DEFAULT_BATCH_SIZE, DataType};
 use serde::{Deserialize, Serialize};
 
 use super::LossConfig;
@@ -40,7 +40,7 @@ pub struct DataConfig {
 
 /// `[train]`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct LoopConfig {
     /// Samples per batch.
     pub batch_size: usize,
@@ -49,12 +49,13 @@ pub struct LoopConfig {
     /// Seed of all initial parameters.
     pub seed: u64,
     /// Steps over which the logged NE, AUC and calibration of training are taken.
-    #[serde(default = "log_every_steps")]
     pub log_every_steps: u64,
 }
 
-fn log_every_steps() -> u64 {
-    20
+impl Default for LoopConfig {
+    fn default() -> Self {
+        Self { batch_size: DEFAULT_BATCH_SIZE as usize, epochs: 1, seed: 1, log_every_steps: 20 }
+    }
 }
 
 /// `[evaluation]`.

@@ -292,7 +292,7 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     fs_err::create_dir(&run_path).unwrap();
     let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
     let schema = schema();
-    let tables = resolve_tables(&config.embedding, &config.tables, &schema).unwrap();
+    let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let mut run = Run::new(&config, &schema, &tables);
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, 7, &run_path).unwrap();

@@ -1,0 +1,128 @@
+//! How many rows a table has, and how ids become rows.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::{IdEncoding, Schema, Snapshot, SparseFeature};
+use serde::{Deserialize, Serialize};
+
+use super::{EmbeddingConfig, IdPolicy, TableOverride};
+
+/// The rows of tables whose ids are hashed because their number is not known, unless a configuration says it.
+pub const HASHED_ROWS: u64 = 1_000_000;
+/// With more ids than this, they are hashed, unless a configuration says otherwise.
+pub const MOST_ROWS: u64 = 10_000_000;
+
+/// `rows`: a number, or `"vocabulary"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// So many.
+    Number(u64),
+    /// A row for every id that the dataset knows, and some for those that come later.
+    Vocabulary,
+}
+
+impl Serialize for Rows {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Number(rows) => serializer.serialize_u64(*rows),
+            Self::Vocabulary => serializer.serialize_str("vocabulary"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Rows {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Rows;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number of rows, or \"vocabulary\"")
+            }
+
+            fn visit_u64<E>(self, rows: u64) -> Result<Rows, E> {
+                Ok(Rows::Number(rows))
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, rows: i64) -> Result<Rows, E> {
+                let wrong = || E::invalid_value(serde::de::Unexpected::Signed(rows), &self);
+                u64::try_from(rows).map(Rows::Number).map_err(|_| wrong())
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Rows, E> {
+                match text {
+                    "vocabulary" => Ok(Rows::Vocabulary),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// How many ids a dataset knows of its sparse features, by feature: ids are `0..count`. Features whose ids are hashes
+/// of the logs', or negative, are left out.
+pub type IdCounts = BTreeMap<String, u64>;
+
+/// The [`IdCounts`] of a dataset: of a vocabulary, or of the ids that samples have.
+pub fn id_counts(snapshot: &Snapshot) -> IdCounts {
+    let count = |feature: &SparseFeature| match (&feature.vocabulary, feature.ids) {
+        // Ids of a vocabulary count from 1; 0 is an unknown one.
+        (Some(name), _) => Some(snapshot.vocabularies.get(name)?.entries + 1),
+        (None, Some(IdEncoding::Hash)) => None,
+        (None, None) => {
+            let ids = snapshot.statistics.features.get(&feature.name)?;
+            match (ids.min_id, ids.max_id) {
+                (Some(least), Some(most)) if least >= 0 => u64::try_from(most).ok()?.checked_add(1),
+                (None, None) => Some(1),
+                _ => None,
+            }
+        }
+    };
+    let features = snapshot.schema.sparse_features();
+    features.filter_map(|feature| Some((feature.name.clone(), count(feature)?))).collect()
+}
+
+/// The ids of the table of every feature: those of all features that share it, if all are known.
+pub(super) fn counts_of_tables(
+    overrides: &BTreeMap<String, TableOverride>,
+    schema: &Schema,
+    counts: &IdCounts,
+) -> IdCounts {
+    let table_of = |name: &str| {
+        let own = overrides.get(name).and_then(|own| own.table.clone());
+        own.unwrap_or_else(|| name.to_owned())
+    };
+    let names = || schema.sparse_features().map(|feature| feature.name.as_str());
+    let of_table = |table: &str| {
+        let sharing = names().filter(|name| table_of(name) == table);
+        sharing.map(|name| counts.get(name).copied()).try_fold(0, |most, count| Some(count?.max(most)))
+    };
+    names().filter_map(|name| Some((name.to_owned(), of_table(&table_of(name))?))).collect()
+}
+
+/// The rows of a feature's table, and how ids become rows.
+pub(super) fn resolve_rows(
+    embedding: &EmbeddingConfig,
+    own: &TableOverride,
+    count: Option<u64>,
+) -> Result<(u64, IdPolicy), (String, &'static str)> {
+    let (rows, ids) = (own.rows.or(embedding.rows), own.ids.or(embedding.ids));
+    let with_headroom = |count: u64| (count as f64 * (1.0 + embedding.headroom)).ceil() as u64;
+    match (rows, ids, count) {
+        (Some(Rows::Number(rows)), ids, _) => Ok((rows, ids.unwrap_or_default())),
+        (None, Some(IdPolicy::Hashed), _) => Ok((HASHED_ROWS, IdPolicy::Hashed)),
+        (None, None, Some(count)) if count < MOST_ROWS => Ok((with_headroom(count), IdPolicy::Checked)),
+        (None, None, _) => Ok((HASHED_ROWS, IdPolicy::Hashed)),
+        (Some(Rows::Vocabulary), Some(IdPolicy::Hashed), _) => Err((
+            "has `rows = \"vocabulary\"` and `ids = \"hashed\"`".to_owned(),
+            "give the number of rows that ids are hashed into, or `ids = \"checked\"`",
+        )),
+        (Some(Rows::Vocabulary) | None, _, Some(count)) => Ok((with_headroom(count), IdPolicy::Checked)),
+        (Some(Rows::Vocabulary) | None, _, None) => Err((
+            "has ids whose number the dataset does not know: hashes, negative ids, or ids that preprocessing gives"
+                .to_owned(),
+            "give the number of `rows`, with `ids = \"hashed\"` if there may be more ids",
+        )),
+    }
+}
