@@ -84,6 +84,8 @@ fn type_of(values: &BTreeSet<&str>) -> PartitionType {
 pub struct PartitionFilter {
     text: String,
     conditions: Vec<Condition>,
+    /// If there are any, only these partitions.
+    keys: Option<BTreeSet<PartitionKey>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +104,14 @@ impl PartitionFilter {
     pub fn parse(text: &str) -> Result<Self> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
         let conditions = parts.map(|part| Condition::parse(text, part)).collect::<Result<_>>()?;
-        Ok(Self { text: text.to_owned(), conditions })
+        Ok(Self { text: text.to_owned(), conditions, keys: None })
+    }
+
+    /// A filter that chooses these partitions.
+    pub fn of_keys(keys: impl IntoIterator<Item = PartitionKey>) -> Self {
+        let keys: BTreeSet<_> = keys.into_iter().collect();
+        let text = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        Self { text, conditions: Vec::new(), keys: Some(keys) }
     }
 
     /// The choice that this filter makes among partitions whose columns have these types.
@@ -172,6 +181,9 @@ impl PartitionChoice<'_> {
     /// [`Error::PartitionFilter`] if the key lacks a column of the filter, or has a value that cannot be compared with
     /// the filter's.
     pub fn matches(&self, key: &PartitionKey) -> Result<bool> {
+        if let Some(keys) = &self.filter.keys {
+            return Ok(keys.contains(key));
+        }
         for (condition, kind) in &self.conditions {
             let Some(value) = key.get(&condition.column) else {
                 return Err(self
@@ -423,6 +435,17 @@ mod tests {
         assert!(matches("date>=2024-05-02, hour<08"));
         assert!(!matches("date>2024-05-02"));
         assert!(!matches("date=2024-05-02,hour=8"));
+    }
+
+    #[test]
+    fn keys_choose_themselves() {
+        let keys = keys("day", &["1", "2", "10"]);
+        let filter = PartitionFilter::of_keys([keys[2].clone(), keys[0].clone()]);
+        assert_eq!(filter.to_string(), "`day=1`, `day=10`");
+        let values = ["1", "2", "10"];
+        let types = PartitionTypes::of_keys(&keys);
+        assert_eq!(chosen_of(&values, &keys, &filter, &types).unwrap(), ["1", "10"]);
+        assert!(chosen_of(&values, &keys, &PartitionFilter::of_keys([]), &types).unwrap().is_empty());
     }
 
     #[test]

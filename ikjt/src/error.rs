@@ -40,7 +40,7 @@ pub enum Error {
     },
 
     /// An id that an embedding table has no row for.
-    #[error("`{}`{}: id {id} is outside the table's {rows} rows\n  hint: give the table more rows, or hash or clamp the feature's ids", path.display(), Place(Some(*row_group), Some(column), *row))]
+    #[error("`{}`{}: id {id} is outside the table's {rows} rows\n  hint: give the table more rows (a model that is trained already gets them by `onefold-train run --warm-start`), or hash or clamp the feature's ids", path.display(), Place(Some(*row_group), Some(column), *row))]
     IdOutsideTable {
         /// The file.
         path: PathBuf,

@@ -77,8 +77,8 @@ pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error};
 pub use table::{DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
 pub use tables::{
-    DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCounts, IdPolicy,
-    MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, id_counts, resolve_tables, tables_of,
+    DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
+    MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,
 };
 pub use tasks::{TABLES_FILE, TOPOLOGY_FILE, Task, TaskOptions, tasks};
 pub use topology::{MAX_RANKS, Topology};

@@ -9,7 +9,7 @@ use onefold_datasets::units::format_count;
 use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
-pub use self::rows::{HASHED_ROWS, IdCounts, MOST_ROWS, Rows, id_counts};
+pub use self::rows::{HASHED_ROWS, IdCount, KnownIds, MOST_ROWS, Rows};
 use self::rows::{counts_of_tables, resolve_rows};
 use crate::{DataType, Error, Result};
 
@@ -20,7 +20,8 @@ pub struct EmbeddingConfig {
     /// The embedding dimension, common to all tables; 0 for [what the model says](Self::with_dim).
     #[serde(default)]
     pub dim: u64,
-    /// Rows of a table. If `None`, as [`Rows::Vocabulary`] where the ids are known and fewer than [`MOST_ROWS`];
+    /// Rows of a table. If `None`, as [`Rows::Vocabulary`] where a vocabulary numbers the ids or they are at most
+    /// [`MOST_ROWS`];
     /// otherwise [`HASHED_ROWS`], into which ids are hashed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<Rows>,
@@ -211,8 +212,8 @@ pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
 }
 
 /// What every sparse feature of `schema` looks up, in schema order: the defaults of `embedding` with the `overrides` of
-/// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it. `counts`
-/// are the ids that are known, for tables that have a row for each.
+/// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it. `known`
+/// has the ids, for tables that have a row for each.
 ///
 /// # Errors
 ///
@@ -224,7 +225,7 @@ pub fn resolve_tables(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
     schema: &Schema,
-    counts: &IdCounts,
+    known: &KnownIds,
 ) -> Result<Vec<FeatureConfig>> {
     if !(embedding.headroom >= 0.0 && embedding.headroom.is_finite()) {
         let message = format!("`headroom` is {}", embedding.headroom);
@@ -240,8 +241,9 @@ pub fn resolve_tables(
     }
     check_names(overrides, schema)?;
     let overrides = with_shared_settings(overrides)?;
-    let counts = counts_of_tables(&overrides, schema, counts);
-    let resolve = |feature| resolve_table(embedding, &overrides, &counts, feature);
+    let known =
+        &KnownIds { counts: counts_of_tables(&overrides, schema, &known.counts), rows: known.rows.clone() };
+    let resolve = |feature| resolve_table(embedding, &overrides, known, feature);
     let tables = schema.sparse_features().map(resolve).collect::<Result<Vec<_>>>()?;
     check_targets(&tables, &overrides)?;
     Ok(tables)
@@ -354,7 +356,7 @@ fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOve
 fn resolve_table(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
-    counts: &IdCounts,
+    known: &KnownIds,
     feature: &SparseFeature,
 ) -> Result<FeatureConfig> {
     let name = &feature.name;
@@ -364,7 +366,8 @@ fn resolve_table(
     let target = own.target.as_ref().or(embedding.target.as_ref());
     let section =
         |overridden: bool| if overridden { format!("tables.{name}") } else { "embedding".to_owned() };
-    let resolved = resolve_rows(embedding, own, counts.get(name).copied());
+    let resolved =
+        resolve_rows(embedding, own, (known.counts.get(name).copied(), known.rows.get(name).copied()));
     let (rows, ids) = resolved.map_err(|(message, hint)| Error::Config {
         section: section(own.rows.is_some() || own.ids.is_some()),
         message: format!("the table of feature `{name}` {message}"),

@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, suggest};
-use onefold_sharding::{
-    EmbeddingConfig, FeatureConfig, IdCounts, TableOverride, check_ids, id_counts, resolve_tables,
-};
+use onefold_sharding::{EmbeddingConfig, FeatureConfig, KnownIds, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -147,7 +145,7 @@ impl TrainConfig {
     }
 
     /// Checks the configuration against a dataset, whose batches have `schema`, and gives what its features look up, in
-    /// schema order. Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless
+    /// schema order. `earlier` are those of the model that goes on, if one does. Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless
     /// batches are preprocessed; the reader checks them all.
     ///
     /// # Errors
@@ -155,7 +153,12 @@ impl TrainConfig {
     /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`]
     /// for tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for
     /// filters that choose nothing.
-    pub fn tables(&self, snapshot: &Snapshot, schema: &Schema) -> Result<Vec<FeatureConfig>> {
+    pub fn tables(
+        &self,
+        snapshot: &Snapshot,
+        schema: &Schema,
+        earlier: &[FeatureConfig],
+    ) -> Result<Vec<FeatureConfig>> {
         let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
         self.check_labels(schema)?;
         if schema.groups.is_empty() {
@@ -177,8 +180,13 @@ impl TrainConfig {
         }
         let refused = |source| Error::Sharding { path: self.path.clone(), source };
         // Of ids that preprocessing gives nothing is known.
-        let counts = if self.data.preprocess.is_none() { id_counts(snapshot) } else { IdCounts::default() };
-        let tables = resolve_tables(&self.embedding, &self.tables, schema, &counts).map_err(refused)?;
+        let known = match &self.data.preprocess {
+            None => KnownIds::of_snapshot(snapshot),
+            Some(_) => KnownIds::default(),
+        };
+        let rows = earlier.iter().map(|table| (table.feature.clone(), table.rows)).collect();
+        let known = KnownIds { rows, ..known };
+        let tables = resolve_tables(&self.embedding, &self.tables, schema, &known).map_err(refused)?;
         if self.data.preprocess.is_none() {
             check_ids(&tables, &snapshot.statistics.features).map_err(refused)?;
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_trainer::metrics::Figures;
-use onefold_trainer::{Ending, EvaluationSummary, ModelSize, TrainSummary};
+use onefold_trainer::{Ending, EvaluationSummary, GrownTable, ModelSize, ProgressiveSummary, TrainSummary};
 
 use crate::trace_command;
 
@@ -42,6 +42,10 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
     if let Some(step) = summary.resumed_from_step {
         let _ = writeln!(text, "resumed from step {}", format_count(step));
     }
+    for GrownTable { table, rows_before, rows } in &summary.grown_tables {
+        let (before, now) = (format_count(*rows_before), format_count(*rows));
+        let _ = writeln!(text, "table {table}: {before} rows before, {now} now");
+    }
     if let Some(times) = &summary.rank_times {
         let steps = summary.steps - summary.resumed_from_step.unwrap_or(0);
         let _ =
@@ -56,6 +60,25 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
     let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
     let _ = writeln!(text, "training    {}", line(&summary.figures));
     text.push_str(&tasks(&summary.tasks));
+    if let Some(lifetime) = &summary.lifetime {
+        let samples = format_count(lifetime.samples);
+        let _ = writeln!(text, "lifetime    {}  ({samples} samples over all runs)", line(lifetime));
+    }
+    if let Some(ProgressiveSummary { figures, partitions }) = &summary.progressive {
+        let samples = format_count(figures.samples);
+        let _ = writeln!(text, "progressive {}  ({samples} samples)", line(figures));
+        for of in partitions {
+            let figures =
+                Figures { loss: of.loss, ne: of.ne, auc: of.auc, rmse: of.rmse, ..Figures::default() };
+            let _ = writeln!(
+                text,
+                "  {}: {}  ({} samples)",
+                of.partition,
+                line(&figures),
+                format_count(of.samples)
+            );
+        }
+    }
     if let Some(eval) = &summary.eval {
         text.push_str(&evaluation(eval));
     }

@@ -18,13 +18,13 @@ use crate::config::EvaluationConfig;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::Placement;
-use crate::lockstep::{self, STOP};
+use crate::infer::infer;
 use crate::metrics::{Figures, GroupedScores, Ranking, Segment, SegmentMetrics, Task, TaskMetrics};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 use crate::stop::Stop;
-use crate::{Error, Result, TrainConfig, tensors};
+use crate::{Error, Result, TrainConfig};
 
 /// Figures by segment and task.
 type BySegment = BTreeMap<Segment, BTreeMap<String, Figures>>;
@@ -119,7 +119,7 @@ pub fn evaluate(
         Evaluation { config: &config.evaluation, tasks: config.metric_tasks(&description.schema)? };
     // Only an evaluation during training can be stopped.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
-    let summary = summary.map(|summary| EvaluationSummary { steps: Some(steps), ..summary });
+    let summary = summary.map(|of_all| EvaluationSummary { steps: Some(steps), ..of_all.summary });
     summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
 }
 
@@ -146,12 +146,12 @@ fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, R
         ..ReaderOptions::new(config.train.batch_size)
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
-    let reader = open_for_evaluation(dataset, &snapshot, reader, &workers)?;
+    let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
     Ok((description, reader))
 }
 
-/// Opens what is evaluated, which may be fewer samples than a batch of training has.
-pub(crate) fn open_for_evaluation(
+/// Opens what may be fewer samples than a batch: held-out samples, and a day's.
+pub(crate) fn open_whatever_size(
     dataset: &Path,
     snapshot: &Snapshot,
     options: ReaderOptions,
@@ -195,32 +195,32 @@ impl Evaluation<'_> {
         reader: &Reader,
         stop: &Stop,
         reporter: &dyn Reporter,
-    ) -> Result<Option<EvaluationSummary>> {
+    ) -> Result<Option<Evaluated>> {
         reporter.begin("evaluating", Some(reader.samples()), "samples");
         let started = Instant::now();
         let mut observed = Observed::new(self);
-        let (mut read, collectives) = (0, model.embeddings.collectives());
-        for step in reader.batches()? {
-            let batch = step.map(|step| step.batch).map_err(Error::from);
-            let flags = if stop.is_raised() { STOP } else { 0 };
-            let (batch, mut input) = model.request_or_fail(batch, flags)?;
-            if !lockstep::go_on(model.statuses(&mut input)?)? {
-                reporter.end();
-                return Ok(None);
-            }
-            let logits = tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits);
-            collectives.agree(check_finite(&logits, &self.tasks, read))?;
-            read += batch.size() as u64;
-            collectives.agree(observed.add(&batch, &logits))?;
-            reporter.advance(batch.size() as u64 * u64::from(collectives.size()));
+        let collectives = model.embeddings.collectives();
+        let finished = infer(model, reader, &self.tasks, stop, reporter, |batch, logits| {
+            collectives.agree(observed.add(batch, logits))?;
+            Ok(())
+        })?;
+        if !finished {
+            return Ok(None);
         }
-        reporter.end();
-        let mut summary = observed.summary(&**collectives)?;
+        let (mut summary, metrics) = observed.summary(&**collectives)?;
         let wall_seconds = started.elapsed().as_secs_f64();
         summary.samples_per_second = Some(summary.figures.samples as f64 / wall_seconds);
         summary.wall_seconds = Some(wall_seconds);
-        Ok(Some(summary))
+        Ok(Some(Evaluated { summary, metrics }))
     }
+}
+
+/// What an evaluation gave.
+#[derive(Debug)]
+pub(crate) struct Evaluated {
+    pub(crate) summary: EvaluationSummary,
+    /// Of all ranks.
+    pub(crate) metrics: TaskMetrics,
 }
 
 /// What an evaluation has seen, on one of its ranks.
@@ -269,7 +269,7 @@ impl<'a> Observed<'a> {
     }
 
     /// The figures of all ranks together. Every rank calls it.
-    fn summary(mut self, collectives: &dyn Collectives) -> Result<EvaluationSummary> {
+    fn summary(mut self, collectives: &dyn Collectives) -> Result<(EvaluationSummary, TaskMetrics)> {
         let all = merged(&self.all, self.tasks, collectives)?;
         for segment in &mut self.segments {
             let of_ranks = collectives.gather_bytes(&segment.to_bytes())?;
@@ -284,8 +284,8 @@ impl<'a> Observed<'a> {
         if let Some(grouped) = self.grouped.take() {
             let kept: Vec<_> = self.segments.iter().map(SegmentMetrics::kept).collect();
             let rankings = grouped.figures(&self.config.top, &kept, collectives)?;
-            let all = rankings.all.into_iter();
-            all.for_each(|(task, ranking)| figures[task].1.ranking = Some(ranking));
+            let of_all = rankings.all.into_iter();
+            of_all.for_each(|(task, ranking)| figures[task].1.ranking = Some(ranking));
             for (feature, found) in self.segments.iter().zip(rankings.segments) {
                 add_rankings(segments.get_mut(feature.feature()), found, self.tasks);
             }
@@ -293,14 +293,15 @@ impl<'a> Observed<'a> {
         let first = figures.first().map(|(_, figures)| figures.clone()).unwrap_or_default();
         let several = figures.len() > 1;
         let by_task = figures.into_iter().map(|(name, figures)| (name.to_owned(), figures));
-        Ok(EvaluationSummary {
+        let summary = EvaluationSummary {
             figures: first,
             steps: None,
             tasks: if several { by_task.collect() } else { BTreeMap::new() },
             segments,
             wall_seconds: None,
             samples_per_second: None,
-        })
+        };
+        Ok((summary, all))
     }
 }
 
@@ -349,14 +350,6 @@ pub(crate) fn merged(
 
 fn malformed() -> Error {
     Error::Collective { operation: "gather_bytes", message: "the metrics of a rank are malformed".to_owned() }
-}
-
-/// Refuses logits (`[B, tasks]`, after `read` samples) that are no finite numbers: early stopping could not compare the
-/// figures of such a model.
-fn check_finite(logits: &[f32], tasks: &[Task], read: u64) -> Result<()> {
-    let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
-    let label = tasks[place % tasks.len()].name.clone();
-    Err(Error::Prediction { label, logit: logits[place], sample: read + (place / tasks.len()) as u64 })
 }
 
 /// The figures of every task, if there are several.

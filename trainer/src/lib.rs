@@ -29,6 +29,7 @@ pub mod embedding;
 mod error;
 mod evaluate;
 mod export;
+mod infer;
 pub mod kernels;
 mod lockstep;
 mod memory;
@@ -56,4 +57,7 @@ pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};
 pub use memory::ModelSize;
 pub use stop::Stop;
-pub use train::{Ending, Existing, Prepared, TrainOptions, TrainSummary};
+pub use train::{
+    Ending, Existing, GrownTable, PartitionFigures, Prepared, ProgressiveSummary, TrainOptions, TrainSummary,
+    WarmStart,
+};

@@ -23,9 +23,9 @@ use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
-use onefold_trainer::run::Run;
+use onefold_trainer::run::{Run, WarmStarted};
 use onefold_trainer::{
-    Error, EvaluateOptions, Existing, Prepared, Stop, TrainConfig, TrainOptions, evaluate, export,
+    Error, EvaluateOptions, Existing, Prepared, Stop, TrainConfig, TrainOptions, WarmStart, evaluate, export,
 };
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,8 @@ enum Command {
     /// with `--resume` goes on from there. TensorBoard reads the run while it is trained.
     ///
     /// Example: onefold-train run logs/train.toml --data dataset --out run
+    ///
+    /// Example: onefold-train run logs/train.toml --data dataset --out tuesday --warm-start monday --new-partitions
     Run(RunArguments),
     /// Start a command on several ranks of this machine, without Python
     ///
@@ -146,6 +148,21 @@ struct RunArguments {
     /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
     #[arg(id = "existing = resume", long = "resume")]
     resume: bool,
+    /// Train the model of another run further: its parameters and optimizer state, with this configuration's partitions,
+    /// learning rates and batch size, on any number of ranks. RUN is its directory, or the folder or URL of its
+    /// checkpoints, and stays there until the new run is complete [default: with `--resume` what the run was begun with]
+    #[arg(long, value_name = "RUN")]
+    warm_start: Option<PathBuf>,
+    /// A checkpoint of that run in place of its model: `latest`, or a step
+    #[arg(long, value_name = "STEP", requires = "warm_start")]
+    warm_start_checkpoint: Option<CheckpointChoice>,
+    /// Train only on partitions that were committed after the snapshot of the run that `--warm-start` names
+    #[arg(long, requires = "warm_start")]
+    new_partitions: bool,
+    /// Train on the partitions of one day or hour after the other, and evaluate on them before: the figures of a model
+    /// that is trained every day
+    #[arg(long)]
+    progressive: bool,
     /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: the
     /// model must fit into the memory that the machine has left, and 1GiB is for reading]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -307,6 +324,34 @@ struct Begun {
     snapshot: Option<u64>,
     streams: Option<usize>,
     checkpoints: Option<PathBuf>,
+    warm_start: Option<WarmStarted>,
+    new_partitions: bool,
+    progressive: bool,
+}
+
+impl Begun {
+    /// What `run` was begun with.
+    fn of(run: Run, checkpoints: Option<PathBuf>) -> Self {
+        Self {
+            snapshot: run.snapshot,
+            streams: run.streams,
+            checkpoints: checkpoints.or(run.checkpoints),
+            new_partitions: run.train_partitions.is_some(),
+            warm_start: run.warm_start,
+            progressive: run.progressive,
+        }
+    }
+
+    /// The run whose model is trained further, as the options or the run that goes on say.
+    fn warm_start(&self, arguments: &RunArguments) -> Option<WarmStart> {
+        if let Some(run) = &arguments.warm_start {
+            let (checkpoint, new_partitions) = (arguments.warm_start_checkpoint, arguments.new_partitions);
+            return Some(WarmStart { run: run.clone(), checkpoint, new_partitions });
+        }
+        let WarmStarted { run, checkpoint, .. } = self.warm_start.clone()?;
+        let checkpoint = checkpoint.map(CheckpointChoice::Step);
+        Some(WarmStart { run, checkpoint, new_partitions: self.new_partitions })
+    }
 }
 
 /// What a run that goes on was begun with, as the lowest rank finds it: other machines may lack the run's directory.
@@ -326,8 +371,7 @@ fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_t
             (here, _) => here,
         };
         let Some(run) = run else { return Ok(Begun { checkpoints, ..Begun::default() }) };
-        let checkpoints = checkpoints.or(run.checkpoints);
-        Ok(Begun { snapshot: run.snapshot, streams: run.streams, checkpoints })
+        Ok(Begun::of(run, checkpoints))
     };
     let own = collectives.agree_on(find)?;
     let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
@@ -369,6 +413,8 @@ fn train(
         trace_steps: arguments.trace_steps.clone(),
         collectives: Arc::clone(collectives),
         existing,
+        warm_start: resumed.warm_start(arguments),
+        progressive: arguments.progressive || resumed.progressive,
         checkpoints: resumed.checkpoints,
         memory_limit: arguments.memory_limit,
         device,

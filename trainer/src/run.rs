@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::storage::{Created, Storage};
-use onefold_datasets::{FeatureGroup, IdEncoding, Schema, Snapshot, SparseFeature};
+use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
@@ -59,14 +59,52 @@ pub struct Run {
     /// Runs of earlier versions have the shards of their plan here; checkpoints name them now.
     #[serde(default, rename = "shards", skip_serializing)]
     _shards_of_earlier_versions: serde::de::IgnoredAny,
+    /// What every partition of the snapshot holds, by key: later ones can be told from them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<BTreeMap<String, String>>,
+    /// The partitions that are trained on, if it is not those that the configuration names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_partitions: Option<Vec<PartitionKey>>,
+    /// Whether every partition is evaluated on before it is trained on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub progressive: bool,
+    /// The run whose model is trained further.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_start: Option<WarmStarted>,
     /// Steps that were taken.
     pub steps: u64,
+    /// How far the model was trained, by this run and those before it; runs of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained: Option<Trained>,
     /// Whether training came to its end, so that the model is there.
     #[serde(default = "yes")]
     pub completed: bool,
     /// The path or URL of the folder that holds the model and the checkpoints, if it is not that of this description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<PathBuf>,
+}
+
+/// The run whose model another one trains further.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarmStarted {
+    /// Its directory, or the folder or URL of its checkpoints.
+    pub run: PathBuf,
+    /// The step of its checkpoint, if it is not its model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<u64>,
+    /// Its identity.
+    pub identity: String,
+}
+
+/// How far a model was trained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trained {
+    /// Steps, over all runs.
+    pub optimizer_steps: u64,
+    /// Samples, over all runs.
+    pub samples: u64,
 }
 
 /// Runs of version 1 appeared when they were complete.
@@ -87,6 +125,11 @@ impl Run {
             schema,
             tables,
             streams: None,
+            partitions: None,
+            train_partitions: None,
+            progressive: false,
+            warm_start: None,
+            trained: None,
             _shards_of_earlier_versions: serde::de::IgnoredAny,
             steps: 0,
             completed: false,
@@ -132,14 +175,21 @@ impl Run {
         Ok(Storage::open(self.checkpoints.as_deref().unwrap_or(location))?)
     }
 
-    /// Writes the model that was trained to where the checkpoints are, and says so in the description in `directory`.
+    /// Writes the model that was trained, with `state` beside it, to where the checkpoints are, and says so in the
+    /// description in `directory`.
     /// Every rank calls it; the lowest one puts the shards of all together, a few rows at a time, so that no process
     /// has all tables in memory.
     ///
     /// # Errors
     ///
     /// [`Error::Dataset`] if a file cannot be written; that of another rank.
-    pub fn complete(&mut self, model: &Model, steps: u64, directory: &Path) -> Result<()> {
+    pub(crate) fn complete(
+        &mut self,
+        model: &Model,
+        state: Vec<Entry<'_>>,
+        (steps, trained): (u64, Trained),
+        directory: &Path,
+    ) -> Result<()> {
         let collectives = model.embeddings.collectives();
         let (rank, files) = (collectives.rank(), self.files(directory)?);
         let path = |rank: u32| format!("{SHARDS}/{rank}.safetensors");
@@ -153,6 +203,7 @@ impl Run {
             let shards: Vec<String> = (0..collectives.size()).map(path).collect();
             let stored = StoredTables::open(&files, &shards, &[])?;
             let mut entries = dense_entries(model);
+            entries.extend(state);
             for config in &tables {
                 for buffer in self.buffers(config) {
                     let name = format!("tables.{}.{}", config.name, buffer.name);
@@ -161,7 +212,7 @@ impl Run {
             }
             tensor_file::write(&files, MODEL_FILE, entries)?;
             files.remove_folder(SHARDS, None)?;
-            (self.steps, self.completed) = (steps, true);
+            (self.steps, self.trained, self.completed) = (steps, Some(trained), true);
             self.store(directory)
         })
     }
@@ -198,6 +249,16 @@ impl Run {
         // With one task `[data]` says it all, as it did before there could be several.
         if !config.tasks.is_empty() {
             parts.push(("[[tasks]]", value(serde_json::to_value(&config.tasks))));
+        }
+        if let Some(earlier) = &self.warm_start {
+            // Wherever it is now.
+            parts.push(("--warm-start", serde_json::json!([earlier.identity, earlier.checkpoint])));
+        }
+        if let Some(keys) = &self.train_partitions {
+            parts.push(("--new-partitions", value(serde_json::to_value(keys))));
+        }
+        if self.progressive {
+            parts.push(("--progressive", true.into()));
         }
         parts
     }
@@ -270,8 +331,10 @@ impl Run {
         if let Some(choice) = checkpoint {
             let checkpoints = Checkpoints::<Taken>::new(files, self.identity(), 1, 1);
             let checkpoint = checkpoints.choose(choice, collectives)?;
-            let Taken { steps } = *checkpoint.progress();
-            return Ok(Stored { dense: checkpoint.dense()?, tables: checkpoint.tables()?, steps });
+            let Taken { steps, optimizer_steps, samples_before, samples } = *checkpoint.progress();
+            let trained = Trained { optimizer_steps, samples: samples_before + samples };
+            let (dense, tables) = (checkpoint.dense()?, checkpoint.tables()?);
+            return Ok(Stored { dense, tables, metrics: checkpoint.state()?, steps, trained });
         }
         if !self.completed {
             return collectives.agree(Err(Error::Run {
@@ -284,8 +347,25 @@ impl Run {
         }
         collectives.agree_on(|| {
             let tables = StoredTables::open(&files, &[MODEL_FILE.to_owned()], &[])?;
-            Ok(Stored { dense: DenseFile::open(&files, MODEL_FILE)?, tables, steps: self.steps })
+            let (dense, metrics) = (DenseFile::open(&files, MODEL_FILE)?, tables::open(&files, MODEL_FILE)?);
+            let trained = self.trained.unwrap_or_default();
+            Ok(Stored { dense, tables, metrics, steps: self.steps, trained })
         })
+    }
+
+    /// The step of a chosen checkpoint. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if there is no such checkpoint, or it is damaged.
+    pub(crate) fn checkpoint_step(
+        &self,
+        location: &Path,
+        choice: CheckpointChoice,
+        collectives: &dyn Collectives,
+    ) -> Result<u64> {
+        let checkpoints = Checkpoints::<Taken>::new(self.files(location)?, self.identity(), 1, 1);
+        Ok(checkpoints.choose(choice, collectives)?.progress().steps)
     }
 
     /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or
@@ -416,6 +496,12 @@ fn describe_ids(feature: &SparseFeature) -> String {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Taken {
     steps: u64,
+    #[serde(default)]
+    optimizer_steps: u64,
+    #[serde(default)]
+    samples_before: u64,
+    #[serde(default)]
+    samples: u64,
 }
 
 /// Files that hold a model.
@@ -423,8 +509,12 @@ struct Taken {
 pub(crate) struct Stored {
     pub(crate) dense: DenseFile,
     pub(crate) tables: StoredTables,
-    /// Steps that it was trained for.
+    /// The file with the sums of metrics.
+    pub(crate) metrics: TensorFile,
+    /// Steps that it was trained for by its run.
     pub(crate) steps: u64,
+    /// The same, and by those before it.
+    pub(crate) trained: Trained,
 }
 
 /// A file that holds the dense part: `dense.NAME`.

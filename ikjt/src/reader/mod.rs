@@ -110,13 +110,15 @@ impl Reader {
         let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
         let samples = snapshot.chosen_samples(&options.partitions)?;
         options.check(snapshot.buckets)?;
-        if samples > 0 && options.global_batch_size as u64 > samples {
+        // Every stream has an equal part of a batch, if only one sample.
+        let most = samples.next_multiple_of(options.streams() as u64);
+        if samples > 0 && options.global_batch_size as u64 > most {
             return Err(Error::Options {
                 message: format!(
                     "a batch of {} samples is larger than the {samples} to read",
                     options.global_batch_size
                 ),
-                hint: format!("take batches of at most {samples}"),
+                hint: format!("take batches of at most {most}"),
             });
         }
         let source_schema = project(&snapshot.schema, options.features.as_deref())?;

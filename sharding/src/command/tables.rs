@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::{
-    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdCounts, IdPolicy, Table, TableFile, TaskOptions,
-    check_ids, claim_output, id_counts, measure_features, resolve_tables, tables_of, tasks, torchrec,
+    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, KnownIds, Table, TableFile, TaskOptions,
+    check_ids, claim_output, measure_features, resolve_tables, tables_of, tasks, torchrec,
 };
 use anyhow::{Context, Result, bail};
 use onefold_datasets::units::{format_bytes, format_count};
@@ -103,9 +103,9 @@ impl<'a> Training<'a> {
             Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
         // Of ids that preprocessing gives nothing is known.
-        let counts = if steps.is_none() { id_counts(&snapshot) } else { IdCounts::new() };
+        let known = if steps.is_none() { KnownIds::of_snapshot(&snapshot) } else { KnownIds::default() };
         let configs =
-            resolve_tables(&config.embedding, &config.tables, &schema, &counts).with_context(in_config)?;
+            resolve_tables(&config.embedding, &config.tables, &schema, &known).with_context(in_config)?;
         if steps.is_none() {
             check_ids(&configs, &snapshot.statistics.features).with_context(in_config)?;
         }

@@ -9,8 +9,9 @@ use super::{EmbeddingConfig, IdPolicy, TableOverride};
 
 /// The rows of tables whose ids are hashed because their number is not known, unless a configuration says it.
 pub const HASHED_ROWS: u64 = 1_000_000;
-/// With more ids than this, they are hashed, unless a configuration says otherwise.
-pub const MOST_ROWS: u64 = 10_000_000;
+/// Ids that no vocabulary numbers are hashed if they go beyond this, unless a configuration says otherwise: most of them
+/// are then never seen.
+pub const MOST_ROWS: u64 = 1_000_000;
 
 /// `rows`: a number, or `"vocabulary"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,35 +61,57 @@ impl<'de> Deserialize<'de> for Rows {
     }
 }
 
-/// How many ids a dataset knows of its sparse features, by feature: ids are `0..count`. Features whose ids are hashes
-/// of the logs', or negative, are left out.
-pub type IdCounts = BTreeMap<String, u64>;
+/// The ids of a sparse feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdCount {
+    /// They are `0..count`.
+    pub count: u64,
+    /// Whether a vocabulary numbers them.
+    pub numbered: bool,
+}
 
-/// The [`IdCounts`] of a dataset: of a vocabulary, or of the ids that samples have.
-pub fn id_counts(snapshot: &Snapshot) -> IdCounts {
-    let count = |feature: &SparseFeature| match (&feature.vocabulary, feature.ids) {
-        // Ids of a vocabulary count from 1; 0 is an unknown one.
-        (Some(name), _) => Some(snapshot.vocabularies.get(name)?.entries + 1),
-        (None, Some(IdEncoding::Hash)) => None,
-        (None, None) => {
-            let ids = snapshot.statistics.features.get(&feature.name)?;
-            match (ids.min_id, ids.max_id) {
-                (Some(least), Some(most)) if least >= 0 => u64::try_from(most).ok()?.checked_add(1),
-                (None, None) => Some(1),
-                _ => None,
-            }
-        }
-    };
-    let features = snapshot.schema.sparse_features();
-    features.filter_map(|feature| Some((feature.name.clone(), count(feature)?))).collect()
+/// What is known of a dataset's ids, and of the tables of a model that goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownIds {
+    /// By feature. Features whose ids are hashes of the logs', or negative, are left out.
+    pub counts: BTreeMap<String, IdCount>,
+    /// The rows that tables have already, by feature: they stay as many while these suffice.
+    pub rows: BTreeMap<String, u64>,
+}
+
+impl KnownIds {
+    /// Those of a dataset: of a vocabulary, or the ids that samples have.
+    pub fn of_snapshot(snapshot: &Snapshot) -> Self {
+        let count = |feature: &SparseFeature| {
+            let count = match (&feature.vocabulary, feature.ids) {
+                // Ids of a vocabulary count from 1; 0 is an unknown one.
+                (Some(name), _) => snapshot.vocabularies.get(name)?.entries + 1,
+                (None, Some(IdEncoding::Hash)) => return None,
+                (None, None) => {
+                    let ids = snapshot.statistics.features.get(&feature.name)?;
+                    match (ids.min_id, ids.max_id) {
+                        (Some(least), Some(most)) if least >= 0 => {
+                            u64::try_from(most).ok()?.checked_add(1)?
+                        }
+                        (None, None) => 1,
+                        _ => return None,
+                    }
+                }
+            };
+            Some(IdCount { count, numbered: feature.vocabulary.is_some() })
+        };
+        let features = snapshot.schema.sparse_features();
+        let counts = features.filter_map(|feature| Some((feature.name.clone(), count(feature)?))).collect();
+        Self { counts, rows: BTreeMap::new() }
+    }
 }
 
 /// The ids of the table of every feature: those of all features that share it, if all are known.
 pub(super) fn counts_of_tables(
     overrides: &BTreeMap<String, TableOverride>,
     schema: &Schema,
-    counts: &IdCounts,
-) -> IdCounts {
+    counts: &BTreeMap<String, IdCount>,
+) -> BTreeMap<String, IdCount> {
     let table_of = |name: &str| {
         let own = overrides.get(name).and_then(|own| own.table.clone());
         own.unwrap_or_else(|| name.to_owned())
@@ -96,29 +119,38 @@ pub(super) fn counts_of_tables(
     let names = || schema.sparse_features().map(|feature| feature.name.as_str());
     let of_table = |table: &str| {
         let sharing = names().filter(|name| table_of(name) == table);
-        sharing.map(|name| counts.get(name).copied()).try_fold(0, |most, count| Some(count?.max(most)))
+        let none = IdCount { count: 0, numbered: true };
+        sharing.map(|name| counts.get(name)).try_fold(none, |all, own| {
+            let own = own?;
+            Some(IdCount { count: all.count.max(own.count), numbered: all.numbered && own.numbered })
+        })
     };
     names().filter_map(|name| Some((name.to_owned(), of_table(&table_of(name))?))).collect()
 }
 
-/// The rows of a feature's table, and how ids become rows.
+/// The rows of a feature's table, and how ids become rows. `known` are its ids, and `present` its rows, if it is there.
 pub(super) fn resolve_rows(
     embedding: &EmbeddingConfig,
     own: &TableOverride,
-    count: Option<u64>,
+    (known, present): (Option<IdCount>, Option<u64>),
 ) -> Result<(u64, IdPolicy), (String, &'static str)> {
     let (rows, ids) = (own.rows.or(embedding.rows), own.ids.or(embedding.ids));
-    let with_headroom = |count: u64| (count as f64 * (1.0 + embedding.headroom)).ceil() as u64;
-    match (rows, ids, count) {
+    let with_headroom = |count: u64| match present {
+        Some(rows) if rows >= count => rows,
+        _ => (count as f64 * (1.0 + embedding.headroom)).ceil() as u64,
+    };
+    match (rows, ids, known) {
         (Some(Rows::Number(rows)), ids, _) => Ok((rows, ids.unwrap_or_default())),
         (None, Some(IdPolicy::Hashed), _) => Ok((HASHED_ROWS, IdPolicy::Hashed)),
-        (None, None, Some(count)) if count < MOST_ROWS => Ok((with_headroom(count), IdPolicy::Checked)),
+        (None, None, Some(IdCount { count, numbered })) if numbered || count <= MOST_ROWS => {
+            Ok((with_headroom(count), IdPolicy::Checked))
+        }
         (None, None, _) => Ok((HASHED_ROWS, IdPolicy::Hashed)),
         (Some(Rows::Vocabulary), Some(IdPolicy::Hashed), _) => Err((
             "has `rows = \"vocabulary\"` and `ids = \"hashed\"`".to_owned(),
             "give the number of rows that ids are hashed into, or `ids = \"checked\"`",
         )),
-        (Some(Rows::Vocabulary) | None, _, Some(count)) => Ok((with_headroom(count), IdPolicy::Checked)),
+        (Some(Rows::Vocabulary) | None, _, Some(known)) => Ok((with_headroom(known.count), IdPolicy::Checked)),
         (Some(Rows::Vocabulary) | None, _, None) => Err((
             "has ids whose number the dataset does not know: hashes, negative ids, or ids that preprocessing gives"
                 .to_owned(),

@@ -27,13 +27,13 @@ fn overrides(text: &str) -> BTreeMap<String, TableOverride> {
 }
 
 fn refused(embedding: &EmbeddingConfig, text: &str) -> String {
-    resolve_tables(embedding, &overrides(text), &schema(), &IdCounts::new()).unwrap_err().to_string()
+    resolve_tables(embedding, &overrides(text), &schema(), &KnownIds::default()).unwrap_err().to_string()
 }
 
 #[test]
 fn overrides_stand_over_defaults_in_schema_order() {
     let overrides = overrides("[history]\nrows = 7\npooling = \"attention\"\n[city]\nids = \"hashed\"");
-    let tables = resolve_tables(&embedding(), &overrides, &schema(), &IdCounts::new()).unwrap();
+    let tables = resolve_tables(&embedding(), &overrides, &schema(), &KnownIds::default()).unwrap();
     let table = |feature: &str, rows, pooling, ids| FeatureConfig {
         feature: feature.into(),
         table: None,
@@ -57,8 +57,12 @@ fn overrides_stand_over_defaults_in_schema_order() {
 /// Rows and policy of `user_id`, `city` and `history`.
 fn rows(embedding: &str, overridden: &str, counts: &[(&str, u64)]) -> Result<Vec<(u64, IdPolicy)>> {
     let embedding: EmbeddingConfig = toml::from_str(embedding).unwrap();
-    let counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
-    let tables = resolve_tables(&embedding.with_dim(&[8, 4]), &overrides(overridden), &schema(), &counts)?;
+    let of = |(name, count): &(&str, u64)| {
+        ((*name).to_owned(), IdCount { count: *count, numbered: *name == "user_id" })
+    };
+    let counts = counts.iter().map(of).collect();
+    let known = KnownIds { counts, rows: BTreeMap::from([("city".to_owned(), 16)]) };
+    let tables = resolve_tables(&embedding.with_dim(&[8, 4]), &overrides(overridden), &schema(), &known)?;
     assert!(tables.iter().all(|table| table.dim == 4));
     Ok(tables.iter().map(|table| (table.rows, table.ids)).collect())
 }
@@ -68,15 +72,19 @@ fn rows_follow_the_ids_that_the_dataset_knows() {
     use IdPolicy::{Checked, Hashed};
     let counts = [("user_id", 1_000), ("city", 15)];
     // By default ids are hashed where their number is not known, or too large.
-    let expected = [(1_100, Checked), (17, Checked), (HASHED_ROWS, Hashed)];
+    // The rows of a table that is there stay as many while they suffice.
+    let expected = [(1_100, Checked), (16, Checked), (HASHED_ROWS, Hashed)];
     assert_eq!(rows("", "", &counts).unwrap(), expected);
-    let many = [("user_id", MOST_ROWS), ("city", MOST_ROWS - 1)];
-    let expected = [(HASHED_ROWS, Hashed), (10_999_999, Checked), (HASHED_ROWS, Hashed)];
+    let expected = [(1_100, Checked), (19, Checked), (HASHED_ROWS, Hashed)];
+    assert_eq!(rows("", "", &[("user_id", 1_000), ("city", 17)]).unwrap(), expected);
+    // Those of a vocabulary are all seen.
+    let many = [("user_id", 2 * MOST_ROWS), ("city", MOST_ROWS), ("history", MOST_ROWS + 1)];
+    let expected = [(2_200_000, Checked), (1_100_000, Checked), (HASHED_ROWS, Hashed)];
     assert_eq!(rows("", "", &many).unwrap(), expected);
     let given = "[user_id]\nids = \"hashed\"\n[city]\nrows = 7\n[history]\nrows = 9\nids = \"hashed\"";
     let expected = [(HASHED_ROWS, Hashed), (7, Checked), (9, Hashed)];
     assert_eq!(rows("headroom = 0.5", given, &counts).unwrap(), expected);
-    let expected = [(1_500, Checked), (23, Checked), (9, Hashed)];
+    let expected = [(1_500, Checked), (16, Checked), (9, Hashed)];
     let all = "rows = \"vocabulary\"\nheadroom = 0.5";
     assert_eq!(rows(all, "[history]\nrows = 9\nids = \"hashed\"", &counts).unwrap(), expected);
     // Features that share a table need a row for the ids of all.
@@ -104,7 +112,7 @@ fn rows_follow_the_ids_that_the_dataset_knows() {
 fn a_table_may_have_another_type_than_the_others() {
     let embedding = EmbeddingConfig { dtype: DataType::Bf16, ..embedding() };
     let tables =
-        resolve_tables(&embedding, &overrides("[city]\ndtype = \"fp32\""), &schema(), &IdCounts::new())
+        resolve_tables(&embedding, &overrides("[city]\ndtype = \"fp32\""), &schema(), &KnownIds::default())
             .unwrap();
     let types: Vec<_> = tables.iter().map(|table| table.dtype).collect();
     assert_eq!(types, [DataType::Bf16, DataType::Fp32, DataType::Bf16]);
@@ -114,7 +122,7 @@ fn a_table_may_have_another_type_than_the_others() {
 #[test]
 fn features_share_the_table_that_they_name() {
     let shared = "[city]\ntable = \"places\"\nrows = 7\n[history]\ntable = \"places\"\npooling = \"attention\"\nids = \"hashed\"";
-    let features = resolve_tables(&embedding(), &overrides(shared), &schema(), &IdCounts::new()).unwrap();
+    let features = resolve_tables(&embedding(), &overrides(shared), &schema(), &KnownIds::default()).unwrap();
     let settings = |feature: &FeatureConfig| (feature.rows, feature.ids, feature.pooling);
     assert_eq!(settings(&features[1]), (7, IdPolicy::Hashed, Pooling::Sum));
     assert_eq!(settings(&features[2]), (7, IdPolicy::Hashed, Pooling::Attention));
@@ -128,7 +136,7 @@ fn features_share_the_table_that_they_name() {
     assert!(!serde_json::to_string(&features[0]).unwrap().contains("table"));
     // A feature's own table, by its own name.
     let own = "[city]\ntable = \"city\"\n[user_id]\ntable = \"city\"";
-    let features = resolve_tables(&embedding(), &overrides(own), &schema(), &IdCounts::new()).unwrap();
+    let features = resolve_tables(&embedding(), &overrides(own), &schema(), &KnownIds::default()).unwrap();
     assert_eq!(tables_of(&features).1, [0, 0, 1]);
     assert_eq!((features[0].table_name(), &features[1].table), ("city", &None));
 }
@@ -158,7 +166,7 @@ fn features_that_share_a_table_agree_about_it() {
     assert!(refused(&embedding(), "[city]\ntable = \"a[1]\"").contains("a name without brackets"));
     // Ids are checked for each of the features.
     let shared = overrides("[city]\ntable = \"places\"\n[user_id]\ntable = \"places\"\nrows = 9");
-    let features = resolve_tables(&embedding(), &shared, &schema(), &IdCounts::new()).unwrap();
+    let features = resolve_tables(&embedding(), &shared, &schema(), &KnownIds::default()).unwrap();
     let ids = FeatureStatistics { values: 9, min_id: Some(0), max_id: Some(9), max_length: 1 };
     let error = check_ids(&features, &BTreeMap::from([("city".to_owned(), ids)])).unwrap_err().to_string();
     assert!(
@@ -190,7 +198,7 @@ fn impossible_sizes_are_refused_where_they_are_written() {
             .starts_with("`[embedding]`: table of feature `user_id`")
     );
     let huge = EmbeddingConfig { rows: Some(Rows::Number(u64::MAX / 8)), dim: 1, ..embedding() };
-    assert!(resolve_tables(&huge, &BTreeMap::new(), &schema(), &IdCounts::new()).is_ok());
+    assert!(resolve_tables(&huge, &BTreeMap::new(), &schema(), &KnownIds::default()).is_ok());
     let overflowing = EmbeddingConfig { rows: Some(Rows::Number(i64::MAX as u64)), dim: 4, ..embedding() };
     assert!(refused(&overflowing, "").contains("more bytes than can be addressed"));
     let unaddressable = EmbeddingConfig { rows: Some(Rows::Number(1 << 61)), dim: 1, ..embedding() };
@@ -221,7 +229,7 @@ fn encoder_and_din_need_a_sequence_too() {
 fn din_has_a_target_that_is_pooled() {
     let din = |target: &str| overrides(&format!("[history]\npooling = \"din\"\n{target}"));
     let resolve = |embedding: &EmbeddingConfig, target: &str| {
-        resolve_tables(embedding, &din(target), &schema(), &IdCounts::new())
+        resolve_tables(embedding, &din(target), &schema(), &KnownIds::default())
     };
     let tables = resolve(&embedding(), "target = \"city\"").unwrap();
     assert_eq!(tables[2].target.as_deref(), Some("city"));
@@ -240,8 +248,12 @@ fn din_has_a_target_that_is_pooled() {
     );
     let itself = refused("target = \"history\"");
     assert!(itself.contains("the target of `history` is `history`, which pools by din"), "{itself}");
-    let useless =
-        resolve_tables(&embedding(), &overrides("[city]\ntarget = \"user_id\""), &schema(), &IdCounts::new());
+    let useless = resolve_tables(
+        &embedding(),
+        &overrides("[city]\ntarget = \"user_id\""),
+        &schema(),
+        &KnownIds::default(),
+    );
     let useless = useless.unwrap_err().to_string();
     assert!(useless.starts_with("`[tables.city]`: feature `city` pools by sum but has a target"));
 }
@@ -258,7 +270,7 @@ fn sections_refuse_unknown_keys() {
 fn checked_ids_need_a_row_each_and_hashed_ids_do_not() {
     let ids = |min, max| FeatureStatistics { values: 9, min_id: Some(min), max_id: Some(max), max_length: 1 };
     let statistics = |min, max| BTreeMap::from([("city".to_owned(), ids(min, max))]);
-    let tables = resolve_tables(&embedding(), &BTreeMap::new(), &schema(), &IdCounts::new()).unwrap();
+    let tables = resolve_tables(&embedding(), &BTreeMap::new(), &schema(), &KnownIds::default()).unwrap();
     assert!(check_ids(&tables, &statistics(0, 999)).is_ok());
     let large = check_ids(&tables, &statistics(0, 1000)).unwrap_err().to_string();
     assert_eq!(
@@ -268,7 +280,7 @@ fn checked_ids_need_a_row_each_and_hashed_ids_do_not() {
     );
     assert!(check_ids(&tables, &statistics(-1, 5)).unwrap_err().to_string().contains("has the id -1"));
     let hashed =
-        resolve_tables(&embedding(), &overrides("[city]\nids = \"hashed\""), &schema(), &IdCounts::new())
+        resolve_tables(&embedding(), &overrides("[city]\nids = \"hashed\""), &schema(), &KnownIds::default())
             .unwrap();
     assert!(check_ids(&hashed, &statistics(-1, 1 << 40)).is_ok());
 }

@@ -5,6 +5,7 @@ mod bad_input;
 mod checkpoints;
 mod commits;
 mod crash;
+mod daily;
 mod digest;
 mod etl;
 mod fleet;

@@ -49,7 +49,7 @@ pub struct Comparison {
 pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
     let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
     let config = reference_model(options.workload, &snapshot.schema, dataset)?;
-    let tables = config.tables(&snapshot, &snapshot.schema)?;
+    let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
     let batches = read(
         dataset,
         &config,

@@ -109,7 +109,7 @@ struct Measured {
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
     let config = reference_model(options.workload, &snapshot.schema, dataset)?;
-    let tables = config.tables(&snapshot, &snapshot.schema)?;
+    let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let embeddings = embeddings(&config, &tables, options.threads, options.device.as_ref())?;

@@ -163,6 +163,29 @@ impl StoredTables {
     ///
     /// [`Error::Run`] if a part of a table is missing, of another type or damaged.
     pub(crate) fn restore(&self, embeddings: &mut Embeddings, buffers: usize) -> Result<()> {
+        self.restore_rows(embeddings, buffers, |_| u64::MAX)
+    }
+
+    /// The same of all buffers, where tables may have more rows than were stored: these rows stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// As [`restore`](Self::restore).
+    pub(crate) fn restore_grown(&self, embeddings: &mut Embeddings) -> Result<()> {
+        let stored = |table: &str| {
+            let own = self.shards.iter().filter(|shard| shard.feature == table);
+            own.map(|shard| shard.rows.end).max().unwrap_or(0)
+        };
+        self.restore_rows(embeddings, usize::MAX, stored)
+    }
+
+    /// Restores the rows below `end` of each table.
+    fn restore_rows(
+        &self,
+        embeddings: &mut Embeddings,
+        buffers: usize,
+        end: impl Fn(&str) -> u64,
+    ) -> Result<()> {
         embeddings.clear_touched();
         for (number, shard) in embeddings.shards().to_vec().iter().enumerate() {
             if !embeddings.holds(number) {
@@ -172,9 +195,12 @@ impl StoredTables {
             for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
                 let wanted = Wanted { feature: &feature, buffer: &buffer, columns: &shard.columns };
                 let (mut next, mut failed) = (shard.rows.start, None);
+                let end = end(&feature);
                 let written = embeddings.write(number, place, RowSet::All, &mut |bytes| {
-                    let rows = (bytes.len() / buffer.row_bytes().max(1)) as u64;
-                    let read = self.read(&wanted, next..next + rows, bytes);
+                    let size = buffer.row_bytes().max(1);
+                    let rows = (bytes.len() / size) as u64;
+                    let stored = rows.min(end.saturating_sub(next));
+                    let read = self.read(&wanted, next..next + stored, &mut bytes[..stored as usize * size]);
                     next += rows;
                     read.map_err(|error| {
                         failed = Some(error);

@@ -227,6 +227,11 @@ impl DenseOptimizerConfig {
         }
     }
 
+    /// What state there is: the algorithm, and whether it keeps momentum.
+    pub(crate) fn state_kind(&self) -> (DenseOptimizerKind, bool) {
+        (self.kind, self.momentum > 0.0)
+    }
+
     /// Values of optimizer state per parameter.
     pub fn state_values(&self) -> u64 {
         match self.kind {

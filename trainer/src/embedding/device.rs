@@ -284,7 +284,7 @@ impl DeviceStore {
         let mut values = self.buffer(shard, buffer);
         let target = values.shallow_clone();
         pieces(&target, rows, |piece| {
-            let mut host = vec![0; piece.rows() as usize * row_bytes(&target)];
+            let mut host = tensors::to_bytes(&piece.of(&target)).to_vec();
             source(&mut host)?;
             let host = of_bytes(&host, piece.rows(), &target).to_device(values.device());
             match piece {

@@ -295,7 +295,7 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let mut run = Run::new(&config, &schema, &tables);
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
-    run.complete(&model, 7, &run_path).unwrap();
+    run.complete(&model, Vec::new(), (7, crate::run::Trained::default()), &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
     // Three tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six
     // parts of the encoder; of each weights and biases.

@@ -18,7 +18,7 @@ pub(super) const METRICS_FILE: &str = "metrics.jsonl";
 
 /// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`; every `log_every_steps` one with `train`, the
 /// figures since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with
-/// `eval`.
+/// `eval`, or with `partition` and `progressive`, where the partition is trained on next.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Line<'a> {
     pub(super) step: u64,
@@ -36,6 +36,12 @@ pub(super) struct Line<'a> {
     pub(super) ranks: Option<RankFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) eval: Option<&'a EvaluationSummary>,
+    /// The partition that is evaluated on before it is trained on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) partition: Option<&'a str>,
+    /// Its figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) progressive: Option<&'a EvaluationSummary>,
 }
 
 /// Training since the window before.

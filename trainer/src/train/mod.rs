@@ -10,6 +10,7 @@
 mod diverged;
 mod early_stopping;
 mod log;
+mod parts;
 mod progress;
 mod run_directory;
 mod state;
@@ -17,6 +18,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod training;
+mod warm_start;
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
@@ -30,14 +32,16 @@ use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
 use serde::Serialize;
 
+use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
+use self::warm_start::Earlier;
 use crate::config::ParameterCount;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, SentBytes, Shard};
 use crate::evaluate::{
-    Evaluation, EvaluationSummary, checked_rows, label_ranges, open_for_evaluation, rank_of,
+    Evaluation, EvaluationSummary, checked_rows, label_ranges, open_whatever_size, rank_of,
 };
 use crate::memory::ModelSize;
 use crate::metrics::Figures;
@@ -47,8 +51,10 @@ use crate::stop::Stop;
 use crate::trace::RankTimes;
 use crate::{Error, Result, TrainConfig, memory, vocabularies};
 
+pub use self::progress::PartitionFigures;
 use self::progress::Progress;
 pub use self::run_directory::Existing;
+pub use self::warm_start::WarmStart;
 
 /// How a model is trained.
 #[derive(Debug, Clone)]
@@ -71,6 +77,10 @@ pub struct TrainOptions {
     pub streams: Option<usize>,
     /// What happens to a run that is there.
     pub existing: Existing,
+    /// The run whose model is trained further.
+    pub warm_start: Option<WarmStart>,
+    /// Trains on the partitions of one day or hour after the other, and evaluates on them before.
+    pub progressive: bool,
     /// The path or URL of a folder for the checkpoints and the model, if they are not to be in the run's directory.
     pub checkpoints: Option<PathBuf>,
     /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
@@ -144,6 +154,36 @@ pub struct TrainSummary {
     pub rank_times: Option<RankTimes>,
     /// Figures on the evaluation partitions, if the configuration names any.
     pub eval: Option<EvaluationSummary>,
+    /// Figures of the predictions made before each step, over this run and those whose model it trains further.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lifetime: Option<Figures>,
+    /// Figures of partitions before they were trained on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progressive: Option<ProgressiveSummary>,
+    /// Tables that got more rows than the model that is trained further had.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub grown_tables: Vec<GrownTable>,
+}
+
+/// Figures of partitions before they were trained on.
+#[derive(Debug, Clone, Serialize)]
+pub struct ProgressiveSummary {
+    /// Those of all partitions together, of the first task.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Those of each.
+    pub partitions: Vec<PartitionFigures>,
+}
+
+/// A table that has more rows than before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GrownTable {
+    /// Its name.
+    pub table: String,
+    /// Rows before.
+    pub rows_before: u64,
+    /// Rows now.
+    pub rows: u64,
 }
 
 /// A run that can begin: everything that can be known before anything is allocated fits together.
@@ -153,8 +193,13 @@ pub struct Prepared<'a> {
     dataset: PathBuf,
     options: &'a TrainOptions,
     preprocessing: Option<Preprocessing>,
-    reader: Reader,
+    reader: Arc<Reader>,
+    /// The partitions, where each is trained on by itself.
+    progressive: Option<Progressive>,
     held_out: Option<Reader>,
+    earlier: Option<Earlier>,
+    /// The partitions, if they are not those that the configuration names.
+    partitions: Option<Vec<PartitionKey>>,
     schema: Schema,
     features: Vec<FeatureConfig>,
     placement: Placement,
@@ -250,7 +295,13 @@ impl<'a> Prepared<'a> {
         let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
         let preprocessing = Preprocessing::of(config)?;
         let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
-        let features = config.tables(&snapshot, &schema)?;
+        let earlier = options.warm_start.as_ref().map(Earlier::load).transpose()?;
+        let before = earlier.as_ref().map_or(&[][..], |earlier| &earlier.run.tables);
+        let features = config.tables(&snapshot, &schema, before)?;
+        if let Some(earlier) = &earlier {
+            let data = (dataset, &snapshot);
+            earlier.check(config, data, &schema, &features, preprocessing.as_ref())?;
+        }
         let parameters = config.parameters(&features, schema.dense.len());
         check_streams(config, options, snapshot.buckets)?;
         let placement = placement(config, options, &features)?;
@@ -268,18 +319,36 @@ impl<'a> Prepared<'a> {
             label_ranges: label_ranges(config),
             ..ReaderOptions::new(config.train.batch_size)
         };
-        let partitions = config.train_partitions()?;
+        let filter = config.train_partitions()?;
+        let new_only = options.warm_start.as_ref().is_some_and(|warm_start| warm_start.new_partitions);
+        let partitions = match &earlier {
+            Some(earlier) => earlier.partitions(&snapshot, filter)?,
+            None => filter,
+        };
+        let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
+        let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
         let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common.clone() };
         // Training's batches wait in memory while the model is evaluated.
-        let memory_limit = if eval.is_some() { size.reader_bytes / 2 } else { size.reader_bytes };
+        let evaluates = eval.is_some() || options.progressive;
+        let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
-        let reader = Reader::open(dataset, training, &workers)?;
+        let reader = Arc::new(match new_only || options.progressive {
+            true => open_whatever_size(dataset, &snapshot, training.clone(), &workers)?,
+            false => Reader::open(dataset, training.clone(), &workers)?,
+        });
+        let progressive = options.progressive.then(|| Progressive {
+            days: Day::of_partitions(keys.iter().cloned()),
+            snapshot: snapshot.clone(),
+            training,
+            evaluation: common.clone(),
+            workers: [workers.clone(), workers.with_memory_limit(memory_limit)],
+        });
         let held_out = match eval {
             None => None,
             Some(partitions) => {
                 let options = ReaderOptions { partitions, ..common };
                 let workers = workers.with_memory_limit(memory_limit);
-                Some(open_for_evaluation(dataset, &snapshot, options, &workers)?)
+                Some(open_whatever_size(dataset, &snapshot, options, &workers)?)
             }
         };
         Ok(Self {
@@ -288,7 +357,10 @@ impl<'a> Prepared<'a> {
             options,
             preprocessing,
             reader,
+            progressive,
             held_out,
+            earlier,
+            partitions: new_only.then_some(keys),
             schema,
             features,
             placement,
@@ -323,7 +395,12 @@ impl<'a> Prepared<'a> {
         run.snapshot = Some(snapshot.snapshot);
         run.streams = Some(self.reader.position(0).streams);
         run.checkpoints = self.options.checkpoints.clone();
+        run.partitions = Some(warm_start::contents(snapshot));
+        run.train_partitions = self.partitions.clone();
+        run.progressive = self.options.progressive;
         self.check_ranks(out)?;
+        let describe = |earlier: &Earlier| earlier.describe(&*collectives);
+        run.warm_start = self.earlier.as_ref().map(describe).transpose()?;
         // A limit that is given has been checked, and a GPU has memory of its own.
         if self.options.memory_limit.is_none() && self.options.device.is_none() {
             memory::check_machine(self.size.model_bytes, &*collectives, memory::available())?;
@@ -334,7 +411,7 @@ impl<'a> Prepared<'a> {
         let evaluation =
             Evaluation { config: &self.config.evaluation, tasks: self.config.metric_tasks(&self.schema)? };
         let mut training = Training::new(&self, &evaluation, &run, out)?;
-        let outcome = training.run(&self.reader, self.held_out.as_ref(), reporter);
+        let outcome = training.run(self.reader.samples(), self.held_out.as_ref(), reporter);
         let mut directory = directory;
         if training.has_checkpoint() || outcome.is_err() && diverged::is_saved(out) {
             directory.iter_mut().for_each(RunDirectory::keep);
@@ -351,9 +428,13 @@ impl<'a> Prepared<'a> {
                 directory.iter_mut().for_each(RunDirectory::keep);
             }
         }
-        let summary = training.summary(ended, self.size.parameters, eval)?;
+        let mut summary = training.summary(ended, self.size.parameters, eval)?;
+        if let Some(earlier) = &self.earlier {
+            summary.grown_tables = earlier.grown(&self.features);
+        }
         if ended != Ending::Stopped {
-            run.complete(training.model(), summary.steps, out)?;
+            let (trained, state) = training.to_complete()?;
+            run.complete(training.model(), state, (summary.steps, trained), out)?;
             let completed = directory.map_or(Ok(()), |directory| {
                 let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
                 fs_err::write(out.join("summary.json"), json + "\n")?;
@@ -380,6 +461,8 @@ impl<'a> Prepared<'a> {
             ("the option `checkpoints`", format!("{:?}", options.checkpoints)),
             ("the option `existing = resume`", (options.existing == Existing::Resume).to_string()),
             ("the option `existing = overwrite`", (options.existing == Existing::Overwrite).to_string()),
+            ("the option `warm_start`", format!("{:?}", options.warm_start)),
+            ("the option `progressive`", options.progressive.to_string()),
             ("the option `max_steps`", format!("{:?}", options.max_steps)),
             ("the option `trace_steps`", format!("{:?}", options.trace_steps)),
         ])
@@ -399,7 +482,9 @@ impl<'a> Prepared<'a> {
         };
         match begun {
             // A model that is there stays usable until there is a better one.
-            Some(begun) => (run.completed, run.steps) = (begun.completed, begun.steps),
+            Some(begun) => {
+                (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
+            }
             None => self.begin(run, &mut directory)?,
         }
         let text = toml::to_string(self.config).map_err(std::io::Error::other)?;

@@ -15,8 +15,17 @@ pub(crate) struct Progress {
     pub(crate) steps: u64,
     /// Samples trained on.
     pub(crate) samples: u64,
-    /// Steps of the dense part's optimizer.
+    /// Samples that the model was trained on by the runs before this one.
+    #[serde(default)]
+    pub(crate) samples_before: u64,
+    /// Steps of the dense part's optimizer, those of the runs before this one included.
     pub(crate) optimizer_steps: u64,
+    /// The partition that is trained on, counted from 0, where they are trained on one by one.
+    #[serde(default)]
+    pub(crate) partition: usize,
+    /// The partitions that were evaluated on before they were trained on.
+    #[serde(default)]
+    pub(crate) progressive: Vec<PartitionFigures>,
     /// Where the reader stands: the next batch comes from here.
     pub(crate) position: Position,
     /// The part of `metrics.jsonl` that was written before; what follows is written again.
@@ -37,13 +46,36 @@ pub(crate) struct Progress {
     pub(crate) threads: usize,
 }
 
+/// Figures of a partition before it was trained on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PartitionFigures {
+    /// The partition's key, or the time that those of several have in common.
+    pub partition: String,
+    /// Steps that this run had taken.
+    pub steps: u64,
+    /// Samples of the partition.
+    pub samples: u64,
+    /// Mean loss.
+    pub loss: Option<f64>,
+    /// Binary: normalized entropy.
+    pub ne: Option<f64>,
+    /// Binary: area under the ROC curve.
+    pub auc: Option<f64>,
+    /// Numbers and counts: root of the mean squared error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rmse: Option<f64>,
+}
+
 impl Progress {
     /// Before the first step.
     pub(crate) fn new(position: Position, dedupe: String, threads: usize) -> Self {
         Self {
             steps: 0,
             samples: 0,
+            samples_before: 0,
             optimizer_steps: 0,
+            partition: 0,
+            progressive: Vec::new(),
             position,
             metrics_bytes: 0,
             evaluation_due: false,

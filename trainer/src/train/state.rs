@@ -5,12 +5,16 @@ use safetensors::Dtype;
 use crate::checkpoint::Fault;
 use crate::checkpoint::tensor_file::{Entry, TensorFile};
 use crate::distributed::Collectives;
-use crate::metrics::{MetricState, Metrics, TaskMetrics};
+use crate::metrics::{MetricState, Metrics, Task, TaskMetrics};
 use crate::{Error, Result};
 
 /// The sums of a run.
 #[derive(Debug)]
 pub(super) struct Sums {
+    /// Metrics of the runs before this one, whose model it trains further.
+    pub(super) earlier: TaskMetrics,
+    /// Metrics of the partitions that were evaluated on before they were trained on.
+    pub(super) progressive: TaskMetrics,
     /// Metrics of the run up to the last log line of training.
     pub(super) before: TaskMetrics,
     /// Metrics since.
@@ -21,7 +25,47 @@ pub(super) struct Sums {
     pub(super) loss_sum: f64,
 }
 
+/// The part of a model's file with the metrics of its run and those before it.
+const LIFETIME: &str = "lifetime";
+
 impl Sums {
+    /// Of nothing.
+    pub(super) fn new(tasks: &[Task]) -> Self {
+        let metrics = || TaskMetrics::new(tasks);
+        Self {
+            earlier: metrics(),
+            progressive: metrics(),
+            before: metrics(),
+            window: metrics(),
+            losses: Vec::new(),
+            loss_sum: 0.0,
+        }
+    }
+
+    /// Metrics of a model's whole life, for its file, where `run` are those of this run.
+    pub(super) fn lifetime(&self, run: &TaskMetrics) -> TaskMetrics {
+        let mut lifetime = self.earlier.clone();
+        lifetime.merge(run);
+        lifetime
+    }
+
+    /// The entries of what [`lifetime`](Self::lifetime) gives.
+    pub(super) fn lifetime_entries(metrics: &TaskMetrics) -> Vec<Entry<'static>> {
+        metric_entries(LIFETIME, metrics)
+    }
+
+    /// Takes the metrics of the runs before this one from the file of a model or of a checkpoint's state.
+    pub(super) fn take_earlier(&mut self, file: &TensorFile) -> Result<(), Fault> {
+        let mut parts: Vec<String> = Vec::new();
+        for (name, _) in file.infos() {
+            let part = name.strip_prefix("metrics.").and_then(|name| name.split('.').next());
+            // Evaluations are none of training.
+            let part = part.filter(|part| *part != "progressive").map(str::to_owned);
+            parts.extend(part.filter(|part| !parts.contains(part)));
+        }
+        parts.iter().try_for_each(|part| restore_metrics(file, part, &mut self.earlier))
+    }
+
     /// Everything, for a checkpoint: the metrics since the last log line of every rank, since their sums depend on the
     /// order.
     pub(super) fn entries(&self, collectives: &dyn Collectives) -> Result<Vec<Entry<'static>>> {
@@ -29,6 +73,8 @@ impl Sums {
             Entry::owned("losses", Dtype::F64, vec![self.losses.len()], &self.losses),
             Entry::owned("loss_sum", Dtype::F64, vec![1], &[self.loss_sum]),
         ];
+        entries.extend(metric_entries("earlier", &self.earlier));
+        entries.extend(metric_entries("progressive", &self.progressive));
         entries.extend(metric_entries("before", &self.before));
         if collectives.size() == 1 {
             entries.extend(metric_entries("window", &self.window));
@@ -51,9 +97,17 @@ impl Sums {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;
         restore_metrics(file, "before", &mut self.before)?;
-        let name = |rank: usize| format!("metrics.{}.", window_of(rank));
-        let stored = |rank: usize| file.infos().any(|(found, _)| found.starts_with(&name(rank)));
-        let ranks = (0..).take_while(|rank| stored(*rank)).count();
+        let stored = |part: &str| {
+            let prefix = format!("metrics.{part}.");
+            file.infos().any(|(found, _)| found.starts_with(&prefix))
+        };
+        // Earlier versions had none of these.
+        for (part, metrics) in [("earlier", &mut self.earlier), ("progressive", &mut self.progressive)] {
+            if stored(part) {
+                restore_metrics(file, part, metrics)?;
+            }
+        }
+        let ranks = (0..).take_while(|rank| stored(&window_of(*rank))).count();
         let (rank, size) = (collectives.rank() as usize, collectives.size() as usize);
         if ranks == size {
             return restore_metrics(file, &window_of(rank), &mut self.window);

@@ -183,6 +183,8 @@ impl Runs {
             streams: None,
             existing,
             checkpoints: None,
+            warm_start: None,
+            progressive: false,
             memory_limit: None,
             stop,
         };

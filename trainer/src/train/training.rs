@@ -1,6 +1,7 @@
 //! The training loop.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onefold_datasets::process::peak_rss_bytes;
@@ -9,18 +10,20 @@ use onefold_ikjt::{Batches, Reader};
 use safetensors::Dtype;
 
 use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};
+use super::parts::Parts;
+use super::progress::PartitionFigures;
 use super::state::Sums;
 use super::step::{Stepper, Taken};
-use super::{Ending, Prepared, Progress, TrainSummary};
+use super::{Ending, Prepared, Progress, ProgressiveSummary, TrainSummary, warm_start};
 use crate::checkpoint::tensor_file::Entry;
 use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
 use crate::distributed::Collectives;
-use crate::evaluate::{Evaluation, EvaluationSummary, by_task, merged};
+use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged};
 use crate::metrics::{Figures, Metrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::run::{Run, dense_entries};
+use crate::run::{Run, Trained, dense_entries};
 use crate::stop::Stop;
 use crate::trace::{Activity, RankFigures, Watch};
 use crate::{Error, Result, TrainConfig};
@@ -38,6 +41,9 @@ pub(super) struct Training<'a> {
     max_steps: Option<u64>,
     stepper: Stepper<'a>,
     progress: Progress,
+    parts: Parts<'a>,
+    /// Of the part that is trained on.
+    reader: Arc<Reader>,
     /// The batches at the first position, read ahead.
     ahead: Option<Batches>,
     sums: Sums,
@@ -89,21 +95,35 @@ impl<'a> Training<'a> {
         let files = run.files(directory)?;
         let mut checkpoints = Checkpoints::new(files, run.identity(), kept.keep, kept.full_every);
         let newest = checkpoints.newest(&*options.collectives)?;
-        let progress = options.collectives.agree(begin(prepared, newest.as_ref()))?;
+        let earlier = prepared.earlier.as_ref().filter(|_| newest.is_none());
+        let earlier = earlier.map(|earlier| earlier.stored(&*options.collectives)).transpose()?;
+        let trained = earlier.as_ref().map(|stored| stored.trained).unwrap_or_default();
+        let parts = Parts::of(prepared);
+        let (progress, reader) =
+            options.collectives.agree_on(|| begin(prepared, &parts, newest.as_ref(), trained))?;
         // The reader reads while the tables are filled.
-        let unfinished = progress.position.epoch < u64::from(config.train.epochs);
-        let ahead = unfinished.then(|| prepared.reader.resume(&progress.position)).transpose();
+        let unfinished =
+            progress.partition < parts.len() && progress.position.epoch < u64::from(config.train.epochs);
+        let ahead = unfinished.then(|| reader.resume(&progress.position)).transpose();
         let ahead = options.collectives.agree(ahead.map_err(Error::from))?;
         let (placement, device) = (&prepared.placement, options.device.as_ref());
         let mut model =
             options.collectives.agree_on(|| run.initial_model(placement, options.threads, device))?;
         let parameters = model.named_dense_parameters();
         let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
-        let metrics = || TaskMetrics::new(&evaluation.tasks);
-        let mut sums = Sums { before: metrics(), window: metrics(), losses: Vec::new(), loss_sum: 0.0 };
+        let mut sums = Sums::new(&evaluation.tasks);
         if let Some(checkpoint) = &newest {
             let restore = || restore(checkpoint, &mut model, &mut optimizer, &mut sums);
             options.collectives.agree_on(restore)?;
+        }
+        if let Some(stored) = &earlier {
+            options.collectives.agree_on(|| {
+                warm_start::restore(stored, &mut model, &mut optimizer)?;
+                let taken = sums.take_earlier(&stored.metrics);
+                taken.map_err(|fault| {
+                    fault.at(&config.path().to_owned(), "the model that is trained further is damaged")
+                })
+            })?;
         }
         let checkpointed = newest.is_some().then_some(progress.steps);
         let first_step = progress.steps + u64::from(newest.is_some());
@@ -120,6 +140,8 @@ impl<'a> Training<'a> {
             max_steps: options.max_steps,
             stepper,
             progress,
+            parts,
+            reader,
             ahead,
             sums,
             log,
@@ -149,33 +171,21 @@ impl<'a> Training<'a> {
     /// Takes steps until training ends, for whichever reason. `metrics.jsonl` is complete then.
     pub(super) fn run(
         &mut self,
-        reader: &Reader,
+        samples: u64,
         held_out: Option<&Reader>,
         reporter: &dyn Reporter,
     ) -> Result<Ending> {
         let epochs = u64::from(self.config.train.epochs);
-        let total = reader.samples().saturating_mul(epochs * u64::from(self.collectives().size()));
+        let total = samples.saturating_mul(epochs * u64::from(self.collectives().size()));
         self.show(total, reporter);
         let mut ended = self.settle(held_out, total, reporter)?;
-        while ended.is_none() && self.progress.position.epoch < epochs {
-            let batches = match self.ahead.take() {
-                Some(batches) => Ok(batches),
-                None => reader.resume(&self.progress.position).map_err(Error::from),
-            };
-            let mut batches = self.collectives().agree(batches)?;
-            self.stepper.begin(&mut batches, self.stop)?;
-            while ended.is_none() {
-                if self.stepper.stops() {
-                    ended = Some(Ending::Stopped);
-                    break;
-                }
-                if !self.next_step(&mut batches, reporter)? {
-                    break;
-                }
-                ended = self.settle(held_out, total, reporter)?;
+        while ended.is_none() && self.progress.partition < self.parts.len() {
+            ended = self.evaluate_ahead(total, reporter)?;
+            if ended.is_none() {
+                ended = self.train_on_part(held_out, total, reporter)?;
             }
             if ended.is_none() {
-                self.progress.position = reader.position(self.progress.position.epoch + 1);
+                self.next_part()?;
             }
         }
         let ended = ended.unwrap_or(Ending::Completed);
@@ -185,6 +195,81 @@ impl<'a> Training<'a> {
         self.log.as_mut().map_or(Ok(()), Log::flush)?;
         reporter.end();
         Ok(ended)
+    }
+
+    /// Takes steps until all epochs of a part are done, or training ends.
+    fn train_on_part(
+        &mut self,
+        held_out: Option<&Reader>,
+        total: u64,
+        reporter: &dyn Reporter,
+    ) -> Result<Option<Ending>> {
+        let (reader, epochs) = (Arc::clone(&self.reader), u64::from(self.config.train.epochs));
+        while self.progress.position.epoch < epochs {
+            let batches = match self.ahead.take() {
+                Some(batches) => Ok(batches),
+                None => reader.resume(&self.progress.position).map_err(Error::from),
+            };
+            let mut batches = self.collectives().agree(batches)?;
+            self.stepper.begin(&mut batches, self.stop)?;
+            loop {
+                if self.stepper.stops() {
+                    return Ok(Some(Ending::Stopped));
+                }
+                if !self.next_step(&mut batches, reporter)? {
+                    break;
+                }
+                let ended = self.settle(held_out, total, reporter)?;
+                if ended.is_some() {
+                    return Ok(ended);
+                }
+            }
+            self.progress.position = reader.position(self.progress.position.epoch + 1);
+        }
+        Ok(None)
+    }
+
+    /// Goes on to the next part, if there is one.
+    fn next_part(&mut self) -> Result<()> {
+        self.progress.partition += 1;
+        if self.progress.partition < self.parts.len() {
+            let opened = self.parts.open(self.progress.partition);
+            self.reader = self.collectives().agree(opened)?;
+            self.progress.position = self.reader.position(0);
+        }
+        Ok(())
+    }
+
+    /// Evaluates on a part before it is trained on, unless the model has not learned anything yet.
+    fn evaluate_ahead(&mut self, total: u64, reporter: &dyn Reporter) -> Result<Option<Ending>> {
+        let progress = &self.progress;
+        let learned = progress.steps > 0 || progress.samples_before > 0;
+        let begun = (progress.position.epoch, progress.position.step) != (0, 0);
+        let Some(name) = self.parts.name(progress.partition).filter(|_| learned && !begun) else {
+            return Ok(None);
+        };
+        if progress.progressive.last().is_some_and(|last| last.partition == name) {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let reader = self.collectives().agree(self.parts.open_ahead(progress.partition))?;
+        let evaluated = self.evaluation.run(&self.stepper.model, &reader, self.stop, reporter)?;
+        let Some(Evaluated { summary, metrics }) = evaluated else { return Ok(Some(Ending::Stopped)) };
+        self.clock.evaluation += started.elapsed();
+        self.show(total, reporter);
+        self.sums.progressive.merge(&metrics);
+        let Figures { samples, loss, ne, auc, rmse, .. } = summary.figures;
+        let (step, trained) = (self.progress.steps, self.progress.samples);
+        let steps = step;
+        let partition = name.to_owned();
+        self.progress.progressive.push(PartitionFigures { partition, steps, samples, loss, ne, auc, rmse });
+        let Some(log) = &mut self.log else { return Ok(None) };
+        let figures = summary.without_times();
+        let (partition, progressive) = (Some(name), Some(&figures));
+        log.line(&Line { step, samples: trained, partition, progressive, ..Line::default() })?;
+        let scalars = tagged_by_task("progressive", &summary.figures, &summary.tasks);
+        log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))?;
+        Ok(None)
     }
 
     /// Begins the progress bar anew.
@@ -315,9 +400,8 @@ impl<'a> Training<'a> {
         reporter: &dyn Reporter,
     ) -> Result<Option<EvaluationSummary>> {
         let started = Instant::now();
-        let Some(summary) = self.evaluation.run(&self.stepper.model, held_out, self.stop, reporter)? else {
-            return Ok(None);
-        };
+        let evaluated = self.evaluation.run(&self.stepper.model, held_out, self.stop, reporter)?;
+        let Some(Evaluated { summary, .. }) = evaluated else { return Ok(None) };
         self.clock.evaluation += started.elapsed();
         let (step, samples) = (self.progress.steps, self.progress.samples);
         if logged {
@@ -367,9 +451,7 @@ impl<'a> Training<'a> {
         self.progress.metrics_bytes = self.log.as_mut().map_or(Ok(0), Log::sync)?;
         let Stepper { model, optimizer, .. } = &self.stepper;
         let mut dense = dense_entries(model);
-        dense.extend(optimizer.state().map(|(parameter, state, values)| {
-            Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
-        }));
+        dense.extend(optimizer_entries(optimizer));
         let full = self.checkpoints.write(CheckpointParts {
             step: self.progress.steps,
             embeddings: &model.embeddings,
@@ -387,6 +469,24 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
+    /// The metrics of this run's training, of all ranks. Every rank calls it.
+    fn metrics(&self) -> Result<TaskMetrics> {
+        let mut metrics = self.sums.before.clone();
+        metrics.merge(&merged(&self.sums.window, &self.evaluation.tasks, self.collectives())?);
+        Ok(metrics)
+    }
+
+    /// How far the model is trained, and what its file holds beside the parameters: the dense optimizer's state and the
+    /// metrics of its whole life. Every rank calls it.
+    pub(super) fn to_complete(&self) -> Result<(Trained, Vec<Entry<'static>>)> {
+        let Progress { samples_before, samples, .. } = self.progress;
+        let trained =
+            Trained { optimizer_steps: self.stepper.optimizer.steps(), samples: samples_before + samples };
+        let mut entries = optimizer_entries(&self.stepper.optimizer);
+        entries.extend(Sums::lifetime_entries(&self.sums.lifetime(&self.metrics()?)));
+        Ok((trained, entries))
+    }
+
     /// What was done.
     pub(super) fn summary(
         &self,
@@ -395,8 +495,12 @@ impl<'a> Training<'a> {
         eval: Option<EvaluationSummary>,
     ) -> Result<TrainSummary> {
         let (progress, sums, clock) = (&self.progress, &self.sums, &self.clock);
-        let mut metrics = sums.before.clone();
-        metrics.merge(&merged(&sums.window, &self.evaluation.tasks, self.collectives())?);
+        let metrics = self.metrics()?;
+        let lifetime = (progress.samples_before > 0).then(|| sums.lifetime(&metrics).first());
+        let progressive = (!progress.progressive.is_empty()).then(|| ProgressiveSummary {
+            figures: sums.progressive.first(),
+            partitions: progress.progressive.clone(),
+        });
         let wall_seconds = clock.training.as_secs_f64();
         let share = |part: f64| if wall_seconds > 0.0 { part / wall_seconds } else { 0.0 };
         Ok(TrainSummary {
@@ -419,6 +523,9 @@ impl<'a> Training<'a> {
             evaluation_seconds: clock.evaluation.as_secs_f64(),
             checkpoint_seconds: clock.checkpoint.as_secs_f64(),
             checkpoints: clock.checkpoints,
+            lifetime,
+            progressive,
+            grown_tables: Vec::new(),
             peak_rss_bytes: peak_rss_bytes(),
             ranks: self.collectives().size(),
             sent_bytes: self.stepper.all_sent_bytes()?,
@@ -448,8 +555,16 @@ fn restore(
     restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
 }
 
-/// The name of a part of the dense optimizer's state in a checkpoint.
-fn state_name(parameter: &str, state: &str) -> String {
+/// The dense optimizer's state, for a file.
+fn optimizer_entries(optimizer: &DenseOptimizer) -> Vec<Entry<'static>> {
+    let entry = |(parameter, state, values): (&str, &str, std::borrow::Cow<'_, [f32]>)| {
+        Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
+    };
+    optimizer.state().map(|(parameter, state, values)| entry((parameter, state, values))).collect()
+}
+
+/// The name of a part of the dense optimizer's state in a file.
+pub(super) fn state_name(parameter: &str, state: &str) -> String {
     format!("optimizer.{parameter}.{state}")
 }
 
@@ -486,15 +601,26 @@ fn is_due(every: Option<u64>, steps: u64) -> bool {
     steps > 0 && every.is_some_and(|every| steps.is_multiple_of(every))
 }
 
-/// Where training begins: at the start, or at a checkpoint.
-fn begin(prepared: &Prepared<'_>, newest: Option<&Checkpoint<Progress>>) -> Result<Progress> {
-    let (reader, options) = (&prepared.reader, prepared.options);
+/// Where training begins, at the start or at a checkpoint, and the reader of the part that it begins with.
+fn begin(
+    prepared: &Prepared<'_>,
+    parts: &Parts<'_>,
+    newest: Option<&Checkpoint<Progress>>,
+    trained: Trained,
+) -> Result<(Progress, Arc<Reader>)> {
+    let options = prepared.options;
+    let part = newest.map_or(0, |checkpoint| checkpoint.progress().partition);
+    // Where all is done, any part will do.
+    let reader = parts.open(part.min(parts.len() - 1))?;
     let dedupe = format!("{:?}", options.dedupe).to_lowercase();
+    let Trained { optimizer_steps, samples } = trained;
     let fresh = Progress::new(reader.position(0), dedupe, options.threads);
-    let Some(checkpoint) = newest else { return Ok(fresh) };
+    let fresh = Progress { optimizer_steps, samples_before: samples, ..fresh };
+    let Some(checkpoint) = newest else { return Ok((fresh, reader)) };
     reader.check(&checkpoint.progress().position)?;
     warn_of_changes(&fresh, checkpoint.progress());
-    Ok(Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() })
+    let progress = Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() };
+    Ok((progress, reader))
 }
 
 /// Says when what is continued will not be bit for bit what it would have been.

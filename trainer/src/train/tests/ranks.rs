@@ -106,6 +106,8 @@ fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
         streams: None,
         existing: Existing::Refuse,
         checkpoints: None,
+        warm_start: None,
+        progressive: false,
         memory_limit: None,
         stop: Stop::new(),
     }

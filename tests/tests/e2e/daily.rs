@@ -1,0 +1,200 @@
+//! Training day after day: warm starts, new partitions, evaluation of each partition before it is trained on.
+
+use onefold_tests::Dir;
+use serde_json::Value;
+
+use crate::logs::write_logs;
+
+const RUN: &str = "onefold-train run logs/train.toml --threads 2 --data dataset";
+
+fn with_dataset() -> Dir {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset --buckets 2").works();
+    // Adam counts its steps over all runs.
+    dir.edit("logs/train.toml", "kind = \"adagrad\"", "kind = \"adam\"");
+    dir.edit("logs/train.toml", "eval = \"split=holdout\"\n", "");
+    dir.set("logs/train.toml", "batch_size", "2");
+    dir
+}
+
+fn trained_on(dir: &Dir, filter: &str) {
+    dir.set("logs/train.toml", "train", &format!("\"{filter}\""));
+}
+
+/// The weights of a run's model.
+fn weights(dir: &Dir, run: &str) -> Vec<u8> {
+    dir.command(&format!("onefold-train export {run} --out exported --overwrite")).works();
+    dir.read("exported/model.safetensors")
+}
+
+fn partitions(summary: &Value) -> Vec<(String, f64)> {
+    let all = summary["progressive"]["partitions"].as_array().unwrap().iter();
+    all.map(|of| (of["partition"].as_str().unwrap().to_owned(), of["loss"].as_f64().unwrap())).collect()
+}
+
+#[test]
+fn a_warm_start_goes_on_as_if_training_had_not_ended() {
+    let dir = with_dataset();
+    trained_on(&dir, "split=train");
+    let whole = dir.command(&format!("{RUN} --out whole --progressive")).json();
+    // Hours 10, 11 and 12; nothing is known before the first.
+    let of_whole = partitions(&whole);
+    assert_eq!(of_whole.len(), 2);
+    assert!(of_whole[0].0.ends_with("hour=11") && of_whole[1].0.ends_with("hour=12"), "{of_whole:?}");
+    trained_on(&dir, "split=train,hour<11");
+    dir.command(&format!("{RUN} --out first --progressive")).works();
+    trained_on(&dir, "split=train,hour>=11");
+    let warm = format!("{RUN} --warm-start first --progressive");
+    let second = dir.command(&format!("{warm} --out second")).json();
+    assert_eq!(partitions(&second), of_whole);
+    assert!(weights(&dir, "second") == weights(&dir, "whole"));
+    assert_ne!(weights(&dir, "first"), weights(&dir, "second"));
+    let samples = |summary: &Value, part: &str| summary[part]["samples"].as_u64().unwrap();
+    assert_eq!(samples(&second, "lifetime"), whole["samples"].as_u64().unwrap());
+    assert_eq!(samples(&second, "progressive"), samples(&whole, "progressive"));
+    assert_eq!(whole["lifetime"], Value::Null);
+    // The lines of the log say which partition is next.
+    let lines = dir.text("second/metrics.jsonl");
+    let ahead = lines.lines().filter(|line| line.contains("\"progressive\"")).count();
+    assert_eq!(ahead, 2, "{lines}");
+    // What was learned before is worth something: a cold start has other figures.
+    let cold = dir.command(&format!("{RUN} --out cold --progressive")).json();
+    assert_eq!(partitions(&cold).len(), 1);
+    // Other ranks go on, too.
+    let ranks =
+        warm.replace("onefold-train ", "onefold-train launch --ranks 2 -- ").replace("--threads 2", "");
+    let on_ranks = dir.command(&format!("{ranks} --out ranks")).json();
+    assert_eq!(
+        (samples(&on_ranks, "lifetime"), &on_ranks["ranks"]),
+        (samples(&second, "lifetime"), &2.into())
+    );
+}
+
+#[test]
+fn a_progressive_run_is_resumed_wherever_it_ended() {
+    let dir = with_dataset();
+    trained_on(&dir, "split=train");
+    let config = dir.text("logs/train.toml");
+    dir.write("logs/train.toml", config + "\n[checkpoint]\nevery_steps = 1\nkeep = 100\n");
+    let whole = dir.command(&format!("{RUN} --out whole --progressive")).json();
+    let steps = whole["steps"].as_u64().unwrap();
+    assert!(steps >= 8, "{whole}");
+    for step in 1..steps {
+        let name = format!("run-{step}");
+        dir.command(&format!("{RUN} --out {name} --progressive --max-steps {step}")).works();
+        // What the run was begun with need not be said again.
+        let resumed = dir.command(&format!("{RUN} --out {name} --resume")).json();
+        assert_eq!(resumed["progressive"], whole["progressive"], "{step}");
+        assert!(dir.read(format!("{name}/metrics.jsonl")) == dir.read("whole/metrics.jsonl"), "{step}");
+        assert!(weights(&dir, &name) == weights(&dir, "whole"), "{step}");
+    }
+    // A checkpoint is as good a start as a model.
+    trained_on(&dir, "split=holdout");
+    let warm = format!("{RUN} --warm-start whole --out");
+    dir.command(&format!("{warm} from-model")).works();
+    dir.command(&format!("{warm} from-checkpoint --warm-start-checkpoint latest")).works();
+    assert!(weights(&dir, "from-model") == weights(&dir, "from-checkpoint"));
+    dir.command(&format!("{warm} from-early --warm-start-checkpoint 1")).works();
+    assert_ne!(weights(&dir, "from-early"), weights(&dir, "from-model"));
+    dir.command(&format!("{warm} none --warm-start-checkpoint 999")).fails(&["no checkpoint of step 999"]);
+}
+
+#[test]
+fn new_partitions_and_new_ids_are_learned_day_by_day() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.edit("logs/dataset.toml", "group = \"history\" }", "group = \"history\", vocabulary = \"items\" }");
+    let config = dir.text("logs/dataset.toml");
+    dir.write("logs/dataset.toml", config + "\n[vocabularies.items]\norder = \"frequency\"\n");
+    let data = "[data]\ntrain = \"\"\nlabel = \"clicked\"\n";
+    let model = "[model]\nbottom_mlp = [8, 4]\ntop_mlp = [8, 1]\n";
+    dir.write(
+        "logs/train.toml",
+        format!("format_version = 1\n{data}{model}[train]\nbatch_size = 3\n[embedding]\nheadroom = 0\n"),
+    );
+    let append = |split: &str| {
+        // The first day's log knows only its own ids.
+        let all = "ON f.request = e.request";
+        dir.edit("logs/dataset.toml", all, &format!("{all} WHERE e.split = '{split}'"));
+        dir.command(&format!(
+            "onefold-ingest append logs/dataset.toml --out dataset --partition split={split}"
+        ))
+        .works();
+        dir.edit("logs/dataset.toml", &format!("{all} WHERE e.split = '{split}'"), all);
+    };
+    append("holdout");
+    dir.command(&format!("{RUN} --out monday")).works();
+    let tables = |run: &str| -> Vec<(String, u64)> {
+        let run: Value = serde_json::from_slice(&dir.read(format!("{run}/run.json"))).unwrap();
+        let tables = run["tables"].as_array().unwrap().iter();
+        tables.map(|t| (t["feature"].as_str().unwrap().to_owned(), t["rows"].as_u64().unwrap())).collect()
+    };
+    let rows =
+        |run: &str, feature: &str| tables(run).into_iter().find(|(name, _)| name == feature).unwrap().1;
+    // Ids 8 and 9, and one for those that are not known.
+    assert_eq!(rows("monday", "history"), 3);
+    append("train");
+    dir.command("onefold-train eval monday --data dataset --partitions split=train").fails(&[
+        "column `city`",
+        "id 20 is outside the table's 11 rows",
+        "`onefold-train run --warm-start`",
+    ]);
+    let warm = format!("{RUN} --warm-start monday --new-partitions --out");
+    let tuesday = dir.command(&format!("{warm} tuesday")).json();
+    assert_eq!(tuesday["samples"], 9);
+    assert_eq!((tuesday["lifetime"]["samples"].clone(), rows("tuesday", "history")), (12.into(), 10));
+    let grown = tuesday["grown_tables"].as_array().unwrap();
+    let history = grown.iter().find(|table| table["table"] == "history").unwrap();
+    assert_eq!((&history["rows_before"], &history["rows"]), (&3.into(), &10.into()));
+    dir.command("onefold-train eval tuesday --data dataset --partitions split=holdout").works();
+    let none = ["no partition for training was committed after its snapshot 2", "`onefold-ingest append`"];
+    dir.command(&format!("{RUN} --warm-start tuesday --new-partitions --out wednesday")).fails(&none);
+    assert!(!dir.path("wednesday").exists());
+    // So are partitions whose samples have changed: labels, here.
+    dir.edit("logs/dataset.toml", "e.clicked,", "NOT e.clicked AS clicked,");
+    let replace = "onefold-ingest append logs/dataset.toml --out dataset --replace --partition split=holdout";
+    dir.command(replace).works();
+    let wednesday = format!("{RUN} --warm-start tuesday --new-partitions --out wednesday");
+    assert_eq!(dir.command(&wednesday).json()["samples"], 3);
+}
+
+#[test]
+fn what_a_model_cannot_go_on_with_is_refused() {
+    let dir = with_dataset();
+    trained_on(&dir, "split=train");
+    dir.command(&format!("{RUN} --out first")).works();
+    let refused = |from: &str, to: &str, parts: &[&str]| {
+        dir.edit("logs/train.toml", from, to);
+        let text = dir.command(&format!("{RUN} --warm-start first --out second")).fails(parts);
+        assert!(!dir.path("second").exists(), "{text}");
+        dir.edit("logs/train.toml", to, from);
+    };
+    refused(
+        "top_mlp = [8, 1]",
+        "top_mlp = [6, 1]",
+        &["its model has another `[model]` than `logs/train.toml`"],
+    );
+    refused("kind = \"adam\"", "kind = \"sgd\"", &["another `[optimizer] kind`"]);
+    refused(
+        "label = \"clicked\"",
+        "label = \"clicked\"\nloss = \"mse\"",
+        &["another `[data].label`, `[data].loss` or `[[tasks]]`"],
+    );
+    refused("rows = 100", "rows = 90", &["`user` has 100 rows of 4 values, checked ids", "asks for 90 rows"]);
+    refused("rows = 10\n", "rows = 10\nids = \"hashed\"\n", &["asks for 10 rows of 4 values, hashed ids"]);
+    dir.edit(
+        "logs/train.toml",
+        "learning_rate = 0.02\neps = 1e-8\n\n[optimizer.dense]",
+        "learning_rate = 0.01\n\n[optimizer.dense]",
+    );
+    dir.set("logs/train.toml", "batch_size", "4");
+    dir.command(&format!("{RUN} --warm-start first --out second")).works();
+    dir.command(&format!("{RUN} --warm-start nowhere --out third")).fails(&["`nowhere/run.json`: not a run"]);
+    // Another dataset has other partitions.
+    dir.command("onefold-ingest build logs/dataset.toml --out other").works();
+    let other = RUN.replace("--data dataset", "--data other");
+    dir.command(&format!("{other} --warm-start first --new-partitions --out third"))
+        .fails(&["another dataset"]);
+    dir.command(&format!("{other} --warm-start first --out third")).works();
+}

@@ -1,0 +1,51 @@
+//! A model's predictions for everything that a reader reads.
+
+use onefold_datasets::progress::Reporter;
+use onefold_ikjt::{Batch, Reader};
+
+use crate::lockstep::{self, STOP};
+use crate::metrics::Task;
+use crate::model::Model;
+use crate::stop::Stop;
+use crate::{Error, Result, tensors};
+
+/// Gives every batch of this rank with its logits, `[B, tasks]`, to `take`; whether that was not stopped. Every rank
+/// calls it, and `take` may be a step of all ranks: they take as many.
+///
+/// # Errors
+///
+/// [`Error::Read`] for damaged data; [`Error::Prediction`] for a logit that is no finite number; those of `take`.
+pub(crate) fn infer(
+    model: &Model,
+    reader: &Reader,
+    tasks: &[Task],
+    stop: &Stop,
+    reporter: &dyn Reporter,
+    mut take: impl FnMut(&Batch, &[f32]) -> Result<()>,
+) -> Result<bool> {
+    let (mut read, collectives) = (0, model.embeddings.collectives());
+    for step in reader.batches()? {
+        let batch = step.map(|step| step.batch).map_err(Error::from);
+        let flags = if stop.is_raised() { STOP } else { 0 };
+        let (batch, mut input) = model.request_or_fail(batch, flags)?;
+        if !lockstep::go_on(model.statuses(&mut input)?)? {
+            reporter.end();
+            return Ok(false);
+        }
+        let logits = tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits);
+        collectives.agree(check_finite(&logits, tasks, read))?;
+        read += batch.size() as u64;
+        take(&batch, &logits)?;
+        reporter.advance(batch.size() as u64 * u64::from(collectives.size()));
+    }
+    reporter.end();
+    Ok(true)
+}
+
+/// Refuses logits (`[B, tasks]`, after `read` samples) that are no finite numbers: early stopping could not compare the
+/// figures of such a model.
+fn check_finite(logits: &[f32], tasks: &[Task], read: u64) -> Result<()> {
+    let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
+    let label = tasks[place % tasks.len()].name.clone();
+    Err(Error::Prediction { label, logit: logits[place], sample: read + (place / tasks.len()) as u64 })
+}

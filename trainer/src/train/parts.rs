@@ -1,0 +1,129 @@
+//! What a run trains on, one part after the other: all partitions together, or those of each day or hour by themselves.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
+use onefold_ikjt::{Reader, ReaderOptions, Workers};
+
+use super::Prepared;
+use crate::Result;
+use crate::evaluate::open_whatever_size;
+
+/// How the partitions of a progressive run are read.
+#[derive(Debug)]
+pub(super) struct Progressive {
+    pub(super) days: Vec<Day>,
+    pub(super) snapshot: Snapshot,
+    pub(super) training: ReaderOptions,
+    pub(super) evaluation: ReaderOptions,
+    /// Of training and of evaluation.
+    pub(super) workers: [Workers; 2],
+}
+
+/// The partitions of one time; where partitions have no time, one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Day {
+    /// The key of the partition, or what the keys of several have in common: their time.
+    pub(super) name: String,
+    keys: Vec<PartitionKey>,
+}
+
+/// The columns that the time of sessions is in, as `[partition].by` of the ETL makes them.
+const TIME_COLUMNS: [&str; 2] = ["date", "hour"];
+
+impl Day {
+    /// The days of partitions, in the order of their time: by `date` and `hour`, or by all columns where there are
+    /// neither, numbers as numbers.
+    pub(super) fn of_partitions(keys: impl IntoIterator<Item = PartitionKey>) -> Vec<Self> {
+        let mut days: BTreeMap<Vec<(u64, String)>, Vec<PartitionKey>> = BTreeMap::new();
+        for key in keys {
+            let timed = key.column_names().any(|name| TIME_COLUMNS.contains(&name));
+            let columns =
+                key.columns().iter().filter(|(name, _)| !timed || TIME_COLUMNS.contains(&name.as_str()));
+            // Numbers stand before other texts.
+            let place = |value: &String| (value.parse().unwrap_or(u64::MAX), value.clone());
+            let time = columns.map(|(_, value)| place(value)).collect();
+            days.entry(time).or_default().push(key);
+        }
+        days.into_values().map(Self::of_keys).collect()
+    }
+
+    fn of_keys(keys: Vec<PartitionKey>) -> Self {
+        let time = |key: &PartitionKey| {
+            let columns = key.columns().iter().filter(|(name, _)| TIME_COLUMNS.contains(&name.as_str()));
+            PartitionKey::new(columns.cloned().collect())
+        };
+        let name = if keys.len() == 1 { keys[0].to_string() } else { time(&keys[0]).to_string() };
+        Self { name, keys }
+    }
+}
+
+/// The parts of a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    dataset: &'a Path,
+    all: &'a Arc<Reader>,
+    progressive: Option<&'a Progressive>,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn of(prepared: &'a Prepared<'_>) -> Self {
+        Self { dataset: &prepared.dataset, all: &prepared.reader, progressive: prepared.progressive.as_ref() }
+    }
+
+    /// At least 1.
+    pub(super) fn len(&self) -> usize {
+        self.progressive.map_or(1, |progressive| progressive.days.len())
+    }
+
+    /// The name of part `number`, if parts are days.
+    pub(super) fn name(&self, number: usize) -> Option<&'a str> {
+        self.progressive?.days.get(number).map(|day| day.name.as_str())
+    }
+
+    /// The reader for training on a part.
+    pub(super) fn open(&self, number: usize) -> Result<Arc<Reader>> {
+        let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
+        let options = of_day(&progressive.training, &progressive.days[number]);
+        let (snapshot, workers) = (&progressive.snapshot, &progressive.workers[0]);
+        Ok(Arc::new(open_whatever_size(self.dataset, snapshot, options, workers)?))
+    }
+
+    /// The reader for evaluating on a part before it is trained on.
+    pub(super) fn open_ahead(&self, number: usize) -> Result<Arc<Reader>> {
+        let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
+        let options = of_day(&progressive.evaluation, &progressive.days[number]);
+        let (snapshot, workers) = (&progressive.snapshot, &progressive.workers[1]);
+        Ok(Arc::new(open_whatever_size(self.dataset, snapshot, options, workers)?))
+    }
+}
+
+fn of_day(options: &ReaderOptions, day: &Day) -> ReaderOptions {
+    ReaderOptions { partitions: PartitionFilter::of_keys(day.keys.iter().cloned()), ..options.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn days(keys: &[&str]) -> Vec<(String, usize)> {
+        let days = Day::of_partitions(keys.iter().map(|key| PartitionKey::parse(key).unwrap()));
+        days.into_iter().map(|day| (day.name, day.keys.len())).collect()
+    }
+
+    #[test]
+    fn days_stand_in_the_order_of_their_time() {
+        let found = days(&[
+            "region=b/date=2024-05-02/hour=01",
+            "region=a/date=2024-05-02/hour=01",
+            "region=a/date=2024-05-01/hour=23",
+        ]);
+        let expected = [("region=a/date=2024-05-01/hour=23", 1), ("date=2024-05-02/hour=01", 2)];
+        assert_eq!(found, expected.map(|(name, keys)| (name.to_owned(), keys)));
+        let names = |keys: &[&str]| days(keys).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(&["week=10", "week=9", "week=all"]), ["week=9", "week=10", "week=all"]);
+        assert_eq!(names(&[""]), [""]);
+    }
+}

@@ -1,0 +1,201 @@
+//! Going on from the model of another run, with other partitions.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::storage::is_url;
+use onefold_datasets::{PartitionFilter, PartitionKey, Schema, Snapshot};
+use onefold_sharding::{FeatureConfig, IdPolicy, TableConfig, tables_of};
+
+use super::GrownTable;
+use crate::checkpoint::CheckpointChoice;
+use crate::distributed::Collectives;
+use crate::model::Model;
+use crate::optimizer::DenseOptimizer;
+use crate::preprocess::Preprocessing;
+use crate::run::{Run, Stored, WarmStarted};
+use crate::{Error, Result, TrainConfig};
+
+/// The run whose model is trained further.
+#[derive(Debug, Clone)]
+pub struct WarmStart {
+    /// Its directory, or the folder or URL of its checkpoints.
+    pub run: PathBuf,
+    /// A checkpoint in place of its model.
+    pub checkpoint: Option<CheckpointChoice>,
+    /// Whether to train on those partitions alone that were committed after the run's snapshot.
+    pub new_partitions: bool,
+}
+
+/// The run whose model is trained further, as it is on the disk.
+#[derive(Debug)]
+pub(super) struct Earlier {
+    pub(super) run: Run,
+    options: WarmStart,
+}
+
+impl Earlier {
+    pub(super) fn load(options: &WarmStart) -> Result<Self> {
+        Ok(Self { run: Run::load(&options.run)?, options: options.clone() })
+    }
+
+    fn refused(&self, message: String, hint: &str) -> Error {
+        Error::Run { path: self.options.run.clone(), message, hint: hint.to_owned() }
+    }
+
+    /// Refuses a configuration or dataset that the model cannot be trained further with.
+    pub(super) fn check(
+        &self,
+        config: &TrainConfig,
+        (dataset, snapshot): (&Path, &Snapshot),
+        schema: &Schema,
+        features: &[FeatureConfig],
+        preprocessing: Option<&Preprocessing>,
+    ) -> Result<()> {
+        let (earlier, path) = (&self.run.config, self.options.run.as_path());
+        self.run.check_schema(schema, path)?;
+        self.run.check_vocabularies(dataset, snapshot, path)?;
+        let value = |value: serde_json::Result<serde_json::Value>| value.unwrap_or_default();
+        let tasks = |config: &TrainConfig| {
+            config.all_tasks().into_iter().map(|task| (task.label, task.loss)).collect::<Vec<_>>()
+        };
+        let optimizers =
+            |config: &TrainConfig| (config.optimizer.tables.kind, config.optimizer.dense.state_kind());
+        let same = [
+            (
+                "[model]",
+                value(serde_json::to_value(&earlier.model)) == value(serde_json::to_value(&config.model)),
+            ),
+            ("[data].label`, `[data].loss` or `[[tasks]]", tasks(earlier) == tasks(config)),
+            ("[optimizer] kind", optimizers(earlier) == optimizers(config)),
+        ];
+        if let Some((part, _)) = same.iter().find(|(_, same)| !same) {
+            return Err(self.refused(
+                format!("its model has another `{part}` than `{}`", config.path().display()),
+                "train further with what the model was begun with; data, learning rates, schedule and batch size may change",
+            ));
+        }
+        let files = self.run.files(path)?;
+        let same_steps = match preprocessing {
+            Some(steps) => earlier.data.preprocess.is_some() && steps.is_stored(&files)?,
+            None => earlier.data.preprocess.is_none(),
+        };
+        if !same_steps {
+            let hint = "train further with the same `preprocess.toml`";
+            return Err(self.refused("its model was trained with other preprocessing".to_owned(), hint));
+        }
+        self.check_tables(features)
+    }
+
+    fn check_tables(&self, features: &[FeatureConfig]) -> Result<()> {
+        for (old, new) in self.run.tables.iter().zip(features) {
+            let rows_fit =
+                if new.ids == IdPolicy::Checked { new.rows >= old.rows } else { new.rows == old.rows };
+            let resized = FeatureConfig { rows: new.rows, ..old.clone() };
+            if resized != *new || !rows_fit {
+                let describe = |config: &FeatureConfig| {
+                    let (rows, dim, ids) =
+                        (config.rows, config.dim, format!("{:?}", config.ids).to_lowercase());
+                    format!("{rows} rows of {dim} values, {ids} ids")
+                };
+                return Err(self.refused(
+                    format!(
+                        "its table for `{}` has {}, and `train.toml` asks for {}",
+                        new.feature,
+                        describe(old),
+                        describe(new)
+                    ),
+                    "tables of checked ids may grow, as with `rows = \"vocabulary\"`; all else stays as it is",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The partitions of `snapshot` that are trained on: those that `filter` chooses, if new ones are asked for without
+    /// those that the run's snapshot had.
+    pub(super) fn partitions(&self, snapshot: &Snapshot, filter: PartitionFilter) -> Result<PartitionFilter> {
+        if !self.options.new_partitions {
+            return Ok(filter);
+        }
+        let Some(known) =
+            self.run.partitions.as_ref().filter(|_| self.run.dataset.as_ref() == Some(&snapshot.dataset))
+        else {
+            return Err(self.refused(
+                "it was trained on another dataset, or by an earlier version, so which partitions are new is not known".to_owned(),
+                "name the partitions under `[data]` in place of the option `new_partitions`",
+            ));
+        };
+        let chosen = snapshot.select(&filter).map_err(onefold_ikjt::Error::from)?;
+        let is_new = |partition: &&&onefold_datasets::Partition| {
+            known.get(&partition.key.to_string()) != Some(&content(partition))
+        };
+        let keys: Vec<PartitionKey> =
+            chosen.iter().filter(is_new).map(|partition| partition.key.clone()).collect();
+        if keys.is_empty() {
+            return Err(self.refused(
+                format!(
+                    "no partition for training was committed after its snapshot {}; the dataset is at {}",
+                    self.run.snapshot.unwrap_or(0),
+                    snapshot.snapshot
+                ),
+                "append the new samples first (`onefold-ingest append`)",
+            ));
+        }
+        Ok(PartitionFilter::of_keys(keys))
+    }
+
+    /// The files of the model.
+    pub(super) fn stored(&self, collectives: &dyn Collectives) -> Result<Stored> {
+        self.run.stored(&self.options.run, self.options.checkpoint, collectives)
+    }
+
+    /// The tables that have more rows now.
+    pub(super) fn grown(&self, features: &[FeatureConfig]) -> Vec<GrownTable> {
+        let (before, now) = (tables_of(&self.run.tables).0, tables_of(features).0);
+        let grown = before.iter().zip(&now).filter(|(before, now)| before.rows < now.rows);
+        let table = |(before, now): (&TableConfig, &TableConfig)| GrownTable {
+            table: now.name.clone(),
+            rows_before: before.rows,
+            rows: now.rows,
+        };
+        grown.map(table).collect()
+    }
+
+    /// What a run says of the one whose model it trains further. Every rank calls it.
+    pub(super) fn describe(&self, collectives: &dyn Collectives) -> Result<WarmStarted> {
+        let run = match self.options.run.to_str() {
+            Some(_) if is_url(&self.options.run) => self.options.run.clone(),
+            _ => std::path::absolute(&self.options.run)?,
+        };
+        let step = |choice| self.run.checkpoint_step(&self.options.run, choice, collectives);
+        let checkpoint = self.options.checkpoint.map(step).transpose()?;
+        Ok(WarmStarted { run, checkpoint, identity: self.run.identity() })
+    }
+}
+
+/// What says that a partition has other samples than before.
+fn content(partition: &onefold_datasets::Partition) -> String {
+    match &partition.digest {
+        Some(digest) => digest.to_string(),
+        None => partition.files.iter().map(|file| file.sha256.as_str()).collect(),
+    }
+}
+
+/// The content of all partitions of a snapshot, by key.
+pub(super) fn contents(snapshot: &Snapshot) -> BTreeMap<String, String> {
+    let of = |partition: &onefold_datasets::Partition| (partition.key.to_string(), content(partition));
+    snapshot.partitions.iter().map(of).collect()
+}
+
+/// Puts a stored model into `model` and `optimizer`, whose tables may have more rows: these keep their initial values.
+pub(super) fn restore(stored: &Stored, model: &mut Model, optimizer: &mut DenseOptimizer) -> Result<()> {
+    let steps = stored.trained.optimizer_steps;
+    stored.tables.restore_grown(&mut model.embeddings)?;
+    model.embeddings.set_steps(steps);
+    model.embeddings.clear_touched();
+    stored.dense.restore(model)?;
+    optimizer.restore(steps, |parameter, state, values| {
+        stored.dense.read_into(&super::training::state_name(parameter, state), values)
+    })
+}
