@@ -14,7 +14,7 @@
 //!
 //! [`device`] is a GPU: there the tables' kernels are CUDA's, and the dense part libtorch's operations.
 //!
-//! [`trace`] watches the ranks of a job.
+//! [`trace`] watches the ranks of a job; [`report`] draws what runs came to.
 //!
 //! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
 //!
@@ -38,6 +38,7 @@ pub mod model;
 pub mod optimizer;
 mod preprocess;
 pub mod profile;
+pub mod report;
 pub mod run;
 mod stop;
 pub mod tensorboard;

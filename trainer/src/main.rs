@@ -5,6 +5,7 @@ mod check_command;
 mod describe;
 mod measure_command;
 mod ranks;
+mod report_command;
 mod trace_command;
 
 use std::ops::RangeInclusive;
@@ -73,6 +74,12 @@ enum Command {
     ///
     /// Example: onefold-train export run --out exported
     Export(ExportArguments),
+    /// Draw what runs came to, side by side: curves, calibration, days, segments
+    ///
+    /// A run may go on meanwhile.
+    ///
+    /// Example: onefold-train report run other-run --html report.html
+    Report(report_command::ReportArguments),
     /// Draw what the ranks of a run did in some of its steps: a page, and a trace for Perfetto
     ///
     /// `run --trace-steps FIRST..LAST` says which steps; on several ranks 10 to 20 are traced by default.
@@ -304,6 +311,7 @@ impl CommandLine for Cli {
                 );
                 Ok(printer.summary(&text, &summary)?)
             }
+            Command::Report(arguments) => report_command::run(arguments, printer),
             Command::Trace(arguments) => trace_command::run(arguments, printer),
             Command::Bench(arguments) => bench_command::run(arguments, printer),
             Command::CheckDevice(arguments) => check_command::run(arguments, printer),

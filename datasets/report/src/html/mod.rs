@@ -7,13 +7,12 @@ mod text;
 
 use self::sections::{bought, co_change, method, sessions, training};
 use self::tables::{columns, groups};
-use self::text::{counted, escape, instant, number, one_in, times};
+use self::text::instant;
 use super::{MIDDLE, Report};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{Layout, Order};
-
-/// The page's looks.
-const STYLE: &str = include_str!("style.css");
+use onefold_page::document;
+use onefold_page::text::{counted, escape, number, one_in, times};
 
 /// From this factor on, fewer bytes or ids are called a gain.
 const GAIN: f64 = 1.5;
@@ -37,12 +36,7 @@ pub fn html(report: &Report) -> String {
         method(report),
         format!("<footer>Made by Onefold {}.</footer>", escape(&report.onefold_version)),
     ];
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{}\n</main>\n</body>\n</html>\n",
-        body.join("\n")
-    )
+    document(&title, "", &body)
 }
 
 /// What the dataset is, in a line.
@@ -127,18 +121,4 @@ fn tiles(report: &Report) -> String {
         format!("<div class=\"tile\"><b>{figure}</b><span>{what}</span></div>\n")
     };
     format!("<div class=\"tiles\">\n{}</div>", tiles.iter().map(tile).collect::<String>())
-}
-
-/// A section with its plain sentences and whatever stands below.
-fn section(title: &str, lead: &str, content: &str) -> String {
-    format!("<section>\n<h2>{title}</h2>\n<p>{lead}</p>\n{content}\n</section>")
-}
-
-/// Colours and what they mean; the colour is a class of the page.
-fn legend(entries: &[(&str, &str)]) -> String {
-    let entry = |(class, text): &(&str, &str)| {
-        let thin = if *class == "mark" { " class=\"thin\"" } else { "" };
-        format!("<li><i{thin} style=\"background:var(--{class})\"></i>{text}</li>")
-    };
-    format!("<ul class=\"legend\">{}</ul>", entries.iter().map(entry).collect::<String>())
 }

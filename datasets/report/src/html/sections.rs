@@ -1,10 +1,11 @@
 //! The sections of the page that are plots.
 
-use super::svg::{Bar, Factors, Line, bars, factors, heat_map, histogram, lines};
-use super::text::{number, one_in, percent, times};
-use super::{legend, section};
+use super::svg::{Factors, factors, heat_map, histogram};
 use crate::{MIDDLE, Report, SizeBucket, TrainingFigures};
 use onefold_datasets::units::format_count;
+use onefold_page::svg::{Bar, Line, bars, lines};
+use onefold_page::text::{number, one_in, percent, times};
+use onefold_page::{legend, section};
 
 /// Groups that are drawn; all are in the table.
 const DRAWN_GROUPS: usize = 24;

@@ -1,105 +1,9 @@
-//! Plots as SVG that stands in the page: bars, a histogram, lines and a heat map. Colours are the page's, by class.
+//! Plots of a dataset: factors, a histogram and a heat map. Colours are the page's, by class.
 
 use std::fmt::Write;
 
-use super::text::{escape, number, percent, short};
-
-/// The height of a line of text, in pixels.
-const LINE: f64 = 16.0;
-
-/// A picture that is being drawn.
-struct Svg {
-    width: f64,
-    height: f64,
-    label: String,
-    body: String,
-}
-
-/// Where a text stands at its point.
-#[derive(Clone, Copy)]
-enum Anchor {
-    Start,
-    Middle,
-    End,
-}
-
-impl Svg {
-    /// An empty picture; `label` says what it shows to those who cannot see it.
-    fn new(width: f64, height: f64, label: &str) -> Self {
-        Self { width, height, label: escape(label), body: String::new() }
-    }
-
-    fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, attributes: &str, title: &str) {
-        let (width, height) = (width.max(0.0), height.max(0.0));
-        let _ = write!(
-            self.body,
-            r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" {attributes}"#
-        );
-        match title {
-            "" => self.body.push_str("/>"),
-            title => {
-                let _ = write!(self.body, "><title>{}</title></rect>", escape(title));
-            }
-        }
-    }
-
-    fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
-        let ((x1, y1), (x2, y2)) = (from, to);
-        let _ = write!(
-            self.body,
-            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class="{class}"/>"#
-        );
-    }
-
-    /// A text that is already escaped.
-    fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
-        let anchor = match anchor {
-            Anchor::Start => "start",
-            Anchor::Middle => "middle",
-            Anchor::End => "end",
-        };
-        let _ = write!(
-            self.body,
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{text}</text>"#
-        );
-    }
-
-    fn finish(self) -> String {
-        let Self { width, height, label, body } = self;
-        format!(
-            r#"<svg viewBox="0 0 {width:.0} {height:.0}" style="max-width:{width:.0}px" role="img" aria-label="{label}">{body}</svg>"#
-        )
-    }
-}
-
-/// One bar of a [`bars`] plot.
-pub(super) struct Bar<'a> {
-    pub(super) label: &'a str,
-    pub(super) value: f64,
-    /// What stands behind the bar.
-    pub(super) text: String,
-    /// The class that gives the colour.
-    pub(super) class: &'a str,
-}
-
-/// Bars that lie below each other, with their labels on the left.
-pub(super) fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
-    const WIDTH: f64 = 520.0;
-    const STEP: f64 = 34.0;
-    const TEXT: f64 = 180.0;
-    let mut svg = Svg::new(WIDTH, STEP * bars.len() as f64 + 4.0, label);
-    let largest = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
-    let room = WIDTH - label_width - TEXT;
-    for (i, bar) in bars.iter().enumerate() {
-        let y = STEP * i as f64 + 4.0;
-        let length = (room * bar.value / largest).max(1.0);
-        svg.text(label_width - 10.0, y + 18.0, Anchor::End, "label", &escape(bar.label));
-        svg.rect(label_width, y, length, STEP - 8.0, &format!(r#"class="{}" rx="2""#, bar.class), "");
-        svg.text(label_width + length + 8.0, y + 18.0, Anchor::Start, "value", &escape(&bar.text));
-    }
-    svg.line((label_width, 0.0), (label_width, STEP * bars.len() as f64), "axis");
-    svg.finish()
-}
+use onefold_page::svg::{Anchor, LINE, Svg, number_of_tick, ticks};
+use onefold_page::text::{escape, number, percent, short};
 
 /// What a [`factors`] plot shows of one group.
 pub(super) struct Factors<'a> {
@@ -211,61 +115,6 @@ pub(super) fn histogram(
     svg.finish()
 }
 
-/// A line of a [`lines`] plot.
-pub(super) struct Line<'a> {
-    pub(super) name: &'a str,
-    pub(super) class: &'a str,
-    pub(super) points: Vec<(f64, f64)>,
-}
-
-/// Lines over a share from 0 to 1, with their names at their ends.
-pub(super) fn lines(label: &str, (x_axis, y_axis): (&str, &str), lines: &[Line]) -> String {
-    const WIDTH: f64 = 520.0;
-    const HEIGHT: f64 = 230.0;
-    const LEFT: f64 = 46.0;
-    const RIGHT: f64 = 150.0;
-    const TOP: f64 = 1.6 * LINE;
-    let mut svg = Svg::new(WIDTH, TOP + HEIGHT + 2.8 * LINE, label);
-    let values = lines.iter().flat_map(|line| line.points.iter().map(|(_, y)| *y));
-    let largest = values.fold(1.0, f64::max);
-    let ticks = ticks(largest, 5);
-    let top = ticks.last().copied().unwrap_or(1.0).max(largest);
-    let x = |share: f64| LEFT + (WIDTH - LEFT - RIGHT) * share;
-    let y = |value: f64| TOP + HEIGHT - HEIGHT * value / top;
-    svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(y_axis));
-    for tick in &ticks {
-        svg.line((x(0.0), y(*tick)), (x(1.0), y(*tick)), "grid");
-        svg.text(LEFT - 8.0, y(*tick) + 4.0, Anchor::End, "tick", &number_of_tick(*tick));
-    }
-    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        svg.text(x(share), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &percent(share));
-    }
-    svg.text(x(0.5), TOP + HEIGHT + 2.4 * LINE, Anchor::Middle, "tick", &escape(x_axis));
-    let mut ends: Vec<(f64, &Line)> = Vec::new();
-    for line in lines {
-        let points = line.points.iter().map(|(share, value)| format!("{:.1},{:.1}", x(*share), y(*value)));
-        let points = points.collect::<Vec<_>>().join(" ");
-        let _ = write!(svg.body, r#"<polyline points="{points}" class="line {}"/>"#, line.class);
-        ends.extend(line.points.last().map(|(_, value)| (*value, line)));
-    }
-    // Names do not cover each other, however close the lines end.
-    ends.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut lowest = f64::NEG_INFINITY;
-    for (value, line) in ends {
-        let place = (y(value) + 4.0).max(lowest + LINE);
-        svg.text(
-            x(1.0) + 8.0,
-            place,
-            Anchor::Start,
-            "value",
-            &format!("{} {}", number(value), escape(line.name)),
-        );
-        lowest = place;
-    }
-    svg.line((x(0.0), TOP + HEIGHT), (x(1.0), TOP + HEIGHT), "axis");
-    svg.finish()
-}
-
 /// A square of shares from 0 to 1; `starts` are rows at which a line parts groups.
 pub(super) fn heat_map(
     label: &str,
@@ -345,50 +194,15 @@ pub(super) fn cell_bars(values: &[(f64, &str)], largest: f64) -> String {
     svg.finish().replace(r#"role="img" aria-label="""#, r#"aria-hidden="true""#)
 }
 
-/// Round numbers from 0 up to or just above `largest`, about `count` of them.
-fn ticks(largest: f64, count: usize) -> Vec<f64> {
-    let rough = (largest / count as f64).max(f64::MIN_POSITIVE);
-    let power = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough * 0.999);
-    let step = step.unwrap_or(power);
-    (0..=(largest / step).ceil() as usize).map(|i| step * i as f64).collect()
-}
-
-fn number_of_tick(tick: f64) -> String {
-    match tick {
-        tick if tick >= 1000.0 => onefold_datasets::units::format_count(tick.round() as u64),
-        tick => format!("{}", (tick * 1000.0).round() / 1000.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn scales_have_round_numbers_up_to_the_largest() {
-        assert_eq!(ticks(7.3, 4), [0.0, 2.0, 4.0, 6.0, 8.0]);
-        assert_eq!(ticks(1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
-        assert_eq!(ticks(23_000.0, 4).last(), Some(&30_000.0));
-        assert_eq!(
-            ["0", "0.6", "2.5", "30,000"],
-            [0.0, 0.6000000000000001, 2.5, 30_000.0].map(number_of_tick).each_ref().map(String::as_str)
-        );
-    }
-
-    #[test]
     fn plots_hold_no_number_that_is_none() {
-        let none: [Bar; 0] = [];
         let plots = [
-            bars("a", &none, 100.0),
-            bars("a", &[Bar { label: "x", value: 0.0, text: "0".into(), class: "rows" }], 100.0),
             histogram("a", "b", &[("1".into(), 0)], &[(0.5, "mean".into())]),
             histogram("a", "b", &[], &[]),
-            lines(
-                "a",
-                ("x", "y"),
-                &[Line { name: "n", class: "rows", points: vec![(0.0, 1.0), (1.0, 1.0)] }],
-            ),
             heat_map("a", &[], &[], &[]),
             heat_map("a", &["f".into()], &[vec![None]], &[0]),
             factors("a", &[]),

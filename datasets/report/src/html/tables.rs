@@ -2,10 +2,10 @@
 
 use super::sections::group_plot;
 use super::svg::cell_bars;
-use super::text::{escape, number, percent};
-use super::{legend, section};
 use crate::{BATCH_SIZES, BatchFigures, ColumnReport, Figures, GroupReport, MIDDLE, Report};
 use onefold_datasets::units::format_count;
+use onefold_page::text::{escape, number, percent};
+use onefold_page::{legend, section};
 
 /// Repeats and dedupe factors by group and feature.
 pub(super) fn groups(report: &Report) -> String {
