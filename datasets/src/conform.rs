@@ -8,12 +8,12 @@ use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaR
 use crate::lists::Lists;
 use crate::{Error, Result};
 
-/// The columns of `batch` in the order and types of `schema`, none of whose columns is nullable; where it asks for a
-/// `List`, a `ListView` stays one. Copies no values.
+/// The columns of `batch` in the order and types of `schema`; where it asks for a `List`, a `ListView` stays one.
+/// Copies no values.
 ///
 /// # Errors
 ///
-/// [`Error::Column`] if a column is missing, has another type, or holds nulls.
+/// [`Error::Column`] if a column is missing, has another type, or holds nulls and is not nullable.
 pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     if batch.schema_ref() == schema {
         return Ok(batch.clone());
@@ -24,20 +24,23 @@ pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordB
         return Ok(RecordBatch::try_new(Arc::clone(schema), columns)?);
     }
     let fields = schema.fields().iter().zip(&columns);
-    let fields = fields.map(|(field, column)| Field::new(field.name(), column.data_type().clone(), false));
+    let fields = fields.map(|(field, column)| Field::new(field.name(), column.data_type().clone(), field.is_nullable()));
     Ok(RecordBatch::try_new(Arc::new(ArrowSchema::new(fields.collect::<Vec<_>>())), columns)?)
 }
 
-/// The column of `batch` for `field`. The name and nullability of a list's items are the query's affair; a
-/// null is nobody's.
+/// The column of `batch` for `field`. The name and nullability of a list's items may differ; nulls are refused where
+/// the field is not nullable.
 fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
     let wrong = |message: String| Error::Column {
         column: field.name().clone(),
         message,
-        hint: format!("the dataset's schema asks for {} without nulls", field.data_type()),
+        hint: match field.is_nullable() {
+            true => format!("the dataset's schema asks for {}", field.data_type()),
+            false => format!("the dataset's schema asks for {} without nulls", field.data_type()),
+        },
     };
     let column = batch.column_by_name(field.name()).ok_or_else(|| wrong("it is missing".to_owned()))?;
-    if column.null_count() > 0 {
+    if column.null_count() > 0 && !field.is_nullable() {
         return Err(wrong(format!("it has {} nulls", column.null_count())));
     }
     match (column.data_type(), field.data_type()) {

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::{DataType, Int64Type};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
 
@@ -50,6 +52,36 @@ impl ColumnSeed {
         self.number(u64::from(value.to_bits()))
     }
 
+    /// The part of an integer of a kept column. A null has none.
+    pub fn integer(self, value: i64) -> u128 {
+        self.number(value as u64)
+    }
+
+    /// The part of a text of a kept column. A null has none.
+    pub fn text(self, value: &str) -> u128 {
+        self.bytes(value.as_bytes())
+    }
+
+    /// Adds the parts of a kept column to `samples`: one value each, from the first on.
+    ///
+    /// # Panics
+    ///
+    /// If the column has fewer values, or is neither `Int64` nor `Utf8`.
+    pub fn add_kept(self, column: &dyn Array, samples: &mut [SampleDigest]) {
+        let present = |row: &usize| column.is_valid(*row);
+        let rows = (0..samples.len()).filter(present);
+        match column.data_type() {
+            DataType::Utf8 => {
+                let texts = column.as_string::<i32>();
+                rows.for_each(|row| samples[row].add(self.text(texts.value(row))));
+            }
+            _ => {
+                let integers = column.as_primitive::<Int64Type>().values();
+                rows.for_each(|row| samples[row].add(self.integer(integers[row])));
+            }
+        }
+    }
+
     /// The part of any other number, by its bits.
     pub fn number(self, number: u64) -> u128 {
         mix(u128::from(number) << 64 | u128::from(self.0))
@@ -63,13 +95,14 @@ pub fn scramble(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// What the columns of samples are digested with: their times, floats and lists. The number of a session, which a build
-/// gives it, is no part of a digest.
+/// What the columns of samples are digested with: their times, floats, kept values and lists. The number of a session,
+/// which a build gives it, is no part of a digest.
 #[derive(Debug, Clone)]
 pub struct SampleSeeds {
     time: ColumnSeed,
     floats: Vec<ColumnSeed>,
     lists: Vec<ColumnSeed>,
+    kept: Vec<ColumnSeed>,
 }
 
 impl SampleSeeds {
@@ -82,7 +115,24 @@ impl SampleSeeds {
             time: ColumnSeed::new(TIME_COLUMN),
             floats: floats.into_iter().map(ColumnSeed::new).collect(),
             lists: lists.into_iter().map(ColumnSeed::new).collect(),
+            kept: Vec::new(),
         }
+    }
+
+    /// The same for samples that have these kept columns, too.
+    #[must_use]
+    pub fn with_kept<'n>(mut self, kept: impl IntoIterator<Item = &'n str>) -> Self {
+        self.kept = kept.into_iter().map(ColumnSeed::new).collect();
+        self
+    }
+
+    /// The seed of kept column number `column`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such column.
+    pub fn kept(&self, column: usize) -> ColumnSeed {
+        self.kept[column]
     }
 
     /// The digest of a sample's time, in microseconds, and floats, one a column; its lists are still to be added.

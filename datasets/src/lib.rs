@@ -56,7 +56,7 @@ pub use partition::PartitionKey;
 pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
 pub use problem::Problem;
 pub use schema::{
-    FeatureGroup, IdEncoding, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature, SparseKind,
+    FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature, SparseKind,
     TIME_COLUMN,
 };
 pub use snapshot::{

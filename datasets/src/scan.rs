@@ -20,7 +20,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::process::catch_panic;
 use crate::storage::{Object, Ranges, Storage, check_counts, read_footer};
-use crate::{DataFile, FeatureGroup, Layout, Problem, Result, SparseFeature, schema};
+use crate::{DataFile, FeatureGroup, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
 /// The problem of a file that is not there.
 pub(crate) const MISSING: &str = "it is missing, the snapshot names it";
@@ -224,6 +224,23 @@ impl OpenFile {
         let numbers = column.as_primitive_opt::<T>();
         let numbers = numbers.ok_or_else(|| wrong(format!("it is decoded as {}", column.data_type())))?;
         Ok(numbers.values().clone())
+    }
+
+    /// A kept column: `Int64` or `Utf8`, with nulls.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type or does not decode, and as
+    /// [`Storage::read_ranges`].
+    pub fn kept(&self, row_group: usize, column: &KeptColumn) -> Result<ArrayRef> {
+        let batch = self.columns(row_group, &[&column.name])?;
+        let values = batch.column(0);
+        if *values.data_type() != column.kind.data_type() {
+            let message = format!("it is decoded as {}", values.data_type());
+            let problem = Problem::new(&self.path, message).in_row_group(row_group);
+            return Err(problem.in_column(&column.name).into());
+        }
+        Ok(Arc::clone(values))
     }
 
     /// The lists of `feature`, one of `group`, in a row group of a file in `layout`.

@@ -33,6 +33,40 @@ pub struct Schema {
     pub dense: Vec<String>,
     /// Sparse features by feature group.
     pub groups: Vec<FeatureGroup>,
+    /// Columns that are kept beside the features, to join predictions back or to group by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<KeptColumn>,
+}
+
+/// A column of the samples that the dataset keeps and no model reads: one value a sample, which may be null.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptColumn {
+    /// The column's name.
+    pub name: String,
+    /// The type of its values.
+    #[serde(rename = "type")]
+    pub kind: KeptKind,
+}
+
+/// The type of a kept column's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeptKind {
+    /// `Int64`.
+    Integer,
+    /// `Utf8`.
+    Text,
+}
+
+impl KeptKind {
+    /// The type of such a column in Arrow and in data files.
+    pub fn data_type(self) -> DataType {
+        match self {
+            Self::Integer => DataType::Int64,
+            Self::Text => DataType::Utf8,
+        }
+    }
 }
 
 /// Sparse features that are deduplicated together because they change together.
@@ -116,8 +150,14 @@ impl Schema {
         labels.chain(self.weight.as_deref()).chain(self.dense.iter().map(String::as_str))
     }
 
+    /// The kept columns' names.
+    pub fn kept_names(&self) -> impl Iterator<Item = &str> {
+        self.kept.iter().map(|column| column.name.as_str())
+    }
+
     /// The columns of a `rows` data file: [`SESSION_COLUMN`], [`TIME_COLUMN`], the [`f32`
-    /// columns](Self::float_columns), then a `List<Int64>` for every sparse feature. None is nullable.
+    /// columns](Self::float_columns), the [kept](Self::kept) columns, then a `List<Int64>` for every sparse feature.
+    /// Only the kept columns are nullable.
     pub fn to_arrow(&self) -> SchemaRef {
         let mut fields = self.sample_fields();
         fields.extend(self.sparse_features().map(|feature| list_field(feature, false)));
@@ -143,13 +183,14 @@ impl Schema {
         Arc::new(ArrowSchema::new(fields))
     }
 
-    /// The columns that every layout begins with, one number a sample each.
+    /// The columns that every layout begins with, one value a sample each.
     fn sample_fields(&self) -> Vec<Field> {
         let mut fields = vec![
             Field::new(SESSION_COLUMN, DataType::Int64, false),
             Field::new(TIME_COLUMN, DataType::Timestamp(TimeUnit::Microsecond, None), false),
         ];
         fields.extend(self.float_columns().map(|name| Field::new(name, DataType::Float32, false)));
+        fields.extend(self.kept.iter().map(|kept| Field::new(&kept.name, kept.kind.data_type(), true)));
         fields
     }
 
@@ -158,8 +199,8 @@ impl Schema {
     /// # Errors
     ///
     /// [`Error::Schema`] if there is no label or no feature, a column or group name is used twice or is
-    /// empty, a group is empty, or a column has a reserved name: one of the two that every file has, or that of a
-    /// window's lengths.
+    /// empty, a group is empty, or a column has a reserved name: one of the two that every file has, that of a window's
+    /// lengths, or, for a kept column, [`SAMPLE_KEY_COLUMN`].
     pub fn validate(&self) -> Result<()> {
         let wrong = |message: String, hint: &str| Err(Error::Schema { message, hint: hint.to_owned() });
         if self.labels.is_empty() {
@@ -173,6 +214,15 @@ impl Schema {
                 return wrong(message, "give the column another name with `AS` in the query");
             }
         }
+        if names.len() == 2 + self.labels.len() + usize::from(self.weight.is_some()) {
+            return wrong("the schema has no feature".to_owned(), "declare one under `[features]`");
+        }
+        for name in self.kept_names() {
+            if name.is_empty() || name == SAMPLE_KEY_COLUMN || !names.insert(name) {
+                let message = format!("the kept column's name `{name}` is empty, reserved or used twice");
+                return wrong(message, "give the column another name with `AS` in the query");
+            }
+        }
         let windows = self.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
         for (_, feature) in windows.filter(|(group, feature)| group.folds_to_window(feature)) {
             let length = feature.length_column();
@@ -181,9 +231,6 @@ impl Schema {
                     format!("the column name `{length}` is reserved for the lengths of `{}`", feature.name);
                 return wrong(message, "give the column another name with `AS` in the query");
             }
-        }
-        if names.len() == 2 + self.labels.len() + usize::from(self.weight.is_some()) {
-            return wrong("the schema has no feature".to_owned(), "declare one under `[features]`");
         }
         let mut groups = HashSet::new();
         for group in &self.groups {
@@ -225,6 +272,7 @@ mod tests {
             labels: vec!["clicked".into()],
             weight: None,
             dense: vec!["age".into()],
+            kept: Vec::new(),
             groups: vec![FeatureGroup {
                 name: "user".into(),
                 deduplicated: true,

@@ -477,7 +477,8 @@ fn times(batch: &RecordBatch) -> &[i64] {
     column.map_or(&[], |column| column.as_primitive::<TimestampMicrosecondType>().values())
 }
 
-/// Decoded bytes of each row of `batch`: 8 for a session id, a time and every id, 4 for every float.
+/// Decoded bytes of each row of `batch`: 8 for a session id, a time, a kept value and every id, 4 for every float, and
+/// those of kept texts.
 fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
     let floats = batch.columns().iter().filter(|column| *column.data_type() == DataType::Float32).count();
     let lists: Vec<Lists> = batch.columns().iter().filter_map(Lists::of).collect();
@@ -487,6 +488,10 @@ fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
         for (row, bytes) in bytes.iter_mut().enumerate() {
             *bytes += 8 * column.size(row);
         }
+    }
+    for texts in batch.columns().iter().filter_map(|column| column.as_string_opt::<i32>()) {
+        let lengths = texts.offsets().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        bytes.iter_mut().zip(lengths).for_each(|(bytes, length)| *bytes += length);
     }
     bytes
 }

@@ -88,6 +88,7 @@ fn row_group() -> (Batch, Batch) {
             labels: vec![1.0; ROW_GROUP].into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups,
         })
         .unwrap()

@@ -89,6 +89,7 @@ fn windows() -> Batch {
         labels: vec![0.0; SAMPLES].into(),
         weights: None,
         timestamps: None,
+        kept: Vec::new(),
         groups,
     })
     .unwrap()
@@ -118,6 +119,7 @@ fn preprocessor(batch: &Batch) -> Preprocessor {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: (0..13).map(|i| format!("d{i}")).collect(),
+        kept: Vec::new(),
         groups: batch.groups().iter().map(group).collect(),
     };
     let steps = "format_version = 1

@@ -35,6 +35,7 @@ fn schema() -> Schema {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: vec!["age".to_owned()],
+        kept: Vec::new(),
         groups: vec![
             group("user", true, SparseKind::Sparse, &USER),
             group("past", true, SparseKind::Sequence, &WINDOWS),

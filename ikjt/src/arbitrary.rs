@@ -1,9 +1,12 @@
 //! Random groups and batches for property tests, and the naive model that they are compared with.
 
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, StringArray};
 use arrow::buffer::ScalarBuffer;
 use proptest::prelude::*;
 
-use crate::{Batch, BatchParts, Feature, Group};
+use crate::{Batch, BatchParts, Feature, Group, KeptValues};
 
 /// An id, and the bits of its weight if the feature has weights.
 pub(crate) type Item = (i64, Option<u32>);
@@ -32,6 +35,7 @@ pub(crate) struct Sample {
     pub(crate) labels: Vec<f32>,
     pub(crate) weight: Option<f32>,
     pub(crate) timestamp: Option<i64>,
+    pub(crate) kept: Vec<Option<String>>,
     /// By group, by feature.
     pub(crate) lists: Vec<Vec<List>>,
 }
@@ -45,6 +49,7 @@ pub(crate) fn samples(batch: &Batch) -> Vec<Sample> {
         labels: row(batch.labels(), batch.label_width(), i),
         weight: batch.weights().map(|weights| weights[i]),
         timestamp: batch.timestamps().map(|timestamps| timestamps[i]),
+        kept: batch.kept().iter().map(|column| column.shown(i)).collect(),
         lists: groups.iter().map(|group| group[i].clone()).collect(),
     };
     (0..batch.size()).map(sample).collect()
@@ -57,6 +62,8 @@ pub(crate) struct Shape {
     labels: usize,
     weights: bool,
     timestamps: bool,
+    /// Of every kept column, whether it holds texts.
+    kept: Vec<bool>,
     /// By group, by feature: whether it has weights.
     groups: Vec<Vec<bool>>,
 }
@@ -64,8 +71,16 @@ pub(crate) struct Shape {
 /// Random shapes: one to three groups of one to three features.
 pub(crate) fn shapes() -> impl Strategy<Value = Shape> {
     let groups = prop::collection::vec(prop::collection::vec(any::<bool>(), 1..=3), 1..=3);
-    (0_usize..3, 0_usize..3, any::<bool>(), any::<bool>(), groups).prop_map(
-        |(dense, labels, weights, timestamps, groups)| Shape { dense, labels, weights, timestamps, groups },
+    let kept = prop::collection::vec(any::<bool>(), 0..3);
+    (0_usize..3, 0_usize..3, any::<bool>(), any::<bool>(), kept, groups).prop_map(
+        |(dense, labels, weights, timestamps, kept, groups)| Shape {
+            dense,
+            labels,
+            weights,
+            timestamps,
+            kept,
+            groups,
+        },
     )
 }
 
@@ -78,19 +93,35 @@ pub(crate) fn batches_of(shape: Shape) -> impl Strategy<Value = Batch> {
         let floats = |width: usize| prop::collection::vec(-2.0_f32..2.0, size * width);
         let weights = floats(1);
         let timestamps = prop::collection::vec(any::<i64>(), size);
-        (floats(shape.dense), floats(shape.labels), weights, timestamps, groups).prop_map(
-            move |(dense, labels, weights, timestamps, groups)| {
+        let kept: Vec<_> =
+            shape.kept.iter().enumerate().map(|(i, &is_text)| kept_values(i, is_text, size)).collect();
+        (floats(shape.dense), floats(shape.labels), weights, timestamps, kept, groups).prop_map(
+            move |(dense, labels, weights, timestamps, kept, groups)| {
                 Batch::try_new(BatchParts {
                     size,
                     dense: dense.into(),
                     labels: labels.into(),
                     weights: shape.weights.then(|| weights.into()),
                     timestamps: shape.timestamps.then(|| timestamps.into()),
+                    kept,
                     groups,
                 })
                 .unwrap()
             },
         )
+    })
+}
+
+/// Kept column number `index`, `k0` or `k1`, with nulls.
+fn kept_values(index: usize, is_text: bool, size: usize) -> impl Strategy<Value = KeptValues> {
+    prop::collection::vec(prop::option::of(any::<i64>()), size).prop_map(move |values| {
+        let values: ArrayRef = if is_text {
+            let texts = values.iter().map(|value| value.map(|value| "é".repeat(value as usize % 4)));
+            Arc::new(texts.collect::<StringArray>())
+        } else {
+            Arc::new(Int64Array::from(values))
+        };
+        KeptValues::new(format!("k{index}"), values)
     })
 }
 

@@ -2,7 +2,7 @@
 
 use arrow::buffer::ScalarBuffer;
 
-use crate::{Error, Group, Result};
+use crate::{Error, Group, KeptValues, Result};
 
 /// What a [`Batch`] is made of.
 #[derive(Debug, Clone)]
@@ -17,6 +17,8 @@ pub struct BatchParts {
     pub weights: Option<ScalarBuffer<f32>>,
     /// Sample times in microseconds since 1970, UTC, `[B]`; only where something asks for them.
     pub timestamps: Option<ScalarBuffer<i64>>,
+    /// Columns beside the features, `[B]` each; only those that something asks for.
+    pub kept: Vec<KeptValues>,
     /// Sparse features by group.
     pub groups: Vec<Group>,
 }
@@ -29,6 +31,7 @@ pub struct Batch {
     labels: ScalarBuffer<f32>,
     weights: Option<ScalarBuffer<f32>>,
     timestamps: Option<ScalarBuffer<i64>>,
+    kept: Vec<KeptValues>,
     groups: Vec<Group>,
 }
 
@@ -38,9 +41,10 @@ impl Batch {
     /// # Errors
     ///
     /// [`Error::Invariant`] if the dense features or labels are no multiple of the batch size, or a group, the
-    /// weights or the timestamps have another number of samples.
+    /// weights, the timestamps or a kept column have another number of samples, or a kept column has a type that none
+    /// may have.
     pub fn try_new(parts: BatchParts) -> Result<Self> {
-        let BatchParts { size, dense, labels, weights, timestamps, groups } = parts;
+        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = parts;
         for (place, length) in [("dense features", dense.len()), ("labels", labels.len())] {
             if length.checked_rem(size).unwrap_or(length) != 0 {
                 return Err(Error::invariant(place, format!("{length} values for {size} samples")));
@@ -55,25 +59,26 @@ impl Batch {
                 return Err(Error::invariant(place, format!("{length} values for {size} samples")));
             }
         }
+        kept.iter().try_for_each(|column| column.check(size))?;
         if let Some(group) = groups.iter().find(|group| group.samples() != size) {
             let message = format!("{} samples in a batch of {size}", group.samples());
             return Err(Error::invariant(format!("group `{}`", group.name()), message));
         }
-        Ok(Self { size, dense, labels, weights, timestamps, groups })
+        Ok(Self { size, dense, labels, weights, timestamps, kept, groups })
     }
 
     /// A batch of parts whose invariants the caller has made sure of; unit tests check them.
     pub(crate) fn trusted(parts: BatchParts) -> Self {
         #[cfg(test)]
         Self::try_new(parts.clone()).unwrap();
-        let BatchParts { size, dense, labels, weights, timestamps, groups } = parts;
-        Self { size, dense, labels, weights, timestamps, groups }
+        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = parts;
+        Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
     /// What the batch is made of.
     pub fn into_parts(self) -> BatchParts {
-        let Self { size, dense, labels, weights, timestamps, groups } = self;
-        BatchParts { size, dense, labels, weights, timestamps, groups }
+        let Self { size, dense, labels, weights, timestamps, kept, groups } = self;
+        BatchParts { size, dense, labels, weights, timestamps, kept, groups }
     }
 
     /// The number of samples, B.
@@ -111,17 +116,23 @@ impl Batch {
         self.timestamps.as_ref()
     }
 
+    /// Columns beside the features, those that the reader was asked for.
+    pub fn kept(&self) -> &[KeptValues] {
+        &self.kept
+    }
+
     /// Sparse features by group.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// The bytes of the batch's buffers: 8 an id, a timestamp and a row of a feature, 4 a float and an entry of an
-    /// inverse index. Buffers that are shared with other batches count in full.
+    /// The bytes of the batch's buffers: 8 an id, a timestamp, a kept value and a row of a feature, 4 a float and an
+    /// entry of an inverse index, and those of kept texts. Buffers that are shared with other batches count in full.
     pub fn bytes(&self) -> u64 {
         let floats = self.dense.len() + self.labels.len() + self.weights.as_ref().map_or(0, |w| w.len());
         let times = self.timestamps.as_ref().map_or(0, |times| times.len());
-        4 * floats as u64 + 8 * times as u64 + self.groups.iter().map(Group::bytes).sum::<u64>()
+        let kept = self.kept.iter().map(|column| column.bytes(0, self.size)).sum::<u64>();
+        4 * floats as u64 + 8 * times as u64 + kept + self.groups.iter().map(Group::bytes).sum::<u64>()
     }
 
     /// The batch with every group expanded: what the batch means.
@@ -132,6 +143,10 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Float32Array, Int64Array};
+
     use super::*;
     use crate::Feature;
 
@@ -144,6 +159,7 @@ mod tests {
             labels: vec![0.0; 2].into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![group],
         };
         let batch = Batch::try_new(parts.clone()).unwrap();
@@ -164,6 +180,17 @@ mod tests {
         assert_eq!(
             refused(BatchParts { timestamps: Some(vec![1].into()), ..parts.clone() }),
             "timestamps: 1 values for 2 samples"
+        );
+        let kept = |values: ArrayRef| vec![KeptValues::new("k", values)];
+        let short: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+        let float: ArrayRef = Arc::new(Float32Array::from(vec![1.0; 2]));
+        assert_eq!(
+            refused(BatchParts { kept: kept(short), ..parts.clone() }),
+            "kept column `k`: 1 values for 2 samples"
+        );
+        assert_eq!(
+            refused(BatchParts { kept: kept(float), ..parts.clone() }),
+            "kept column `k`: its type is Float32, expected Int64 or Utf8"
         );
         let three = BatchParts { size: 3, labels: vec![0.0; 3].into(), ..parts };
         assert_eq!(refused(three), "group `g`: 2 samples in a batch of 3");

@@ -1,7 +1,7 @@
 //! A digest of what a batch means: the proof that two ways of reading give the same samples.
 
 use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
-use onefold_datasets::{Schema, TIME_COLUMN};
+use onefold_datasets::{SESSION_COLUMN, Schema, TIME_COLUMN};
 
 use crate::convert::{WEIGHTS, WEIGHTS_SUFFIX};
 use crate::{Batch, Feature, Group};
@@ -10,8 +10,8 @@ use crate::{Batch, Feature, Group};
 /// `schema` is that of the batch, whose columns it names.
 ///
 /// Digests add up: that of a batch is the sum over its samples, and that of an epoch is the sum over its batches,
-/// whichever rank has which. Of a whole dataset, read with timestamps and without preprocessing, it is the digest that
-/// `onefold-ingest verify` computes. Every distinct list is hashed once.
+/// whichever rank has which. Of a whole dataset, read with timestamps and all kept columns and without preprocessing, it
+/// is the digest that `onefold-ingest verify` computes. Every distinct list is hashed once.
 pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     let mut samples = vec![SampleDigest::default(); batch.size()];
     let mut add_floats = |names: &[&str], floats: &[f32]| {
@@ -30,6 +30,10 @@ pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     if let Some(times) = batch.timestamps() {
         let seed = ColumnSeed::new(TIME_COLUMN);
         samples.iter_mut().zip(times.iter()).for_each(|(sample, time)| sample.add(seed.time(*time)));
+    }
+    // The id of a session, which a build gives it, is no part of a digest.
+    for column in batch.kept().iter().filter(|column| *column.name != *SESSION_COLUMN) {
+        ColumnSeed::new(&column.name).add_kept(&column.values, &mut samples);
     }
     for group in batch.groups() {
         let rows = row_parts(group);
@@ -87,6 +91,7 @@ mod tests {
             labels: names("label", batch.label_width()),
             weight: Some("weight".to_owned()),
             dense: names("dense", batch.dense_width()),
+            kept: Vec::new(),
             groups: batch.groups().iter().map(group).collect(),
         }
     }
@@ -143,6 +148,7 @@ mod tests {
             labels: vec![1.0, 0.0, 1.0].into(),
             weights: Some(vec![2.0, 1.0, 1.0].into()),
             timestamps: Some(vec![10, 20, 30].into()),
+            kept: Vec::new(),
             groups: vec![deduplicate(&group)],
         });
         let batch = batch.unwrap();

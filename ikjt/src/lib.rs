@@ -69,6 +69,7 @@ mod error;
 mod feature;
 mod group;
 pub mod hash;
+mod kept;
 mod operations;
 pub mod preprocess;
 pub mod reader;
@@ -77,11 +78,12 @@ mod window;
 
 pub use batch::{Batch, BatchParts};
 pub use batch_digest::digest;
-pub use convert::{GROUP_KEY, KeyedJaggedTensor};
+pub use convert::{GROUP_KEY, KEPT_KEY, KeyedJaggedTensor};
 pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
+pub use kept::KeptValues;
 pub use reader::{
     Batches, Dedupe, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
     StageFigures, Step, Tail, Within, Workers,

@@ -18,6 +18,7 @@ use crate::{Batch, Error, Feature, Group, Result};
 ///     labels: vec![].into(),
 ///     weights: None,
 ///     timestamps: None,
+///     kept: Vec::new(),
 ///     groups: vec![deduplicate(&Group::try_new("user", None, vec![user])?)],
 /// })?;
 /// let mut statistics = Statistics::default();
@@ -249,7 +250,7 @@ mod tests {
     fn batch(groups: Vec<Group>) -> Batch {
         let (dense, labels) = (vec![].into(), vec![].into());
         let size = groups[0].samples();
-        Batch::try_new(BatchParts { size, dense, labels, weights: None, timestamps: None, groups }).unwrap()
+        Batch::try_new(BatchParts { size, dense, labels, weights: None, timestamps: None, kept: Vec::new(), groups }).unwrap()
     }
 
     proptest! {

@@ -12,8 +12,8 @@ use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::count_of;
 use onefold_datasets::{
-    Commit, DatasetWriter, Layout, Order, PartitionChoice, PartitionFilter, PartitionKey, Snapshot,
-    TIME_COLUMN, WriterOptions, Written,
+    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionChoice, PartitionFilter, PartitionKey,
+    Schema, Snapshot, TIME_COLUMN, WriterOptions, Written,
 };
 use serde::Serialize;
 
@@ -174,12 +174,7 @@ impl Build<'_> {
         let mut writer = self.writer(
             layout,
             order,
-            match &old {
-                Some(old) if options.groups == Groups::Auto && has_features(&old.schema, config) => {
-                    &old.schema
-                }
-                _ => &config.schema,
-            },
+            &self.first_schema(old.as_ref()),
         )?;
         let wanted = self.wanted(old.as_ref())?;
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
@@ -199,6 +194,22 @@ impl Build<'_> {
         }
         let output = self.write(clustering, (&reading, &decided), writer, &choice).await?;
         Ok(self.summary(output, &decided, reading))
+    }
+
+    /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
+    /// of the dataset that has the snapshot `old`, where it has the configuration's columns.
+    fn first_schema(&self, old: Option<&Snapshot>) -> Schema {
+        let Self { config, options, .. } = *self;
+        if let Some(old) = old
+            && options.groups == Groups::Auto
+            && has_features(&old.schema, config)
+        {
+            return old.schema.clone();
+        }
+        let known = |name: &String| old?.schema.kept.iter().find(|column| column.name == *name).cloned();
+        let unknown = |name: &String| KeptColumn { name: name.clone(), kind: KeptKind::Integer };
+        let kept = config.keep.iter().map(|name| known(name).unwrap_or_else(|| unknown(name)));
+        Schema { kept: kept.collect(), ..config.schema.clone() }
     }
 
     /// Those of the options, or of the dataset that has the snapshot `old`.
@@ -245,7 +256,7 @@ impl Build<'_> {
         &self,
         layout: Layout,
         order: Order,
-        schema: &onefold_datasets::Schema,
+        schema: &Schema,
     ) -> Result<DatasetWriter> {
         let options = WriterOptions {
             layout,

@@ -75,6 +75,7 @@ pub(crate) async fn decide(
         (Some((_, old)), Some(_)) if has_features(&old.schema, config) => (old.schema.clone(), Vec::new()),
         _ => chosen_groups(config, statistics),
     };
+    let schema = Schema { kept: reading.kept.clone(), ..schema };
     let feature = |name: &str| config.schema.sparse_features().find(|feature| feature.name == name);
     let lists = list_names(config).map(|name| {
         let vocabulary = feature(name).and_then(|feature| feature.vocabulary.as_ref());
@@ -84,8 +85,11 @@ pub(crate) async fn decide(
     Ok(OutputPlan { schema, lists: lists.collect(), originals: Vec::new(), vocabularies, groups })
 }
 
-/// Whether a schema has the configuration's columns, in any groups.
+/// Whether a schema has the configuration's columns, in any groups; the types of kept columns are not compared.
 pub(crate) fn has_features(schema: &Schema, config: &Config) -> bool {
+    if !schema.kept_names().eq(config.keep.iter().map(String::as_str)) {
+        return false;
+    }
     let features = |schema: &Schema| {
         let mut all: Vec<SparseFeature> = schema.sparse_features().cloned().collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));

@@ -17,7 +17,8 @@ use crate::{Config, Error, Result};
 pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let text = fs_err::read_to_string(path)?;
     let features = config.feature_columns().map(|(name, _)| name);
-    let known: Vec<&str> = [SESSION_COLUMN, TIME_COLUMN].into_iter().chain(features).collect();
+    let kept = config.keep.iter().map(String::as_str);
+    let known: Vec<&str> = [SESSION_COLUMN, TIME_COLUMN].into_iter().chain(features).chain(kept).collect();
     let mut reads = BTreeMap::new();
     for (number, line) in text.lines().enumerate() {
         let wrong = |message: String, hint: String| Error::Popularity {

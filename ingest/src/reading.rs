@@ -6,9 +6,9 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{CountBudget, Order, OriginalKind, PartitionTypes, default_buckets};
+use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionTypes, default_buckets};
 
-use crate::cluster::{ClusterOptions, Clustering, SampleTotals};
+use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
 use crate::samples::{self, Samples};
@@ -43,6 +43,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) budget: CountBudget,
     /// The forms of the features' ids, and what is known of them.
     pub(crate) ids: FeatureIds,
+    /// The columns that the dataset keeps beside the features.
+    pub(crate) kept: Vec<KeptColumn>,
 }
 
 impl<'a> Reading<'a> {
@@ -50,7 +52,7 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`samples::plan`].
+    /// As [`samples::plan`], and [`Error::Column`] for a kept column of a type that is not kept.
     pub(crate) async fn plan(
         config: &'a Config,
         sources: Vec<Source>,
@@ -66,7 +68,8 @@ impl<'a> Reading<'a> {
         let ids = ids.await?;
         let planned = samples::plan(&context, config).await?;
         let share = register_samples(config, &context, &planned, wanted.about_samples).await?;
-        Ok(Self { config, options, sources, context, planned, share, budget, ids })
+        let kept = kept_columns(config, planned.wide.schema().as_arrow())?;
+        Ok(Self { config, options, sources, context, planned, share, budget, ids, kept })
     }
 
     /// How the values of the dataset's partition columns compare.
@@ -115,6 +118,7 @@ impl<'a> Reading<'a> {
             observe_changes: wanted.observe_changes,
             time_limits: self.planned.time_limits,
             ids: self.ids.clone(),
+            kept: self.kept.clone(),
         }
     }
 

@@ -357,7 +357,8 @@ fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
     let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
     let time = [("`[session].time`", config.time.column.as_str())];
-    for (place, name) in features.chain(session).chain(order).chain(partition).chain(time) {
+    let kept = config.keep.iter().map(|name| ("`keep`", name.as_str()));
+    for (place, name) in features.chain(session).chain(order).chain(partition).chain(time).chain(kept) {
         if !known.contains(&name) {
             return Err(missing_column(config, place, name, &known));
         }
@@ -375,7 +376,7 @@ fn logged_features(config: &Config) -> impl Iterator<Item = &str> {
 fn needed_columns(config: &Config) -> Vec<String> {
     let features = logged_features(config).map(str::to_owned);
     let session = config.session_columns().into_iter().map(str::to_owned);
-    let rest = config.partition_columns.iter().chain(&config.order).cloned();
+    let rest = config.partition_columns.iter().chain(&config.order).chain(&config.keep).cloned();
     first_of_each(features.chain(session).chain(rest))
 }
 

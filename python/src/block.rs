@@ -269,6 +269,7 @@ pub(crate) fn unpack(memory: &Arc<Memory>, spec: &Spec) -> Result<Batch, Error> 
         labels: view.at(spec.labels, size * spec.label_width)?,
         weights: spec.weights.map(|start| view.at(start, size)).transpose()?,
         timestamps: spec.timestamps.map(|start| view.at(start, size)).transpose()?,
+        kept: Vec::new(),
         groups,
     })
 }

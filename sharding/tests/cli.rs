@@ -330,6 +330,7 @@ fn write_dataset(directory: &Path) {
         labels: vec!["label".into()],
         weight: None,
         dense: vec![],
+        kept: Vec::new(),
         groups: vec![
             group("past", true, feature("history", SparseKind::Sequence)),
             group("item", false, feature("item_id", SparseKind::Sparse)),

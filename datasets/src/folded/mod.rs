@@ -33,7 +33,8 @@
 //!
 //! let history = SparseFeature::new("history", SparseKind::Sequence);
 //! let group = FeatureGroup { name: "past".into(), deduplicated: true, features: vec![history] };
-//! let schema = Schema { labels: vec!["clicked".into()], weight: None, dense: vec![], groups: vec![group] };
+//! let (labels, groups) = (vec!["clicked".into()], vec![group]);
+//! let schema = Schema { labels, weight: None, dense: vec![], groups, kept: vec![] };
 //! let lists = [vec![1, 2, 3], vec![2, 3, 4], vec![2, 3, 4], vec![], vec![9, 9]];
 //! let lists = lists.map(|list| Some(list.into_iter().map(Some).collect::<Vec<_>>()));
 //! let rows = RecordBatch::try_from_iter([

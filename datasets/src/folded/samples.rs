@@ -25,6 +25,7 @@ pub(crate) fn schema() -> Schema {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: vec![],
+        kept: Vec::new(),
         groups: vec![group("user", true, user), group("item", false, item)],
     }
 }

@@ -1,5 +1,6 @@
 //! One row group, read column by column.
 
+use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
 use super::order::{SessionOrder, Span, check_row_group};
@@ -8,7 +9,7 @@ use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFile, SampleLists};
 use crate::{
-    DataFile, FeatureGroup, FeatureStatistics, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN, SESSION_COLUMN,
+    DataFile, FeatureGroup, FeatureStatistics, KeptColumn, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN, SESSION_COLUMN,
     Snapshot, SparseFeature, TIME_COLUMN,
 };
 
@@ -57,6 +58,13 @@ impl RowGroupCheck<'_> {
         for name in schema.float_columns() {
             problems.extend(problem_of(self.add_floats(name, &mut samples))?.err().map(&mut unreadable));
         }
+        let mut kept_bytes = 0;
+        for column in &schema.kept {
+            match problem_of(self.add_kept(column, &mut samples))? {
+                Ok(bytes) => kept_bytes += bytes,
+                Err(problem) => problems.push(unreadable(problem)),
+            }
+        }
         let mut features = Vec::new();
         for (group, feature) in schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f))) {
             match problem_of(self.add_lists(group, feature, &mut samples))? {
@@ -73,7 +81,7 @@ impl RowGroupCheck<'_> {
             sample_bytes += 8;
             problems.extend(problem_of(self.file.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN))?.err());
         }
-        span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes;
+        span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes + kept_bytes;
         described.values = ids;
         if counted {
             problems.extend(self.misdescribed(described));
@@ -130,6 +138,14 @@ impl RowGroupCheck<'_> {
             sample.add(seed.float(*float));
         }
         Ok(())
+    }
+
+    /// Reads a kept column; gives its decoded bytes.
+    fn add_kept(&self, column: &KeptColumn, samples: &mut [SampleDigest]) -> Result<u64> {
+        let values = self.file.kept(self.index, column)?;
+        ColumnSeed::new(&column.name).add_kept(&values, samples);
+        let texts = values.as_string_opt::<i32>().map_or(0, |texts| texts.value_data().len());
+        Ok(8 * values.len() as u64 + texts as u64)
     }
 
     /// Reads a sparse feature: its statistics, and an id that is not in its vocabulary.

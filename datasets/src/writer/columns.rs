@@ -37,7 +37,7 @@ pub(super) struct Source {
 /// How a column is stored in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fold {
-    /// A number or a list for every sample.
+    /// A value or a list for every sample.
     Unchanged,
     /// A list only where it changes.
     List,

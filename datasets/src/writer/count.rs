@@ -61,7 +61,7 @@ impl Counter {
             let Some(seed) = seed else { continue };
             match Lists::of(column) {
                 Some(lists) => counts.features.push(count_lists(lists, rows.clone(), *seed, &mut samples)),
-                None => add_numbers(column, rows.clone(), *seed, &mut samples),
+                None => add_values(column, rows.clone(), *seed, &mut samples),
             }
         }
         samples.into_iter().for_each(|sample| counts.digest.add(sample));
@@ -113,8 +113,10 @@ fn count_lists(
     figures
 }
 
-fn add_numbers(column: &ArrayRef, rows: Range<usize>, seed: ColumnSeed, samples: &mut [SampleDigest]) {
+/// Adds a column of times or floats, or a kept one.
+fn add_values(column: &ArrayRef, rows: Range<usize>, seed: ColumnSeed, samples: &mut [SampleDigest]) {
     match column.data_type() {
+        DataType::Int64 | DataType::Utf8 => seed.add_kept(&column.slice(rows.start, rows.len()), samples),
         DataType::Float32 => {
             let floats = &column.as_primitive::<Float32Type>().values()[rows];
             samples.iter_mut().zip(floats).for_each(|(sample, float)| sample.add(seed.float(*float)));

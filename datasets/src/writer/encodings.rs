@@ -20,6 +20,8 @@ use parquet::errors::Result as ParquetResult;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::SerializedFileWriter;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::Result;
 use crate::digest::scramble;
 use crate::lists::Lists;
@@ -37,9 +39,8 @@ const RUNS: usize = 16;
 const AGAINST_PACKED: f64 = 0.90;
 /// … and less than this share of what values one after the other take.
 const AGAINST_PLAIN: f64 = 0.95;
-/// The distinct values of a dictionary page of 1 MiB, at which Parquet's writer gives dictionaries up, with 8 bytes
-/// each.
-const DICTIONARY_VALUES: f64 = (1 << 17) as f64;
+/// The bytes of a dictionary page at which Parquet's writer gives dictionaries up.
+const DICTIONARY_BYTES: f64 = (1 << 20) as f64;
 
 /// How a column's values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,8 +70,8 @@ struct Tried {
 }
 
 impl Sample {
-    /// Of a column of numbers.
-    pub(super) fn of_numbers(column: &ArrayRef) -> Result<Self> {
+    /// Of a column of numbers or texts.
+    pub(super) fn of_values(column: &ArrayRef) -> Result<Self> {
         let column = match column.null_count() {
             0 => Arc::clone(column),
             _ => filter(column, &is_not_null(column)?)?,
@@ -120,6 +121,7 @@ impl Sample {
     pub(super) fn choose(&self, level: ZstdLevel) -> ParquetResult<Encoded> {
         let candidates = match self.values.data_type() {
             DataType::Float32 => [Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT],
+            DataType::Utf8 => [Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
             _ => [Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN],
         };
         if self.values.is_empty() {
@@ -135,7 +137,12 @@ impl Sample {
     /// What the sample takes with a dictionary: its share of the row group's dictionary, and its indices.
     fn dictionary_size(&self, level: ZstdLevel) -> ParquetResult<f64> {
         let (here, all) = (self.distinct.0.max(1.0), self.distinct.1.max(1.0));
-        if all > DICTIONARY_VALUES {
+        let value_bytes = match self.values.as_string_opt::<i32>() {
+            // Each text with its length, of 4 bytes.
+            Some(texts) => 4.0 + texts.values().len() as f64 / texts.len().max(1) as f64,
+            None => 8.0,
+        };
+        if all * value_bytes > DICTIONARY_BYTES {
             return Ok(f64::INFINITY);
         }
         let (size, page) = self.size(Encoded::Dictionary, level)?;
@@ -199,23 +206,27 @@ fn sample_size(total: usize) -> usize {
     (total / SAMPLE_SHARE).clamp(LEAST_VALUES, SAMPLE_VALUES).min(total)
 }
 
-fn count_distinct(numbers: &ArrayRef) -> f64 {
+fn count_distinct(values: &ArrayRef) -> f64 {
     let mut distinct = Distinct::default();
-    match numbers.data_type() {
+    match values.data_type() {
         DataType::Float32 => {
-            let floats = numbers.as_primitive::<Float32Type>().values();
+            let floats = values.as_primitive::<Float32Type>().values();
             floats.iter().for_each(|x| distinct.add(u64::from(x.to_bits())));
         }
         DataType::Int32 => {
-            let ints = numbers.as_primitive::<Int32Type>().values();
+            let ints = values.as_primitive::<Int32Type>().values();
             ints.iter().for_each(|x| distinct.add(*x as u64));
         }
+        DataType::Utf8 => {
+            let texts = values.as_string::<i32>().iter().flatten();
+            texts.for_each(|text| distinct.add(xxh3_64(text.as_bytes())));
+        }
         DataType::Timestamp(..) => {
-            let times = numbers.as_primitive::<TimestampMicrosecondType>().values();
+            let times = values.as_primitive::<TimestampMicrosecondType>().values();
             times.iter().for_each(|x| distinct.add(*x as u64));
         }
         _ => {
-            let ids = numbers.as_primitive::<Int64Type>().values();
+            let ids = values.as_primitive::<Int64Type>().values();
             ids.iter().for_each(|x| distinct.add(*x as u64));
         }
     }
@@ -264,7 +275,7 @@ mod tests {
 
     fn chosen(numbers: impl Array + 'static) -> Encoded {
         let numbers: ArrayRef = Arc::new(numbers);
-        Sample::of_numbers(&numbers).unwrap().choose(level()).unwrap()
+        Sample::of_values(&numbers).unwrap().choose(level()).unwrap()
     }
 
     fn hash(number: i64) -> i64 {
@@ -315,7 +326,7 @@ mod tests {
     fn a_dictionary_is_judged_by_the_whole_row_group() {
         // 100,000 values, each twice: a sample holds hardly one of them again.
         let ids = (0..200_000).map(|i| hash(i % 100_000)).collect::<Vec<i64>>();
-        let sample = Sample::of_numbers(&(Arc::new(Int64Array::from(ids)) as ArrayRef)).unwrap();
+        let sample = Sample::of_values(&(Arc::new(Int64Array::from(ids)) as ArrayRef)).unwrap();
         assert_eq!(sample.values.len(), 50_000);
         let (part, whole) =
             (sample.dictionary_size(level()).unwrap(), 100_000.0 * 8.0 + 200_000.0 * 17.0 / 8.0);

@@ -66,7 +66,7 @@ pub(super) fn choose_encodings(
             let stored = stored(source, &parts)?;
             let sample = |column: &ArrayRef| match Lists::of(column) {
                 Some(lists) => Ok(Sample::of_lists(&[lists])),
-                None => Sample::of_numbers(column),
+                None => Sample::of_values(column),
             };
             stored.iter().map(sample).collect::<Result<_>>()?
         };

@@ -149,9 +149,11 @@ impl Reading {
         Ok(Reader::open(&self.dataset, options, &workers)?)
     }
 
-    /// With batches that carry their samples' times.
-    pub(crate) fn open_with_times(&self) -> anyhow::Result<Reader> {
-        self.open_with(ReaderOptions { timestamps: true, ..self.options()? })
+    /// With batches that carry all columns that the dataset keeps, and their samples' times if `timestamps`.
+    pub(crate) fn open_with_kept(&self, timestamps: bool) -> anyhow::Result<Reader> {
+        let schema = Snapshot::load_at(&self.dataset, self.at)?.schema;
+        let kept = schema.kept_names().map(str::to_owned).collect();
+        self.open_with(ReaderOptions { timestamps, kept, ..self.options()? })
     }
 
     fn options(&self) -> anyhow::Result<ReaderOptions> {

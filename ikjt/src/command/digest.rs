@@ -24,7 +24,7 @@ struct Digests {
 
 pub(crate) fn print_digests(reading: &Reading, by_step: bool, printer: &Printer) -> anyhow::Result<()> {
     let started = Instant::now();
-    let reader = reading.open_with_times()?;
+    let reader = reading.open_with_kept(true)?;
     printer.begin("reading", Some(reader.samples()), "samples");
     let mut all = Digest::default();
     let mut of_steps = by_step.then(Vec::new);

@@ -24,12 +24,15 @@ struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<f32>,
     dense: BTreeMap<String, f32>,
+    /// The columns that the dataset keeps beside the features; a null has no text.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    kept: BTreeMap<String, Option<String>>,
     rows: BTreeMap<String, usize>,
     sparse: BTreeMap<String, Vec<i64>>,
 }
 
 pub(crate) fn head(reading: &Reading, samples: usize, number: u64, printer: &Printer) -> anyhow::Result<()> {
-    let reader = reading.open()?;
+    let reader = reading.open_with_kept(false)?;
     if reader.samples() == 0 {
         anyhow::bail!("`{}` holds no samples\n  hint: build it from logs that do", reading.dataset.display());
     }
@@ -65,6 +68,7 @@ fn show(batch: &Batch, schema: &Schema, sample: usize) -> Shown {
         labels: floats(&schema.labels, batch.labels()),
         weight: batch.weights().map(|weights| weights[sample]),
         dense: floats(&schema.dense, batch.dense()),
+        kept: batch.kept().iter().map(|column| (column.name.to_string(), column.shown(sample))).collect(),
         rows,
         sparse: lists.collect(),
     }
@@ -101,6 +105,13 @@ fn describe_sample(text: &mut String, batch: &Batch, head: &Head, i: usize, samp
     let _ = writeln!(text, "\nsample {i}   {}{weight}", pairs(&sample.labels));
     if !sample.dense.is_empty() {
         let _ = writeln!(text, "  {:<24} {}", "dense", shorten(&pairs(&sample.dense), 100));
+    }
+    if !sample.kept.is_empty() {
+        let shown = |(name, value): (&String, &Option<String>)| {
+            format!("{name}={}", value.as_deref().unwrap_or("null"))
+        };
+        let kept = sample.kept.iter().map(shown).collect::<Vec<_>>().join(" ");
+        let _ = writeln!(text, "  {:<24} {}", "kept", shorten(&kept, 100));
     }
     for group in batch.groups() {
         let row = sample.rows[group.name()];

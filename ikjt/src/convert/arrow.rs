@@ -8,8 +8,9 @@
 //! | `dense`, `labels` | `FixedSizeList<Float32>[D]` | absent if D, or the number of samples, is 0 |
 //! | `weights` | `Float32` | sample weights, if there are any |
 //! | `timestamps` | `Timestamp(µs, "UTC")` | sample times, if there are any |
+//! | a kept column's name | `Int64` or `Utf8`, nullable | its values |
 //!
-//! A feature's field names its group in its metadata. No buffer is copied in either direction, the inverse index of
+//! A feature's field names its group in its metadata, and that of a kept column says so there. No buffer is copied in either direction, the inverse index of
 //! a group is one buffer in all its columns, and rows that overlap go on overlapping: list views may.
 
 use std::collections::{HashMap, HashSet};
@@ -26,10 +27,12 @@ use arrow::datatypes::{
 };
 use arrow::error::ArrowError;
 
-use crate::{Batch, BatchParts, Error, Feature, Group, Result};
+use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 /// The key under which the metadata of a feature's field name its group.
 pub const GROUP_KEY: &str = "onefold.group";
+/// The key in the metadata of a kept column's field.
+pub const KEPT_KEY: &str = "onefold.kept";
 const DENSE: &str = "dense";
 const LABELS: &str = "labels";
 /// The column of sample weights.
@@ -44,7 +47,8 @@ impl Batch {
     /// Features are columns of `ListView<Int64>`, or `Dictionary<Int32, ListView<Int64>>` where the group has an
     /// inverse index, and name their group in the field's metadata under [`GROUP_KEY`]; weights follow in a column
     /// `<name>.weights` of `Float32`. `dense` and `labels` are fixed-size lists of `Float32`, `weights` are `Float32`
-    /// and `timestamps` are `Timestamp(Microsecond, "UTC")`; what a batch does not have is left out.
+    /// and `timestamps` are `Timestamp(Microsecond, "UTC")`; kept columns are as they are, with [`KEPT_KEY`] in their
+    /// fields' metadata. What a batch does not have is left out.
     ///
     /// # Errors
     ///
@@ -65,6 +69,9 @@ impl Batch {
             let timestamps = TimestampMicrosecondArray::new(timestamps.clone(), None).with_timezone("UTC");
             columns.push(TIMESTAMPS, Arc::new(timestamps), None)?;
         }
+        for column in self.kept() {
+            columns.push_kept(column)?;
+        }
         for group in self.groups() {
             for feature in group.features() {
                 let ids = Arc::new(Int64Array::new(feature.values().clone(), None));
@@ -84,7 +91,8 @@ impl Batch {
     ///
     /// Record batches of other origin are read too: lists may be `List`, `LargeList` or `LargeListView`, whose offsets
     /// are converted, also within dictionaries; a feature without [`GROUP_KEY`] is a group of its own; `labels`
-    /// may be one column of `Float32`. Features of one group must have equal keys, not the same buffer.
+    /// may be one column of `Float32`. Features of one group must have equal keys, not the same buffer. A column with
+    /// [`KEPT_KEY`] in its metadata is a kept one.
     ///
     /// # Errors
     ///
@@ -98,6 +106,7 @@ impl Batch {
             labels: vec![].into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![],
         };
         let mut features = Features::default();
@@ -105,6 +114,10 @@ impl Batch {
         for (field, column) in rows.schema_ref().fields().iter().zip(rows.columns()) {
             if !names.insert(field.name()) {
                 return Err(wrong(field.name(), "the name is used twice"));
+            }
+            if field.metadata().contains_key(KEPT_KEY) {
+                parts.kept.push(KeptValues::new(field.name().as_str(), Arc::clone(column)));
+                continue;
             }
             if column.null_count() > 0 {
                 return Err(null(field.name(), column));
@@ -161,6 +174,17 @@ impl Columns {
         let field = Field::new(name, array.data_type().clone(), false);
         self.fields.push(field.with_metadata(metadata.into_iter().collect()));
         self.arrays.push(array);
+        Ok(())
+    }
+
+    fn push_kept(&mut self, column: &KeptValues) -> Result<()> {
+        if !self.names.insert(column.name.to_string()) {
+            return Err(wrong(&column.name, "the name is used twice"));
+        }
+        let metadata = HashMap::from([(KEPT_KEY.to_owned(), String::new())]);
+        let field = Field::new(&*column.name, column.values.data_type().clone(), true);
+        self.fields.push(field.with_metadata(metadata));
+        self.arrays.push(Arc::clone(&column.values));
         Ok(())
     }
 
@@ -537,6 +561,7 @@ mod tests {
             labels: vec![].into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![Group::try_new("g", None, vec![feature]).unwrap()],
         });
         let refused = batch.unwrap().to_record_batch().unwrap_err().to_string();
@@ -552,6 +577,7 @@ mod tests {
             labels: vec![0.0, 1.0].into(),
             weights: None,
             timestamps: Some(vec![3, 4].into()),
+            kept: Vec::new(),
             groups: vec![Group::try_new("g", None, vec![feature]).unwrap()],
         });
         let batch = batch.unwrap();

@@ -3,6 +3,6 @@
 mod arrow;
 mod kjt;
 
-pub use arrow::GROUP_KEY;
+pub use arrow::{GROUP_KEY, KEPT_KEY};
 pub(crate) use arrow::{WEIGHTS, WEIGHTS_SUFFIX};
 pub use kjt::KeyedJaggedTensor;

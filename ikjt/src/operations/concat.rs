@@ -11,7 +11,7 @@ use arrow::datatypes::ArrowNativeType;
 
 use super::used::{Renumbering, UsedRows, UsedValues, listed};
 use crate::builder::{FeatureBuilder, check_values, rebased};
-use crate::{Batch, BatchParts, Error, Feature, Group, Result};
+use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 impl Batch {
     /// The samples `samples`. Dense features, labels and, where rows stand together, ids share this batch's buffers.
@@ -32,6 +32,7 @@ impl Batch {
             labels: slice_rows(self.labels(), &samples, labels),
             weights: self.weights().map(|weights| slice_rows(weights, &samples, 1)),
             timestamps: self.timestamps().map(|timestamps| slice_rows(timestamps, &samples, 1)),
+            kept: self.kept().iter().map(|column| column.slice(samples.start, samples.len())).collect(),
             groups: groups.map(|group| group.slice_with(samples.clone(), renumbering)).collect(),
         })
     }
@@ -42,8 +43,8 @@ impl Batch {
     ///
     /// [`Error::Invariant`] if
     /// - there is no piece, or a range is out of bounds,
-    /// - the batches differ in dense features or labels per sample, in having weights or timestamps, or in the names of
-    ///   groups and features,
+    /// - the batches differ in dense features or labels per sample, in having weights or timestamps, in their kept
+    ///   columns, or in the names of groups and features,
     /// - [`Group::concat`] refuses a group.
     pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
         let first = check_pieces("batch", pieces.iter().map(|(batch, samples)| (batch.size(), samples)))
@@ -67,6 +68,7 @@ impl Batch {
             labels: concat_matrices("labels", pieces, Self::labels)?,
             weights: concat_optional("sample weights", pieces, Self::weights)?,
             timestamps: concat_optional("timestamps", pieces, Self::timestamps)?,
+            kept: concat_kept(pieces)?,
             groups,
         }))
     }
@@ -278,6 +280,25 @@ fn concat_matrices(
     Ok(concat_slices(rows))
 }
 
+/// The kept columns of all pieces.
+fn concat_kept(pieces: &[(&Batch, Range<usize>)]) -> Result<Vec<KeptValues>> {
+    let (first, _) = &pieces[0];
+    check_same("kept columns", pieces.iter().map(|(batch, _)| batch.kept().len()))?;
+    let column = |(i, column): (usize, &KeptValues)| {
+        let mut parts = Vec::with_capacity(pieces.len());
+        for (piece, (batch, samples)) in pieces.iter().enumerate() {
+            let other = &batch.kept()[i];
+            if other.name != column.name {
+                let message = format!("piece {piece} has `{}`", other.name);
+                return Err(Error::invariant(format!("kept column `{}`", column.name), message));
+            }
+            parts.push(other.values.slice(samples.start, samples.len()));
+        }
+        KeptValues::concat(&column.name, &parts)
+    };
+    first.kept().iter().enumerate().map(column).collect()
+}
+
 fn concat_optional<'a, T: ArrowNativeType>(
     what: &str,
     pieces: &[(&'a Batch, Range<usize>)],
@@ -433,6 +454,7 @@ mod tests {
                 labels: vec![0.0; 2].into(),
                 weights: weights_of(weights),
                 timestamps: None,
+                kept: Vec::new(),
                 groups: vec![Group::try_new(group, None, vec![ids.unwrap()]).unwrap()],
             })
             .unwrap()

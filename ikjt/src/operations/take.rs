@@ -1,9 +1,10 @@
 //! Some samples of a batch.
 
+use arrow::array::UInt32Array;
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::ArrowNativeType;
 
-use crate::{Batch, BatchParts, Group};
+use crate::{Batch, BatchParts, Group, KeptValues};
 
 impl Batch {
     /// The samples `samples`, in this order. An inverse index goes on referring to all rows, of which some may be left
@@ -19,8 +20,17 @@ impl Batch {
             labels: take_rows(self.labels(), samples, self.label_width()),
             weights: self.weights().map(|weights| take_rows(weights, samples, 1)),
             timestamps: self.timestamps().map(|timestamps| take_rows(timestamps, samples, 1)),
+            kept: self.take_kept(samples),
             groups: self.groups().iter().map(|group| group.take(samples)).collect(),
         })
+    }
+
+    fn take_kept(&self, samples: &[u32]) -> Vec<KeptValues> {
+        if self.kept().is_empty() {
+            return Vec::new();
+        }
+        let samples = UInt32Array::from(samples.to_vec());
+        self.kept().iter().map(|column| column.take(&samples)).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which features there are while the steps are bound, and where they lie.
 
 use onefold_datasets::{
-    FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, suggest,
+    FeatureGroup, KeptColumn, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, suggest,
 };
 
 use super::problem::{Checked, Problem};
@@ -57,6 +57,7 @@ pub(super) struct FeatureLayout {
     labels: Vec<String>,
     weight: Option<String>,
     dense: Vec<String>,
+    kept: Vec<KeptColumn>,
     groups: Vec<GroupLayout>,
 }
 
@@ -72,6 +73,7 @@ impl FeatureLayout {
             labels: schema.labels.clone(),
             weight: schema.weight.clone(),
             dense: schema.dense.clone(),
+            kept: schema.kept.clone(),
             groups: schema.groups.iter().map(group).collect(),
         }
     }
@@ -92,6 +94,7 @@ impl FeatureLayout {
             labels: self.labels.clone(),
             weight: self.weight.clone(),
             dense: self.dense.clone(),
+            kept: self.kept.clone(),
             groups: groups.map(group).collect(),
         }
     }
@@ -182,6 +185,7 @@ impl FeatureLayout {
     fn check_new(&self, name: &str) -> Checked<()> {
         let used = [SESSION_COLUMN, TIME_COLUMN].contains(&name)
             || self.labels.iter().chain(&self.weight).any(|column| column == name)
+            || self.kept.iter().any(|column| column.name == name)
             || self.columns().any(|(column, _)| column == name);
         if used || name.is_empty() {
             let message = format!("the name `{name}` is empty, reserved or already used");

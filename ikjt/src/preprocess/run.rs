@@ -10,7 +10,7 @@ use super::local_hour::local_hours;
 use super::pairs::{RowPair, distinct_pairs, intersection, product, scores};
 use super::plan::{Action, ListOfPair};
 use super::problem::Checked;
-use crate::{Batch, BatchParts, Feature, Group, Result};
+use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result};
 
 /// A batch between two steps.
 #[derive(Debug)]
@@ -20,6 +20,7 @@ pub(super) struct Running {
     labels: ScalarBuffer<f32>,
     weights: Option<ScalarBuffer<f32>>,
     timestamps: Option<ScalarBuffer<i64>>,
+    kept: Vec<KeptValues>,
     /// As in the layout.
     groups: Vec<RunningGroup>,
 }
@@ -43,7 +44,7 @@ impl RunningGroup {
 impl Running {
     /// `batch`, which has the features with which `layout` began.
     pub(super) fn new(batch: Batch, layout: &FeatureLayout, dense_width: usize) -> Self {
-        let BatchParts { size, dense, labels, weights, timestamps, groups } = batch.into_parts();
+        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = batch.into_parts();
         let mut input = groups.into_iter().map(Group::into_parts);
         let group = |layout: &GroupLayout| {
             let parts = if layout.origin == Origin::Input { input.next() } else { None };
@@ -55,7 +56,7 @@ impl Running {
         };
         let groups = layout.groups().iter().map(group).collect();
         let dense = DenseColumns::new(dense, dense_width);
-        Self { size, dense, labels, weights, timestamps, groups }
+        Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
     /// The batch as it is now.
@@ -69,6 +70,7 @@ impl Running {
             labels: self.labels,
             weights: self.weights,
             timestamps: self.timestamps,
+            kept: self.kept,
             groups: groups.collect::<Result<_>>()?,
         })
     }

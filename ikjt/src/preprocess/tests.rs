@@ -20,6 +20,7 @@ pub(super) fn schema(groups: &[(&str, &[&str])], weight: bool) -> Schema {
         labels: vec!["clicked".to_owned()],
         weight: weight.then(|| "importance".to_owned()),
         dense: vec!["age".to_owned(), "price".to_owned()],
+        kept: Vec::new(),
         groups: groups.iter().map(group).collect(),
     }
 }
@@ -117,6 +118,7 @@ fn batches() -> impl Strategy<Value = (Batch, bool, bool)> {
                     labels: labels.into(),
                     weights: weights.then(|| importance.into()),
                     timestamps: Some(times.into()),
+                    kept: Vec::new(),
                     groups,
                 });
                 (batch.unwrap(), weighted, weights)
@@ -383,6 +385,7 @@ fn part(batch: &Batch, samples: std::ops::Range<usize>) -> Batch {
         labels: cut(&parts.labels, 1),
         weights: parts.weights.map(|weights| cut(&weights, 1)),
         timestamps: parts.timestamps.map(|times| times[samples.clone()].to_vec().into()),
+        kept: Vec::new(),
         groups: parts.groups.iter().map(group).collect(),
     })
     .unwrap()
@@ -404,6 +407,7 @@ fn small_batch() -> Batch {
         labels: vec![0.0, 1.0, 0.0, 1.0].into(),
         weights: None,
         timestamps: Some(vec![0, 3_600_000_000, 7_200_000_000, 10_800_000_000].into()),
+        kept: Vec::new(),
         groups: vec![
             group("user", Some(vec![0, 0, 1, 1]), user),
             group("history", Some(vec![0, 0, 1, 2]), vec![history]),
@@ -522,6 +526,7 @@ fn torcharrow_hashes_alike() {
         labels: vec![0.0].into(),
         weights: None,
         timestamps: None,
+        kept: Vec::new(),
         groups: vec![group],
     });
     let hash = "[[step]]\nop = 'sigrid_hash'\ninputs = ['x']\nmax = 100";

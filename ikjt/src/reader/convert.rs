@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use onefold_datasets::{FeatureGroup, Layout, Schema};
+use arrow::array::new_empty_array;
+use onefold_datasets::{FeatureGroup, KeptColumn, Layout, Schema};
 
 use super::Dedupe;
 use super::decode::{Decoded, Ids};
 use super::stages::Stages;
 use crate::dedupe::deduplicate_shared;
 use crate::preprocess::Preprocessor;
-use crate::{Batch, BatchParts, Error, Feature, Group, Result, fold_windows};
+use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result, fold_windows};
 
 /// Samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
@@ -26,7 +27,9 @@ pub(super) struct Conversion {
     /// What is read.
     pub(super) schema: Schema,
     pub(super) timestamps: bool,
-    /// What a sample takes besides its ids.
+    /// The columns that batches carry beside their features.
+    pub(super) kept: Vec<KeptColumn>,
+    /// What a sample takes besides its ids and its kept values.
     pub(super) sample_bytes: u64,
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     /// Rows of the tables that ids must be in, by feature.
@@ -38,10 +41,11 @@ pub(super) struct Conversion {
 impl Conversion {
     /// The bytes of a batch of `pieces` and of `copies` of it, at most, before preprocessing.
     pub(super) fn batch_bytes(&self, pieces: &Pieces, copies: u64) -> u64 {
-        let (mut samples, mut all) = (0, Ids::default());
+        let (mut samples, mut kept, mut all) = (0, 0, Ids::default());
         for (decoded, rows) in pieces {
             let ids = decoded.ids_in(rows);
             samples += rows.len() as u64;
+            kept += decoded.batch.kept().iter().map(|column| column.bytes(rows.start, rows.end)).sum::<u64>();
             all.expanded += ids.expanded;
             all.distinct += ids.distinct;
             all.stored += ids.stored;
@@ -57,7 +61,7 @@ impl Conversion {
             (Layout::Folded, Dedupe::Window) => all.stored,
             (Layout::Rows, Dedupe::Window) | (_, Dedupe::Exact) => all.distinct,
         };
-        copies * (8 * ids + self.sample_bytes * samples)
+        copies * (8 * ids + self.sample_bytes * samples + kept)
     }
 
     /// The batch of `pieces`; without any, a batch of no samples.
@@ -113,6 +117,7 @@ impl Conversion {
             labels: Vec::new().into(),
             weights: schema.weight.as_ref().map(|_| Vec::new().into()),
             timestamps: self.timestamps.then(|| Vec::new().into()),
+            kept: self.kept.iter().map(empty_column).collect(),
             groups: self.schema.groups.iter().map(group).collect::<Result<_>>()?,
         })
     }
@@ -166,6 +171,11 @@ impl Conversion {
         }
         Ok(())
     }
+}
+
+/// A kept column of no samples.
+fn empty_column(column: &KeptColumn) -> KeptValues {
+    KeptValues::new(column.name.as_str(), new_empty_array(&column.kind.data_type()))
 }
 
 /// The place in the dataset that sample `sample` of a batch comes from: file, row group and row.

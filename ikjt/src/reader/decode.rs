@@ -10,9 +10,10 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::{Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
 use onefold_datasets::storage::{RANGE_GAP, Ranges};
-use onefold_datasets::{FeatureGroup, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
+use onefold_datasets::{FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::basic::Type;
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::budget::Reservation;
@@ -20,7 +21,7 @@ use super::file::{Footer, OpenFile, guarded};
 use super::lists::read_lists;
 use super::stages::Stages;
 use crate::preprocess::Preprocessor;
-use crate::{Batch, BatchParts, Error, Feature, Group, Result};
+use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 /// What decoding needs to know besides the row group.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub(super) struct Decoding {
     pub(super) schema: Schema,
     pub(super) sessions: bool,
     pub(super) timestamps: bool,
+    /// The columns that batches carry beside their features.
+    pub(super) kept: Vec<KeptColumn>,
     /// What drops samples.
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     pub(super) epoch: u64,
@@ -95,6 +98,14 @@ impl RowGroup {
             // and the dictionary that are being read, 1 MiB each as they are written.
             let ids = natural(column.num_values()).saturating_mul(12);
             let pages = natural(column.uncompressed_size()).min(2 << 20);
+            // Texts that repeat may take more decoded than in pages with a dictionary.
+            let texts = match column.column_type() {
+                Type::BYTE_ARRAY => {
+                    column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size())
+                }
+                _ => 0,
+            };
+            bytes = bytes.saturating_add(natural(texts));
             bytes = bytes.saturating_add(ids).saturating_add(rows.saturating_mul(12)).saturating_add(pages);
         }
         bytes.saturating_add(compressed.min(all_compressed))
@@ -286,6 +297,7 @@ impl RowGroup {
             labels: self.row_major(columns, &schema.labels)?,
             weights: if weights.is_empty() { None } else { Some(self.row_major(columns, weights)?) },
             timestamps,
+            kept: decoding.kept.iter().map(|column| self.kept(columns, column)).collect::<Result<_>>()?,
             groups,
         })
     }
@@ -305,6 +317,17 @@ impl RowGroup {
             return Err(wrong(row, "a null where none may be".to_owned()));
         }
         convert(column).ok_or_else(|| wrong(None, format!("it was decoded as {}", column.data_type())))
+    }
+
+    /// A column beside the features, which may hold nulls.
+    fn kept(&self, columns: &RecordBatch, column: &KeptColumn) -> Result<KeptValues> {
+        let wrong = |message: String| self.corrupt(&column.name, None, message);
+        let values = columns.column_by_name(&column.name);
+        let values = values.ok_or_else(|| wrong("it was not decoded".to_owned()))?;
+        match *values.data_type() == column.kind.data_type() {
+            true => Ok(KeptValues::new(column.name.as_str(), Arc::clone(values))),
+            false => Err(wrong(format!("it was decoded as {}", values.data_type()))),
+        }
     }
 
     fn floats(&self, columns: &RecordBatch, name: &str) -> Result<ScalarBuffer<f32>> {
@@ -481,6 +504,7 @@ mod tests {
             labels: vec![0.0; 3].into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![a.unwrap(), b.unwrap()],
         });
         let ids = count_ids(&batch.unwrap());

@@ -95,7 +95,7 @@ impl Files {
             Layout::Folded => snapshot.schema.to_folded_arrow(),
         };
         let mut extra = Vec::new();
-        if options.shuffle.is_some() {
+        if options.shuffle.is_some() || options.kept.iter().any(|name| name == SESSION_COLUMN) {
             extra.push(SESSION_COLUMN);
         }
         if options.timestamps {

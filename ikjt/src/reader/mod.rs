@@ -51,7 +51,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_datasets::storage::Storage;
-use onefold_datasets::{FeatureGroup, Schema, Snapshot, suggest};
+use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
 use self::budget::{Account, Granted};
 use self::convert::Conversion;
@@ -76,6 +76,9 @@ pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 /// Footers are kept as long as they take no more than the memory limit divided by this.
 const FOOTERS_SHARE: u64 = 16;
 
+/// What a value of a kept column takes, about: the snapshot does not say how long texts are.
+const KEPT_BYTES: u64 = 32;
+
 /// Row groups that may be on their way from an object store, whose answers take tens of milliseconds.
 const REMOTE_READS_AHEAD: usize = 8;
 
@@ -85,6 +88,8 @@ pub struct Reader {
     snapshot: Snapshot,
     /// What is read.
     source_schema: Schema,
+    /// The columns that batches carry beside their features.
+    kept_columns: Vec<KeptColumn>,
     /// What the batches have.
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
@@ -103,8 +108,8 @@ impl Reader {
     /// # Errors
     ///
     /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that
-    /// cannot work (a batch larger than what is to be read, a feature that the dataset does not have, streams that do
-    /// not divide the buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
+    /// cannot work (a batch larger than what is to be read, a feature or kept column that the dataset does not have,
+    /// streams that do not divide the buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
         let storage = Storage::open(location)?;
         let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
@@ -121,7 +126,11 @@ impl Reader {
                 hint: format!("take batches of at most {most}"),
             });
         }
-        let source_schema = project(&snapshot.schema, options.features.as_deref())?;
+        let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
+        let source_schema = Schema {
+            kept: kept_columns.iter().filter(|column| column.name != SESSION_COLUMN).cloned().collect(),
+            ..project(&snapshot.schema, options.features.as_deref())?
+        };
         let preprocessor = match &options.preprocess {
             None => None,
             Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
@@ -136,7 +145,18 @@ impl Reader {
         let files = Arc::new(Files::choose(storage, &snapshot, &source_schema, &options, footers)?);
         let streams = stream_files(&files, options.streams());
         let (workers, kept) = (workers.clone(), Mutex::default());
-        Ok(Self { snapshot, source_schema, schema, preprocessor, options, workers, files, streams, kept })
+        Ok(Self {
+            snapshot,
+            source_schema,
+            kept_columns,
+            schema,
+            preprocessor,
+            options,
+            workers,
+            files,
+            streams,
+            kept,
+        })
     }
 
     /// The snapshot that is read.
@@ -144,7 +164,8 @@ impl Reader {
         &self.snapshot
     }
 
-    /// The schema of the batches: the dataset's, less the features that are not read, and as preprocessing changes it.
+    /// The schema of the batches: the dataset's, less the features and kept columns that are not read, and as
+    /// preprocessing changes it.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
@@ -415,6 +436,7 @@ impl Reader {
                 schema: self.source_schema.clone(),
                 sessions: options.shuffle.is_some(),
                 timestamps: options.timestamps,
+                kept: self.kept_columns.clone(),
                 preprocessor: self.preprocessor.clone(),
                 epoch,
             }),
@@ -423,6 +445,7 @@ impl Reader {
                 dedupe: options.dedupe,
                 schema: self.source_schema.clone(),
                 timestamps: options.timestamps,
+                kept: self.kept_columns.clone(),
                 sample_bytes: sample_bytes(&self.source_schema),
                 preprocessor: self.preprocessor.clone(),
                 table_rows: options.table_rows.clone(),
@@ -443,7 +466,8 @@ impl Reader {
         let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
         let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
-        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema));
+        let kept = KEPT_BYTES * self.kept_columns.len() as u64;
+        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
         let batch = self.options.global_batch_size / self.options.rank.world_size;
         sample.saturating_mul(batch as u64)
     }
@@ -474,6 +498,26 @@ fn check_labels(schema: &Schema, label_ranges: &BTreeMap<String, RangeInclusive<
             hint: suggest(name, schema.labels.iter().map(String::as_str)),
         }),
     }
+}
+
+/// The columns `wanted` beside the features.
+fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {
+    let session = KeptColumn { name: SESSION_COLUMN.to_owned(), kind: KeptKind::Integer };
+    let known = || schema.kept.iter().chain([&session]);
+    let wrong = |message: String, hint: String| Err(Error::Options { message, hint });
+    let mut columns: Vec<KeptColumn> = Vec::with_capacity(wanted.len());
+    for name in wanted {
+        let Some(column) = known().find(|column| column.name == *name) else {
+            let hint = suggest(name, known().map(|column| column.name.as_str()));
+            return wrong(format!("the dataset keeps no column `{name}`"), hint);
+        };
+        if columns.contains(column) {
+            let hint = "name every column once".to_owned();
+            return wrong(format!("the option `kept` names the column `{name}` twice"), hint);
+        }
+        columns.push(column.clone());
+    }
+    Ok(columns)
 }
 
 /// `schema` with only the sparse features `wanted`.

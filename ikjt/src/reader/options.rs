@@ -59,6 +59,9 @@ pub struct ReaderOptions {
     pub label_ranges: BTreeMap<String, RangeInclusive<f32>>,
     /// Whether batches carry their samples' times.
     pub timestamps: bool,
+    /// Which of the dataset's [kept columns](onefold_datasets::Schema::kept) batches carry, in this order; `session_id`
+    /// may be among them. Others are not decoded.
+    pub kept: Vec<String>,
 }
 
 impl ReaderOptions {
@@ -79,6 +82,7 @@ impl ReaderOptions {
             table_rows: BTreeMap::new(),
             label_ranges: BTreeMap::new(),
             timestamps: false,
+            kept: Vec::new(),
         }
     }
 

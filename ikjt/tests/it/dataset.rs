@@ -45,6 +45,7 @@ pub(crate) fn schema() -> Schema {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: vec!["age".to_owned(), "number".to_owned()],
+        kept: Vec::new(),
         groups: vec![
             group("user", true, vec![feature("city", sparse), feature("tags", sparse)]),
             group("past", true, vec![feature("history", sequence), feature("views", sequence)]),

@@ -124,6 +124,7 @@ fn windows_count_what_they_store() {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: vec![],
+        kept: Vec::new(),
         groups: vec![FeatureGroup {
             name: "past".to_owned(),
             deduplicated: true,

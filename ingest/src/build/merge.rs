@@ -1,9 +1,9 @@
 //! A build that merges late samples into the partitions of a dataset.
 
-use onefold_datasets::{Commit, Snapshot};
+use onefold_datasets::{Commit, Schema, Snapshot};
 
-use super::{Build, BuildSummary, Groups};
-use crate::decide::{decide, has_features};
+use super::{Build, BuildSummary};
+use crate::decide::decide;
 use crate::merge::{self, Merge, MergeSummary};
 use crate::reading::{Reading, ReadingOptions};
 use crate::sources::Source;
@@ -13,10 +13,8 @@ impl Build<'_> {
     /// Merges the samples of `sources` into the dataset, of which there is the snapshot `old`.
     pub(super) async fn merge(&self, sources: Vec<Source>, old: &Snapshot) -> Result<BuildSummary> {
         let Self { config, options, reporter, .. } = *self;
-        let takes_old_groups = options.groups == Groups::Auto && has_features(&old.schema, config);
         let (layout, order) = self.layout_and_order(Some(old));
-        let schema = if takes_old_groups { &old.schema } else { &config.schema };
-        let mut writer = self.writer(layout, order, schema)?;
+        let mut writer = self.writer(layout, order, &self.first_schema(Some(old)))?;
         // The snapshot that the commit will be compared with: what was committed meanwhile is not lost.
         let old = Snapshot::load_at(self.out, writer.appended_to().map(|old| old.snapshot))?;
         merge::check(config, &old)?;
@@ -27,6 +25,12 @@ impl Build<'_> {
         let mut late = merge.encode(&reading, reporter).await?;
         let known = writer.appended_to().map(|old| (self.out, old));
         let mut decided = decide(config, &reading, &mut late.totals.statistics, known).await?;
+        if decided.schema.kept != writer.schema().kept {
+            // Refused, because the dataset has other types.
+            let schema = Schema { kept: decided.schema.kept.clone(), ..writer.schema().clone() };
+            drop(writer);
+            writer = self.writer(layout, order, &schema)?;
+        }
         merge::know_originals(config, &reading, &mut decided)?;
         merge.place(&choice, &decided).await?;
         let mut clustering = merge.cluster(late, &decided).await?;

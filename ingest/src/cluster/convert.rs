@@ -10,8 +10,10 @@ use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Sche
 use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
+use onefold_datasets::KeptColumn;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::kept::KeptArray;
 use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::sessionize::TIME;
 use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
@@ -29,6 +31,7 @@ pub(super) struct Converted {
     pub(super) time: ScalarBuffer<i64>,
     pub(super) floats: Vec<ScalarBuffer<f32>>,
     pub(super) positions: Vec<ScalarBuffer<i64>>,
+    pub(super) kept: Vec<KeptArray>,
     /// The columns that order samples of one time, as comparable bytes, if there are any.
     order: Option<Rows>,
     lists: Vec<(OffsetBuffer<i32>, ScalarBuffer<i64>)>,
@@ -72,6 +75,8 @@ pub(super) struct ColumnNames {
     /// Columns of ids, and the form that the ids get.
     pub(super) lists: Vec<(String, IdForm)>,
     pub(super) positions: Vec<String>,
+    /// Columns that the dataset keeps beside the features.
+    pub(super) kept: Vec<KeptColumn>,
     /// The times that samples may have, if that is checked here.
     pub(super) time_limits: Option<TimeLimits>,
 }
@@ -146,12 +151,15 @@ impl Converter {
             .positions
             .iter()
             .map(|name| Ok(required(batch, name, name)?.as_primitive::<Int64Type>().values().clone()));
+        let kept = self.names.kept.iter();
+        let kept = kept.map(|kept| KeptArray::convert(kept, column(batch, &kept.name)?));
         Ok(Converted {
             keys: columns(&self.names.keys)?,
             identity,
             time: time.clone(),
             floats,
             positions: positions.collect::<Result<_>>()?,
+            kept: kept.collect::<Result<_>>()?,
             order,
             lists,
             counts,

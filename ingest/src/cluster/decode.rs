@@ -9,9 +9,10 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use onefold_datasets::digest::{Digest, SampleSeeds};
-use onefold_datasets::{IdMap, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+use onefold_datasets::{IdMap, KeptColumn, KeptKind, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
 use super::encode::EncoderOptions;
+use super::kept::{KeptBuilder, KeptValue};
 use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
 use crate::merge::{KNOWN, LATE, OLD};
@@ -49,6 +50,8 @@ pub(super) struct SessionRun<'a> {
 #[derive(Debug)]
 pub(super) struct DeltaDecoder {
     shape: Shape,
+    /// The kinds of the kept columns.
+    kept: Vec<KeptKind>,
     /// The records' lists of the log, then those from timelines.
     lists: Vec<ListColumn>,
     /// The number of lists of the log.
@@ -96,6 +99,7 @@ struct Batch {
     /// The hashes of keys; `None` if samples have no keys.
     keys: Option<Vec<i64>>,
     floats: Vec<Vec<f32>>,
+    kept: Vec<KeptBuilder>,
     lists: Vec<Lists>,
     /// Ids that were added, not counting those copied from the batch before.
     new_ids: usize,
@@ -119,14 +123,18 @@ impl DeltaDecoder {
             Field::new(TIME_COLUMN, DataType::Timestamp(TimeUnit::Microsecond, None), false),
         ];
         fields.extend(floats.iter().map(|name| Field::new(name, DataType::Float32, false)));
+        let kept: Vec<KeptKind> = options.kept.iter().map(|column| column.kind).collect();
+        let kept_field = |column: &KeptColumn| Field::new(&column.name, column.kind.data_type(), true);
+        fields.extend(options.kept.iter().map(kept_field));
         let item = Arc::new(Field::new("element", DataType::Int64, false));
         fields.extend(
             lists.iter().map(|list| Field::new(&list.name, DataType::ListView(Arc::clone(&item)), false)),
         );
         fields.extend(keyed.then(|| Field::new(SAMPLE_KEY_COLUMN, DataType::Int64, false)));
-        let batch = Batch::new(floats.len(), lists.len(), keyed);
+        let batch = Batch::new(floats.len(), &kept, lists.len(), keyed);
         Self {
             shape,
+            kept,
             logged: options.digested,
             seeds: options.seeds(),
             samples: 0,
@@ -192,7 +200,7 @@ impl DeltaDecoder {
             chain.carried = Some(chain.spans.iter().zip(&self.batch.lists).map(list).collect());
         }
         self.placed.iter_mut().for_each(|placed| placed.starts.clear());
-        let empty = Batch::new(self.shape.floats, self.lists.len(), self.batch.keys.is_some());
+        let empty = Batch::new(self.shape.floats, &self.kept, self.lists.len(), self.batch.keys.is_some());
         let batch = mem::replace(&mut self.batch, empty);
         // Samples that the dataset already has add ids to a batch, but no rows.
         if batch.times.is_empty() {
@@ -265,6 +273,15 @@ impl DeltaDecoder {
             digest.add(chain.parts[i]);
             if is_kept && (i < self.logged || origin == OLD) {
                 lists.row(chain.spans[i])?;
+            }
+        }
+        for (i, kind) in self.kept.iter().enumerate() {
+            let value = record.next_kept(*kind)?;
+            value.into_iter().for_each(|value| digest.add(value.part(self.seeds.kept(i))));
+            if is_kept {
+                self.batch.kept[i].push(value);
+                // Long texts end a batch as ids do.
+                self.batch.new_ids += value.map_or(0, KeptValue::ids);
             }
         }
         if !record.ends_chain() {
@@ -346,8 +363,9 @@ impl Lists {
 }
 
 impl Batch {
-    fn new(floats: usize, lists: usize, keyed: bool) -> Self {
+    fn new(floats: usize, kept: &[KeptKind], lists: usize, keyed: bool) -> Self {
         let mut batch = Self { keys: keyed.then(Vec::new), ..Self::default() };
+        batch.kept.extend(kept.iter().map(|kind| KeptBuilder::new(*kind)));
         batch.floats.resize_with(floats, Vec::new);
         batch.lists.resize_with(lists, Lists::default);
         batch
@@ -362,6 +380,7 @@ impl Batch {
         columns.extend(
             self.floats.into_iter().map(|floats| -> ArrayRef { Arc::new(Float32Array::from(floats)) }),
         );
+        columns.extend(self.kept.into_iter().map(KeptBuilder::finish));
         let item = Arc::new(Field::new("element", DataType::Int64, false));
         for (lists, definition) in self.lists.into_iter().zip(definitions) {
             let ids = match &definition.vocabulary {

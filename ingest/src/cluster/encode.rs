@@ -8,10 +8,11 @@ use datafusion::arrow::array::{ArrayRef, UInt32Array};
 use datafusion::arrow::compute::take;
 use datafusion::arrow::datatypes::SchemaRef;
 use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
-use onefold_datasets::overlap;
+use onefold_datasets::{KeptColumn, overlap};
 
 use super::chains::Chains;
 use super::convert::{Converted, engine};
+use super::kept::KeptValue;
 use super::record::{RecordWriter, Shape};
 use super::record_batches::{Pending, RecordBatches};
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
@@ -29,6 +30,8 @@ pub(super) struct EncoderOptions {
     pub(super) floats: Vec<String>,
     /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
     pub(super) lists: Vec<(String, bool)>,
+    /// The kept columns, in the records' order.
+    pub(super) kept: Vec<KeptColumn>,
     /// The number of lists, the first ones, that are part of a sample's digest: those of the log. The others are lists
     /// that timelines made earlier, which only the samples of a dataset have.
     pub(super) digested: usize,
@@ -55,6 +58,7 @@ impl EncoderOptions {
             self.floats.iter().map(String::as_str),
             self.lists.iter().map(|(name, _)| name.as_str()),
         )
+        .with_kept(self.kept.iter().map(|column| column.name.as_str()))
     }
 }
 
@@ -81,7 +85,7 @@ pub(super) struct DeltaEncoder {
 #[derive(Debug)]
 pub(crate) struct SampleTotals {
     pub(crate) samples: u64,
-    /// The digest of times, floats and the lists of the log. Lists from timelines are made later.
+    /// The digest of times, floats, kept values and the lists of the log. Lists from timelines are made later.
     pub(crate) digest: Digest,
     pub(crate) statistics: SampleStatistics,
 }
@@ -232,6 +236,9 @@ impl DeltaEncoder {
             &mut self.known,
             &mut digested,
         );
+        for (i, value) in sample.kept().enumerate() {
+            value.into_iter().for_each(|value| digested.add(value.part(self.seeds.kept(i))));
+        }
         let digest = digested.number();
         self.outcome.digest.add(digested);
         self.outcome.samples += 1;
@@ -289,6 +296,10 @@ impl Row<'_> {
         self.batch.positions.iter().map(|positions| positions[self.row])
     }
 
+    fn kept(&self) -> impl Iterator<Item = Option<KeptValue<'_>>> {
+        self.batch.kept.iter().map(|column| column.value(self.row))
+    }
+
     /// Sets for every list how many ids are `known` from the `last` sample, and adds the lists' parts to the digest.
     fn compare(
         self,
@@ -325,6 +336,7 @@ impl Row<'_> {
                 _ => record.changed(i, list.len(), list),
             }
         }
+        self.kept().for_each(|value| record.kept(value));
     }
 
     /// Observes which lists changed, and how long those of timelines are.

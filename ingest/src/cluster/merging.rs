@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use datafusion::physical_plan::displayable;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::SparseKind;
+use onefold_datasets::{KeptColumn, SparseKind};
 use onefold_datasets::progress::Reporter;
 
 use super::convert::ColumnNames;
@@ -99,6 +99,8 @@ impl OldSamples {
             ..merged_options(config, options)
         };
         let lists = encoder.lists.len();
+        let kept = encoder.kept.iter().enumerate();
+        let kept = kept.map(|(i, column)| KeptColumn { name: old::kept_column(i), kind: column.kind });
         let names = ColumnNames {
             keys: old::record_columns(config),
             identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
@@ -106,6 +108,7 @@ impl OldSamples {
             floats: (0..encoder.floats.len()).map(old::float_column).collect(),
             lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
             positions: sessionize::position_columns(config),
+            kept: kept.collect(),
             time_limits: None,
         };
         let statistics = StatisticsOptions {

@@ -18,6 +18,7 @@ mod chains;
 mod convert;
 mod decode;
 mod encode;
+mod kept;
 mod merging;
 mod partitions;
 mod progress;
@@ -41,7 +42,7 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, PartitionKey, Sessions, SparseFeature, SparseKind};
+use onefold_datasets::{CountBudget, KeptColumn, PartitionKey, Sessions, SparseFeature, SparseKind};
 
 use self::convert::{ColumnNames, column};
 use self::decode::{DeltaDecoder, SessionRun};
@@ -60,6 +61,7 @@ use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
+pub(crate) use self::kept::kept_columns;
 pub(crate) use self::merging::{LateSamples, OldSamples};
 pub(crate) use self::partitions::partition_at;
 pub(crate) use self::partitions::partition_key;
@@ -92,6 +94,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) time_limits: Option<TimeLimits>,
     /// The forms of the features' ids.
     pub(crate) ids: FeatureIds,
+    /// The kept columns.
+    pub(crate) kept: Vec<KeptColumn>,
 }
 
 /// Sorts the samples of a query into the order of a dataset.
@@ -330,7 +334,7 @@ async fn encode_samples(
     let pass = EncodingPass::new(
         input,
         with_batch_rows(context, options.query_batch_rows),
-        ColumnNames { time_limits: options.time_limits, ..column_names(config, &options.ids) },
+        ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
         encoder,
         statistics_options(config, options),
         options.threads.max(1),
@@ -342,7 +346,8 @@ async fn encode_samples(
 }
 
 /// The columns of the samples' query by their use.
-fn column_names(config: &Config, ids: &FeatureIds) -> ColumnNames {
+fn column_names(config: &Config, options: &ClusterOptions) -> ColumnNames {
+    let ids = &options.ids;
     ColumnNames {
         keys: sessionize::record_columns(config),
         identity: sessionize::identity_columns(config),
@@ -350,6 +355,7 @@ fn column_names(config: &Config, ids: &FeatureIds) -> ColumnNames {
         floats: config.schema.float_columns().map(str::to_owned).collect(),
         lists: logged_lists(config).map(|feature| (feature.name.clone(), ids.of(&feature.name))).collect(),
         positions: sessionize::position_columns(config),
+        kept: options.kept.clone(),
         time_limits: None,
     }
 }
@@ -370,6 +376,7 @@ fn encoder_options(config: &Config, options: &ClusterOptions) -> EncoderOptions 
     EncoderOptions {
         floats: config.schema.float_columns().map(str::to_owned).collect(),
         lists: lists.map(|list| (list.name.clone(), list.kind == SparseKind::Sequence)).collect(),
+        kept: options.kept.clone(),
         digested: logged_lists(config).count(),
         first_worker: 0,
         positions: 2 * config.timelines.len(),

@@ -1,15 +1,21 @@
 //! A sample as bytes: what changed since the sample before it. The engine sorts these records in place of the lists.
 //!
 //! ```text
-//! chain u64 │ floats 4 bytes each │ positions 8 bytes each │ one bit per list: changed? │ the changed lists
+//! chain u64 │ floats 4 bytes each │ positions 8 bytes each │ one bit per list: changed? │ the changed lists │ kept values
 //!                                                                a changed list: length, ids stored (varints),
 //!                                                                bytes per id, the ids
+//!                                                                a kept value: 0 if null, or else 1 and
+//!                                                                an integer (varint) or a length (varint) and a text
 //! ```
 //!
 //! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
 //! first sample has every list changed. The highest bit of `chain` marks its last sample. A changed list is the last
 //! ids of the list before, followed by the ids stored. Records are stored only in the engine's spill files, so the
 //! format has no version.
+
+use onefold_datasets::KeptKind;
+
+use super::kept::KeptValue;
 
 /// The bit of the chain's number, in its last byte, that marks the last record of a chain.
 const ENDS: u8 = 0x80;
@@ -86,7 +92,7 @@ impl RecordWriter {
         write_varint(&mut self.bytes, length as u64);
         write_varint(&mut self.bytes, stored.len() as u64);
         // The union of the bits of all zigzag codes is as wide as the widest code.
-        let width = match stored.iter().fold(0, |bits, id| bits | ((id << 1) ^ (id >> 63)) as u64) {
+        let width = match stored.iter().fold(0, |bits, id| bits | zigzag(*id)) {
             0..0x100 => 1,
             0x100..0x1_0000 => 2,
             0x1_0000..0x1_0000_0000 => 4,
@@ -94,8 +100,21 @@ impl RecordWriter {
         };
         self.bytes.push(width as u8);
         for id in stored {
-            let code = ((id << 1) ^ (id >> 63)) as u64;
+            let code = zigzag(*id);
             self.bytes.extend_from_slice(&code.to_le_bytes()[..width]);
+        }
+    }
+
+    /// Adds the value of the next kept column, after all lists.
+    pub(super) fn kept(&mut self, value: Option<KeptValue<'_>>) {
+        self.bytes.push(u8::from(value.is_some()));
+        match value {
+            None => {}
+            Some(KeptValue::Integer(integer)) => write_varint(&mut self.bytes, zigzag(integer)),
+            Some(KeptValue::Text(text)) => {
+                write_varint(&mut self.bytes, text.len() as u64);
+                self.bytes.extend_from_slice(text.as_bytes());
+            }
         }
     }
 
@@ -150,6 +169,23 @@ impl<'a> RecordReader<'a> {
         self.lists = rest;
         Some(ChangedList { length, stored, width })
     }
+
+    /// The value of the next kept column, which is of this kind; to be called after all changed lists were given.
+    /// `None` if the record is malformed.
+    pub(super) fn next_kept(&mut self, kind: KeptKind) -> Option<Option<KeptValue<'a>>> {
+        let (present, rest) = self.lists.split_first()?;
+        self.lists = rest;
+        if *present == 0 {
+            return Some(None);
+        }
+        let number = read_varint(&mut self.lists)?;
+        if kind == KeptKind::Integer {
+            return Some(Some(KeptValue::Integer(unzigzag(number))));
+        }
+        let (text, rest) = self.lists.split_at_checked(usize::try_from(number).ok()?)?;
+        self.lists = rest;
+        Some(Some(KeptValue::Text(std::str::from_utf8(text).ok()?)))
+    }
 }
 
 impl ChangedList<'_> {
@@ -160,18 +196,26 @@ impl ChangedList<'_> {
 
     /// Appends the ids stored to `ids`.
     pub(super) fn append_to(&self, ids: &mut Vec<i64>) {
-        let from_code = |code: u64| (code >> 1) as i64 ^ -((code & 1) as i64);
         match self.width {
-            1 => ids.extend(self.stored.iter().map(|code| from_code(u64::from(*code)))),
+            1 => ids.extend(self.stored.iter().map(|code| unzigzag(u64::from(*code)))),
             2 => {
-                ids.extend(self.stored.as_chunks().0.iter().map(|c| from_code(u16::from_le_bytes(*c).into())))
+                ids.extend(self.stored.as_chunks().0.iter().map(|c| unzigzag(u16::from_le_bytes(*c).into())))
             }
             4 => {
-                ids.extend(self.stored.as_chunks().0.iter().map(|c| from_code(u32::from_le_bytes(*c).into())))
+                ids.extend(self.stored.as_chunks().0.iter().map(|c| unzigzag(u32::from_le_bytes(*c).into())))
             }
-            _ => ids.extend(self.stored.as_chunks().0.iter().map(|c| from_code(u64::from_le_bytes(*c)))),
+            _ => ids.extend(self.stored.as_chunks().0.iter().map(|c| unzigzag(u64::from_le_bytes(*c)))),
         }
     }
+}
+
+/// A code that is small where the number is near 0.
+fn zigzag(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+fn unzigzag(code: u64) -> i64 {
+    (code >> 1) as i64 ^ -((code & 1) as i64)
 }
 
 /// LEB128: seven bits a byte, the lowest first.
@@ -213,6 +257,7 @@ mod tests {
                 prop::option::of((0_usize..300, prop::collection::vec(prop_oneof![-5..500_i64, any::<i64>()], 0..20))),
                 0..20,
             ),
+            kept in prop::collection::vec(prop::option::of(prop_oneof![any::<i64>(), -9..9_i64]), 0..4),
         ) {
             let shape = Shape { floats: floats.len(), positions: positions.len(), lists: lists.len() };
             let mut writer = RecordWriter::new(shape);
@@ -222,6 +267,11 @@ mod tests {
                 if let Some((length, stored)) = list {
                     writer.changed(i, *length, stored);
                 }
+            }
+            let texts: Vec<_> = kept.iter().map(|value| value.map(|value| format!("ü{value}"))).collect();
+            for (integer, text) in kept.iter().zip(&texts) {
+                writer.kept(integer.map(KeptValue::Integer));
+                writer.kept(text.as_deref().map(KeptValue::Text));
             }
             let mut record = writer.bytes().to_vec();
             if ends {
@@ -241,6 +291,11 @@ mod tests {
                     prop_assert_eq!((changed.length, changed.stored(), &ids[1..]), (*length, stored.len(), &stored[..]));
                 }
             }
+            for (integer, text) in kept.iter().zip(&texts) {
+                let found = [KeptKind::Integer, KeptKind::Text].map(|kind| reader.next_kept(kind).unwrap());
+                prop_assert_eq!(found, [integer.map(KeptValue::Integer), text.as_deref().map(KeptValue::Text)]);
+            }
+            prop_assert_eq!(reader.next_kept(KeptKind::Text), None);
         }
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
-    ArrayRef, AsArray, BinaryArray, Float32Array, Int64Array, ListArray, RecordBatch,
+    Array, ArrayRef, AsArray, BinaryArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray,
 };
 use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
-use onefold_datasets::{CountBudget, PartitionKey};
+use onefold_datasets::{CountBudget, KeptColumn, KeptKind, PartitionKey};
 use proptest::prelude::*;
 
 use super::convert::{ColumnNames, Converter};
@@ -20,6 +20,12 @@ use crate::statistics::IdCounts;
 
 /// A sample: session, time, a number, a bag of ids and a sequence.
 type Sample = (i64, i64, f32, Vec<i64>, Vec<i64>);
+
+/// The kept values that follow from a sample: an integer and a text, which may be null.
+fn kept(sample: &Sample) -> (Option<i64>, Option<String>) {
+    let text = (!sample.3.is_empty()).then(|| "é".repeat(sample.3.len()));
+    ((sample.1 % 2 == 0).then_some(sample.1 - 9), text)
+}
 
 fn batch(samples: &[Sample]) -> RecordBatch {
     let lists = |lists: Vec<Vec<i64>>| -> ArrayRef {
@@ -35,6 +41,8 @@ fn batch(samples: &[Sample]) -> RecordBatch {
         ("x", Arc::new(Float32Array::from_iter_values(samples.iter().map(|sample| sample.2)))),
         ("bag", lists(samples.iter().map(|sample| sample.3.clone()).collect())),
         ("past", lists(samples.iter().map(|sample| sample.4.clone()).collect())),
+        ("request", Arc::new(Int64Array::from_iter(samples.iter().map(|sample| kept(sample).0)))),
+        ("page", Arc::new(StringArray::from_iter(samples.iter().map(|sample| kept(sample).1)))),
         // The timeline of every user counts from 0, and a sample sees the last two items before its time.
         ("start", numbers(|sample| (sample.1 - 2).max(0))),
         ("end", numbers(|sample| sample.1)),
@@ -52,13 +60,20 @@ fn names() -> ColumnNames {
         floats: names(&["x"]),
         lists: ["bag", "past"].map(|name| (name.to_owned(), IdForm::Integers)).to_vec(),
         positions: names(&["start", "end"]),
+        kept: kept_columns(),
     }
+}
+
+fn kept_columns() -> Vec<KeptColumn> {
+    let column = |name: &str, kind| KeptColumn { name: name.to_owned(), kind };
+    vec![column("request", KeptKind::Integer), column("page", KeptKind::Text)]
 }
 
 fn options(chained: bool, state_bytes: usize) -> EncoderOptions {
     EncoderOptions {
         floats: vec!["x".into()],
         lists: vec![("bag".into(), false), ("past".into(), true)],
+        kept: kept_columns(),
         digested: 2,
         first_worker: 0,
         positions: 2,
@@ -139,7 +154,15 @@ fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) ->
                 batch.column(i).as_list_view::<i32>().value(row).as_primitive::<Int64Type>().values().to_vec()
             };
             let x = batch.column(2).as_primitive::<Float32Type>().value(row);
-            samples.push(((number(0), time.value(row), x, lists(3), lists(4)), lists(5)));
+            let sample = (number(0), time.value(row), x, lists(5), lists(6));
+            let request = batch.column(3).as_primitive::<Int64Type>();
+            let page = batch.column(4).as_string::<i32>();
+            let found = (
+                request.is_valid(row).then(|| request.value(row)),
+                page.is_valid(row).then(|| page.value(row).to_owned()),
+            );
+            assert_eq!(found, kept(&sample));
+            samples.push((sample, lists(7)));
         }
         Ok(())
     };
@@ -248,9 +271,10 @@ fn samples_in_time_order_become_what_changed() {
     let (sorted, totals) = encode(&samples, 10, &options(true, 1 << 20), 1);
     let bytes = |time: i64| sorted.iter().filter(|r| r.1 == time).map(|r| r.3.len()).collect::<Vec<_>>();
     let empty = 8 + 4 + 16 + 1;
-    assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3]);
-    assert_eq!(bytes(2), [empty + 3 + 1]);
-    assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3]);
+    // A kept value takes a byte, and if it is there, its number or length and its text.
+    assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3 + 1 + (2 + 4)]);
+    assert_eq!(bytes(2), [empty + 3 + 1 + 2 + (2 + 4)]);
+    assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3 + 2 + (2 + 2)]);
     assert_eq!(totals.statistics.values[..2], [[8, 3], [15, 4]]);
     let changes = totals.statistics.changes.unwrap();
     assert_eq!((changes.samples(), changes.sessions()), (5, 1));

@@ -125,7 +125,7 @@ pub(super) fn schema(
     declared: BTreeMap<String, VocabularyConfig>,
 ) -> Result<(Schema, BTreeMap<String, VocabularyConfig>), MessageAndHint> {
     let mut vocabularies = Vocabularies::new(declared)?;
-    let mut schema = Schema { labels: vec![], weight: None, dense: vec![], groups: vec![] };
+    let mut schema = Schema { labels: vec![], weight: None, dense: vec![], kept: Vec::new(), groups: vec![] };
     let mut ungrouped = Vec::new();
     for (name, value) in features {
         let feature: Feature = value.clone().try_into().map_err(|error: toml::de::Error| {

@@ -4,6 +4,7 @@
 mod columns;
 mod features;
 mod joins;
+mod keep;
 mod samples;
 mod sources;
 mod timelines;
@@ -71,6 +72,9 @@ pub struct Config {
     pub buckets: Option<u32>,
     /// The dataset's schema, in the order of `[features]`.
     pub schema: Schema,
+    /// The columns of the samples that the dataset keeps beside the features. The samples tell their types, so
+    /// [`schema`](Self::schema) does not have them.
+    pub keep: Vec<String>,
     /// The vocabularies that features name.
     pub vocabularies: BTreeMap<String, VocabularyConfig>,
 }
@@ -120,6 +124,8 @@ struct File {
     /// Checked by [`parse_toml`].
     #[serde(rename = "format_version")]
     _format_version: u32,
+    #[serde(default)]
+    keep: Vec<String>,
     sources: toml::Table,
     #[serde(default)]
     object_stores: toml::Table,
@@ -210,6 +216,7 @@ impl Config {
             wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
         })?;
         check_partition(&file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
+        keep::check(&file.keep, &schema, &file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
         let refused = |(message, hint): MessageAndHint| wrong(message, &hint);
         let samples = file.samples.check(&names).map_err(refused)?;
         let join = file.join.map(|join| join.check(&names)).transpose().map_err(refused)?;
@@ -243,6 +250,7 @@ impl Config {
             partition_by: file.partition.by,
             buckets: file.dataset.buckets,
             schema,
+            keep: file.keep,
             vocabularies,
         })
     }

@@ -49,6 +49,11 @@ pub(crate) fn float_column(number: usize) -> String {
     format!("__onefold_f{number}")
 }
 
+/// The column of kept column `number` of the schema.
+pub(crate) fn kept_column(number: usize) -> String {
+    format!("__onefold_k{number}")
+}
+
 /// The column of list `number`, in the order of [`list_names`].
 pub(crate) fn list_column(number: usize) -> String {
     format!("__onefold_l{number}")
@@ -69,7 +74,7 @@ pub(crate) enum Read {
     Times,
     /// The hash of the key.
     Keys,
-    /// Time, key if there is one, place, floats and lists. For each list the originals of its ids by id, if a
+    /// Time, key if there is one, place, floats, kept columns and lists. For each list the originals of its ids by id, if a
     /// vocabulary numbers them.
     Samples(Vec<Option<Arc<Vec<i64>>>>),
 }
@@ -167,6 +172,8 @@ impl OldDataset {
                 fields.extend(sessionize::position_columns(config).iter().map(|name| integer(name)));
                 let floats = 0..config.schema.float_columns().count();
                 fields.extend(floats.map(|i| Field::new(float_column(i), DataType::Float32, false)));
+                let kept = self.snapshot.schema.kept.iter().enumerate();
+                fields.extend(kept.map(|(i, kept)| Field::new(kept_column(i), kept.kind.data_type(), true)));
                 let item = Arc::new(Field::new("element", DataType::Int64, false));
                 let list = |i| Field::new(list_column(i), DataType::List(Arc::clone(&item)), false);
                 fields.extend((0..lists.len()).map(list));
@@ -320,6 +327,7 @@ impl Table {
             for floats in &group.floats {
                 columns.push(Arc::new(Float32Array::from(floats[rows.clone()].to_vec())));
             }
+            columns.extend(group.kept.iter().map(|values| values.slice(rows.start, rows.len())));
             for (lists, originals) in group.lists.iter().zip(originals) {
                 let lists = lists.to_array(rows.clone());
                 columns.push(match originals {
@@ -340,13 +348,15 @@ struct RowGroup {
     times: Option<Vec<i64>>,
     keys: Option<Vec<i64>>,
     floats: Vec<Vec<f32>>,
+    kept: Vec<ArrayRef>,
     lists: Vec<onefold_datasets::scan::SampleLists>,
 }
 
 impl RowGroup {
     fn read(table: &Table, file: &OpenFile, group: usize) -> Result<Self> {
         let sessions = file.numbers::<Int64Type>(group, SESSION_COLUMN)?.to_vec();
-        let mut columns = Self { sessions, times: None, keys: None, floats: Vec::new(), lists: Vec::new() };
+        let (floats, kept, lists) = (Vec::new(), Vec::new(), Vec::new());
+        let mut columns = Self { sessions, times: None, keys: None, floats, kept, lists };
         if !matches!(table.read, Read::Keys) {
             columns.times = Some(file.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN)?.to_vec());
         }
@@ -357,6 +367,9 @@ impl RowGroup {
         if is_whole {
             for name in &table.floats {
                 columns.floats.push(file.numbers::<Float32Type>(group, name)?.to_vec());
+            }
+            for column in &table.snapshot.schema.kept {
+                columns.kept.push(file.kept(group, column)?);
             }
             for (in_group, feature) in &table.lists {
                 columns.lists.push(file.lists(group, table.snapshot.layout, in_group, feature)?);

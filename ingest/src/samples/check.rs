@@ -191,7 +191,8 @@ impl<'a> StepColumns<'a> {
         let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
         let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
         let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
-        for (place, name) in features.chain(session).chain(order).chain(partition) {
+        let kept = config.keep.iter().map(|name| ("`keep`", name.as_str()));
+        for (place, name) in features.chain(session).chain(order).chain(partition).chain(kept) {
             if !made.contains(&name) {
                 return Err(missing_column(config, place, name, &made));
             }

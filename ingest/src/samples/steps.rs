@@ -72,8 +72,8 @@ impl<'a> StepSql<'a> {
         let is_narrow = |name: &String| field(name).is_some_and(|field| !field.data_type().is_nested());
         let narrow: Vec<String> = first_of_each(places.iter().chain(&keys).filter(|name| is_narrow(name)));
         let features: Vec<String> = config.feature_columns().map(|(name, _)| name.to_owned()).collect();
-        let wide =
-            first_of_each(narrow.iter().chain(&places).chain(&features).filter(|name| field(name).is_some()));
+        let wide = narrow.iter().chain(&places).chain(&features).chain(&config.keep);
+        let wide = first_of_each(wide.filter(|name| field(name).is_some()));
         let made_narrow = first_of_each(places.iter().filter(|name| field(name).is_none()));
         Ok(Self { config, columns, limits, narrow, wide, made_narrow })
     }

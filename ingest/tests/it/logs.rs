@@ -184,8 +184,13 @@ impl Dir {
 
     /// `onefold-ingest build dataset.toml --out out`, with no settings of the environment for S3.
     pub(crate) fn program(&self, out: &str) -> Command {
+        self.command(&["build", "dataset.toml", "--out", out, "--threads", "2", "--json"])
+    }
+
+    /// `onefold-ingest` with these arguments, with no settings of the environment for S3.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_onefold-ingest"));
-        command.args(["build", "dataset.toml", "--out", out, "--threads", "2", "--json"]);
+        command.args(arguments);
         command.current_dir(self.0.path()).env_remove("ONEFOLD_LOG").env("RUST_BACKTRACE", "0");
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
             command.env_remove(name);

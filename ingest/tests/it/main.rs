@@ -2,6 +2,7 @@
 
 mod examples;
 mod ids;
+mod keep;
 mod logs;
 mod merge;
 mod partitions;

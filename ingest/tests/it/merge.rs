@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int64Array, ListArray, StringArray, TimestampMicrosecondArray};
-use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, StringArray, TimestampMicrosecondArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float32Type, Int64Type, TimestampMicrosecondType};
 use onefold_datasets::progress::Silent;
 use onefold_datasets::scan::OpenFile;
 use onefold_datasets::storage::Storage;
@@ -69,6 +70,8 @@ struct Setup {
     /// The options of the features with ids.
     ids: &'static str,
     timeline: bool,
+    /// Whether a text and an integer are kept.
+    keep: bool,
     layout: Layout,
     order: Order,
     buckets: u32,
@@ -81,6 +84,7 @@ const SETUP: Setup = Setup {
     partition: "by = \"day\"",
     ids: "",
     timeline: false,
+    keep: false,
     layout: Layout::Folded,
     order: Order::Session,
     buckets: 1,
@@ -105,8 +109,9 @@ impl Setup {
              item = {{ kind = \"sparse\"{{ids}} }}\nhistory = {{ kind = \"sequence\", group = \"history\"{{ids}} }}\n{feature}"
         );
         format!(
-            "format_version = 1\n[sources]\nlog = \"{log}\"\nevents = \"events.parquet\"\n[samples]\nsource = \"log\"\n{key}\
+            "format_version = 1\n{}[sources]\nlog = \"{log}\"\nevents = \"events.parquet\"\n[samples]\nsource = \"log\"\n{key}\
              [session]\n{session}\ntime = \"time\"\n{order}[partition]\n{}\n{section}[features]\n{}",
+            if self.keep { "keep = [\"note\", \"request\"]\n" } else { "" },
             self.partition,
             features.replace("{ids}", self.ids)
         )
@@ -138,6 +143,12 @@ impl Setup {
             ("visit", texts(&|row| row.visit())),
             ("country", texts(&|row| row.country().to_owned())),
             ("time", Arc::new(time)),
+            (
+                "note",
+                Arc::new(StringArray::from_iter(
+                    rows.iter().map(|row| (row.request % 3 != 0).then(|| format!("note {}", row.request % 4))),
+                )),
+            ),
             ("clicked", numbers(|row| i64::from(row.request % 3 == 0))),
             ("weight", numbers(|row| 1 + row.request % 4)),
             ("age", numbers(|row| row.request)),
@@ -213,8 +224,8 @@ impl Setup {
     }
 }
 
-/// A sample as it is read: session, time, hash of the key, floats, and the originals of the lists.
-type Sample = (i64, i64, Option<i64>, Vec<u32>, Vec<Vec<String>>);
+/// A sample as it is read: session, time, hash of the key, floats, kept values, and the originals of the lists.
+type Sample = (i64, i64, Option<i64>, Vec<u32>, Vec<Option<String>>, Vec<Vec<String>>);
 /// The samples of a dataset in their order, by partition and bucket.
 type Content = BTreeMap<(String, u32), Vec<Sample>>;
 
@@ -247,6 +258,8 @@ fn read_file(
             .float_columns()
             .map(|name| open.numbers::<Float32Type>(group, name).unwrap())
             .collect();
+        let kept = snapshot.schema.kept.iter().map(|column| open.kept(group, column).unwrap());
+        let kept: Vec<_> = kept.map(|values| cast(&values, &DataType::Utf8).unwrap()).collect();
         let mut lists = Vec::new();
         for in_group in &snapshot.schema.groups {
             for feature in &in_group.features {
@@ -261,7 +274,10 @@ fn read_file(
                 lists.list(row).iter().map(|id| original(*id, vocabulary.as_ref())).collect()
             });
             let key = keys.as_ref().map(|keys| keys[row]);
-            samples.push((sessions[row], times[row], key, floats, lists.collect()));
+            let kept = kept.iter().map(|values| {
+                values.is_valid(row).then(|| values.as_string::<i32>().value(row).to_owned())
+            });
+            samples.push((sessions[row], times[row], key, floats, kept.collect(), lists.collect()));
         }
     }
 }
@@ -316,15 +332,16 @@ fn setups() -> impl Strategy<Value = Setup> {
     let ids = prop_oneof![Just(""), Just(", ids = \"hash\""), Just(", vocabulary = \"frequency\"")];
     let order = prop_oneof![Just(Order::Session), Just(Order::SessionHash), Just(Order::Arrival)];
     let layout = prop_oneof![Just(Layout::Folded), Just(Layout::Rows)];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (flags, partition, ids, order, layout, prop_oneof![Just(1_u32), Just(5)]).prop_map(
-        |((gap, keyed, ordered, timeline), partition, ids, order, layout, buckets)| Setup {
+        |((gap, keyed, ordered, timeline, keep), partition, ids, order, layout, buckets)| Setup {
             gap,
             keyed,
             ordered,
             partition,
             ids,
             timeline,
+            keep,
             layout,
             order,
             buckets,

@@ -9,6 +9,7 @@ fn schema() -> Schema {
         labels: vec!["label".into()],
         weight: None,
         dense: vec![],
+        kept: Vec::new(),
         groups: vec![
             group("user", vec![feature("user_id", SparseKind::Sparse), feature("city", SparseKind::Sparse)]),
             group("history", vec![feature("history", SparseKind::Sequence)]),

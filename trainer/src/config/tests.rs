@@ -106,6 +106,7 @@ fn tasks_are_checked() {
         labels: labels.iter().map(|label| (*label).to_owned()).collect(),
         weight: None,
         dense: Vec::new(),
+        kept: Vec::new(),
         groups: Vec::new(),
     };
     let found = config.check_labels(&schema(&["like", "view", "click"])).unwrap();
@@ -177,6 +178,7 @@ fn the_configuration_of_sequences_and_tasks_parses() {
         labels: vec!["label".into(), "liked".into()],
         weight: None,
         dense: Vec::new(),
+        kept: Vec::new(),
         groups: vec![
             group("user", SparseKind::Sparse, 0..24),
             group("sequence", SparseKind::Sequence, 0..6),
@@ -204,7 +206,8 @@ fn the_mlperf_configuration_has_the_benchmarks_size() {
     let features = (0..26).map(feature).collect();
     let group = FeatureGroup { name: "ungrouped".into(), deduplicated: false, features };
     let schema =
-        Schema { labels: vec!["label".into()], weight: None, dense: Vec::new(), groups: vec![group] };
+        Schema { labels: vec!["label".into()], weight: None, dense: Vec::new(),
+        kept: Vec::new(), groups: vec![group] };
     let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let count = config.parameters(&tables, 13);
     assert_eq!(count.embedding, 204_184_588 * 128);

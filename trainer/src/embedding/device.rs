@@ -400,6 +400,7 @@ mod tests {
             labels: Vec::new().into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![group(step)],
         };
         Batch::try_new(parts).unwrap()

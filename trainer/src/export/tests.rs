@@ -64,6 +64,7 @@ fn schema() -> Schema {
         labels: vec!["clicked".into(), "liked".into()],
         weight: None,
         dense: vec!["age".into(), "price".into()],
+        kept: Vec::new(),
         groups: vec![
             group(
                 "user",
@@ -104,6 +105,7 @@ fn batch() -> Batch {
         labels: vec![0.0; 6].into(),
         weights: None,
         timestamps: None,
+        kept: Vec::new(),
         groups: vec![
             group("user", vec![feature("history"), feature("city"), feature("read"), feature("wished")]),
             group("item", vec![feature("item")]),

@@ -175,6 +175,7 @@ mod tests {
             labels: (0..14).map(|i| f32::from(u8::from(i % 3 == 0))).collect::<Vec<_>>().into(),
             weights: Some(vec![1.0, 2.0, 1.0, 1.0, 3.0, 1.0, 1.0].into()),
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap()],
         })
         .unwrap()

@@ -134,6 +134,7 @@ fn batch(k: i64) -> Batch {
         labels: (0..12).map(|b| f32::from(u8::from((b + k) % 3 == 0))).collect::<Vec<f32>>().into(),
         weights: None,
         timestamps: None,
+        kept: Vec::new(),
         groups: groups.to_vec(),
     };
     Batch::try_new(parts).unwrap()
@@ -155,6 +156,7 @@ fn model(config: &TrainConfig) -> Model {
         labels: vec!["label".to_owned()],
         weight: None,
         dense: vec!["x".to_owned(), "y".to_owned()],
+        kept: Vec::new(),
         groups: GROUPS.iter().map(group).collect(),
     };
     let features = GROUPS.iter().flat_map(|(_, features)| *features);

@@ -86,6 +86,7 @@ fn schema() -> Schema {
         labels: vec!["label".to_owned(), "like".to_owned()],
         weight: None,
         dense: vec!["x".to_owned(), "y".to_owned()],
+        kept: Vec::new(),
         groups: groups.collect(),
     }
 }
@@ -155,6 +156,7 @@ fn batch(seed: u64) -> Batch {
         labels: labels.into(),
         weights: None,
         timestamps: None,
+        kept: Vec::new(),
         groups,
     };
     Batch::try_new(parts).unwrap()
@@ -445,6 +447,7 @@ fn a_batch_may_have_no_samples() {
             labels: none(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: batch(1).groups().iter().map(group).collect(),
         });
         let empty = empty.unwrap();

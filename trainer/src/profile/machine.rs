@@ -123,6 +123,7 @@ impl Rank {
                 labels: Vec::new().into(),
                 weights: None,
                 timestamps: None,
+                kept: Vec::new(),
                 groups: groups.into_iter().map(|group| for_samples(group, size)).collect::<Result<_>>()?,
             };
             Ok(Part { tables, batch: Batch::try_new(parts)? })

@@ -132,6 +132,7 @@ mod tests {
             labels: vec!["clicked".into()],
             weight: None,
             dense: vec!["age".into(), "price".into()],
+            kept: Vec::new(),
             groups: vec![FeatureGroup { name: "g".into(), deduplicated: true, features: vec![feature] }],
         }
     }
@@ -153,6 +154,7 @@ mod tests {
             labels: vec![0.0, 1.0].into(),
             weights: None,
             timestamps: None,
+            kept: Vec::new(),
             groups: vec![Group::try_new("g", Some(vec![1, 0].into()), vec![feature]).unwrap()],
         })
         .unwrap()

@@ -77,6 +77,7 @@ fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
         labels: vec!["clicked".into(), "even".into()],
         weight: None,
         dense: vec!["age".into()],
+        kept: Vec::new(),
         groups: vec![
             group(
                 "user",

@@ -13,6 +13,7 @@ fn batch(group: &Group) -> Batch {
         labels: Vec::new().into(),
         weights: None,
         timestamps: None,
+        kept: Vec::new(),
         groups: vec![group.clone()],
     };
     Batch::try_new(parts).unwrap()
