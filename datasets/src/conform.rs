@@ -24,7 +24,8 @@ pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordB
         return Ok(RecordBatch::try_new(Arc::clone(schema), columns)?);
     }
     let fields = schema.fields().iter().zip(&columns);
-    let fields = fields.map(|(field, column)| Field::new(field.name(), column.data_type().clone(), field.is_nullable()));
+    let fields = fields
+        .map(|(field, column)| Field::new(field.name(), column.data_type().clone(), field.is_nullable()));
     Ok(RecordBatch::try_new(Arc::new(ArrowSchema::new(fields.collect::<Vec<_>>())), columns)?)
 }
 

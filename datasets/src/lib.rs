@@ -56,8 +56,8 @@ pub use partition::PartitionKey;
 pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
 pub use problem::Problem;
 pub use schema::{
-    FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature, SparseKind,
-    TIME_COLUMN,
+    FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature,
+    SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
     Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,

@@ -250,7 +250,16 @@ mod tests {
     fn batch(groups: Vec<Group>) -> Batch {
         let (dense, labels) = (vec![].into(), vec![].into());
         let size = groups[0].samples();
-        Batch::try_new(BatchParts { size, dense, labels, weights: None, timestamps: None, kept: Vec::new(), groups }).unwrap()
+        Batch::try_new(BatchParts {
+            size,
+            dense,
+            labels,
+            weights: None,
+            timestamps: None,
+            kept: Vec::new(),
+            groups,
+        })
+        .unwrap()
     }
 
     proptest! {

@@ -12,8 +12,8 @@ use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::count_of;
 use onefold_datasets::{
-    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionChoice, PartitionFilter, PartitionKey,
-    Schema, Snapshot, TIME_COLUMN, WriterOptions, Written,
+    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionChoice, PartitionFilter,
+    PartitionKey, Schema, Snapshot, TIME_COLUMN, WriterOptions, Written,
 };
 use serde::Serialize;
 
@@ -171,11 +171,7 @@ impl Build<'_> {
             }
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
-        let mut writer = self.writer(
-            layout,
-            order,
-            &self.first_schema(old.as_ref()),
-        )?;
+        let mut writer = self.writer(layout, order, &self.first_schema(old.as_ref()))?;
         let wanted = self.wanted(old.as_ref())?;
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         let choice = options.partitions.choice(&reading.partition_types())?;
@@ -252,12 +248,7 @@ impl Build<'_> {
         }
     }
 
-    fn writer(
-        &self,
-        layout: Layout,
-        order: Order,
-        schema: &Schema,
-    ) -> Result<DatasetWriter> {
+    fn writer(&self, layout: Layout, order: Order, schema: &Schema) -> Result<DatasetWriter> {
         let options = WriterOptions {
             layout,
             commit: self.options.commit,

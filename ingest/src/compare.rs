@@ -50,7 +50,10 @@ pub async fn compare(
     if !has_features(&snapshot.schema, config) {
         return Err(Error::Config {
             path: config.path.clone(),
-            message: format!("its `[features]` and `keep` are not the columns of the dataset `{}`", directory.display()),
+            message: format!(
+                "its `[features]` and `keep` are not the columns of the dataset `{}`",
+                directory.display()
+            ),
             hint: "compare the dataset with the configuration that it was built from".to_owned(),
         });
     }

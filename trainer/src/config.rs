@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{PartitionFilter, Schema, Snapshot, suggest};
+use onefold_datasets::{PartitionFilter, SESSION_COLUMN, Schema, Snapshot, suggest};
 use onefold_sharding::{EmbeddingConfig, FeatureConfig, KnownIds, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
@@ -173,6 +173,17 @@ impl TrainConfig {
                 format!("`[evaluation].segments` has `{name}`, which is no sparse feature"),
                 suggest(name, names()),
             ));
+        }
+        if let Some(group) = &self.evaluation.group {
+            let kept = || snapshot.schema.kept_names().chain(std::iter::once(SESSION_COLUMN));
+            if names().chain(kept()).all(|known| known != group) {
+                return Err(wrong(
+                    format!(
+                        "`[evaluation].group` is `{group}`, which is neither a kept column nor a sparse feature"
+                    ),
+                    suggest(group, names().chain(kept())),
+                ));
+            }
         }
         snapshot.select(&self.train_partitions()?)?;
         if let Some(eval) = self.eval_partitions()? {

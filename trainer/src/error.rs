@@ -107,7 +107,7 @@ pub enum Error {
 
     /// A model that the machine has no memory for.
     #[error(
-        "the model takes {}{}, which has {} of memory left\n  hint: give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option `memory_limit`",
+        "the model takes {}{}, which has {} of memory left\n  hint: give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option `memory_limit` of `run`",
         format_bytes(*needed), on_ranks(*ranks), format_bytes(*available)
     )]
     MachineMemory {

@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use arrow::array::AsArray;
+use arrow::datatypes::Int64Type;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{PartitionFilter, Snapshot};
+use onefold_datasets::{PartitionFilter, Snapshot, hash_id};
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
 use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, IdPolicy};
@@ -19,12 +21,15 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::Placement;
 use crate::infer::infer;
-use crate::metrics::{Figures, GroupedScores, Ranking, Segment, SegmentMetrics, Task, TaskMetrics};
+use crate::memory::ModelSize;
+use crate::metrics::{
+    ExactScores, Figures, GroupedScores, Ranking, Segment, SegmentMetrics, Task, TaskMetrics,
+};
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 use crate::stop::Stop;
-use crate::{Error, Result, TrainConfig};
+use crate::{Error, Result, TrainConfig, memory};
 
 /// Figures by segment and task.
 type BySegment = BTreeMap<Segment, BTreeMap<String, Figures>>;
@@ -98,33 +103,56 @@ pub fn evaluate(
     options: &EvaluateOptions,
     reporter: &dyn Reporter,
 ) -> Result<EvaluationSummary> {
-    let collectives = &options.collectives;
-    let (description, reader) = collectives.agree_on(|| open(run, dataset, options))?;
-    let config = &description.config;
-    let snapshot = reader.snapshot();
-    collectives.check_same(&[
-        ("the run", description.digest()?),
-        ("the option `checkpoint`", format!("{:?}", options.checkpoint)),
-        ("the dataset", snapshot.dataset.clone()),
-        ("the snapshot", snapshot.snapshot.to_string()),
-        ("the option `partitions`", format!("{:?}", options.partitions)),
-        ("the option `dedupe`", format!("{:?}", options.dedupe)),
-    ])?;
-    tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
-    let device = options.device.as_ref();
-    let placement = Placement::even(&description.tables, Arc::clone(collectives));
-    let (model, steps) =
-        description.load_model(run, options.checkpoint, &placement, options.threads, device)?;
-    let evaluation =
-        Evaluation { config: &config.evaluation, tasks: config.metric_tasks(&description.schema)? };
+    let opened = options.collectives.agree_on(|| open(run, dataset, options, &[]))?;
+    opened.check_ranks(options)?;
+    let (model, steps) = opened.load_model(run, options)?;
+    let Opened { run, reader, tasks } = opened;
+    let evaluation = Evaluation { config: &run.config.evaluation, tasks };
     // Only an evaluation during training can be stopped.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
     let summary = summary.map(|of_all| EvaluationSummary { steps: Some(steps), ..of_all.summary });
     summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
 }
 
-/// The run, and a reader of what it is evaluated on.
-fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, Reader)> {
+/// A run whose model is used, and a reader of what it is used on.
+pub(crate) struct Opened {
+    pub(crate) run: Run,
+    pub(crate) reader: Reader,
+    pub(crate) tasks: Vec<Task>,
+}
+
+impl Opened {
+    /// Refuses ranks that were not started for the same model and data.
+    pub(crate) fn check_ranks(&self, options: &EvaluateOptions) -> Result<()> {
+        let snapshot = self.reader.snapshot();
+        options.collectives.check_same(&[
+            ("the run", self.run.digest()?),
+            ("the option `checkpoint`", format!("{:?}", options.checkpoint)),
+            ("the dataset", snapshot.dataset.clone()),
+            ("the snapshot", snapshot.snapshot.to_string()),
+            ("the option `partitions`", format!("{:?}", options.partitions)),
+            ("the option `dedupe`", format!("{:?}", options.dedupe)),
+        ])
+    }
+
+    /// The model of the run in `location`, and the steps that it was trained for. Every rank calls it.
+    pub(crate) fn load_model(&self, location: &Path, options: &EvaluateOptions) -> Result<(Model, u64)> {
+        tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
+        let placement = Placement::even(&self.run.tables, Arc::clone(&options.collectives));
+        let device = options.device.as_ref();
+        // A GPU has memory of its own.
+        if device.is_none() {
+            let Run { config, tables, schema, .. } = &self.run;
+            let parameters = config.parameters(tables, schema.dense.len());
+            let size = ModelSize::within(config, parameters, tables, &placement, None)?;
+            memory::check_machine(size.model_bytes, &*options.collectives, memory::available())?;
+        }
+        self.run.load_model(location, options.checkpoint, &placement, options.threads, device)
+    }
+}
+
+/// The run, and a reader of what its model is used on, whose batches carry the columns `keep` and what groups need.
+pub(crate) fn open(run: &Path, dataset: &Path, options: &EvaluateOptions, keep: &[String]) -> Result<Opened> {
     let description = Run::load(run)?;
     let config = &description.config;
     let partitions = match &options.partitions {
@@ -135,6 +163,7 @@ fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, R
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;
+    let group = config.evaluation.kept_columns(&description.schema).filter(|name| !keep.contains(name));
     let reader = ReaderOptions {
         dedupe: options.dedupe,
         rank: rank_of(&*options.collectives),
@@ -143,11 +172,13 @@ fn open(run: &Path, dataset: &Path, options: &EvaluateOptions) -> Result<(Run, R
         preprocess: preprocessing.map(|steps| steps.config),
         table_rows: checked_rows(&description.tables),
         label_ranges: label_ranges(config),
+        kept: keep.iter().cloned().chain(group).collect(),
         ..ReaderOptions::new(config.train.batch_size)
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
     let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
-    Ok((description, reader))
+    let tasks = config.metric_tasks(&description.schema)?;
+    Ok(Opened { run: description, reader, tasks })
 }
 
 /// Opens what may be fewer samples than a batch: held-out samples, and a day's.
@@ -229,6 +260,7 @@ struct Observed<'a> {
     tasks: &'a [Task],
     all: TaskMetrics,
     segments: Vec<SegmentMetrics>,
+    exact: ExactScores,
     /// Where a group is configured.
     grouped: Option<GroupedScores>,
 }
@@ -243,6 +275,7 @@ impl<'a> Observed<'a> {
             tasks,
             all: TaskMetrics::new(tasks),
             segments: segments.map(|name| SegmentMetrics::new(name, tasks, config.max_segments)).collect(),
+            exact: ExactScores::new(tasks),
             grouped,
         }
     }
@@ -255,15 +288,22 @@ impl<'a> Observed<'a> {
         for (metrics, segments) in self.segments.iter_mut().zip(&segments) {
             metrics.add(batch, segments, logits);
         }
+        let tasks = self.tasks;
+        let score = |sample: usize, task: usize| {
+            let label = batch.labels()[sample * batch.label_width() + tasks[task].column];
+            (logits[sample * tasks.len() + task], label)
+        };
+        for sample in 0..batch.size() {
+            let weight = batch.weights().map_or(1.0, |weights| weights[sample]);
+            self.exact.add(|task| {
+                let (score, label) = score(sample, task);
+                [score, label, weight]
+            });
+        }
         let (Some(grouped), Some(group)) = (&mut self.grouped, &self.config.group) else { return Ok(()) };
-        let (groups, tasks) = (group_of_samples(batch, group), self.tasks);
-        for (sample, group) in groups.into_iter().enumerate() {
+        for (sample, group) in group_of_samples(batch, group).into_iter().enumerate() {
             let segments = segments.iter().map(|segments| segments[sample]);
-            let of_task = |task: usize| {
-                let label = batch.labels()[sample * batch.label_width() + tasks[task].column];
-                (logits[sample * tasks.len() + task], label)
-            };
-            grouped.add(group, segments, of_task)?;
+            grouped.add(group, segments, |task| score(sample, task))?;
         }
         Ok(())
     }
@@ -279,6 +319,7 @@ impl<'a> Observed<'a> {
         let bins = self.config.calibration_bins;
         let mut figures: Vec<(&str, Figures)> =
             all.iter().map(|(name, metrics)| (name, metrics.figures_with_bins(bins))).collect();
+        self.exact.refine(&mut figures, collectives)?;
         let mut segments: BTreeMap<String, BySegment> =
             self.segments.iter().map(|s| (s.feature().to_owned(), s.figures(bins))).collect();
         if let Some(grouped) = self.grouped.take() {
@@ -322,8 +363,15 @@ fn add_rankings(
     }
 }
 
-/// The group of every sample, by a sparse feature of one id; `None` for a sample that has none or several.
+/// The group of every sample, by a column that the batch carries, or a sparse feature of one id; `None` for a sample
+/// that has none, or several.
 fn group_of_samples(batch: &Batch, name: &str) -> Vec<Option<u64>> {
+    if let Some(column) = batch.kept().iter().find(|column| *column.name == *name) {
+        return match column.values.as_string_opt::<i32>() {
+            Some(texts) => texts.iter().map(|text| Some(hash_id(text?.as_bytes()) as u64)).collect(),
+            None => column.values.as_primitive::<Int64Type>().iter().map(|id| Some(id? as u64)).collect(),
+        };
+    }
     let segments = Segment::of_samples(batch, name).unwrap_or_default();
     let group = |segment| match segment {
         Segment::Id(id) => Some(id as u64),

@@ -36,6 +36,7 @@ mod memory;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;
+mod predict;
 mod preprocess;
 pub mod profile;
 pub mod report;
@@ -57,6 +58,7 @@ pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};
 pub use memory::ModelSize;
+pub use predict::{PredictionSummary, predict};
 pub use stop::Stop;
 pub use train::{
     Ending, Existing, GrownTable, PartitionFigures, Prepared, ProgressiveSummary, TrainOptions, TrainSummary,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::process::available_threads;
-use onefold_datasets::progress::Silent;
+use onefold_datasets::progress::{Reporter, Silent};
 use onefold_datasets::storage::is_url;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
@@ -27,6 +27,7 @@ use onefold_trainer::distributed::Collectives;
 use onefold_trainer::run::{Run, WarmStarted};
 use onefold_trainer::{
     Error, EvaluateOptions, Existing, Prepared, Stop, TrainConfig, TrainOptions, WarmStart, evaluate, export,
+    predict,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,12 @@ enum Command {
     ///
     /// Example: onefold-train eval run --data dataset --partitions split=holdout
     Eval(EvalArguments),
+    /// Write a trained model's predictions to a Parquet file, with the columns that join them to the logs
+    ///
+    /// A row a sample: the columns that `keep` in `dataset.toml` names, then `prediction` and `logit`.
+    ///
+    /// Example: onefold-train predict run --data dataset --partitions split=holdout --out predictions.parquet
+    Predict(PredictArguments),
     /// Write a trained model as PyTorch and TorchRec load it
     ///
     /// `model.safetensors` has the names of TorchRec's `DLRM`, and `export.json` says how ids, features and vectors are
@@ -201,6 +208,22 @@ struct EvalArguments {
 }
 
 #[derive(Debug, clap::Args)]
+struct PredictArguments {
+    #[command(flatten)]
+    eval: EvalArguments,
+    /// The file to write: a path or a URL, as `s3://bucket/folder/predictions.parquet`
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Replace the file that is at `--out`
+    #[arg(long)]
+    overwrite: bool,
+    /// Columns of the dataset beside the predictions, separated by commas: kept ones, or `session_id` [default: all kept
+    /// ones]
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
+    keep: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
 struct ExportArguments {
     /// Directory of the run, or the folder that its `--checkpoints` named: a path or a URL
     run: PathBuf,
@@ -298,6 +321,7 @@ impl CommandLine for Cli {
             Command::Run(arguments) => run(arguments, printer),
             Command::Launch(arguments) => ranks::launch(arguments),
             Command::Eval(arguments) => eval(arguments, printer),
+            Command::Predict(arguments) => predictions(arguments, printer),
             Command::Export(arguments) => {
                 let summary =
                     export(&arguments.run, arguments.checkpoint, &arguments.out, arguments.overwrite)?;
@@ -443,25 +467,53 @@ fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
     ranks.run("eval", false, |collectives, device| evaluate_run(arguments, collectives, device, printer))
 }
 
+impl EvalArguments {
+    fn options(&self, collectives: &Arc<dyn Collectives>, device: Option<Accelerator>) -> EvaluateOptions {
+        EvaluateOptions {
+            dedupe: self.shared.dedupe(),
+            threads: self.shared.threads(),
+            checkpoint: self.checkpoint,
+            collectives: Arc::clone(collectives),
+            snapshot: self.at,
+            device,
+            partitions: self.partitions.clone(),
+        }
+    }
+}
+
 fn evaluate_run(
     arguments: &EvalArguments,
     collectives: &Arc<dyn Collectives>,
     device: Option<Accelerator>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let options = EvaluateOptions {
-        dedupe: arguments.shared.dedupe(),
-        threads: arguments.shared.threads(),
-        checkpoint: arguments.checkpoint,
-        collectives: Arc::clone(collectives),
-        snapshot: arguments.at,
-        device,
-        partitions: arguments.partitions.clone(),
-    };
+    let options = arguments.options(collectives, device);
     if collectives.rank() > 0 {
         evaluate(&arguments.run, &arguments.data, &options, &Silent)?;
         return Ok(());
     }
     let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;
     Ok(printer.summary(&describe::evaluation(&summary), &summary)?)
+}
+
+fn predictions(arguments: &PredictArguments, printer: &Printer) -> anyhow::Result<()> {
+    let PredictArguments { eval, out, overwrite, keep } = arguments;
+    let ranks = Ranks::join(&eval.ranks, eval.shared.device.device)?;
+    ranks.run("predict", false, |collectives, device| {
+        let options = eval.options(collectives, device);
+        let reporter: &dyn Reporter = if collectives.rank() > 0 { &Silent } else { printer };
+        let summary = predict(&eval.run, &eval.data, (out, *overwrite), keep, &options, reporter)?;
+        if collectives.rank() > 0 {
+            return Ok(());
+        }
+        let text = format!(
+            "predicted {} samples, {} samples/s: {}, {}, in {}",
+            format_count(summary.samples),
+            format_count(summary.samples_per_second as u64),
+            summary.columns.join(", "),
+            format_bytes(summary.bytes_on_disk),
+            out.display()
+        );
+        Ok(printer.summary(&text, &summary)?)
+    })
 }

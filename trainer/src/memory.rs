@@ -112,7 +112,7 @@ mod tests {
             results[0].as_ref().unwrap_err().to_string(),
             "the model takes 9.0 GiB on the 3 ranks of this machine, which has 8.0 GiB of memory left\n  hint: give the tables fewer \
              rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option \
-             `memory_limit`"
+             `memory_limit` of `run`"
         );
         assert!(matches!(results[2], Err(Error::ReportedElsewhere { rank: 0, .. })), "{results:?}");
         let available = available();

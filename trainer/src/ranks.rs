@@ -117,7 +117,7 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
             ..
         }) => {}
         Ok(_) => anyhow::bail!(
-            "only `run`, `eval`, `measure-plans` and `check-device` work on several ranks\n  hint: start the command without `launch`"
+            "only `run`, `eval`, `predict`, `measure-plans` and `check-device` work on several ranks\n  hint: start the command without `launch`"
         ),
     }
     let program = std::env::current_exe()?;

@@ -214,7 +214,8 @@ mod tests {
         let feature = |name: &str| SparseFeature::new(name, SparseKind::Sparse);
         let group = |name: &str, features| FeatureGroup { name: name.into(), deduplicated: true, features };
         let groups = vec![group("ab", vec![feature("a"), feature("b")]), group("c", vec![feature("c")])];
-        let schema = Schema { labels: vec!["y".into()], weight: None, dense: vec![], kept: Vec::new(), groups };
+        let schema =
+            Schema { labels: vec!["y".into()], weight: None, dense: vec![], kept: Vec::new(), groups };
         let sessions = [0, 0, 0, 0, 1, 1, 1];
         let (a, b, c) = ([1, 1, 2, 2, 2, 3, 3], [5, 6, 7, 7, 8, 8, 8], [0; 7]);
         let mut pass = Pass::new(&schema, &[4]);

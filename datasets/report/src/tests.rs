@@ -31,7 +31,13 @@ fn schema(name: &str) -> Schema {
         group("past", true, vec![feature("window", SparseKind::Sequence)]),
         group("item", false, vec![feature("item", SparseKind::Sparse)]),
     ];
-    Schema { labels: vec!["clicked".into()], weight: None, dense: vec!["age".into()], kept: Vec::new(), groups }
+    Schema {
+        labels: vec!["clicked".into()],
+        weight: None,
+        dense: vec!["age".into()],
+        kept: Vec::new(),
+        groups,
+    }
 }
 
 fn lists(session: i64, i: i64) -> [Vec<i64>; 4] {

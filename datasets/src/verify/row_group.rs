@@ -9,8 +9,8 @@ use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFile, SampleLists};
 use crate::{
-    DataFile, FeatureGroup, FeatureStatistics, KeptColumn, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN, SESSION_COLUMN,
-    Snapshot, SparseFeature, TIME_COLUMN,
+    DataFile, FeatureGroup, FeatureStatistics, KeptColumn, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN,
+    SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
 };
 
 /// A row group to check.

@@ -58,8 +58,12 @@ pub(super) struct OpenFile {
 impl WantedColumns {
     /// The columns of `schema`, a projection of the dataset's, and the `extra` ones.
     pub(super) fn new(all: SchemaRef, schema: &Schema, extra: &[&str]) -> Self {
-        let mut wanted: HashSet<String> =
-            schema.float_columns().chain(schema.kept_names()).chain(extra.iter().copied()).map(str::to_owned).collect();
+        let mut wanted: HashSet<String> = schema
+            .float_columns()
+            .chain(schema.kept_names())
+            .chain(extra.iter().copied())
+            .map(str::to_owned)
+            .collect();
         for feature in schema.sparse_features() {
             wanted.extend([feature.name.clone(), feature.length_column()]);
         }

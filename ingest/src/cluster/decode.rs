@@ -9,7 +9,9 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use onefold_datasets::digest::{Digest, SampleSeeds};
-use onefold_datasets::{IdMap, KeptColumn, KeptKind, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+use onefold_datasets::{
+    IdMap, KeptColumn, KeptKind, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN,
+};
 
 use super::encode::EncoderOptions;
 use super::kept::{KeptBuilder, KeptValue};

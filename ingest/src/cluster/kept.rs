@@ -24,8 +24,13 @@ pub(crate) fn kept_columns(config: &Config, columns: &ArrowSchema) -> Result<Vec
         let Ok(field) = columns.field_with_name(name) else { continue };
         let kind = kind(field.data_type()).ok_or_else(|| Error::Column {
             column: name.clone(),
-            message: format!("`keep` has it, but only integers and texts are kept, and its type is {}", field.data_type()),
-            hint: format!("convert it in the query, as `CAST({name} AS VARCHAR)` or `CAST({name} AS BIGINT)`"),
+            message: format!(
+                "`keep` has it, but only integers and texts are kept, and its type is {}",
+                field.data_type()
+            ),
+            hint: format!(
+                "convert it in the query, as `CAST({name} AS VARCHAR)` or `CAST({name} AS BIGINT)`"
+            ),
         })?;
         kept.push(KeptColumn { name: name.clone(), kind });
     }

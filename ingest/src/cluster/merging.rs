@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use datafusion::physical_plan::displayable;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::{KeptColumn, SparseKind};
 use onefold_datasets::progress::Reporter;
+use onefold_datasets::{KeptColumn, SparseKind};
 
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};

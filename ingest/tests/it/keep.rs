@@ -78,10 +78,10 @@ fn texts_and_integers_are_kept_with_their_samples() {
         works(&dir, &["verify", layout]);
         works(&dir, &["verify", layout, "--against", "dataset.toml"]);
         let schema = Snapshot::load(&dir.path(layout)).unwrap().schema;
-        assert_eq!(schema.kept.iter().map(|column| column.kind).collect::<Vec<_>>(), [
-            KeptKind::Text,
-            KeptKind::Integer
-        ]);
+        assert_eq!(
+            schema.kept.iter().map(|column| column.kind).collect::<Vec<_>>(),
+            [KeptKind::Text, KeptKind::Integer]
+        );
     }
     // From text, and with other columns first in the files.
     dir.write("dataset.toml", CONFIG.replace("log.parquet", "log.csv"));
@@ -100,9 +100,15 @@ fn the_digest_and_the_comparison_cover_kept_columns() {
     dir.write("other.toml", &other);
     works(&dir, &["build", "other.toml", "--out", "other"]);
     assert_ne!(digest("other"), digest("dataset"));
-    dir.fails_as(dir.command(&["verify", "dataset", "--against", "other.toml"]), &["are not those of the sources"]);
+    dir.fails_as(
+        dir.command(&["verify", "dataset", "--against", "other.toml"]),
+        &["are not those of the sources"],
+    );
     dir.write("none.toml", CONFIG.replace("keep = [\"country\", \"request\"]\n", ""));
-    dir.fails_as(dir.command(&["verify", "dataset", "--against", "none.toml"]), &["`keep`", "not the columns"]);
+    dir.fails_as(
+        dir.command(&["verify", "dataset", "--against", "none.toml"]),
+        &["`keep`", "not the columns"],
+    );
 }
 
 #[test]
@@ -111,7 +117,8 @@ fn appending_needs_the_columns_that_the_dataset_keeps() {
     works(&dir, &["build", "dataset.toml", "--out", "dataset"]);
     works(&dir, &["append", "dataset.toml", "--out", "dataset"]);
     let refused = |keep: &str, country: &str| {
-        let text = CONFIG.replace("[\"country\", \"request\"]", keep).replace("'c' || (request % 3)", country);
+        let text =
+            CONFIG.replace("[\"country\", \"request\"]", keep).replace("'c' || (request % 3)", country);
         dir.write("other.toml", text);
         for command in ["append", "merge"] {
             let wanted = ["has another schema than the samples to append", "build the dataset anew"];
@@ -147,7 +154,10 @@ fn columns_that_cannot_be_kept_are_refused() {
         }
     };
     refused("[\"large\"]", &[]);
-    refused("[\"huge\"]", &["column `huge`", "18446744073709551615 does not fit into 63 bits", "AS VARCHAR)"]);
+    refused(
+        "[\"huge\"]",
+        &["column `huge`", "18446744073709551615 does not fit into 63 bits", "AS VARCHAR)"],
+    );
     refused("[\"age\"]", &["column `age`", "its type is Float64", "CAST(age AS VARCHAR)"]);
     refused("[\"history\"]", &["column `history`", "only integers and texts"]);
     refused("[\"time\"]", &["column `time`", "its type is Timestamp"]);
@@ -166,7 +176,8 @@ fn columns_of_declared_steps_are_kept() {
     let dir = log();
     let users: ArrayRef = Arc::new(Int64Array::from_iter_values(0..6));
     let since: ArrayRef = Arc::new(arrow::array::TimestampMicrosecondArray::from(vec![0; 6]));
-    let level: ArrayRef = Arc::new(UInt64Array::from_iter((0..6).map(|user| (user != 2).then_some(user * 10))));
+    let level: ArrayRef =
+        Arc::new(UInt64Array::from_iter((0..6).map(|user| (user != 2).then_some(user * 10))));
     dir.write("users.parquet", parquet(vec![("user", users), ("since", since), ("level", level)]));
     let x: ArrayRef = Arc::new(Float64Array::from_iter_values((0..40).map(f64::from)));
     let more: ArrayRef = Arc::new(BooleanArray::from(vec![true; 40]));
@@ -178,7 +189,10 @@ fn columns_of_declared_steps_are_kept() {
     let end = CONFIG.find("[session]").unwrap();
     let text = format!("{}{steps}{}", &CONFIG[..start], &CONFIG[end..]);
     let text = text.replace("[\"country\", \"request\"]", "[\"level\", \"page\"]");
-    dir.write("dataset.toml", text.replace("log = \"log.parquet\"", "log = \"log.parquet\"\nusers = \"users.parquet\""));
+    dir.write(
+        "dataset.toml",
+        text.replace("log = \"log.parquet\"", "log = \"log.parquet\"\nusers = \"users.parquet\""),
+    );
     works(&dir, &["build", "dataset.toml", "--out", "dataset"]);
     for (request, values) in kept(&dir, "dataset") {
         let user = request / 7;

@@ -146,7 +146,8 @@ impl Setup {
             (
                 "note",
                 Arc::new(StringArray::from_iter(
-                    rows.iter().map(|row| (row.request % 3 != 0).then(|| format!("note {}", row.request % 4))),
+                    rows.iter()
+                        .map(|row| (row.request % 3 != 0).then(|| format!("note {}", row.request % 4))),
                 )),
             ),
             ("clicked", numbers(|row| i64::from(row.request % 3 == 0))),
@@ -274,9 +275,9 @@ fn read_file(
                 lists.list(row).iter().map(|id| original(*id, vocabulary.as_ref())).collect()
             });
             let key = keys.as_ref().map(|keys| keys[row]);
-            let kept = kept.iter().map(|values| {
-                values.is_valid(row).then(|| values.as_string::<i32>().value(row).to_owned())
-            });
+            let kept = kept
+                .iter()
+                .map(|values| values.is_valid(row).then(|| values.as_string::<i32>().value(row).to_owned()));
             samples.push((sessions[row], times[row], key, floats, kept.collect(), lists.collect()));
         }
     }

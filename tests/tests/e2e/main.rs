@@ -19,6 +19,7 @@ mod outage;
 mod parity;
 mod path;
 mod planner;
+mod predict;
 mod ranks;
 mod remote;
 mod row_groups;

@@ -43,8 +43,13 @@ request = { kind = "sparse" }
 pub(crate) fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
     let feature = SparseFeature::new("request", SparseKind::Sparse);
     let group = FeatureGroup { name: "ungrouped".to_owned(), deduplicated: false, features: vec![feature] };
-    let schema =
-        Schema { labels: vec!["label".to_owned()], weight: None, dense: vec![], kept: Vec::new(), groups: vec![group] };
+    let schema = Schema {
+        labels: vec!["label".to_owned()],
+        weight: None,
+        dense: vec![],
+        kept: Vec::new(),
+        groups: vec![group],
+    };
     let sessions = (0_i64..).zip(sizes).flat_map(|(session, size)| vec![session; *size]);
     let sessions = Int64Array::from_iter_values(sessions);
     let count = sessions.len();

@@ -205,9 +205,13 @@ fn the_mlperf_configuration_has_the_benchmarks_size() {
     let feature = |i| SparseFeature::new(format!("cat_{i}"), SparseKind::Sparse);
     let features = (0..26).map(feature).collect();
     let group = FeatureGroup { name: "ungrouped".into(), deduplicated: false, features };
-    let schema =
-        Schema { labels: vec!["label".into()], weight: None, dense: Vec::new(),
-        kept: Vec::new(), groups: vec![group] };
+    let schema = Schema {
+        labels: vec!["label".into()],
+        weight: None,
+        dense: Vec::new(),
+        kept: Vec::new(),
+        groups: vec![group],
+    };
     let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let count = config.parameters(&tables, 13);
     assert_eq!(count.embedding, 204_184_588 * 128);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use onefold_datasets::Schema;
 use onefold_ikjt::Shuffle;
 use onefold_sharding::{DEFAULT_BATCH_SIZE, DataType};
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,14 @@ impl Default for EvaluationConfig {
             top: top(),
             calibration_bins: calibration_bins(),
         }
+    }
+}
+
+impl EvaluationConfig {
+    /// The columns that batches must carry for the groups: none, where a sparse feature tells them.
+    pub(crate) fn kept_columns(&self, schema: &Schema) -> std::option::IntoIter<String> {
+        let is_feature = |name: &&String| schema.sparse_features().any(|feature| feature.name == **name);
+        self.group.as_ref().filter(|name| !is_feature(name)).cloned().into_iter()
     }
 }
 

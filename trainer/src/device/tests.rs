@@ -152,8 +152,15 @@ fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
 fn batch_of(groups: Vec<Group>) -> Batch {
     let size = groups[0].samples();
     let labels = vec![0.0; size].into();
-    let parts =
-        BatchParts { size, dense: vec![0.5; size].into(), labels, weights: None, timestamps: None, kept: Vec::new(), groups };
+    let parts = BatchParts {
+        size,
+        dense: vec![0.5; size].into(),
+        labels,
+        weights: None,
+        timestamps: None,
+        kept: Vec::new(),
+        groups,
+    };
     Batch::try_new(parts).unwrap()
 }
 

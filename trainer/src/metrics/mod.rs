@@ -1,6 +1,7 @@
 //! Metrics of a model's tasks: streaming ones in constant memory, and those of rankings.
 
 mod binary;
+mod exact;
 mod groups;
 mod loss;
 mod ranking;
@@ -12,6 +13,7 @@ mod tasks;
 use serde::Serialize;
 
 pub use self::binary::BinaryMetrics;
+pub(crate) use self::exact::ExactScores;
 pub(crate) use self::groups::GroupedScores;
 pub use self::loss::Loss;
 pub use self::ranking::Ranking;

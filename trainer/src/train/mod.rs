@@ -319,6 +319,8 @@ impl<'a> Prepared<'a> {
             label_ranges: label_ranges(config),
             ..ReaderOptions::new(config.train.batch_size)
         };
+        let kept = config.evaluation.kept_columns(&schema).collect();
+        let evaluation = ReaderOptions { kept, ..common.clone() };
         let filter = config.train_partitions()?;
         let new_only = options.warm_start.as_ref().is_some_and(|warm_start| warm_start.new_partitions);
         let partitions = match &earlier {
@@ -327,7 +329,7 @@ impl<'a> Prepared<'a> {
         };
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
-        let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common.clone() };
+        let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common };
         // Training's batches wait in memory while the model is evaluated.
         let evaluates = eval.is_some() || options.progressive;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
@@ -340,13 +342,13 @@ impl<'a> Prepared<'a> {
             days: Day::of_partitions(keys.iter().cloned()),
             snapshot: snapshot.clone(),
             training,
-            evaluation: common.clone(),
+            evaluation: evaluation.clone(),
             workers: [workers.clone(), workers.with_memory_limit(memory_limit)],
         });
         let held_out = match eval {
             None => None,
             Some(partitions) => {
-                let options = ReaderOptions { partitions, ..common };
+                let options = ReaderOptions { partitions, ..evaluation };
                 let workers = workers.with_memory_limit(memory_limit);
                 Some(open_whatever_size(dataset, &snapshot, options, &workers)?)
             }

@@ -1,0 +1,146 @@
+//! The exact AUC of evaluations that are not too large to keep every score.
+
+use super::{Figures, Loss, Task};
+use crate::Result;
+use crate::distributed::Collectives;
+
+/// Samples of all ranks up to which every score is kept: 48 MiB a task.
+const MOST: usize = 4 << 20;
+
+/// Scores, labels and weights of binary tasks, while they are few.
+#[derive(Debug)]
+pub(crate) struct ExactScores {
+    /// Binary tasks, by number.
+    tasks: Vec<usize>,
+    /// By binary task; `None` when there were too many.
+    samples: Option<Vec<Vec<[f32; 3]>>>,
+    most: usize,
+}
+
+impl ExactScores {
+    /// Of no samples.
+    pub(crate) fn new(tasks: &[Task]) -> Self {
+        let binary = tasks.iter().enumerate().filter(|(_, task)| task.loss == Loss::BinaryCrossEntropy);
+        let tasks: Vec<usize> = binary.map(|(number, _)| number).collect();
+        Self { samples: Some(vec![Vec::new(); tasks.len()]), tasks, most: MOST }
+    }
+
+    /// Adds score, label and weight of a sample, by task.
+    pub(crate) fn add(&mut self, of_task: impl Fn(usize) -> [f32; 3]) {
+        let Some(samples) = &mut self.samples else { return };
+        for (own, task) in samples.iter_mut().zip(&self.tasks) {
+            own.push(of_task(*task));
+        }
+        if samples.first().is_some_and(|own| own.len() > self.most) {
+            self.samples = None;
+        }
+    }
+
+    /// Puts the exact AUC of all ranks' samples into the figures of all tasks, unless there are too many. Every rank
+    /// calls it.
+    pub(crate) fn refine(self, figures: &mut [(&str, Figures)], collectives: &dyn Collectives) -> Result<()> {
+        let length = self.samples.as_ref().map(|samples| samples.first().map_or(0, Vec::len));
+        let counts: Vec<Option<usize>> = match collectives.size() {
+            1 => vec![length],
+            _ => collectives.gather_json(&length)?,
+        };
+        let all = counts.into_iter().sum::<Option<usize>>().filter(|all| *all <= self.most);
+        let (Some(_), Some(samples)) = (all, self.samples) else { return Ok(()) };
+        for (task, own) in self.tasks.into_iter().zip(samples) {
+            let mut samples = match collectives.size() {
+                1 => own,
+                _ => {
+                    let of_ranks = collectives.gather_bytes(bytemuck::cast_slice(&own))?;
+                    let samples = of_ranks.iter().flat_map(|bytes| bytes.chunks_exact(size_of::<[f32; 3]>()));
+                    // The bytes may stand anywhere.
+                    samples.map(bytemuck::pod_read_unaligned).collect()
+                }
+            };
+            if let Some(auc) = auc(&mut samples) {
+                (figures[task].1.auc, figures[task].1.auc_error) = (Some(auc), Some(0.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The share of pairs of a positive and a negative sample in which the positive one has the higher score, equal ones
+/// counting half; by weights of scores, labels and weights of samples.
+fn auc(samples: &mut [[f32; 3]]) -> Option<f64> {
+    // Equal scores in one order, so that sums do not depend on the ranks.
+    let key = |sample: &[f32; 3]| sample.map(f32::to_bits);
+    samples.sort_by(|a, b| a[0].total_cmp(&b[0]).then_with(|| key(a).cmp(&key(b))));
+    let (mut below, mut all, mut won) = (0.0, 0.0, 0.0);
+    for tie in samples.chunk_by(|a, b| a[0] == b[0]) {
+        let (mut negative, mut positive) = (0.0, 0.0);
+        for [_, label, weight] in tie {
+            positive += f64::from(*label) * f64::from(*weight);
+            negative += (1.0 - f64::from(*label)) * f64::from(*weight);
+        }
+        won += positive * (below + negative / 2.0);
+        below += negative;
+        all += positive;
+    }
+    (all > 0.0 && below > 0.0).then(|| won / (all * below))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::distributed::{Alone, threads};
+
+    fn sample(number: u32) -> [f32; 3] {
+        let mixed = number.wrapping_mul(2_654_435_761) >> 8;
+        // Close together, so that buckets of logits could not tell them apart.
+        [1.0 + (mixed % 50) as f32 * 1e-6, (mixed % 3 == 0).into(), 1.0 + (number % 2) as f32]
+    }
+
+    fn collected(rank: u32, of: usize, most: usize) -> ExactScores {
+        let task = |name: &str, loss| Task { name: name.into(), column: 0, loss };
+        let tasks = [task("seconds", Loss::SquaredError), task("clicked", Loss::BinaryCrossEntropy)];
+        let mut scores = ExactScores { most, ..ExactScores::new(&tasks) };
+        for number in (rank..300).step_by(of) {
+            scores.add(|task| if task == 1 { sample(number) } else { [f32::NAN; 3] });
+        }
+        scores
+    }
+
+    fn refined(scores: ExactScores, collectives: &dyn Collectives) -> [Option<f64>; 2] {
+        let mut figures = [("seconds", Figures::default()), ("clicked", Figures::default())];
+        scores.refine(&mut figures, collectives).unwrap();
+        figures.map(|(_, figures)| figures.auc)
+    }
+
+    #[test]
+    fn auc_is_that_of_all_pairs_on_any_number_of_ranks() {
+        let (mut won, mut pairs) = (0.0, 0.0);
+        for [a, positive, weight] in (0..300).map(sample) {
+            for [b, other, of_other] in (0..300).map(sample).filter(|_| positive == 1.0) {
+                let weight = f64::from(weight * of_other * (1.0 - other));
+                won += weight * if a > b { 1.0 } else { f64::from(u8::from(a == b)) / 2.0 };
+                pairs += weight;
+            }
+        }
+        let [none, found] = refined(collected(0, 1, 300), &Alone);
+        assert_eq!(none, None);
+        assert!((found.unwrap() - won / pairs).abs() < 1e-12);
+        let on_ranks = |most| {
+            let ranks = threads(3, Duration::from_secs(60)).into_iter();
+            let ranks = ranks
+                .map(|rank| std::thread::spawn(move || refined(collected(rank.rank(), 3, most), &rank)[1]));
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(on_ranks(300), [found; 3]);
+        // Too many on one rank, or on all together.
+        assert_eq!(refined(collected(0, 1, 299), &Alone)[1], None);
+        assert_eq!(on_ranks(299), [None; 3]);
+    }
+
+    #[test]
+    fn one_class_has_no_auc() {
+        assert_eq!(auc(&mut [[0.5, 1.0, 1.0], [0.1, 1.0, 1.0]]), None);
+        assert_eq!(auc(&mut []), None);
+    }
+}

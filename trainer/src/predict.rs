@@ -1,0 +1,199 @@
+//! Predictions of a trained model, one row a sample, with the columns that join them to the logs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::{ArrayRef, Float32Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use onefold_datasets::Snapshot;
+use onefold_datasets::progress::Reporter;
+use onefold_datasets::storage::{Storage, Upload};
+use onefold_ikjt::Batch;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use serde::Serialize;
+
+use crate::distributed::Collectives;
+use crate::evaluate::{EvaluateOptions, open};
+use crate::infer::infer;
+use crate::metrics::Task;
+use crate::stop::Stop;
+use crate::{Error, Result};
+
+/// What was predicted.
+#[derive(Debug, Clone, Serialize)]
+pub struct PredictionSummary {
+    /// Samples, and rows of the file.
+    pub samples: u64,
+    /// The file's columns.
+    pub columns: Vec<String>,
+    /// Steps that the model was trained for.
+    pub steps: u64,
+    /// Size of the file.
+    pub bytes_on_disk: u64,
+    /// Time from the first batch on.
+    pub wall_seconds: f64,
+    /// `samples / wall_seconds`.
+    pub samples_per_second: f64,
+}
+
+/// Writes the predictions of the run in `run` for samples of `dataset` to the Parquet file `out`; all three are paths
+/// or URLs. The file appears when it is complete. It has the columns `keep` of the dataset, or all kept ones if there
+/// are none, then `prediction` (a probability, a number or a count) and `logit`, of several tasks `prediction_LABEL`
+/// and `logit_LABEL` of each. Rows are in the order of global batches. Every rank calls it; the lowest one writes.
+///
+/// # Errors
+///
+/// As [`evaluate`](crate::evaluate()); [`Error::Read`] if a column is not kept in the dataset; [`Error::Dataset`] if
+/// the file exists and may not be replaced, or cannot be written.
+pub fn predict(
+    run: &Path,
+    dataset: &Path,
+    (out, overwrite): (&Path, bool),
+    keep: &[String],
+    options: &EvaluateOptions,
+    reporter: &dyn Reporter,
+) -> Result<PredictionSummary> {
+    let collectives = &options.collectives;
+    let opened = collectives.agree_on(|| open(run, dataset, options, &columns(dataset, keep, options)?))?;
+    opened.check_ranks(options)?;
+    let (model, steps) = opened.load_model(run, options)?;
+    let (tasks, reader) = (&opened.tasks, &opened.reader);
+    let first = collectives.rank() == 0;
+    let mut file = collectives.agree_on(|| first.then(|| File::create(out, overwrite)).transpose())?;
+    let started = Instant::now();
+    reporter.begin("predicting", Some(reader.samples()), "samples");
+    let mut samples = 0;
+    infer(&model, reader, tasks, &Stop::new(), reporter, |batch, logits| {
+        let own = record_batch(batch, logits, tasks)?;
+        let all = gathered(own, &**collectives)?;
+        samples += all.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+        let written = file.iter_mut().try_for_each(|file| all.iter().try_for_each(|batch| file.write(batch)));
+        collectives.agree(written)
+    })?;
+    let finished = collectives.agree(file.map(File::finish).transpose())?;
+    let (columns, bytes_on_disk) = finished.unwrap_or_default();
+    let wall_seconds = started.elapsed().as_secs_f64();
+    let samples_per_second = samples as f64 / wall_seconds;
+    Ok(PredictionSummary { samples, columns, steps, bytes_on_disk, wall_seconds, samples_per_second })
+}
+
+/// The columns that the predictions are joined by.
+fn columns(dataset: &Path, keep: &[String], options: &EvaluateOptions) -> Result<Vec<String>> {
+    if !keep.is_empty() {
+        return Ok(keep.to_vec());
+    }
+    let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
+    let kept: Vec<String> = snapshot.schema.kept_names().map(str::to_owned).collect();
+    if kept.is_empty() {
+        return Err(Error::Run {
+            path: dataset.to_owned(),
+            message: "the dataset keeps no column that predictions could be joined by".to_owned(),
+            hint: "name some with `keep = [\"request_id\"]` in `dataset.toml` and build it again, or join by sessions with the \
+                   option `keep = session_id`"
+                .to_owned(),
+        });
+    }
+    Ok(kept)
+}
+
+/// Kept columns and predictions of a batch.
+fn record_batch(batch: &Batch, logits: &[f32], tasks: &[Task]) -> Result<RecordBatch> {
+    let kept = batch.kept().iter().map(|column| (column.name.to_string(), Arc::clone(&column.values)));
+    let of_task = |(number, task): (usize, &Task)| {
+        let logits = || logits.iter().skip(number).step_by(tasks.len()).copied();
+        let predictions = logits().map(|logit| task.loss.prediction(logit) as f32);
+        let name = |what: &str| match tasks.len() {
+            1 => what.to_owned(),
+            _ => format!("{what}_{}", task.name),
+        };
+        let column = |values: Float32Array| -> ArrayRef { Arc::new(values) };
+        [(name("prediction"), column(predictions.collect())), (name("logit"), column(logits().collect()))]
+    };
+    let predicted = tasks.iter().enumerate().flat_map(of_task);
+    let (names, columns): (Vec<String>, Vec<ArrayRef>) = kept.chain(predicted).unzip();
+    let field = |(name, values): (&String, &ArrayRef)| {
+        Field::new(name, values.data_type().clone(), *values.data_type() != DataType::Float32)
+    };
+    let fields: Vec<Field> = names.iter().zip(&columns).map(field).collect();
+    let schema = Arc::new(ArrowSchema::new(fields));
+    Ok(RecordBatch::try_new(schema, columns).map_err(std::io::Error::other)?)
+}
+
+/// The batches of all ranks, in the order of ranks. Every rank calls it.
+fn gathered(own: RecordBatch, collectives: &dyn Collectives) -> Result<Vec<RecordBatch>> {
+    if collectives.size() == 1 {
+        return Ok(vec![own]);
+    }
+    let encode = || {
+        let mut bytes = Vec::new();
+        let mut writer = StreamWriter::try_new(&mut bytes, &own.schema())?;
+        writer.write(&own)?;
+        writer.finish()?;
+        drop(writer);
+        Ok::<_, arrow::error::ArrowError>(bytes)
+    };
+    let bytes = collectives.gather_bytes(&encode().map_err(std::io::Error::other)?)?;
+    let decode = |bytes: &Vec<u8>| {
+        let batches = StreamReader::try_new(bytes.as_slice(), None)?;
+        batches.collect::<Result<Vec<_>, _>>()
+    };
+    let batches: Result<Vec<Vec<RecordBatch>>, _> = bytes.iter().map(decode).collect();
+    Ok(batches.map_err(std::io::Error::other)?.concat())
+}
+
+/// The file that is written.
+struct File {
+    storage: Storage,
+    name: String,
+    /// Made with the first batch, whose columns it has.
+    writer: Option<ArrowWriter<Upload>>,
+    schema: Option<SchemaRef>,
+}
+
+impl File {
+    fn create(out: &Path, overwrite: bool) -> Result<Self> {
+        let text = out.to_string_lossy();
+        let (folder, name) = text.rsplit_once('/').map_or((".", &*text), |(folder, name)| (folder, name));
+        let storage = Storage::open(Path::new(if folder.is_empty() { "/" } else { folder }))?;
+        if name.is_empty() || !overwrite && storage.head(name)?.is_some() {
+            return Err(onefold_datasets::Error::Exists {
+                path: out.to_owned(),
+                hint: "give another file, or replace it with the option `overwrite`".to_owned(),
+            }
+            .into());
+        }
+        Ok(Self { storage, name: name.to_owned(), writer: None, schema: None })
+    }
+
+    fn failed(&self, error: parquet::errors::ParquetError) -> Error {
+        self.storage.write_failure(&self.name, std::io::Error::other(error)).into()
+    }
+
+    fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        if self.writer.is_none() {
+            let compression = Compression::ZSTD(ZstdLevel::default());
+            let properties = WriterProperties::builder().set_compression(compression).build();
+            let upload = self.storage.upload(&self.name)?;
+            let writer = ArrowWriter::try_new(upload, batch.schema(), Some(properties));
+            self.writer = Some(writer.map_err(|error| self.failed(error))?);
+            self.schema = Some(batch.schema());
+        }
+        let written = self.writer.as_mut().map_or(Ok(()), |writer| writer.write(batch));
+        written.map_err(|error| self.failed(error))
+    }
+
+    /// The columns and the size of the file, which appears now.
+    fn finish(mut self) -> Result<(Vec<String>, u64)> {
+        let Some(writer) = self.writer.take() else { return Ok((Vec::new(), 0)) };
+        let upload = writer.into_inner().map_err(|error| self.failed(error))?;
+        upload.finish()?;
+        let bytes = self.storage.head(&self.name)?.map_or(0, |object| object.bytes);
+        let fields = self.schema.iter().flat_map(|schema| schema.fields());
+        Ok((fields.map(|field| field.name().clone()).collect(), bytes))
+    }
+}
