@@ -340,6 +340,29 @@ mod tests {
     }
 
     #[test]
+    fn kept_columns_have_names_of_their_own_and_are_no_features() {
+        let mut schema = schema();
+        let column = |name: &str, kind| KeptColumn { name: name.into(), kind };
+        schema.kept = vec![column("request", KeptKind::Integer), column("country", KeptKind::Text)];
+        assert!(schema.validate().is_ok());
+        let arrow = schema.to_arrow();
+        let names: Vec<_> = arrow.fields().iter().map(|field| field.name().as_str()).collect();
+        assert_eq!(names, ["session_id", "timestamp", "clicked", "age", "request", "country", "user_id"]);
+        assert!(arrow.fields()[4..6].iter().all(|field| field.is_nullable()));
+        let text = serde_json::to_string(&schema.kept).unwrap();
+        assert_eq!(text, r#"[{"name":"request","type":"integer"},{"name":"country","type":"text"}]"#);
+        for name in ["", SESSION_COLUMN, SAMPLE_KEY_COLUMN, "age", "request"] {
+            schema.kept[1].name = name.into();
+            let error = schema.validate().unwrap_err().to_string();
+            assert!(error.contains(&format!("`{name}` is empty, reserved or used twice")), "{error}");
+        }
+        schema.kept.pop();
+        (schema.dense, schema.groups) = (vec![], vec![]);
+        assert!(schema.validate().unwrap_err().to_string().starts_with("the schema has no feature"));
+        assert!(!serde_json::to_string(&super::tests::schema()).unwrap().contains("kept"));
+    }
+
+    #[test]
     fn a_schema_needs_a_label_and_a_feature() {
         let mut unlabelled = schema();
         unlabelled.labels.clear();

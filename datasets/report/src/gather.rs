@@ -33,7 +33,9 @@ const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
 pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
-    let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
+    let mut snapshot = Snapshot::load_from(&storage, options.snapshot)?;
+    // They are neither folded nor trained on; what is written again here does not have them.
+    snapshot.schema.kept.clear();
     check(location, &snapshot, options)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
     let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;

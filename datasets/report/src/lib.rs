@@ -11,7 +11,7 @@
 //! whole and in order of time, as they would have been logged: all samples if they fit into [`ReportOptions::memory`],
 //! or some stretches spread over the dataset. Of a dataset in arrival order it takes whole sessions and clusters those.
 //! Both are written by the writer of datasets, in each layout, and measured by what their files' footers say.
-//! [`html()`] makes one self-contained page of a [`Report`].
+//! Columns that a dataset keeps beside its features are left out. [`html()`] makes one self-contained page of a [`Report`].
 #![forbid(unsafe_code)]
 
 mod counter;

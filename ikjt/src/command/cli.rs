@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Read everything once and print a digest of the samples, which does not depend on the way they are read
     ///
     /// Layout, deduplication, threads, memory and shuffling change no digest; the digests of all ranks add up, also
-    /// step by step. Of a whole dataset without preprocessing it is the digest that `onefold-ingest verify` prints.
+    /// step by step. Of a whole dataset without preprocessing, with the columns that it keeps, it is the digest that `onefold-ingest verify` prints.
     ///
     /// Example: onefold-read digest dataset --dedupe window --by-step --json
     Digest {

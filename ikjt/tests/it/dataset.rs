@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::array::{
+    ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray,
+};
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Layout, Order, PartitionKey, Schema, Snapshot, SparseFeature, SparseKind,
-    WriterOptions, bucket_of_session,
+    DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionKey, Schema, Snapshot,
+    SparseFeature, SparseKind, WriterOptions, bucket_of_session,
 };
 use onefold_ikjt::{Batch, Batches, Error, Reader, ReaderOptions, Workers};
 use rand::{Rng, SeedableRng};
@@ -45,13 +47,26 @@ pub(crate) fn schema() -> Schema {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: vec!["age".to_owned(), "number".to_owned()],
-        kept: Vec::new(),
+        kept: vec![
+            KeptColumn { name: "request".to_owned(), kind: KeptKind::Integer },
+            KeptColumn { name: "country".to_owned(), kind: KeptKind::Text },
+        ],
         groups: vec![
             group("user", true, vec![feature("city", sparse), feature("tags", sparse)]),
             group("past", true, vec![feature("history", sequence), feature("views", sequence)]),
             group("item", false, vec![feature("item", sparse)]),
         ],
     }
+}
+
+/// What is kept of the sample of this number.
+pub(crate) fn request(number: i64) -> Option<i64> {
+    (number % 7 != 3).then_some(number * 1_000_003 - 5)
+}
+
+/// What is kept of the sample of this number, too.
+pub(crate) fn country(number: i64) -> Option<String> {
+    (number % 5 != 0).then(|| "ü".repeat((number % 4) as usize) + &number.to_string())
 }
 
 impl Log {
@@ -165,6 +180,9 @@ fn columns(samples: &[(i64, &Sample)]) -> RecordBatch {
         ("age", floats(&|sample| sample.dense[0])),
         ("number", floats(&|sample| sample.dense[1])),
     ];
+    let numbers = || samples.iter().map(|(_, sample)| sample.dense[1] as i64);
+    columns.push(("request", Arc::new(Int64Array::from_iter(numbers().map(request)))));
+    columns.push(("country", Arc::new(StringArray::from_iter(numbers().map(country)))));
     columns.extend(FEATURES.iter().enumerate().map(|(i, name)| (*name, lists(i))));
     RecordBatch::try_from_iter(columns).unwrap()
 }

@@ -3,5 +3,6 @@
 mod bad_input;
 mod batches;
 mod dataset;
+mod kept;
 mod memory;
 mod order;

@@ -83,6 +83,12 @@ fn options(chained: bool, state_bytes: usize) -> EncoderOptions {
     }
 }
 
+/// Samples of nothing but places in a timeline.
+fn without_columns() -> EncoderOptions {
+    let (floats, lists, kept) = (Vec::new(), Vec::new(), Vec::new());
+    EncoderOptions { floats, lists, kept, digested: 0, ..options(true, 1 << 20) }
+}
+
 fn wanted() -> StatisticsOptions {
     StatisticsOptions {
         vocabularies: vec!["ids".into()],
@@ -327,8 +333,7 @@ fn few_chains_are_open_in_a_log_of_any_order() {
 
 /// The sizes of the batches that come of samples with windows of `length` ids in a slice of `rows` ids.
 fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
-    let options =
-        EncoderOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
+    let options = without_columns();
     let list = ListColumn { name: "seen".into(), vocabulary: None };
     let mut decoder = DeltaDecoder::new(&options, vec![list], false);
     let mut sizes = Vec::new();
@@ -370,8 +375,7 @@ fn large_slices_do_not_make_small_batches() {
 
 #[test]
 fn a_slice_may_begin_with_an_empty_window() {
-    let options =
-        EncoderOptions { floats: Vec::new(), lists: Vec::new(), digested: 0, ..options(true, 1 << 20) };
+    let options = without_columns();
     let mut decoder =
         DeltaDecoder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }], false);
     let mut lists: Vec<Vec<i64>> = Vec::new();

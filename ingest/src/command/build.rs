@@ -14,7 +14,7 @@ use super::{EngineArguments, run_async};
 /// The arguments that `build` and `append` share.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// The configuration: sources, samples, session, partitions, features
+    /// The configuration: sources, samples, session, partitions, features, kept columns
     config: PathBuf,
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long)]
