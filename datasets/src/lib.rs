@@ -22,6 +22,7 @@ extern crate self as onefold_datasets;
 
 pub mod commit;
 mod conform;
+mod dense;
 pub mod digest;
 mod error;
 pub mod folded;
@@ -46,6 +47,7 @@ pub mod versioned;
 pub mod vocabulary;
 mod writer;
 
+pub use dense::{DENSE_QUANTILES, DenseStatistics};
 pub use error::{Error, Result, suggest};
 pub use identity::{
     IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, default_buckets, session_id,

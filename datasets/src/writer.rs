@@ -22,6 +22,7 @@ mod options;
 mod order;
 mod row_group;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -118,7 +119,8 @@ impl DatasetWriter {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1));
         let pool =
             pool.thread_name(|i| format!("onefold-write-{i}")).build().map_err(std::io::Error::other)?;
-        let shared = Arc::new(Shared { columns, counter: Counter::new(&schema), level, pool });
+        let dense = dense_columns(&schema);
+        let shared = Arc::new(Shared { columns, counter: Counter::new(&schema), dense, level, pool });
         Ok(Self {
             storage,
             attempt: random_name(),
@@ -365,7 +367,8 @@ impl DatasetWriter {
 
     fn close_file(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        let (mut file, counts) = open.finish()?;
+        let (mut file, counts, dense) = open.finish()?;
+        let dense_names = self.schema.dense.clone();
         let names: Vec<String> = self.schema.sparse_features().map(|feature| feature.name.clone()).collect();
         let Some(written) = self.entered() else { return Ok(()) };
         file.bucket = written.bucket.bucket;
@@ -376,6 +379,12 @@ impl DatasetWriter {
         for (name, figures) in names.into_iter().zip(&counts.features) {
             written.bucket.features.entry(name).or_default().merge(figures);
         }
+        for (name, statistics) in dense_names.into_iter().zip(dense) {
+            match written.bucket.dense.entry(name) {
+                Entry::Vacant(first) => drop(first.insert(statistics)),
+                Entry::Occupied(mut before) => before.get_mut().merge(&statistics),
+            }
+        }
         written.bucket.digest.merge(counts.digest);
         Ok(())
     }
@@ -383,8 +392,8 @@ impl DatasetWriter {
 
 impl WrittenBucket {
     fn new(bucket: u32) -> Self {
-        let (features, digest) = (BTreeMap::new(), Digest::default());
-        let bucket = Bucket { bucket, samples: 0, sessions: 0, features, digest, last_time: None };
+        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Digest::default());
+        let bucket = Bucket { bucket, samples: 0, sessions: 0, features, dense, digest, last_time: None };
         Self { bucket, files: Vec::new() }
     }
 }
@@ -399,6 +408,12 @@ impl Drop for DatasetWriter {
         self.storage.clean_up(std::mem::take(&mut self.paths));
         self.storage.remove_empty_folders();
     }
+}
+
+/// Where the dense features stand among the columns of [`Schema::to_arrow`].
+fn dense_columns(schema: &Schema) -> Vec<usize> {
+    let columns = schema.to_arrow();
+    schema.dense.iter().filter_map(|name| columns.index_of(name).ok()).collect()
 }
 
 /// The folder of a bucket in its partition; none where there is one bucket.
@@ -498,5 +513,7 @@ fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
 
 #[cfg(test)]
 mod append_tests;
+#[cfg(test)]
+mod column_tests;
 #[cfg(test)]
 mod tests;

@@ -34,10 +34,13 @@ pub(crate) use self::store::{
     snapshot_path,
 };
 pub use self::store::{SnapshotEntry, history};
+use crate::dense;
 use crate::digest::Digest;
 use crate::schema::with_sample_keys;
 use crate::storage::Storage;
-use crate::{Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile};
+use crate::{
+    DenseStatistics, Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile,
+};
 
 /// The version this code writes. It reads version 4 too, which counts row groups without describing them, and versions
 /// 1 to 3, which are a `manifest.json`.
@@ -220,6 +223,9 @@ pub struct Partition {
     /// Statistics by sparse feature; empty before version 3.
     #[serde(default)]
     pub features: BTreeMap<String, FeatureStatistics>,
+    /// Statistics by dense feature; empty if an earlier program wrote some of the samples.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dense: BTreeMap<String, DenseStatistics>,
     /// The digest of the samples; `None` before version 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
@@ -243,6 +249,9 @@ pub struct Bucket {
     pub sessions: u64,
     /// Statistics by sparse feature.
     pub features: BTreeMap<String, FeatureStatistics>,
+    /// Statistics by dense feature; empty if an earlier program wrote the bucket.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dense: BTreeMap<String, DenseStatistics>,
     /// The digest of the samples.
     pub digest: Digest,
     /// The time of the last sample, in microseconds since 1970.
@@ -345,9 +354,9 @@ impl Statistics {
 impl Partition {
     /// A partition without samples.
     pub(crate) fn empty(key: PartitionKey) -> Self {
-        let (features, digest) = (BTreeMap::new(), Some(Digest::default()));
+        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Some(Digest::default()));
         let (files, buckets) = (Vec::new(), Vec::new());
-        Self { key, samples: 0, sessions: 0, files, features, digest, last_time: None, buckets }
+        Self { key, samples: 0, sessions: 0, files, features, dense, digest, last_time: None, buckets }
     }
 
     /// Sets the totals to the sums over the buckets.
@@ -363,6 +372,7 @@ impl Partition {
             digest.merge(bucket.digest);
         }
         self.digest = Some(digest);
+        self.dense = dense::merged(self.buckets.iter().map(|bucket| &bucket.dense));
         let last: Option<Vec<i64>> = self.buckets.iter().map(|bucket| bucket.last_time).collect();
         self.last_time = last.and_then(|last| last.into_iter().max());
     }
@@ -515,6 +525,23 @@ impl Snapshot {
         Ok(chosen.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples)))
     }
 
+    /// The statistics of every dense feature over the partitions that `filter` chooses; `None` if an earlier program
+    /// wrote some of their samples, without such statistics. The snapshot must not be a [head](Self::load_head).
+    ///
+    /// # Errors
+    ///
+    /// As [`select`](Self::select).
+    pub fn dense_statistics(
+        &self,
+        filter: &PartitionFilter,
+    ) -> Result<Option<BTreeMap<String, DenseStatistics>>> {
+        let chosen = self.select(filter)?.into_iter().filter(|partition| partition.samples > 0);
+        let chosen: Vec<_> = chosen.map(|partition| &partition.dense).collect();
+        let all = dense::merged(chosen.iter().copied());
+        let is_known = |name: &String| chosen.is_empty() || all.contains_key(name);
+        Ok(self.schema.dense.iter().all(is_known).then_some(all))
+    }
+
     /// The files' paths relative to the dataset's folder: the data files in sample order, then the vocabularies.
     pub fn file_paths(&self) -> impl Iterator<Item = &str> {
         let files =
@@ -564,6 +591,13 @@ impl Snapshot {
             files.iter().find_map(|file| Some((file, file.row_groups.check(file.samples).err()?)))
         {
             return Err(format!("`{}`: {message}", file.path));
+        }
+        let counted = |of: &DenseStatistics| of.finite.saturating_add(of.not_finite);
+        if let Some((name, of)) = partition.dense.iter().find(|(_, of)| counted(of) != *samples) {
+            return Err(format!(
+                "partition `{key}` has {samples} samples, the statistics of `{name}` count {}",
+                counted(of)
+            ));
         }
         if !files.is_sorted_by_key(|file| file.bucket) {
             return Err(format!("the files of partition `{key}` are not in the order of their buckets"));

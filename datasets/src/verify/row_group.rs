@@ -133,6 +133,9 @@ impl RowGroupCheck<'_> {
 
     fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<()> {
         let floats = self.file.numbers::<Float32Type>(self.index, name)?;
+        if let Some(dense) = self.snapshot.schema.dense.iter().position(|dense| dense == name) {
+            self.totals.see_dense(dense, &floats);
+        }
         let seed = ColumnSeed::new(name);
         for (sample, float) in samples.iter_mut().zip(floats.iter()) {
             sample.add(seed.float(*float));

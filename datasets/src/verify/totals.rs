@@ -7,7 +7,7 @@ use super::partition_path;
 use crate::digest::Digest;
 use crate::scan::SampleLists;
 use crate::snapshot::SNAPSHOTS;
-use crate::{FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
+use crate::{DenseStatistics, FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 
 /// What the row groups of a partition have together.
 #[derive(Debug)]
@@ -21,8 +21,42 @@ pub(super) struct PartitionTotals {
 struct Sums {
     /// By feature, in the schema's order.
     features: Vec<FeatureStatistics>,
+    /// By dense feature, in the schema's order.
+    dense: Vec<DenseRange>,
     digest: Digest,
     last_time: Option<i64>,
+}
+
+/// What the statistics of a dense feature say exactly, whatever the order of its values.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct DenseRange {
+    finite: u64,
+    not_finite: u64,
+    /// The smallest and the largest finite value.
+    ends: Option<(f32, f32)>,
+}
+
+impl DenseRange {
+    fn of(statistics: &DenseStatistics) -> Self {
+        let DenseStatistics { finite, not_finite, .. } = *statistics;
+        Self { finite, not_finite, ends: statistics.min().zip(statistics.max()) }
+    }
+
+    fn add(&mut self, values: &[f32]) {
+        let mut finite = 0;
+        for x in values.iter().copied().filter(|x| x.is_finite()) {
+            finite += 1;
+            self.ends = Some(self.ends.map_or((x, x), |(min, max)| (min.min(x), max.max(x))));
+        }
+        self.finite += finite;
+        self.not_finite += values.len() as u64 - finite;
+    }
+
+    fn shown(&self) -> String {
+        let Self { finite, not_finite, ends } = self;
+        let ends = ends.map_or_else(String::new, |(min, max)| format!(" from {min} to {max}"));
+        format!("{finite} values{ends}, {not_finite} others")
+    }
 }
 
 impl PartitionTotals {
@@ -59,6 +93,15 @@ impl PartitionTotals {
         sums.last_time = sums.last_time.max(times.iter().copied().max());
     }
 
+    /// Notes the values of dense feature number `feature` of a row group.
+    pub(super) fn see_dense(&self, feature: usize, values: &[f32]) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        if sums.dense.len() <= feature {
+            sums.dense.resize(feature + 1, DenseRange::default());
+        }
+        sums.dense[feature].add(values);
+    }
+
     /// Where the partition's samples, all of which were counted, are not what the snapshot says. `clustered_sessions`
     /// is how many sessions they are in clustered order.
     pub(super) fn problems(
@@ -83,6 +126,13 @@ impl PartitionTotals {
         for (feature, found) in counted.filter(|_| !partition.features.is_empty()) {
             let expected = partition.features.get(&feature.name).copied().unwrap_or_default();
             problems.extend(differences(&expected, found).map(|m| wrong(m).in_column(&feature.name)));
+        }
+        for (name, found) in snapshot.schema.dense.iter().zip(&sums.dense) {
+            let expected = partition.dense.get(name).map(DenseRange::of);
+            if let Some(expected) = expected.filter(|expected| expected != found) {
+                let message = format!("it has {}, the snapshot says {}", found.shown(), expected.shown());
+                problems.push(wrong(message).in_column(name));
+            }
         }
         if partition.last_time.is_some() && partition.last_time != sums.last_time {
             let message = "its last time is not the one that the snapshot says".to_owned();

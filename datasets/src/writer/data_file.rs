@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::Float32Type;
 use parquet::arrow::arrow_writer::{ArrowColumnWriter, ArrowRowGroupWriterFactory};
 use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
 use parquet::basic::{Compression, ZstdLevel};
@@ -13,20 +14,24 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use rayon::ThreadPool;
+use rayon::prelude::*;
 
 use super::columns::{FileColumns, leaf_path};
 use super::count::{Counter, Counts};
 use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
+use crate::dense::DenseSketch;
 use crate::storage::{HashingWriter, Storage};
-use crate::{DataFile, Error, Result, RowGroup, RowGroups};
+use crate::{DataFile, DenseStatistics, Error, Result, RowGroup, RowGroups};
 
 /// What all files of a dataset have in common.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) columns: FileColumns,
     pub(super) counter: Counter,
+    /// The samples' columns of dense features.
+    pub(super) dense: Vec<usize>,
     pub(super) level: ZstdLevel,
     pub(super) pool: ThreadPool,
 }
@@ -62,6 +67,8 @@ struct Encoder {
     shared: Arc<Shared>,
     output: Output,
     counts: Counts,
+    /// By dense feature.
+    dense: Vec<DenseSketch>,
     row_groups: Vec<RowGroup>,
 }
 
@@ -80,11 +87,13 @@ impl DataFileWriter {
         let output = Output::Empty(Box::new(HashingWriter::new(upload)));
         let (path_shown, shared) = (storage.shown(&path), Arc::clone(shared));
         let counts = shared.counter.nothing();
+        let dense = vec![DenseSketch::default(); shared.dense.len()];
         let encoder = State::Idle(Box::new(Encoder {
             path: path_shown,
             shared,
             output,
             counts,
+            dense,
             row_groups: Vec::new(),
         }));
         Ok(Self { path, encoder, rows: Vec::new(), file_bytes: 0, group_bytes: 0 })
@@ -125,12 +134,13 @@ impl DataFileWriter {
         }
     }
 
-    /// Ends the file, which appears in the storage then; gives the statistics of its samples.
-    pub(super) fn finish(mut self) -> Result<(DataFile, Counts)> {
+    /// Ends the file, which appears in the storage then; gives the statistics of its samples, those of dense features
+    /// in the schema's order.
+    pub(super) fn finish(mut self) -> Result<(DataFile, Counts, Vec<DenseStatistics>)> {
         self.end_row_group()?;
         let encoder = self.encoder()?;
         let path = std::mem::take(&mut self.path);
-        let Encoder { path: full_path, output, counts, row_groups, .. } = *encoder;
+        let Encoder { path: full_path, output, counts, dense, row_groups, .. } = *encoder;
         let Output::Begun(writer, _) = output else {
             return Err(Error::write(full_path, io::Error::other("it has no rows")));
         };
@@ -140,7 +150,7 @@ impl DataFileWriter {
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
         let row_groups = RowGroups::Listed(row_groups);
         let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
-        Ok((file, counts))
+        Ok((file, counts, dense.iter().map(DenseSketch::statistics).collect()))
     }
 }
 
@@ -159,9 +169,10 @@ impl Encoder {
         let wrong = |error: ParquetError| Error::write_parquet(&path, error);
         let writers = self.column_writers(rows)?;
         let shared = &self.shared;
-        let (counts, chunks) =
-            rayon::join(|| shared.counter.count(rows), || encode(&path, &shared.columns, rows, writers));
+        let count = || rayon::join(|| shared.counter.count(rows), || sketch_dense(&shared.dense, rows));
+        let ((counts, dense), chunks) = rayon::join(count, || encode(&path, &shared.columns, rows, writers));
         self.counts.merge(&counts);
+        self.dense.iter_mut().zip(&dense).for_each(|(all, next)| all.merge(next));
         let Output::Begun(writer, _) = &mut self.output else { return Ok(()) };
         let mut row_group = writer.next_row_group().map_err(wrong)?;
         for chunk in chunks? {
@@ -196,6 +207,16 @@ impl Encoder {
             Output::Empty(_) | Output::Failed => Ok(Vec::new()),
         }
     }
+}
+
+/// Sketches the dense features in the columns `dense` of a row group, each on one thread.
+fn sketch_dense(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseSketch> {
+    let sketch = |column: &usize| {
+        let parts =
+            rows.iter().map(|batch| &batch.column(*column).as_primitive::<Float32Type>().values()[..]);
+        DenseSketch::of(&parts.collect::<Vec<_>>())
+    };
+    dense.par_iter().map(sketch).collect()
 }
 
 /// Starts a Parquet file; `encodings` has one for every field.

@@ -1,0 +1,231 @@
+//! Kept columns come back as they were written, and dense features have the statistics of their values.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, Float32Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
+};
+use serde_json::Value;
+
+use super::*;
+use crate::dense::DenseSketch;
+use crate::progress::Silent;
+use crate::scan::OpenFile;
+use crate::verify::{ExpectedSamples, VerifyOptions, verify};
+use crate::{Commit, DenseStatistics, KeptColumn, KeptKind, Layout, Order, PartitionFilter, WriterOptions};
+
+const SAMPLES: i64 = 5000;
+
+fn schema() -> Schema {
+    let kept = |name: &str, kind| KeptColumn { name: name.to_owned(), kind };
+    Schema {
+        labels: vec!["clicked".to_owned()],
+        weight: None,
+        dense: vec!["x".to_owned(), "y".to_owned()],
+        groups: vec![],
+        kept: vec![kept("request", KeptKind::Integer), kept("country", KeptKind::Text)],
+    }
+}
+
+fn x(sample: i64) -> f32 {
+    (sample * sample % 977) as f32 / 7.0 - 40.0
+}
+
+fn y(sample: i64) -> f32 {
+    if sample % 100 == 0 { f32::NAN } else { (sample % 3) as f32 }
+}
+
+/// Samples of sessions of 10; every session lies in the bucket of its number, of four.
+fn rows(samples: &[i64]) -> RecordBatch {
+    let session = |sample: &i64| ((sample / 10 % 4) << 61) | (sample / 10);
+    let floats = |of: fn(i64) -> f32| -> ArrayRef {
+        Arc::new(Float32Array::from_iter_values(samples.iter().map(|sample| of(*sample))))
+    };
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("session_id", Arc::new(Int64Array::from_iter_values(samples.iter().map(session)))),
+        ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(samples.iter().copied()))),
+        ("clicked", floats(|_| 0.0)),
+        ("x", floats(x)),
+        ("y", floats(y)),
+        (
+            "request",
+            Arc::new(Int64Array::from_iter(samples.iter().map(|s| (s % 5 > 0).then_some(s * 1_000_003 - 7)))),
+        ),
+        (
+            "country",
+            Arc::new(StringArray::from_iter(
+                samples.iter().map(|s| (s % 7 > 0).then(|| "ö".repeat((s % 4) as usize))),
+            )),
+        ),
+    ];
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+/// Partitions `day=0` and `day=1` of the samples, by bucket where there are four.
+fn write(root: &Path, options: WriterOptions, batch: usize, days: &[i64]) -> Snapshot {
+    let buckets = i64::from(options.buckets);
+    let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
+    for day in days {
+        let key = PartitionKey::new(vec![("day".to_owned(), day.to_string())]);
+        let mut samples: Vec<i64> = (0..SAMPLES).filter(|sample| sample / 10 % 2 == *day).collect();
+        samples.sort_by_key(|sample| sample / 10 % buckets);
+        for part in samples.chunks(batch) {
+            writer.write(&key, &rows(part)).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    Snapshot::load(root).unwrap()
+}
+
+fn options(layout: Layout, threads: usize, buckets: u32) -> WriterOptions {
+    let order = WriterOptions::new(Order::Session);
+    WriterOptions { layout, threads, buckets, row_group_bytes: 20_000, file_bytes: 20_000, ..order }
+}
+
+fn statistics(snapshot: &Snapshot, filter: &str) -> BTreeMap<String, DenseStatistics> {
+    snapshot.dense_statistics(&PartitionFilter::parse(filter).unwrap()).unwrap().unwrap()
+}
+
+/// Compares with statistics of all values at once; quantiles may differ by what merging files adds.
+fn assert_like(found: &DenseStatistics, values: &[f32]) {
+    let expected = DenseSketch::of(&[values]).statistics();
+    let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * b.abs().max(1.0), "{a} is not {b}");
+    assert_eq!((found.finite, found.not_finite), (expected.finite, expected.not_finite));
+    assert_eq!((found.min(), found.max()), (expected.min(), expected.max()));
+    near(found.mean, expected.mean);
+    near(found.variance, expected.variance);
+    near(found.log_mean, expected.log_mean);
+    near(found.log_variance, expected.log_variance);
+    let range = f64::from(expected.max().unwrap() - expected.min().unwrap());
+    for (a, b) in found.quantiles.iter().zip(&expected.quantiles) {
+        assert!(f64::from((a - b).abs()) <= 0.05 * range, "{:?} {:?}", found.quantiles, expected.quantiles);
+    }
+}
+
+#[test]
+fn dense_statistics_are_those_of_the_values_on_any_number_of_threads() {
+    let mut partitions = Vec::new();
+    for (threads, batch) in [(1, 7), (3, 1000), (2, 4096)] {
+        let directory = tempfile::tempdir().unwrap();
+        let snapshot = write(directory.path(), options(Layout::Folded, threads, 4), batch, &[0, 1]);
+        assert!(snapshot.partitions[0].files.len() > 2 && snapshot.partitions[0].buckets.len() == 2);
+        let dense = snapshot.partitions.iter().map(|partition| {
+            let of_buckets: Vec<_> = partition.buckets.iter().map(|bucket| bucket.dense.clone()).collect();
+            (partition.dense.clone(), of_buckets)
+        });
+        partitions.push(dense.collect::<Vec<_>>());
+        for (filter, day) in [("", None), ("day=0", Some(0)), ("day=1", Some(1))] {
+            let values = |of: fn(i64) -> f32| -> Vec<f32> {
+                (0..SAMPLES).filter(|s| day.is_none_or(|day| s / 10 % 2 == day)).map(of).collect()
+            };
+            let found = statistics(&snapshot, filter);
+            assert_like(&found["x"], &values(x));
+            assert_like(&found["y"], &values(y));
+            assert_eq!(found["y"].not_finite, values(y).iter().filter(|y| y.is_nan()).count() as u64);
+        }
+        let verified =
+            verify(directory.path(), &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap();
+        assert!(verified.is_sound(), "{:?}", verified.problems);
+    }
+    assert!(partitions.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn appending_and_merging_keep_dense_statistics() {
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let new = options(Layout::Rows, 2, 4);
+    let whole = write(whole.path(), new.clone(), 999, &[0, 1]);
+    write(parts.path(), new.clone(), 999, &[0]);
+    let appended = write(parts.path(), WriterOptions { commit: Commit::Append, ..new.clone() }, 999, &[1]);
+    assert_eq!(statistics(&appended, ""), statistics(&whole, ""));
+    // A merge replaces one bucket of a partition by a part of its samples.
+    let commit = WriterOptions { commit: Commit::Merge, ..new };
+    let mut writer = DatasetWriter::create(parts.path(), schema(), commit).unwrap();
+    let key = PartitionKey::new(vec![("day".to_owned(), "0".to_owned())]);
+    let bucket: Vec<i64> = (0..SAMPLES).filter(|sample| sample / 10 % 4 == 2 && *sample < 2000).collect();
+    writer.write(&key, &rows(&bucket)).unwrap();
+    writer.finish().unwrap();
+    let merged = Snapshot::load(parts.path()).unwrap();
+    let left = (0..SAMPLES).filter(|s| s / 10 % 4 == 0 || bucket.contains(s));
+    assert_like(&statistics(&merged, "day=0")["x"], &left.map(x).collect::<Vec<_>>());
+    assert_eq!(statistics(&merged, "day=1"), statistics(&whole, "day=1"));
+}
+
+#[test]
+fn a_partition_without_dense_statistics_has_none_to_merge() {
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot = write(directory.path(), options(Layout::Rows, 1, 1), 999, &[0, 1]);
+    let mut json = serde_json::to_value(&snapshot).unwrap();
+    json["partitions"][1].as_object_mut().unwrap().remove("dense").unwrap();
+    let parsed = |json: &Value| Snapshot::parse(&json.to_string());
+    let filter = |text: &str| PartitionFilter::parse(text).unwrap();
+    let old = parsed(&json).unwrap();
+    assert_eq!(old.dense_statistics(&filter("")).unwrap(), None);
+    assert_eq!(old.dense_statistics(&filter("day=1")).unwrap(), None);
+    assert_eq!(old.dense_statistics(&filter("day=0")).unwrap(), Some(statistics(&snapshot, "day=0")));
+    assert!(old.dense_statistics(&filter("day=2")).is_err());
+    json["partitions"][0]["dense"]["x"]["finite"] = 3.into();
+    let error = parsed(&json).unwrap_err();
+    assert!(error.contains("the statistics of `x` count 3"), "{error}");
+}
+
+#[test]
+fn verifying_finds_statistics_of_other_values() {
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot = write(directory.path(), options(Layout::Rows, 1, 1), 999, &[0]);
+    let path = directory.path().join("snapshots/00000001.json");
+    let text = fs_err::read_to_string(&path).unwrap();
+    let quantiles = snapshot.partitions[0].dense["y"].quantiles.map(|q| format!("{q:?}")).join(" ");
+    assert!(quantiles.ends_with(" 2.0") && text.contains(&quantiles));
+    fs_err::write(&path, text.replace(&quantiles, &format!("{}3.0", &quantiles[..quantiles.len() - 3])))
+        .unwrap();
+    let verified = verify(directory.path(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap();
+    let problems: Vec<String> = verified.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].contains("from 0 to 2") && problems[0].contains("from 0 to 3"), "{problems:?}");
+}
+
+#[test]
+fn kept_columns_come_back_and_are_part_of_the_digest() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let directory = tempfile::tempdir().unwrap();
+        let snapshot = write(directory.path(), options(layout, 2, 1), 333, &[0]);
+        let storage = Storage::open(directory.path()).unwrap();
+        let samples: Vec<i64> = (0..SAMPLES).filter(|sample| sample / 10 % 2 == 0).collect();
+        let expected = rows(&samples);
+        let mut first = 0;
+        for file in &snapshot.partitions[0].files {
+            let open = OpenFile::open(&storage, file).unwrap();
+            for group in 0..open.row_groups() {
+                for column in &schema().kept {
+                    let values = open.kept(group, column).unwrap();
+                    assert_eq!(&values, &expected[column.name.as_str()].slice(first, values.len()));
+                }
+                first += open.rows(group).unwrap();
+            }
+        }
+        assert_eq!(first, samples.len());
+        let verified =
+            verify(directory.path(), &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap();
+        assert!(verified.is_sound(), "{:?}", verified.problems);
+        assert_eq!(verified.digest, snapshot.partitions[0].digest);
+
+        let same = |batch: &RecordBatch| {
+            let mut compared = ExpectedSamples::new(&snapshot, 1).unwrap();
+            compared.add(&snapshot.partitions[0].key, batch).unwrap();
+            compared.problems(&PartitionFilter::default()).unwrap().is_empty()
+        };
+        assert!(same(&expected));
+        for (name, changed) in [
+            ("request", Arc::new(Int64Array::from(vec![Some(1); samples.len()])) as ArrayRef),
+            ("country", Arc::new(StringArray::from(vec![None::<&str>; samples.len()]))),
+        ] {
+            let index = expected.schema_ref().index_of(name).unwrap();
+            let mut columns = expected.columns().to_vec();
+            columns[index] = changed;
+            let names = expected.schema_ref().fields().iter().map(|field| field.name().clone());
+            assert!(!same(&RecordBatch::try_from_iter(names.zip(columns)).unwrap()), "{name}");
+        }
+    }
+}
