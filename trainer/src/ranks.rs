@@ -101,7 +101,7 @@ pub(crate) struct LaunchArguments {
     /// How many ranks to start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
-    /// `run`, `eval`, `measure-plans` or `check-device`, with its options
+    /// `run`, `eval`, `predict`, `measure-plans` or `check-device`, with its options
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -113,7 +113,12 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
     match Cli::try_parse_from(words) {
         Err(error) => error.exit(),
         Ok(Cli {
-            command: Command::Run(_) | Command::Eval(_) | Command::MeasurePlans(_) | Command::CheckDevice(_),
+            command:
+                Command::Run(_)
+                | Command::Eval(_)
+                | Command::Predict(_)
+                | Command::MeasurePlans(_)
+                | Command::CheckDevice(_),
             ..
         }) => {}
         Ok(_) => anyhow::bail!(

@@ -10,7 +10,6 @@ fn schema() -> Schema {
         weight: None,
         dense: vec![],
         kept: Vec::new(),
-        kept: Vec::new(),
         groups: vec![
             group("user", vec![feature("user_id", SparseKind::Sparse), feature("city", SparseKind::Sparse)]),
             group("history", vec![feature("history", SparseKind::Sequence)]),

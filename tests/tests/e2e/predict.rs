@@ -35,7 +35,7 @@ fn with_run() -> Dir {
 
 /// Logit, prediction and visit by the number of the request.
 fn predictions(dir: &Dir) -> BTreeMap<i64, (f32, f32, String)> {
-    let file = std::fs::File::open(dir.path("predictions.parquet")).unwrap();
+    let file = fs_err::File::open(dir.path("predictions.parquet")).unwrap().into_parts().0;
     let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
     let mut all = BTreeMap::new();
     for batch in batches {

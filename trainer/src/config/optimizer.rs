@@ -126,8 +126,8 @@ fn beta2() -> f32 {
     0.999
 }
 
-/// `[optimizer.dense]`. The learning rate of the default algorithm has a default, those of others have none; the other
-/// defaults are PyTorch's, but for `eps`, which is 1e-8 for every algorithm.
+/// `[optimizer.dense]`. Without a learning rate it is that of the [default](Self::default), with its clipping; other
+/// algorithms have no default rate. All else is as PyTorch's defaults, but for `eps`, which is 1e-8 for every algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "GivenDenseOptimizer")]
 pub struct DenseOptimizerConfig {
@@ -170,14 +170,18 @@ impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
     fn try_from(given: GivenDenseOptimizer) -> Result<Self, String> {
         let default = Self::default();
         let kind = given.kind.unwrap_or(default.kind);
-        let rate = given.learning_rate.or((kind == default.kind).then_some(default.learning_rate));
-        let all = Self::new(kind, rate.ok_or_else(missing_rate)?);
+        let all = match given.learning_rate {
+            Some(rate) => Self::new(kind, rate),
+            // Rate and clipping were found together.
+            None if kind == default.kind => default,
+            None => return Err(missing_rate()),
+        };
         Ok(Self {
             eps: given.eps.unwrap_or(all.eps),
             momentum: given.momentum.unwrap_or(all.momentum),
             betas: given.betas.unwrap_or(all.betas),
             weight_decay: given.weight_decay.unwrap_or(all.weight_decay),
-            max_grad_norm: given.max_grad_norm,
+            max_grad_norm: given.max_grad_norm.or(all.max_grad_norm),
             ..all
         })
     }
@@ -186,7 +190,7 @@ impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
 impl Default for DenseOptimizerConfig {
     /// The values that the search in the manual found.
     fn default() -> Self {
-        Self::new(DenseOptimizerKind::Adagrad, 0.01)
+        Self { max_grad_norm: Some(0.1), ..Self::new(DenseOptimizerKind::Adagrad, 0.01) }
     }
 }
 

@@ -79,6 +79,38 @@ fn every_mistake_names_its_place() {
     assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
 }
 
+/// `[data]` and `[model]` alone.
+const LEAST: &str =
+    "format_version = 1\n[data]\nlabel = \"label\"\n[model]\nbottom_mlp = [8, 4]\ntop_mlp = [8, 1]\n";
+
+#[test]
+fn all_but_data_and_model_have_defaults() {
+    let parse = |text: &str| TrainConfig::parse(Path::new("train.toml"), &format!("{LEAST}{text}"));
+    let config = parse("").unwrap();
+    assert_eq!((config.embedding.dim, config.train.batch_size, config.train.epochs), (4, 2048, 1));
+    assert_eq!(config.model.interaction, Interaction::Dot);
+    let dense = |text: &str| parse(text).unwrap().optimizer.dense;
+    let DenseOptimizerConfig { kind, learning_rate, max_grad_norm, .. } = dense("");
+    assert_eq!((kind, learning_rate, max_grad_norm), (DenseOptimizerKind::Adagrad, 0.01, Some(0.1)));
+    // The rate and the clipping belong together; what is given stands.
+    assert_eq!(dense("[optimizer.dense]\neps = 1e-6\n").max_grad_norm, Some(0.1));
+    assert_eq!(dense("[optimizer.dense]\nlearning_rate = 0.01\n").max_grad_norm, None);
+    assert_eq!(dense("[optimizer.dense]\nmax_grad_norm = 2.0\n").max_grad_norm, Some(2.0));
+    let tables = parse("[optimizer.tables]\neps = 1e-4\n").unwrap().optimizer.tables;
+    assert_eq!(
+        (tables.kind, tables.learning_rate, tables.eps),
+        (TableOptimizerKind::RowWiseAdagrad, 0.02, 1e-4)
+    );
+    for part in ["dense", "tables"] {
+        let error = parse(&format!("[optimizer.{part}]\nkind = \"adam\"\n")).unwrap_err().to_string();
+        assert!(error.contains("`learning_rate` is missing"), "{error}");
+    }
+    // What a run stores is the same configuration.
+    let stored = toml::to_string(&config).unwrap();
+    let again = TrainConfig::parse(Path::new("train.toml"), &stored).unwrap();
+    assert_eq!(toml::to_string(&again).unwrap(), stored);
+}
+
 #[test]
 fn tasks_are_checked() {
     const TASKS: &str = "[[tasks]]\nlabel = \"click\"\n[[tasks]]\nlabel = \"like\"\nweight = 0.5\n[train]";

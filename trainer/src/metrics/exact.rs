@@ -94,7 +94,7 @@ mod tests {
     fn sample(number: u32) -> [f32; 3] {
         let mixed = number.wrapping_mul(2_654_435_761) >> 8;
         // Close together, so that buckets of logits could not tell them apart.
-        [1.0 + (mixed % 50) as f32 * 1e-6, (mixed % 3 == 0).into(), 1.0 + (number % 2) as f32]
+        [1.0 + (mixed % 50) as f32 * 1e-6, mixed.is_multiple_of(3).into(), 1.0 + (number % 2) as f32]
     }
 
     fn collected(rank: u32, of: usize, most: usize) -> ExactScores {

@@ -247,8 +247,10 @@ mod tests {
         assert!(ranking(&[&[(0.5, 0.0)]], &[3]).figures.is_empty());
     }
 
+    type Samples<'a> = &'a [(f32, f32)];
+
     /// A figure as the mean over all orders of the samples that agree with their scores, by definition.
-    fn over_orders(samples: &[(f32, f32)], figure: &dyn Fn(&[(f32, f32)]) -> f64) -> f64 {
+    fn over_orders(samples: Samples<'_>, figure: &dyn Fn(Samples<'_>) -> f64) -> f64 {
         fn orders(rest: &[(f32, f32)], taken: &mut Vec<(f32, f32)>, all: &mut Vec<Vec<(f32, f32)>>) {
             let best = rest.iter().map(|sample| sample.0).fold(f32::NEG_INFINITY, f32::max);
             if rest.is_empty() {

@@ -14,9 +14,10 @@ use super::parts::Parts;
 use super::progress::PartitionFigures;
 use super::state::Sums;
 use super::step::{Stepper, Taken};
+use super::warm_start::Earlier;
 use super::{Ending, Prepared, Progress, ProgressiveSummary, TrainSummary, warm_start};
 use crate::checkpoint::tensor_file::Entry;
-use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
+use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints, damaged};
 use crate::config::ParameterCount;
 use crate::distributed::Collectives;
 use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged};
@@ -120,9 +121,8 @@ impl<'a> Training<'a> {
             options.collectives.agree_on(|| {
                 warm_start::restore(stored, &mut model, &mut optimizer)?;
                 let taken = sums.take_earlier(&stored.metrics);
-                taken.map_err(|fault| {
-                    fault.at(&config.path().to_owned(), "the model that is trained further is damaged")
-                })
+                let location = prepared.earlier.as_ref().map_or(Path::new(""), Earlier::location);
+                taken.map_err(|fault| damaged(location, fault))
             })?;
         }
         let checkpointed = newest.is_some().then_some(progress.steps);

@@ -39,6 +39,11 @@ impl Earlier {
         Ok(Self { run: Run::load(&options.run)?, options: options.clone() })
     }
 
+    /// Where the run is.
+    pub(super) fn location(&self) -> &Path {
+        &self.options.run
+    }
+
     fn refused(&self, message: String, hint: &str) -> Error {
         Error::Run { path: self.options.run.clone(), message, hint: hint.to_owned() }
     }
