@@ -88,7 +88,7 @@ fn texts_and_integers_are_kept_with_their_samples() {
     dir.write("popular.csv", "country,9\nclicked,3\n");
     works(&dir, &["build", "dataset.toml", "--out", "csv", "--popularity", "popular.csv"]);
     assert_eq!(kept(&dir, "csv"), expected);
-    works(&dir, &["report", "csv", "--out", "report.html"]);
+    works(&dir, &["report", "csv", "--html", "report.html"]);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn the_digest_and_the_comparison_cover_kept_columns() {
     assert_ne!(digest("other"), digest("dataset"));
     dir.fails_as(
         dir.command(&["verify", "dataset", "--against", "other.toml"]),
-        &["are not those of the sources"],
+        &["`dataset` has a problem"],
     );
     dir.write("none.toml", CONFIG.replace("keep = [\"country\", \"request\"]\n", ""));
     dir.fails_as(
@@ -175,7 +175,8 @@ fn columns_that_cannot_be_kept_are_refused() {
 fn columns_of_declared_steps_are_kept() {
     let dir = log();
     let users: ArrayRef = Arc::new(Int64Array::from_iter_values(0..6));
-    let since: ArrayRef = Arc::new(arrow::array::TimestampMicrosecondArray::from(vec![0; 6]));
+    let since: ArrayRef =
+        Arc::new(arrow::array::TimestampMicrosecondArray::from(vec![946_684_800_000_000; 6]));
     let level: ArrayRef =
         Arc::new(UInt64Array::from_iter((0..6).map(|user| (user != 2).then_some(user * 10))));
     dir.write("users.parquet", parquet(vec![("user", users), ("since", since), ("level", level)]));

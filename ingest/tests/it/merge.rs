@@ -607,9 +607,9 @@ fn ids_below_a_minimum_stay_unknown() {
     let (before, after) = (before.values().flatten(), after.values().flatten());
     let after: Vec<_> = after.collect();
     for (before, after) in before.zip(&after) {
-        assert_eq!((before.1, &before.3, &before.4), (after.1, &after.3, &after.4));
+        assert_eq!((before.1, &before.3, &before.4, &before.5), (after.1, &after.3, &after.4, &after.5));
     }
-    assert_eq!(after[3].4[0], after[4].4[0]);
+    assert_eq!(after[3].5[0], after[4].5[0]);
     assert_sound(&dir.path("dataset"));
 }
 
