@@ -56,7 +56,7 @@ impl Report {
             self.segments(),
             format!("<footer>Made by Onefold {}.</footer>", env!("CARGO_PKG_VERSION")),
         ];
-        document(&title, "", &body)
+        document(&title, "section > h3 { margin-top: 22px; }\n", &body)
     }
 
     fn facts(&self) -> String {
