@@ -300,7 +300,8 @@ mod tests {
         assert_eq!(ticks(7.3, 4), [0.0, 2.0, 4.0, 6.0, 8.0]);
         assert_eq!(ticks(1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
         assert_eq!(ticks(23_000.0, 4).last(), Some(&30_000.0));
-        assert_eq!(ticks_between(0.71, 0.79, 4), [0.7, 0.72, 0.74, 0.76, 0.78, 0.8]);
+        let between: Vec<String> = ticks_between(0.71, 0.79, 4).into_iter().map(number_of_tick).collect();
+        assert_eq!(between, ["0.7", "0.72", "0.74", "0.76", "0.78", "0.8"]);
         assert_eq!(ticks_between(3.0, 3.0, 4).len(), 5);
         assert_eq!(
             ["0", "0.6", "2.5", "30,000", "0.001"],
