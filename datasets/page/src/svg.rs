@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(ticks(23_000.0, 4).last(), Some(&30_000.0));
         let between: Vec<String> = ticks_between(0.71, 0.79, 4).into_iter().map(number_of_tick).collect();
         assert_eq!(between, ["0.7", "0.72", "0.74", "0.76", "0.78", "0.8"]);
-        assert_eq!(ticks_between(3.0, 3.0, 4).len(), 5);
+        assert_eq!(ticks_between(3.0, 3.0, 4).len(), 4);
         assert_eq!(
             ["0", "0.6", "2.5", "30,000", "0.001"],
             [0.0, 0.6000000000000001, 2.5, 30_000.0, 0.001]
