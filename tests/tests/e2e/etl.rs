@@ -173,7 +173,7 @@ fn a_dataset_is_compared_with_its_sources() {
     assert!(!String::from_utf8_lossy(&output.stdout).contains("split=holdout"));
 
     dir.edit("logs/dataset.toml", "age = { kind = \"dense\" }\n", "");
-    dir.command(&against("dataset")).fails(&["`[features]` are not the columns of the dataset"]);
+    dir.command(&against("dataset")).fails(&["`[features]` and `keep` are not the columns of the dataset"]);
 }
 
 /// The samples of a dataset, their ids of `features` as the vocabulary has them.
