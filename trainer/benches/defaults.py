@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""How good are the default optimizer settings? Held-out NE with them, against the best of a random search.
+
+Makes datasets whose later samples are held out (EB-NeRD, MovieLens, and the generated workloads), trains the model of
+each one's `train.toml` with the defaults and with settings drawn at random, and prints a table: per dataset and batch
+size the held-out NE of the defaults, that of the best setting of the search, and by how many percent the defaults are
+worse.
+
+    trainer/benches/defaults.py --work DIR [--ebnerd DIR] [--datasets ebnerd,movielens,rm1,rm2,rm3]
+        [--batch-sizes 256,1024,2048,8192] [--seeds 1,2,3] [--settings 30] [--bin target/release] [--json]
+        [--candidate "dense.kind=adam dense.learning_rate=0.001 tables.warmup_steps=100"]
+
+Every setting is trained with the first seed; in each row of the table the best `--finalists` of them are then trained
+with all seeds, and the best mean counts. `--candidate` adds a setting, which is trained with all seeds everywhere and
+gets a table of its own; what it does not name is as in the defaults, `KEY=null` takes a key away, and changing a `kind`
+does so for the other keys of that part. `--without-search` trains the defaults and candidates alone. The table says
+where a mean NE is above 1 (the mean label predicts better), where training diverged, and how many of the settings end
+above 1 with the first seed. The best of many is partly luck with seeds and held-out samples: look at the standard
+deviation too. `results.jsonl` in `--work` keeps every finished run, so a second call trains only what is missing.
+
+  ebnerd, movielens          the models of the imports: lists pool by their mean; one epoch, and two
+  ebnerd-sum, movielens-sum  the same where lists pool by their sum, which is the default of `[embedding]`
+  rm1, rm2, rm3              generated workloads with tables of 20,000 hashed rows; the last fifth of the samples is
+                             held out. rm3 has its reference model, rm1 and rm2 have narrower layers
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import tempfile
+import threading
+
+# What a `train.toml` without `[optimizer]` and `[schedule]` gets: keep it equal to `trainer/src/config/optimizer.rs`.
+DEFAULTS = {
+    "tables.kind": "row_wise_adagrad",
+    "tables.learning_rate": 0.02,
+    "tables.eps": 1e-8,
+    "dense.kind": "adagrad",
+    "dense.learning_rate": 0.01,
+    "dense.eps": 1e-8,
+    "dense.max_grad_norm": 0.1,
+}
+SECTIONS = {"warmup_steps": "schedule"}  # where a key stands, if not under `[optimizer.…]`
+WORKLOADS = {"rm1": 100_000, "rm2": 100_000, "rm3": 200_000}  # samples
+NARROW = {"bottom_mlp": "[128, 32]", "top_mlp": "[128, 64, 1]", "dim": "32"}
+HOLDOUT = "CASE WHEN ntile(5) OVER (ORDER BY f.timestamp, f.request_id) < 5 THEN 'train' ELSE 'holdout' END"
+LOCK = threading.Lock()
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for logs, datasets, runs and results")
+    parser.add_argument("--ebnerd", type=pathlib.Path, help="folder of EB-NeRD's logs")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"),
+                        help="folder of the binaries")
+    parser.add_argument("--datasets", default="ebnerd,movielens,rm1,rm2,rm3", help="separated by commas")
+    parser.add_argument("--batch-sizes", default="256,1024,2048,8192", help="separated by commas")
+    parser.add_argument("--seeds", default="1,2,3", help="seeds of the parameters; the search has the first")
+    parser.add_argument("--settings", type=int, default=30, help="settings of the search, with the defaults")
+    parser.add_argument("--search-seed", type=int, default=1, help="seed of the settings that are drawn")
+    parser.add_argument("--finalists", type=int, default=3, help="settings of a row that get all seeds")
+    parser.add_argument("--candidate", action="append", default=[], metavar="SETTING", help="as `KEY=VALUE KEY=VALUE`")
+    parser.add_argument("--without-search", action="store_true", help="train the defaults and the candidates alone")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def run(*command):
+    result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def changed(text, key, value):
+    """The configuration with a line changed wherever it stands; there must be such a line."""
+    text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+    if count == 0:
+        raise SystemExit(f"error: there is no `{key}` in the configuration")
+    return text
+
+
+def prepare(options, name):
+    """The dataset and the model's configuration without its optimizers, made once."""
+    source = name.removesuffix("-sum")
+    logs, dataset = options.work / f"{source}-logs", options.work / f"{source}-dataset"
+    if not (logs / "train.toml").exists():
+        if source == "ebnerd":
+            if options.ebnerd is None:
+                raise SystemExit("error: `ebnerd` needs --ebnerd DIR")
+            run(options.bin / "onefold-data", "import", "ebnerd", "--from", options.ebnerd, "--out", logs, "--json")
+        elif source == "movielens":
+            run(options.bin / "onefold-data", "fetch", "movielens-100k", "--out", logs, "--json")
+        elif source in WORKLOADS:
+            run(options.bin / "onefold-data", "generate", "--workload", source, "--samples", WORKLOADS[source],
+                "--seed", 1, "--out", logs, "--json")
+        else:
+            raise SystemExit(f"error: there is no dataset `{name}`")
+    if not (dataset / "snapshots").is_dir():
+        config = logs / "dataset.toml"
+        if source in WORKLOADS:
+            text = config.read_text().replace("SELECT f.*, e.label\n", f"SELECT f.*, e.label, {HOLDOUT} AS split\n")
+            config = logs / "holdout.toml"
+            config.write_text(re.sub(r"(?m)^by = .*$", 'columns = ["split"]', text))
+        run(options.bin / "onefold-ingest", "build", config, "--out", dataset, "--json")
+    text = (logs / "train.toml").read_text()
+    if source in WORKLOADS:
+        text = changed(changed(text, "rows", "20000"), "ids", '"hashed"')
+        text = text.replace("[data]\n", '[data]\ntrain = "split=train"\neval = "split=holdout"\n')
+        if source != "rm3":
+            for key, value in NARROW.items():
+                text = changed(text, key, value)
+    if name.endswith("-sum"):
+        text = changed(text, "pooling", '"sum"')
+    text = re.sub(r"(?ms)^\[(optimizer|schedule)\.[^\]]*\]\n.*?(?=^\[|\Z)", "", text)
+    return dataset, text
+
+
+def toml(setting):
+    """The sections of a setting."""
+    sections = {}
+    for key, value in setting.items():
+        part, name = key.split(".")
+        sections.setdefault(f"{SECTIONS.get(name, 'optimizer')}.{part}", []).append(f"{name} = {json.dumps(value)}")
+    return "".join(f"\n[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
+
+
+def drawn(count, seed):
+    """The settings of the search: the defaults, then what is drawn."""
+    source = random.Random(seed)
+    choose = source.choice
+
+    def rate(low, high):
+        return float(f"{math.exp(source.uniform(math.log(low), math.log(high))):.2g}")
+
+    settings = [DEFAULTS]
+    while len(settings) < count:
+        tables = {"kind": choose(["row_wise_adagrad", "adagrad"]), "learning_rate": rate(0.002, 0.2),
+                  "eps": choose([1e-8, 1e-6, 1e-4, 1e-2])}
+        dense = {"kind": choose(["adam", "adam", "adamw", "adagrad", "adagrad"])}
+        adam, adagrad = rate(0.0003, 0.01), rate(0.002, 0.05)
+        dense["learning_rate"] = adagrad if dense["kind"] == "adagrad" else adam
+        eps = [1e-8, 1e-6, 1e-4, 1e-2] if dense["kind"] == "adagrad" else [1e-8, 1e-8, 1e-6]
+        dense["eps"] = choose(eps)
+        betas, decay = choose([[0.9, 0.999], [0.9, 0.99]]), choose([0.001, 0.01, 0.1])
+        if dense["kind"] != "adagrad":
+            dense["betas"] = betas
+        if dense["kind"] == "adamw":
+            dense["weight_decay"] = decay
+        row_norm, norm = choose([None, None, 1.0, 0.1]), choose([None, None, 1.0, 0.1])
+        tables |= {"max_row_grad_norm": row_norm, "warmup_steps": choose([0, 0, 50, 200])}
+        dense |= {"max_grad_norm": norm, "warmup_steps": choose([0, 0, 50, 200])}
+        both = {"tables": tables, "dense": dense}
+        settings.append({f"{part}.{key}": value for part, keys in both.items() for key, value in keys.items()
+                         if value not in (None, 0)})
+    return settings
+
+
+def candidate(text):
+    """The defaults with what the text changes."""
+    given = {}
+    for part in text.split():
+        key, value = part.split("=", 1)
+        try:
+            given[key] = json.loads(value)
+        except json.JSONDecodeError:
+            given[key] = value
+    setting = dict(DEFAULTS)
+    for part in ("tables", "dense"):
+        if given.get(f"{part}.kind", DEFAULTS[f"{part}.kind"]) != DEFAULTS[f"{part}.kind"]:
+            setting = {key: value for key, value in setting.items() if not key.startswith(f"{part}.")}
+    return {key: value for key, value in (setting | given).items() if value is not None}
+
+
+def key_of(dataset, batch_size, seed, setting):
+    return json.dumps([dataset, batch_size, seed, setting], sort_keys=True)
+
+
+class Results:
+    """Finished runs, in memory and in a file."""
+
+    def __init__(self, options):
+        self.options, self.file, self.made = options, options.work / "results.jsonl", {}
+        self.found = {}
+        if self.file.exists():
+            for line in self.file.read_text().splitlines():
+                result = json.loads(line)
+                self.found[key_of(result["dataset"], result["batch_size"], result["seed"], result["setting"])] = result
+
+    def train(self, wanted):
+        """Trains what is missing of (dataset, batch size, seed, setting)."""
+        missing = {key_of(*job): job for job in wanted}
+        missing = [job for key, job in missing.items() if key not in self.found]
+        for name in {job[0] for job in missing} - self.made.keys():
+            self.made[name] = prepare(self.options, name)
+        with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as pool:
+            for _ in pool.map(lambda job: self.one(*job), missing):
+                pass
+
+    def one(self, dataset, batch_size, seed, setting):
+        data, text = self.made[dataset]
+        text = changed(changed(text, "batch_size", batch_size), "seed", seed) + toml(setting)
+        with tempfile.TemporaryDirectory(prefix="run-", dir=self.options.work) as folder:
+            config, out = pathlib.Path(folder, "train.toml"), pathlib.Path(folder, "run")
+            config.write_text(text)
+            command = [self.options.bin / "onefold-train", "run", config, "--data", data, "--out", out,
+                       "--dedupe", "window", "--threads", self.options.threads, "--quiet", "--json"]
+            done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+            diverged = (out / "diverged").exists()
+        if done.returncode != 0 and not diverged:
+            raise SystemExit(f"error: training {dataset} with {setting} failed:\n{done.stderr}")
+        result = {"dataset": dataset, "batch_size": batch_size, "seed": seed, "setting": setting, "diverged": diverged}
+        if not diverged:
+            summary = json.loads(done.stdout.splitlines()[-1])
+            result |= {"steps": summary["steps"], "wall_seconds": summary["wall_seconds"]}
+            result |= {figure: summary["eval"][figure] for figure in ("ne", "auc", "loss", "calibration")}
+        with LOCK:
+            self.found[key_of(dataset, batch_size, seed, setting)] = result
+            with self.file.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+
+    def figures(self, dataset, batch_size, seeds, setting, figure="ne"):
+        """A figure by seed; infinite where training diverged."""
+        runs = [self.found[key_of(dataset, batch_size, seed, setting)] for seed in seeds]
+        return [math.inf if found["diverged"] else found[figure] for found in runs]
+
+
+def spread(values):
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
+
+
+def finalists(results, options, dataset, batch_size, seeds, settings):
+    """The numbers of the settings that are trained with all seeds, and how many end above 1 with the first.
+
+    Those are the defaults, the candidates, which stand after the search, and the best with the first seed."""
+    first = [results.figures(dataset, batch_size, seeds[:1], setting)[0] for setting in settings]
+    best = sorted(range(len(settings)), key=first.__getitem__)[:options.finalists]
+    candidates = range(len(settings) - options.candidates, len(settings))
+    return {0, *candidates, *best}, sum(ne > 1 for ne in first)
+
+
+def row_of(results, options, dataset, batch_size, seeds, setting, settings):
+    """A row of a table: one setting against the best of all."""
+    nes = results.figures(dataset, batch_size, seeds, setting)
+    chosen, above_one = finalists(results, options, dataset, batch_size, seeds, settings)
+    means = {number: statistics.mean(results.figures(dataset, batch_size, seeds, settings[number]))
+             for number in chosen}
+    best = min(means, key=means.get)
+    mean = statistics.mean(nes)
+    return {"dataset": dataset, "batch_size": batch_size, "ne": mean, "sd": spread(nes), "by_seed": nes,
+            "auc": statistics.mean(results.figures(dataset, batch_size, seeds, setting, "auc")),
+            "best": means[best], "best_number": best, "percent": 100 * (mean / means[best] - 1), "above_one": above_one}
+
+
+def finite(value):
+    """The value with `null` for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show(title, rows):
+    print(title)
+    print(f"{'dataset':15}{'batch':>6}{'NE':>10}{'± sd':>9}{'AUC':>9}{'best':>10}{'worse by':>10}"
+          f"{'NE > 1':>8}  best setting")
+    for row in rows:
+        note = "  DIVERGED" if math.isinf(row["ne"]) else "  NE > 1" if row["ne"] > 1 else ""
+        print(f"{row['dataset']:15}{row['batch_size']:6}{row['ne']:10.4f}{row['sd']:9.4f}{row['auc']:9.4f}"
+              f"{row['best']:10.4f}{row['percent']:8.2f} %{row['above_one']:8}  #{row['best_number']}{note}")
+    worst = max(rows, key=lambda row: row["percent"])
+    print(f"worst: {worst['percent']:.2f} % on {worst['dataset']} in batches of {worst['batch_size']}\n", flush=True)
+
+
+def main():
+    options = arguments()
+    options.work.mkdir(parents=True, exist_ok=True)
+    datasets = options.datasets.split(",")
+    sizes = [int(size) for size in options.batch_sizes.split(",")]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    settings = [DEFAULTS] if options.without_search else drawn(options.settings, options.search_seed)
+    candidates = {text: candidate(text) for text in options.candidate}
+    # Candidates count among the settings too: what is better than the search is the best that is known.
+    known = settings + [setting for setting in candidates.values() if setting not in settings]
+    options.candidates = len(known) - len(settings)
+    results = Results(options)
+    rows = [(dataset, size) for dataset in datasets for size in sizes]
+    given = [DEFAULTS, *candidates.values()]
+    for dataset, size in rows:
+        results.train([(dataset, size, seed, setting) for setting in given for seed in seeds])
+    for dataset, size in rows:
+        results.train([(dataset, size, seeds[0], setting) for setting in known])
+        chosen, _ = finalists(results, options, dataset, size, seeds, known)
+        results.train([(dataset, size, seed, known[number]) for number in chosen for seed in seeds])
+    tables = {}
+    for title, setting in {"defaults": DEFAULTS, **candidates}.items():
+        tables[title] = [row_of(results, options, dataset, size, seeds, setting, known) for dataset, size in rows]
+        show(title, tables[title])
+    for number in sorted({row["best_number"] for row in tables["defaults"]}):
+        print(f"#{number}  " + " ".join(f"{key}={json.dumps(value)}" for key, value in known[number].items()))
+    if options.json:
+        print(json.dumps(finite({"seeds": seeds, "settings": known, "tables": tables})))
+
+
+if __name__ == "__main__":
+    main()
