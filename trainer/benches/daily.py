@@ -17,7 +17,8 @@ import json
 import pathlib
 import re
 import statistics
-import subprocess
+
+from quality import run
 
 
 def arguments():
@@ -30,11 +31,6 @@ def arguments():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def run(*command):
-    result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def build(options):

@@ -36,6 +36,8 @@ import subprocess
 import tempfile
 import threading
 
+from quality import run
+
 # What a `train.toml` without `[optimizer]` and `[schedule]` gets: keep it equal to `trainer/src/config/optimizer.rs`.
 DEFAULTS = {
     "tables.kind": "row_wise_adagrad",
@@ -71,11 +73,6 @@ def arguments():
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def run(*command):
-    result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def changed(text, key, value):

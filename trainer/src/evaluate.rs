@@ -9,7 +9,7 @@ use std::time::Instant;
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{PartitionFilter, Snapshot, hash_id};
+use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
 use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, IdPolicy};
@@ -103,7 +103,7 @@ pub fn evaluate(
     options: &EvaluateOptions,
     reporter: &dyn Reporter,
 ) -> Result<EvaluationSummary> {
-    let opened = options.collectives.agree_on(|| open(run, dataset, options, &[]))?;
+    let opened = options.collectives.agree_on(|| open(run, dataset, options, |_| Ok(Vec::new())))?;
     opened.check_ranks(options)?;
     let (model, steps) = opened.load_model(run, options)?;
     let Opened { run, reader, tasks } = opened;
@@ -151,8 +151,14 @@ impl Opened {
     }
 }
 
-/// The run, and a reader of what its model is used on, whose batches carry the columns `keep` and what groups need.
-pub(crate) fn open(run: &Path, dataset: &Path, options: &EvaluateOptions, keep: &[String]) -> Result<Opened> {
+/// The run, and a reader of what its model is used on. Its batches carry the columns that `keep` chooses from the
+/// dataset's schema, and what groups need.
+pub(crate) fn open(
+    run: &Path,
+    dataset: &Path,
+    options: &EvaluateOptions,
+    keep: impl FnOnce(&Schema) -> Result<Vec<String>>,
+) -> Result<Opened> {
     let description = Run::load(run)?;
     let config = &description.config;
     let partitions = match &options.partitions {
@@ -163,7 +169,9 @@ pub(crate) fn open(run: &Path, dataset: &Path, options: &EvaluateOptions, keep: 
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;
-    let group = config.evaluation.kept_columns(&description.schema).filter(|name| !keep.contains(name));
+    let mut kept = keep(&snapshot.schema)?;
+    let group = config.evaluation.kept_column(&description.schema);
+    kept.extend(group.filter(|name| !kept.contains(name)));
     let reader = ReaderOptions {
         dedupe: options.dedupe,
         rank: rank_of(&*options.collectives),
@@ -172,7 +180,7 @@ pub(crate) fn open(run: &Path, dataset: &Path, options: &EvaluateOptions, keep: 
         preprocess: preprocessing.map(|steps| steps.config),
         table_rows: checked_rows(&description.tables),
         label_ranges: label_ranges(config),
-        kept: keep.iter().cloned().chain(group).collect(),
+        kept,
         ..ReaderOptions::new(config.train.batch_size)
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
@@ -396,7 +404,8 @@ pub(crate) fn merged(
     Ok(merged)
 }
 
-fn malformed() -> Error {
+/// The error where what a rank sent of its metrics cannot be read.
+pub(crate) fn malformed() -> Error {
     Error::Collective { operation: "gather_bytes", message: "the metrics of a rank are malformed".to_owned() }
 }
 

@@ -9,7 +9,7 @@ mod report_command;
 mod trace_command;
 
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -17,14 +17,13 @@ use clap::{Parser, Subcommand, ValueEnum};
 use onefold_datasets::PartitionFilter;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::progress::{Reporter, Silent};
-use onefold_datasets::storage::is_url;
 use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
-use onefold_trainer::run::{Run, WarmStarted};
+use onefold_trainer::run::{Run, WarmStarted, absolute};
 use onefold_trainer::{
     Error, EvaluateOptions, Existing, Prepared, Stop, TrainConfig, TrainOptions, WarmStart, evaluate, export,
     predict,
@@ -412,14 +411,6 @@ fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_t
         return Ok(own);
     }
     Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
-}
-
-/// A location by the one name that a run keeps of it.
-fn absolute(location: &Path) -> std::io::Result<PathBuf> {
-    match location.to_str() {
-        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
-        _ => std::path::absolute(location),
-    }
 }
 
 fn train(

@@ -8,7 +8,7 @@ use arrow::array::{ArrayRef, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
-use onefold_datasets::Snapshot;
+use onefold_datasets::Schema;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::storage::{Storage, Upload};
 use onefold_ikjt::Batch;
@@ -59,7 +59,8 @@ pub fn predict(
     reporter: &dyn Reporter,
 ) -> Result<PredictionSummary> {
     let collectives = &options.collectives;
-    let opened = collectives.agree_on(|| open(run, dataset, options, &columns(dataset, keep, options)?))?;
+    let opened =
+        collectives.agree_on(|| open(run, dataset, options, |schema| columns(dataset, keep, schema)))?;
     opened.check_ranks(options)?;
     let (model, steps) = opened.load_model(run, options)?;
     let (tasks, reader) = (&opened.tasks, &opened.reader);
@@ -82,13 +83,12 @@ pub fn predict(
     Ok(PredictionSummary { samples, columns, steps, bytes_on_disk, wall_seconds, samples_per_second })
 }
 
-/// The columns that the predictions are joined by.
-fn columns(dataset: &Path, keep: &[String], options: &EvaluateOptions) -> Result<Vec<String>> {
+/// The columns that the predictions are joined by: those that are asked for, or all that the dataset keeps.
+fn columns(dataset: &Path, keep: &[String], schema: &Schema) -> Result<Vec<String>> {
     if !keep.is_empty() {
         return Ok(keep.to_vec());
     }
-    let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
-    let kept: Vec<String> = snapshot.schema.kept_names().map(str::to_owned).collect();
+    let kept: Vec<String> = schema.kept_names().map(str::to_owned).collect();
     if kept.is_empty() {
         return Err(Error::Run {
             path: dataset.to_owned(),

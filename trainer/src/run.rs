@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::storage::{Created, Storage};
+use onefold_datasets::storage::{Created, Storage, is_url};
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use safetensors::Dtype;
@@ -471,6 +471,18 @@ impl Run {
                 hint: "use it with the dataset that it was trained on, or train again".to_owned(),
             }),
         }
+    }
+}
+
+/// A location, a path or a URL, by the one name that a run keeps of it.
+///
+/// # Errors
+///
+/// If the current folder is not known.
+pub fn absolute(location: &Path) -> std::io::Result<PathBuf> {
+    match location.to_str() {
+        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
+        _ => std::path::absolute(location),
     }
 }
 

@@ -3,15 +3,15 @@
 pub mod svg;
 pub mod text;
 
-/// The looks that all pages share.
-const STYLE: &str = include_str!("style.css");
+/// The looks of a page with plots, as CSS.
+pub const STYLE: &str = include_str!("style.css");
 
-/// A page of these parts; `title` is already escaped, and `style` is CSS of the page's own.
+/// A page of these parts; `title` is already escaped, and `style` its looks as CSS.
 pub fn document(title: &str, style: &str, body: &[String]) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-         <style>\n{STYLE}{style}</style>\n</head>\n<body>\n<main>\n{}\n</main>\n</body>\n</html>\n",
+         <style>\n{style}</style>\n</head>\n<body>\n<main>\n{}\n</main>\n</body>\n</html>\n",
         body.join("\n")
     )
 }

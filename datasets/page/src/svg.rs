@@ -71,6 +71,20 @@ impl Svg {
         );
     }
 
+    /// Horizontal lines from `left` to `right` at these values of a scale, with the values before them.
+    pub fn grid(&mut self, ticks: &[f64], (left, right): (f64, f64), y: impl Fn(f64) -> f64) {
+        for tick in ticks {
+            self.line((left, y(*tick)), (right, y(*tick)), "grid");
+            self.text(left - 8.0, y(*tick) + 4.0, Anchor::End, "tick", &number_of_tick(*tick));
+        }
+    }
+
+    /// A line through points.
+    pub fn polyline(&mut self, points: impl Iterator<Item = (f64, f64)>, class: &str) {
+        let points = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ");
+        let _ = write!(self.body, r#"<polyline points="{points}" class="line {class}"/>"#);
+    }
+
     /// The picture.
     pub fn finish(self) -> String {
         let Self { width, height, label, body } = self;
@@ -138,19 +152,14 @@ pub fn lines(label: &str, (x_axis, y_axis): (&str, &str), lines: &[Line]) -> Str
     let x = |share: f64| LEFT + (WIDTH - LEFT - RIGHT) * share;
     let y = |value: f64| TOP + HEIGHT - HEIGHT * value / top;
     svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(y_axis));
-    for tick in &ticks {
-        svg.line((x(0.0), y(*tick)), (x(1.0), y(*tick)), "grid");
-        svg.text(LEFT - 8.0, y(*tick) + 4.0, Anchor::End, "tick", &number_of_tick(*tick));
-    }
+    svg.grid(&ticks, (x(0.0), x(1.0)), y);
     for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
         svg.text(x(share), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &percent(share));
     }
     svg.text(x(0.5), TOP + HEIGHT + 2.4 * LINE, Anchor::Middle, "tick", &escape(x_axis));
     let mut ends: Vec<(f64, &Line)> = Vec::new();
     for line in lines {
-        let points = line.points.iter().map(|(share, value)| format!("{:.1},{:.1}", x(*share), y(*value)));
-        let points = points.collect::<Vec<_>>().join(" ");
-        let _ = write!(svg.body, r#"<polyline points="{points}" class="line {}"/>"#, line.class);
+        svg.polyline(line.points.iter().map(|(share, value)| (x(*share), y(*value))), line.class);
         ends.extend(line.points.last().map(|(_, value)| (*value, line)));
     }
     // Names do not cover each other, however close the lines end.
@@ -215,10 +224,7 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
     let x = |value: f64| LEFT + (WIDTH - LEFT - RIGHT) * ((value - left) / width).clamp(0.0, 1.0);
     let y = |value: f64| TOP + HEIGHT - HEIGHT * ((value - low) / height).clamp(0.0, 1.0);
     svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(axes.y));
-    for tick in &y_ticks {
-        svg.line((LEFT, y(*tick)), (WIDTH - RIGHT, y(*tick)), "grid");
-        svg.text(LEFT - 8.0, y(*tick) + 4.0, Anchor::End, "tick", &number_of_tick(*tick));
-    }
+    svg.grid(&y_ticks, (LEFT, WIDTH - RIGHT), y);
     if axes.places.is_empty() {
         for tick in ticks_between(left, right, 4).into_iter().filter(|tick| (left..=right).contains(tick)) {
             svg.text(x(tick), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &number_of_tick(tick));
@@ -242,8 +248,7 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
     }
     for line in lines {
         let drawn = || line.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
-        let points = drawn().map(|(a, b)| format!("{:.1},{:.1}", x(*a), y(*b))).collect::<Vec<_>>().join(" ");
-        let _ = write!(svg.body, r#"<polyline points="{points}" class="line {}"/>"#, line.class);
+        svg.polyline(drawn().map(|(a, b)| (x(*a), y(*b))), line.class);
         for (a, b) in drawn().filter(|_| line.points.len() <= 40) {
             let title = format!("{}: {}", line.name, precise(*b));
             let _ = write!(

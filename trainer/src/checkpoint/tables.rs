@@ -192,15 +192,14 @@ impl StoredTables {
                 continue;
             }
             let feature = embeddings.tables()[shard.table].name.clone();
+            let end = end(&feature).clamp(shard.rows.start, shard.rows.end);
+            let rows = RowSet::First((end - shard.rows.start) as usize);
             for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
                 let wanted = Wanted { feature: &feature, buffer: &buffer, columns: &shard.columns };
                 let (mut next, mut failed) = (shard.rows.start, None);
-                let end = end(&feature);
-                let written = embeddings.write(number, place, RowSet::All, &mut |bytes| {
-                    let size = buffer.row_bytes().max(1);
-                    let rows = (bytes.len() / size) as u64;
-                    let stored = rows.min(end.saturating_sub(next));
-                    let read = self.read(&wanted, next..next + stored, &mut bytes[..stored as usize * size]);
+                let written = embeddings.write(number, place, rows, &mut |bytes| {
+                    let rows = (bytes.len() / buffer.row_bytes().max(1)) as u64;
+                    let read = self.read(&wanted, next..next + rows, bytes);
                     next += rows;
                     read.map_err(|error| {
                         failed = Some(error);

@@ -284,7 +284,7 @@ impl DeviceStore {
         let mut values = self.buffer(shard, buffer);
         let target = values.shallow_clone();
         pieces(&target, rows, |piece| {
-            let mut host = tensors::to_bytes(&piece.of(&target)).to_vec();
+            let mut host = vec![0; piece.rows() as usize * row_bytes(&target)];
             source(&mut host)?;
             let host = of_bytes(&host, piece.rows(), &target).to_device(values.device());
             match piece {
@@ -340,20 +340,21 @@ fn pieces(
     rows: RowSet<'_>,
     mut work: impl FnMut(Piece<'_>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let size = values.size();
     let most = (PIECE / row_bytes(values).max(1)).max(1);
-    match rows {
-        RowSet::All => {
-            let mut first = 0;
-            while first < size[0] {
-                let rows = (size[0] - first).min(most as i64);
-                work(Piece::Range(first, rows))?;
-                first += rows;
-            }
-            Ok(())
+    let end = match rows {
+        RowSet::All => values.size()[0],
+        RowSet::First(rows) => rows as i64,
+        RowSet::Chosen(rows) => {
+            return rows.chunks(most).try_for_each(|rows| work(Piece::Chosen(rows)));
         }
-        RowSet::Chosen(rows) => rows.chunks(most).try_for_each(|rows| work(Piece::Chosen(rows))),
+    };
+    let mut first = 0;
+    while first < end {
+        let rows = (end - first).min(most as i64);
+        work(Piece::Range(first, rows))?;
+        first += rows;
     }
+    Ok(())
 }
 
 #[cfg(test)]

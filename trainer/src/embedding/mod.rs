@@ -511,8 +511,8 @@ impl Embeddings {
         }
     }
 
-    /// Writes rows of a shard's buffer: `source` gets the rows as they are, in order, as many at a time as stand
-    /// together in memory, and changes them.
+    /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in
+    /// memory.
     ///
     /// # Errors
     ///

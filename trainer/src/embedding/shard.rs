@@ -84,6 +84,8 @@ impl Buffer {
 pub enum RowSet<'a> {
     /// All.
     All,
+    /// So many from the first one on.
+    First(usize),
     /// These.
     Chosen(&'a [u32]),
 }

@@ -221,6 +221,7 @@ impl Table {
         let size = self.buffers()[buffer].row_bytes();
         match rows {
             RowSet::All => sink(bytes),
+            RowSet::First(rows) => sink(&bytes[..rows * size]),
             RowSet::Chosen(rows) => {
                 rows.iter().try_for_each(|&row| sink(&bytes[row as usize * size..][..size]))
             }
@@ -241,6 +242,7 @@ impl Table {
         };
         match rows {
             RowSet::All => source(bytes),
+            RowSet::First(rows) => source(&mut bytes[..rows * size]),
             RowSet::Chosen(rows) => {
                 rows.iter().try_for_each(|&row| source(&mut bytes[row as usize * size..][..size]))
             }

@@ -1,5 +1,6 @@
 //! Metrics of a binary task: normalized entropy, AUC, log loss, calibration.
 
+use super::area::Area;
 use super::scores::Scores;
 use super::{CalibrationBin, Figures, Loss, MetricState};
 
@@ -151,15 +152,10 @@ impl BinaryMetrics {
         if self.positive <= 0.0 || negative <= 0.0 {
             return None;
         }
-        let (mut below, mut area, mut ties) = (0.0, 0.0, 0.0);
-        for (_, [negatives, positives]) in self.scores.buckets() {
-            area += positives * (below + negatives / 2.0);
-            below += negatives;
-            // Each of these pairs counts half, and exactly 0, half or 1.
-            ties += positives * negatives;
-        }
+        let Area { won, ties, .. } = Area::of(self.scores.buckets().map(|(_, weights)| weights));
         let pairs = self.positive * negative;
-        Some((area / pairs, ties / 2.0 / pairs))
+        // Each of the tied pairs counts half, and exactly 0, half or 1.
+        Some((won / pairs, ties / 2.0 / pairs))
     }
 
     /// Mean prediction and mean label of up to `bins` parts of the samples, of equal weight, from low predictions to

@@ -1,5 +1,6 @@
 //! The exact AUC of evaluations that are not too large to keep every score.
 
+use super::area::Area;
 use super::{Figures, Loss, Task};
 use crate::Result;
 use crate::distributed::Collectives;
@@ -70,18 +71,14 @@ fn auc(samples: &mut [[f32; 3]]) -> Option<f64> {
     // Equal scores in one order, so that sums do not depend on the ranks.
     let key = |sample: &[f32; 3]| sample.map(f32::to_bits);
     samples.sort_by(|a, b| a[0].total_cmp(&b[0]).then_with(|| key(a).cmp(&key(b))));
-    let (mut below, mut all, mut won) = (0.0, 0.0, 0.0);
-    for tie in samples.chunk_by(|a, b| a[0] == b[0]) {
-        let (mut negative, mut positive) = (0.0, 0.0);
-        for [_, label, weight] in tie {
-            positive += f64::from(*label) * f64::from(*weight);
-            negative += (1.0 - f64::from(*label)) * f64::from(*weight);
-        }
-        won += positive * (below + negative / 2.0);
-        below += negative;
-        all += positive;
-    }
-    (all > 0.0 && below > 0.0).then(|| won / (all * below))
+    let weights = |tie: &[[f32; 3]]| {
+        tie.iter().fold([0.0, 0.0], |[negative, positive], [_, label, weight]| {
+            let (label, weight) = (f64::from(*label), f64::from(*weight));
+            [negative + (1.0 - label) * weight, positive + label * weight]
+        })
+    };
+    let Area { negative, positive, won, .. } = Area::of(samples.chunk_by(|a, b| a[0] == b[0]).map(weights));
+    (positive > 0.0 && negative > 0.0).then(|| won / (positive * negative))
 }
 
 #[cfg(test)]

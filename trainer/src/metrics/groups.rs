@@ -138,7 +138,7 @@ impl GroupedScores {
     }
 
     /// The figures of all ranks' samples, the same on every rank, which all call it. `kept` says by feature which
-    /// segments are told apart; samples of others are in [`Segment::Other`].
+    /// segments are told apart, ascending; samples of others are in [`Segment::Other`].
     pub(crate) fn figures(
         mut self,
         top: &[usize],
@@ -191,6 +191,7 @@ impl Record {
 /// Sums by task, of all samples and by segment.
 struct Sums<'a> {
     none: Vec<RankingSums>,
+    /// By feature, ascending.
     kept: &'a [Vec<Segment>],
     all: Vec<RankingSums>,
     segments: Vec<BTreeMap<Segment, Vec<RankingSums>>>,
@@ -214,7 +215,7 @@ impl<'a> Sums<'a> {
         for (feature, segments) in self.segments.iter_mut().enumerate() {
             let of = |record: &Record| {
                 let own = record.segments[feature];
-                if self.kept[feature].contains(&own) { own } else { Segment::Other }
+                if self.kept[feature].binary_search(&own).is_ok() { own } else { Segment::Other }
             };
             let mut found: Vec<Segment> = group.iter().map(of).collect();
             found.sort_unstable();

@@ -1,5 +1,6 @@
 //! Metrics of a model's tasks: streaming ones in constant memory, and those of rankings.
 
+mod area;
 mod binary;
 mod exact;
 mod groups;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::area::Area;
+
 /// Figures of rankings, as means over groups of samples. A label above 0 is a hit, and its value how relevant the
 /// sample is.
 ///
@@ -137,15 +139,9 @@ impl Tie {
 
 /// The share of pairs of a hit and another sample in which the hit has the higher score; equal ones count half.
 fn auc(ties: &[Tie]) -> f64 {
-    let others: usize = ties.iter().map(|tie| tie.samples - tie.hits).sum();
-    let hits: usize = ties.iter().map(|tie| tie.hits).sum();
-    let (mut below, mut won) = (others as f64, 0.0);
-    for tie in ties {
-        let equal = (tie.samples - tie.hits) as f64;
-        below -= equal;
-        won += tie.hits as f64 * (below + equal / 2.0);
-    }
-    won / (hits as f64 * others as f64)
+    let counts = |tie: &Tie| [(tie.samples - tie.hits) as f64, tie.hits as f64];
+    let Area { negative, positive, won, .. } = Area::of(ties.iter().rev().map(counts));
+    won / (positive * negative)
 }
 
 fn reciprocal_rank(ties: &[Tie]) -> f64 {

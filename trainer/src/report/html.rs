@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_page::svg::{Axes, Line, curves};
 use onefold_page::text::{escape, precise, short};
-use onefold_page::{document, legend, section};
+use onefold_page::{STYLE, document, legend, section};
 use serde_json::Value;
 
 use super::{Point, Report, ReportedRun};
@@ -56,7 +56,7 @@ impl Report {
             self.segments(),
             format!("<footer>Made by Onefold {}.</footer>", env!("CARGO_PKG_VERSION")),
         ];
-        document(&title, "section > h3 { margin-top: 22px; }\n", &body)
+        document(&title, &format!("{STYLE}section > h3 {{ margin-top: 22px; }}\n"), &body)
     }
 
     fn facts(&self) -> String {
@@ -266,7 +266,7 @@ impl Report {
             let cells = shown.iter().map(|name| {
                 let of = |run: &ReportedRun| figures(run, segment).and_then(|figures| at(&figures, name));
                 let values: Vec<Option<f64>> = self.runs.iter().map(of).collect();
-                cells(&values, better_of(name), &precise)
+                cells(&values, better_of(name), &precise, true)
             });
             let cells: String = cells.collect();
             format!("<tr><td>{}</td><td>{}</td>{cells}</tr>", escape(segment), count(*samples))
@@ -290,13 +290,11 @@ impl Report {
 
     /// A line for every run that has points.
     fn lines(&self, points: impl Fn(&ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'_>> {
-        let line = |(number, run)| Line { name: name_of(run), class: colour(number), points: points(run) };
-        self.runs.iter().enumerate().map(line).filter(|line| !line.points.is_empty()).collect()
+        let runs = self.runs.iter().enumerate();
+        let lines =
+            runs.map(|(number, run)| Line { name: &run.name, class: colour(number), points: points(run) });
+        lines.filter(|line| !line.points.is_empty()).collect()
     }
-}
-
-fn name_of(run: &ReportedRun) -> &str {
-    &run.name
 }
 
 fn colour(run: usize) -> &'static str {
@@ -346,11 +344,11 @@ fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -
     if values.iter().all(Option::is_none) {
         return String::new();
     }
-    format!("<tr><td class=\"member\">{name}</td>{}</tr>", cells(values, better, shown).replace(" edge", ""))
+    format!("<tr><td class=\"member\">{name}</td>{}</tr>", cells(values, better, shown, false))
 }
 
-/// Cells of the runs' values; the best of several is emphasized.
-fn cells(values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String) -> String {
+/// Cells of the runs' values, with an edge before the first one if `edge`; the best of several is emphasized.
+fn cells(values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String, edge: bool) -> String {
     let known = || values.iter().flatten().copied();
     let best = match better {
         _ if known().count() < 2 => None,
@@ -359,11 +357,11 @@ fn cells(values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String) 
         Better::Neither => None,
     };
     let cell = |(number, value): (usize, &Option<f64>)| {
-        let class = match (number, value.is_some() && *value == best) {
-            (0, true) => "best edge",
-            (0, false) => " edge",
-            (_, true) => "best",
-            (_, false) => "",
+        let class = match (edge && number == 0, value.is_some() && *value == best) {
+            (true, true) => "best edge",
+            (true, false) => "edge",
+            (false, true) => "best",
+            (false, false) => "",
         };
         format!("<td class=\"{class}\">{}</td>", value.map_or_else(|| "–".to_owned(), shown))
     };

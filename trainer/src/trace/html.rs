@@ -3,6 +3,8 @@
 use std::fmt::Write;
 
 use onefold_datasets::units::{format_bytes, format_count};
+use onefold_page::text::escape;
+use onefold_page::{document, section};
 
 use super::{Kind, OfRank, OverRanks, RankTimes, Timeline, TracedStep};
 
@@ -46,17 +48,8 @@ impl Timeline {
             section("All traced steps", "A line is where a step begins.", &overview(self, &steps)),
             section("Step by step", &lead(steps.len()), &(legend() + &one_by_one(self, &steps))),
         ];
-        format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-             <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{}\n</main>\n</body>\n</html>\n",
-            body.join("\n")
-        )
+        document(&title, STYLE, &body)
     }
-}
-
-fn section(title: &str, lead: &str, content: &str) -> String {
-    format!("<section>\n<h2>{title}</h2>\n<p>{lead}</p>\n{content}</section>")
 }
 
 /// What was traced, in a line.
@@ -305,9 +298,4 @@ fn percent(share: f64) -> String {
     let percent = 100.0 * share;
     let digits = usize::from(percent > 0.0 && percent < 9.95);
     format!("{percent:.digits$}\u{202F}%")
-}
-
-/// Text in which nothing is taken for markup.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -319,7 +319,7 @@ impl<'a> Prepared<'a> {
             label_ranges: label_ranges(config),
             ..ReaderOptions::new(config.train.batch_size)
         };
-        let kept = config.evaluation.kept_columns(&schema).collect();
+        let kept = config.evaluation.kept_column(&schema).into_iter().collect();
         let evaluation = ReaderOptions { kept, ..common.clone() };
         let filter = config.train_partitions()?;
         let new_only = options.warm_start.as_ref().is_some_and(|warm_start| warm_start.new_partitions);
@@ -340,10 +340,8 @@ impl<'a> Prepared<'a> {
         });
         let progressive = options.progressive.then(|| Progressive {
             days: Day::of_partitions(keys.iter().cloned()),
-            snapshot: snapshot.clone(),
-            training,
-            evaluation: evaluation.clone(),
-            workers: [workers.clone(), workers.with_memory_limit(memory_limit)],
+            training: (training, workers.clone()),
+            evaluation: (evaluation.clone(), workers.with_memory_limit(memory_limit)),
         });
         let held_out = match eval {
             None => None,

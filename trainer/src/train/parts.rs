@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
+use onefold_datasets::{PartitionFilter, PartitionKey};
 use onefold_ikjt::{Reader, ReaderOptions, Workers};
 
 use super::Prepared;
@@ -15,11 +15,8 @@ use crate::evaluate::open_whatever_size;
 #[derive(Debug)]
 pub(super) struct Progressive {
     pub(super) days: Vec<Day>,
-    pub(super) snapshot: Snapshot,
-    pub(super) training: ReaderOptions,
-    pub(super) evaluation: ReaderOptions,
-    /// Of training and of evaluation.
-    pub(super) workers: [Workers; 2],
+    pub(super) training: (ReaderOptions, Workers),
+    pub(super) evaluation: (ReaderOptions, Workers),
 }
 
 /// The partitions of one time; where partitions have no time, one partition.
@@ -85,23 +82,25 @@ impl<'a> Parts<'a> {
 
     /// The reader for training on a part.
     pub(super) fn open(&self, number: usize) -> Result<Arc<Reader>> {
-        let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
-        let options = of_day(&progressive.training, &progressive.days[number]);
-        let (snapshot, workers) = (&progressive.snapshot, &progressive.workers[0]);
-        Ok(Arc::new(open_whatever_size(self.dataset, snapshot, options, workers)?))
+        self.open_day(number, |progressive| &progressive.training)
     }
 
     /// The reader for evaluating on a part before it is trained on.
     pub(super) fn open_ahead(&self, number: usize) -> Result<Arc<Reader>> {
-        let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
-        let options = of_day(&progressive.evaluation, &progressive.days[number]);
-        let (snapshot, workers) = (&progressive.snapshot, &progressive.workers[1]);
-        Ok(Arc::new(open_whatever_size(self.dataset, snapshot, options, workers)?))
+        self.open_day(number, |progressive| &progressive.evaluation)
     }
-}
 
-fn of_day(options: &ReaderOptions, day: &Day) -> ReaderOptions {
-    ReaderOptions { partitions: PartitionFilter::of_keys(day.keys.iter().cloned()), ..options.clone() }
+    fn open_day(
+        &self,
+        number: usize,
+        how: impl FnOnce(&Progressive) -> &(ReaderOptions, Workers),
+    ) -> Result<Arc<Reader>> {
+        let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
+        let (options, workers) = how(progressive);
+        let partitions = PartitionFilter::of_keys(progressive.days[number].keys.iter().cloned());
+        let options = ReaderOptions { partitions, ..options.clone() };
+        Ok(Arc::new(open_whatever_size(self.dataset, self.all.snapshot(), options, workers)?))
+    }
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use safetensors::Dtype;
 
+use crate::Result;
 use crate::checkpoint::Fault;
 use crate::checkpoint::tensor_file::{Entry, TensorFile};
 use crate::distributed::Collectives;
+use crate::evaluate::malformed;
 use crate::metrics::{MetricState, Metrics, Task, TaskMetrics};
-use crate::{Error, Result};
 
 /// The sums of a run.
 #[derive(Debug)]
@@ -82,10 +83,7 @@ impl Sums {
         }
         for (rank, bytes) in collectives.gather_bytes(&self.window.to_bytes())?.iter().enumerate() {
             let mut window = self.window.emptied();
-            window.merge_bytes(&mut bytes.as_slice()).ok_or_else(|| Error::Collective {
-                operation: "gather_bytes",
-                message: "the metrics of a rank are malformed".to_owned(),
-            })?;
+            window.merge_bytes(&mut bytes.as_slice()).ok_or_else(malformed)?;
             entries.extend(metric_entries(&window_of(rank), &window));
         }
         Ok(entries)

@@ -14,8 +14,7 @@ use super::parts::Parts;
 use super::progress::PartitionFigures;
 use super::state::Sums;
 use super::step::{Stepper, Taken};
-use super::warm_start::Earlier;
-use super::{Ending, Prepared, Progress, ProgressiveSummary, TrainSummary, warm_start};
+use super::{Ending, Prepared, Progress, ProgressiveSummary, TrainSummary};
 use crate::checkpoint::tensor_file::Entry;
 use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints, damaged};
 use crate::config::ParameterCount;
@@ -24,7 +23,7 @@ use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged}
 use crate::metrics::{Figures, Metrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::run::{Run, Trained, dense_entries};
+use crate::run::{DenseFile, Run, Stored, Trained, dense_entries};
 use crate::stop::Stop;
 use crate::trace::{Activity, RankFigures, Watch};
 use crate::{Error, Result, TrainConfig};
@@ -98,7 +97,7 @@ impl<'a> Training<'a> {
         let newest = checkpoints.newest(&*options.collectives)?;
         let earlier = prepared.earlier.as_ref().filter(|_| newest.is_none());
         let earlier = earlier.map(|earlier| earlier.stored(&*options.collectives)).transpose()?;
-        let trained = earlier.as_ref().map(|stored| stored.trained).unwrap_or_default();
+        let trained = earlier.as_ref().map(|(_, stored)| stored.trained).unwrap_or_default();
         let parts = Parts::of(prepared);
         let (progress, reader) =
             options.collectives.agree_on(|| begin(prepared, &parts, newest.as_ref(), trained))?;
@@ -117,13 +116,9 @@ impl<'a> Training<'a> {
             let restore = || restore(checkpoint, &mut model, &mut optimizer, &mut sums);
             options.collectives.agree_on(restore)?;
         }
-        if let Some(stored) = &earlier {
-            options.collectives.agree_on(|| {
-                warm_start::restore(stored, &mut model, &mut optimizer)?;
-                let taken = sums.take_earlier(&stored.metrics);
-                let location = prepared.earlier.as_ref().map_or(Path::new(""), Earlier::location);
-                taken.map_err(|fault| damaged(location, fault))
-            })?;
+        if let Some((location, stored)) = &earlier {
+            let take_over = || take_over(location, stored, &mut model, &mut optimizer, &mut sums);
+            options.collectives.agree_on(take_over)?;
         }
         let checkpointed = newest.is_some().then_some(progress.steps);
         let first_step = progress.steps + u64::from(newest.is_some());
@@ -542,29 +537,50 @@ fn restore(
     optimizer: &mut DenseOptimizer,
     sums: &mut Sums,
 ) -> Result<()> {
-    // Both optimizers have taken every step.
-    let steps = checkpoint.progress().optimizer_steps;
     checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
-    model.embeddings.set_steps(steps);
-    let dense = checkpoint.dense()?;
-    dense.restore(model)?;
-    optimizer
-        .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))?;
+    restore_dense(&checkpoint.dense()?, checkpoint.progress().optimizer_steps, model, optimizer)?;
     let restored = sums.restore(&checkpoint.state()?, &**model.embeddings.collectives());
     let hint = "the checkpoint is damaged; remove its directory to resume from the one before it";
     restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
 }
 
+/// Puts the dense part back, with its optimizer's state after `steps` steps. Both optimizers have taken every step.
+fn restore_dense(
+    dense: &DenseFile,
+    steps: u64,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+) -> Result<()> {
+    model.embeddings.set_steps(steps);
+    dense.restore(model)?;
+    optimizer
+        .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))
+}
+
+/// Takes over a model that is trained further. Its tables may have fewer rows: new ones keep their initial values.
+fn take_over(
+    location: &Path,
+    stored: &Stored,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+    sums: &mut Sums,
+) -> Result<()> {
+    stored.tables.restore_grown(&mut model.embeddings)?;
+    model.embeddings.clear_touched();
+    restore_dense(&stored.dense, stored.trained.optimizer_steps, model, optimizer)?;
+    sums.take_earlier(&stored.metrics).map_err(|fault| damaged(location, fault))
+}
+
 /// The dense optimizer's state, for a file.
 fn optimizer_entries(optimizer: &DenseOptimizer) -> Vec<Entry<'static>> {
-    let entry = |(parameter, state, values): (&str, &str, std::borrow::Cow<'_, [f32]>)| {
+    let entries = optimizer.state().map(|(parameter, state, values)| {
         Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
-    };
-    optimizer.state().map(|(parameter, state, values)| entry((parameter, state, values))).collect()
+    });
+    entries.collect()
 }
 
 /// The name of a part of the dense optimizer's state in a file.
-pub(super) fn state_name(parameter: &str, state: &str) -> String {
+fn state_name(parameter: &str, state: &str) -> String {
     format!("optimizer.{parameter}.{state}")
 }
 

@@ -3,17 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::storage::is_url;
 use onefold_datasets::{PartitionFilter, PartitionKey, Schema, Snapshot};
 use onefold_sharding::{FeatureConfig, IdPolicy, TableConfig, tables_of};
 
 use super::GrownTable;
 use crate::checkpoint::CheckpointChoice;
 use crate::distributed::Collectives;
-use crate::model::Model;
-use crate::optimizer::DenseOptimizer;
 use crate::preprocess::Preprocessing;
-use crate::run::{Run, Stored, WarmStarted};
+use crate::run::{Run, Stored, WarmStarted, absolute};
 use crate::{Error, Result, TrainConfig};
 
 /// The run whose model is trained further.
@@ -37,11 +34,6 @@ pub(super) struct Earlier {
 impl Earlier {
     pub(super) fn load(options: &WarmStart) -> Result<Self> {
         Ok(Self { run: Run::load(&options.run)?, options: options.clone() })
-    }
-
-    /// Where the run is.
-    pub(super) fn location(&self) -> &Path {
-        &self.options.run
     }
 
     fn refused(&self, message: String, hint: &str) -> Error {
@@ -150,9 +142,10 @@ impl Earlier {
         Ok(PartitionFilter::of_keys(keys))
     }
 
-    /// The files of the model.
-    pub(super) fn stored(&self, collectives: &dyn Collectives) -> Result<Stored> {
-        self.run.stored(&self.options.run, self.options.checkpoint, collectives)
+    /// Where the run is, and the files of its model. Every rank calls it.
+    pub(super) fn stored(&self, collectives: &dyn Collectives) -> Result<(&Path, Stored)> {
+        let location = self.options.run.as_path();
+        Ok((location, self.run.stored(location, self.options.checkpoint, collectives)?))
     }
 
     /// The tables that have more rows now.
@@ -169,10 +162,7 @@ impl Earlier {
 
     /// What a run says of the one whose model it trains further. Every rank calls it.
     pub(super) fn describe(&self, collectives: &dyn Collectives) -> Result<WarmStarted> {
-        let run = match self.options.run.to_str() {
-            Some(_) if is_url(&self.options.run) => self.options.run.clone(),
-            _ => std::path::absolute(&self.options.run)?,
-        };
+        let run = absolute(&self.options.run)?;
         let step = |choice| self.run.checkpoint_step(&self.options.run, choice, collectives);
         let checkpoint = self.options.checkpoint.map(step).transpose()?;
         Ok(WarmStarted { run, checkpoint, identity: self.run.identity() })
@@ -191,16 +181,4 @@ fn content(partition: &onefold_datasets::Partition) -> String {
 pub(super) fn contents(snapshot: &Snapshot) -> BTreeMap<String, String> {
     let of = |partition: &onefold_datasets::Partition| (partition.key.to_string(), content(partition));
     snapshot.partitions.iter().map(of).collect()
-}
-
-/// Puts a stored model into `model` and `optimizer`, whose tables may have more rows: these keep their initial values.
-pub(super) fn restore(stored: &Stored, model: &mut Model, optimizer: &mut DenseOptimizer) -> Result<()> {
-    let steps = stored.trained.optimizer_steps;
-    stored.tables.restore_grown(&mut model.embeddings)?;
-    model.embeddings.set_steps(steps);
-    model.embeddings.clear_touched();
-    stored.dense.restore(model)?;
-    optimizer.restore(steps, |parameter, state, values| {
-        stored.dense.read_into(&super::training::state_name(parameter, state), values)
-    })
 }

@@ -11,8 +11,8 @@ use self::text::instant;
 use super::{MIDDLE, Report};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{Layout, Order};
-use onefold_page::document;
 use onefold_page::text::{counted, escape, number, one_in, times};
+use onefold_page::{STYLE, document};
 
 /// From this factor on, fewer bytes or ids are called a gain.
 const GAIN: f64 = 1.5;
@@ -36,7 +36,7 @@ pub fn html(report: &Report) -> String {
         method(report),
         format!("<footer>Made by Onefold {}.</footer>", escape(&report.onefold_version)),
     ];
-    document(&title, "", &body)
+    document(&title, STYLE, &body)
 }
 
 /// What the dataset is, in a line.

@@ -75,10 +75,7 @@ pub(super) fn histogram(
     let ticks = ticks(largest, 4);
     let top = ticks.last().copied().unwrap_or(1.0).max(largest);
     let y = |count: f64| TOP + HEIGHT - HEIGHT * count / top;
-    for tick in &ticks {
-        svg.line((LEFT, y(*tick)), (WIDTH - RIGHT, y(*tick)), "grid");
-        svg.text(LEFT - 8.0, y(*tick) + 4.0, Anchor::End, "tick", &number_of_tick(*tick));
-    }
+    svg.grid(&ticks, (LEFT, WIDTH - RIGHT), y);
     let step = (WIDTH - LEFT - RIGHT) / columns.len().max(1) as f64;
     // As many labels as have room.
     let widest = columns.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(1) as f64;
