@@ -122,6 +122,36 @@ class Batch(Generic[Array]):
         return None if start is None else self._views.int64[start // 8 :][: len(self)]
 
     @cached_property
+    def kept(self) -> dict[str, numpy.ndarray]:
+        """The columns that the dataset's `keep` names, by name, with a value of every sample; numpy arrays on the CPU.
+
+        Integers are a `numpy.ma.MaskedArray` of int64, masked where they are null; its `data` is a view of the
+        batch's bytes, unless they are on a device. Texts are an array of str, with None where they are null.
+        """
+        return {column["name"]: self._kept_column(column) for column in self._spec["kept"]}
+
+    def _kept_column(self, spec: dict[str, Any]) -> numpy.ndarray:
+        size = len(self)
+        valid = numpy.ones(size, dtype=bool)
+        if spec["validity"] is not None:
+            bits = self._bytes(spec["validity"], -(-size // 8))
+            valid = numpy.unpackbits(bits, count=size, bitorder="little").astype(bool)
+        if spec["texts"] is None:
+            return numpy.ma.MaskedArray(self._bytes(spec["values"], 8 * size).view("int64"), mask=~valid)
+        starts = self._bytes(spec["values"], 4 * (size + 1)).view("int32").tolist()
+        texts = self._bytes(*spec["texts"]).tobytes()
+        values = numpy.full(size, None, dtype=object)
+        for sample in numpy.flatnonzero(valid):
+            values[sample] = texts[starts[sample] : starts[sample + 1]].decode()
+        return values
+
+    def _bytes(self, start: int, length: int) -> numpy.ndarray:
+        """Some bytes of the batch as a numpy array: a view if they are on the CPU."""
+        data: Any = self.data
+        part = data[start : start + length]
+        return part if self._kind is _Numpy else part.cpu().numpy()
+
+    @cached_property
     def groups(self) -> dict[str, Group[Array]]:
         """The feature groups by name."""
         spec, groups = self._spec, {}
@@ -171,7 +201,7 @@ class Batch(Generic[Array]):
         """An object of the Arrow PyCapsule interface, one row per sample, without a copy: `pyarrow.record_batch(it)`.
 
         A feature is a column of `list_view<int64>`, or `dictionary<int32, list_view<int64>>` where its group has an
-        inverse index. The batch itself has the interface too.
+        inverse index; a kept column is `int64` or `string`. The batch itself has the interface too.
         """
         return ArrowBatch(self._block_of_data())
 

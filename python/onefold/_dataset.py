@@ -30,6 +30,8 @@ class Dataset:
     - `dedupe`: "exact" (each distinct row once), "window" (and lists that overlap share ids) or "off".
     - `preprocess`: the path of a `preprocess.toml` that every batch goes through.
     - `features`: the sparse features to read; all if None.
+    - `keep`: the columns that batches carry beside the features, as `batch.kept`: some that `keep` in the dataset's
+      `dataset.toml` names, or "session_id". None by default.
     - `tail`: "short" delivers every sample, "drop" only whole global batches.
     - `partitions`: a filter, as `"split=train,date>=2024-05-01"`. `snapshot`: the number of one; the newest if None.
     - `verify`: whether files are compared with their checksums when they are first read.
@@ -55,6 +57,7 @@ class Dataset:
         dedupe: Literal["off", "exact", "window"] = "exact",
         preprocess: str | os.PathLike[str] | None = None,
         features: Iterable[str] | None = None,
+        keep: Iterable[str] | None = None,
         tail: Literal["drop", "short"] = "short",
         partitions: str = "",
         snapshot: int | None = None,
@@ -74,7 +77,8 @@ class Dataset:
             shuffle_within=shuffle_within,
             dedupe=dedupe,
             preprocess=None if preprocess is None else os.fspath(preprocess),
-            features=None if features is None else list(features),
+            features=_names("features", features),
+            keep=_names("keep", keep),
             tail=tail,
             partitions=partitions,
             snapshot=snapshot,
@@ -211,6 +215,14 @@ class Dataset:
         options = {key: value for key, value in self._options.items() if value not in (None, {}, "")}
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         return f"onefold.Dataset({self._location!r}, {given})"
+
+
+def _names(option: str, names: Iterable[str] | None) -> list[str] | None:
+    """The names that an option has."""
+    if isinstance(names, str):
+        # Its characters would be the names.
+        raise OptionsError(f"`{option}` is the text `{names}`\n  hint: give a list of names, as [\"{names}\"]")
+    return None if names is None else list(names)
 
 
 class _Progress:

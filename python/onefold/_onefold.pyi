@@ -38,6 +38,7 @@ class Reader:
         dedupe: str,
         preprocess: str | None,
         features: Sequence[str] | None,
+        keep: Sequence[str] | None,
         tail: str,
         partitions: str,
         snapshot: int | None,

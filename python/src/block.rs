@@ -1,10 +1,12 @@
 //! A batch as one allocation, key-major.
 //!
 //! ```text
-//! dense │ labels │ weights │ timestamps │ inverse indices by group │ sizes │ offsets │ ids │ weights of ids
-//!                                                                    by group and feature, without gaps
+//! dense │ labels │ weights │ timestamps │ kept columns │ inverse indices by group
+//! │ sizes │ offsets │ ids │ weights of ids
+//!   by group and feature, without gaps
 //! ```
 //!
+//! A kept column is a bitmap of the samples that have a value, if some have none, and its values as Arrow has them.
 //! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do
 //! ids: the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists stand in
 //! the order of their rows; only windows that share ids keep the offsets that they have.
@@ -12,10 +14,11 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use arrow::buffer::ScalarBuffer;
-use arrow::datatypes::ArrowNativeType;
+use arrow::array::{Array as _, ArrayRef, AsArray as _, Int64Array, StringArray};
+use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow::datatypes::{ArrowNativeType, Int64Type};
 use bytemuck::{NoUninit, cast_slice};
-use onefold_ikjt::{Batch, BatchParts, Error, Feature, Group};
+use onefold_ikjt::{Batch, BatchParts, Error, Feature, Group, KeptValues};
 use pyo3::{FromPyObject, IntoPyObjectRef};
 
 use crate::memory::{Memory, aligned};
@@ -34,6 +37,8 @@ pub(crate) struct Spec {
     pub(crate) labels: usize,
     pub(crate) weights: Option<usize>,
     pub(crate) timestamps: Option<usize>,
+    /// Columns that are no features.
+    pub(crate) kept: Vec<KeptSpec>,
     /// `i32`, over all features.
     pub(crate) sizes: usize,
     /// `i32`, over all features; where a list starts among its feature's ids.
@@ -43,6 +48,19 @@ pub(crate) struct Spec {
     /// `f32`, over the features that have weights.
     pub(crate) value_weights: usize,
     pub(crate) groups: Vec<GroupSpec>,
+}
+
+/// A kept column in a [`Spec`].
+#[derive(Debug, Clone, IntoPyObjectRef, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct KeptSpec {
+    pub(crate) name: String,
+    /// A bit of every sample, the lowest of a byte first: whether it has a value. `None` if all have.
+    pub(crate) validity: Option<usize>,
+    /// `i64` of every sample; of texts `i32`, where each begins, and where the last one ends.
+    pub(crate) values: usize,
+    /// Of texts, where their UTF-8 begins, and how many bytes it has.
+    pub(crate) texts: Option<(usize, usize)>,
 }
 
 /// A group in a [`Spec`].
@@ -111,6 +129,22 @@ pub(crate) fn pack(batch: &Batch, widths: (usize, usize), overlaps: bool) -> (Me
     let labels = section(batch.labels().len(), 4);
     let weights = batch.weights().map(|weights| section(weights.len(), 4));
     let timestamps = batch.timestamps().map(|times| section(times.len(), 8));
+    let kept = batch
+        .kept()
+        .iter()
+        .map(|column| KeptSpec {
+            name: column.name.to_string(),
+            validity: column.values.nulls().map(|nulls| section(nulls.len().div_ceil(8), 1)),
+            values: match text_offsets(column) {
+                None => section(size, 8),
+                Some(offsets) => section(offsets.len(), 4),
+            },
+            texts: text_offsets(column).map(|offsets| {
+                let length = (offsets[size] - offsets[0]) as usize;
+                (section(length, 1), length)
+            }),
+        })
+        .collect();
     let of_group = |group: &Group| group.features().iter().map(|feature| lists(feature, overlaps)).collect();
     let kinds: Vec<Vec<Lists>> = batch.groups().iter().map(of_group).collect();
     let groups: Vec<GroupSpec> = batch
@@ -144,6 +178,7 @@ pub(crate) fn pack(batch: &Batch, widths: (usize, usize), overlaps: bool) -> (Me
         labels,
         weights,
         timestamps,
+        kept,
         sizes,
         offsets,
         values,
@@ -160,6 +195,11 @@ pub(crate) fn pack(batch: &Batch, widths: (usize, usize), overlaps: bool) -> (Me
     // SAFETY: `fill` writes all sections, and what lies between them and behind them is in `gaps`.
     let memory = unsafe { Memory::filled_by(bytes, write) };
     (memory, spec)
+}
+
+/// Where the texts of a kept column begin, and where the last one ends; `None` if it has integers.
+fn text_offsets(column: &KeptValues) -> Option<&[i32]> {
+    column.values.as_string_opt::<i32>().map(StringArray::value_offsets)
 }
 
 fn feature_spec(feature: &Feature, kind: Lists) -> FeatureSpec {
@@ -189,6 +229,9 @@ fn fill(bytes: &mut [MaybeUninit<u8>], batch: &Batch, spec: &Spec, kinds: &[Vec<
     if let (Some(start), Some(times)) = (spec.timestamps, batch.timestamps()) {
         put(bytes, start, times);
     }
+    for (column, kept) in batch.kept().iter().zip(&spec.kept) {
+        put_kept(bytes, column, kept);
+    }
     let (mut sizes, mut offsets) = (spec.sizes, spec.offsets);
     let (mut values, mut weights) = (spec.values, spec.value_weights);
     for ((group, group_spec), kinds) in batch.groups().iter().zip(&spec.groups).zip(kinds) {
@@ -205,6 +248,28 @@ fn fill(bytes: &mut [MaybeUninit<u8>], batch: &Batch, spec: &Spec, kinds: &[Vec<
             if let Some(items) = feature.weights() {
                 weights = put_items(bytes, weights, feature, items, *kind);
             }
+        }
+    }
+}
+
+fn put_kept(bytes: &mut [MaybeUninit<u8>], column: &KeptValues, spec: &KeptSpec) {
+    let values = &column.values;
+    if let (Some(start), Some(nulls)) = (spec.validity, values.nulls()) {
+        let bit = |i: usize| u8::from(i < nulls.len() && nulls.is_valid(i)) << (i % 8);
+        let byte = |first: usize| (first..first + 8).map(bit).fold(0, |byte, bit| byte | bit);
+        (0..nulls.len()).step_by(8).fold(start, |start, first| put(bytes, start, &[byte(first)]));
+    }
+    match (spec.texts, values.as_string_opt::<i32>()) {
+        (Some((start, length)), Some(texts)) => {
+            let first = texts.value_offsets()[0];
+            texts
+                .value_offsets()
+                .iter()
+                .fold(spec.values, |start, offset| put(bytes, start, &[offset - first]));
+            put(bytes, start, &texts.value_data()[first as usize..][..length]);
+        }
+        _ => {
+            put(bytes, spec.values, values.as_primitive::<Int64Type>().values());
         }
     }
 }
@@ -269,7 +334,7 @@ pub(crate) fn unpack(memory: &Arc<Memory>, spec: &Spec) -> Result<Batch, Error> 
         labels: view.at(spec.labels, size * spec.label_width)?,
         weights: spec.weights.map(|start| view.at(start, size)).transpose()?,
         timestamps: spec.timestamps.map(|start| view.at(start, size)).transpose()?,
-        kept: Vec::new(),
+        kept: spec.kept.iter().map(|column| view.kept(column, size)).collect::<Result<_, _>>()?,
         groups,
     })
 }
@@ -284,5 +349,28 @@ impl View<'_> {
             return Err(Error::Invariant { place: "batch".to_owned(), message });
         }
         Ok(ScalarBuffer::new(self.0.arrow().slice(start), 0, length))
+    }
+
+    /// The kept column `spec` of `size` samples.
+    fn kept(&self, spec: &KeptSpec, size: usize) -> Result<KeptValues, Error> {
+        let bits = spec.validity.map(|start| self.at::<u8>(start, size.div_ceil(8))).transpose()?;
+        let nulls = bits.map(|bits| NullBuffer::new(BooleanBuffer::new(bits.into_inner(), 0, size)));
+        let values: ArrayRef = match spec.texts {
+            None => Arc::new(Int64Array::new(self.at(spec.values, size)?, nulls)),
+            Some((start, length)) => {
+                let wrong = |message: String| Error::Invariant {
+                    place: format!("kept column `{}`", spec.name),
+                    message,
+                };
+                let offsets = self.at::<i32>(spec.values, size + 1)?;
+                if offsets[0] < 0 || !offsets.is_sorted() {
+                    return Err(wrong("its texts do not stand one after the other".to_owned()));
+                }
+                let texts = self.at::<u8>(start, length)?.into_inner();
+                let texts = StringArray::try_new(OffsetBuffer::new(offsets), texts, nulls);
+                Arc::new(texts.map_err(|error| wrong(error.to_string()))?)
+            }
+        };
+        Ok(KeptValues::new(spec.name.as_str(), values))
     }
 }

@@ -69,8 +69,9 @@ impl Reader {
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (location, *, global_batch_size, rank, world_size, streams, shuffle, shuffle_row_groups, shuffle_within,
-                        dedupe, preprocess, features, tail, partitions, snapshot, verify, table_rows, timestamps))]
+    #[pyo3(signature = (location, *, global_batch_size, rank, world_size, streams, shuffle, shuffle_row_groups,
+                        shuffle_within, dedupe, preprocess, features, keep, tail, partitions, snapshot, verify,
+                        table_rows, timestamps))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, given by `Dataset` alone")]
     fn new(
         py: Python<'_>,
@@ -85,6 +86,7 @@ impl Reader {
         dedupe: &str,
         preprocess: Option<PathBuf>,
         features: Option<Vec<String>>,
+        keep: Option<Vec<String>>,
         tail: &str,
         partitions: &str,
         snapshot: Option<u64>,
@@ -98,6 +100,12 @@ impl Reader {
             shuffle_within,
             &[("epoch", Within::Epoch), ("partition", Within::Partition)],
         )?;
+        let keep = keep.unwrap_or_default();
+        // The reader's own error would name its own option.
+        if let Some((_, name)) = keep.iter().enumerate().find(|(i, name)| keep[..*i].contains(name)) {
+            let message = format!("`keep` names the column `{name}` twice");
+            return Err(wrong_option(py, &message, "name every column once"));
+        }
         let options = onefold_ikjt::ReaderOptions {
             rank: Rank { rank, world_size },
             streams,
@@ -115,6 +123,7 @@ impl Reader {
                 wrong_option(py, &format!("`partitions` is `{partitions}`: {error}"), hint)
             })?,
             features,
+            kept: keep,
             verify,
             table_rows,
             timestamps,
