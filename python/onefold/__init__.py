@@ -8,7 +8,8 @@
         batch.groups["user"].inverse                  # int32 [B]: the row of every sample
         batch.groups["user"].features["history"].row(0)
 
-`onefold.build` and the like are the commands as functions. `onefold.torch` has the dataset for PyTorch's loaders, and
+`onefold.build` and the like are the commands as functions, `onefold.train` and the like those of the wheel
+`onefold-train`. `onefold.torch` has the dataset for PyTorch's loaders, and
 `onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
 """
 
@@ -31,6 +32,7 @@ from ._commands import (
 from ._dataset import BatchIterator, Dataset
 from ._errors import DataError, MissingPackageError, OnefoldError, OptionsError, ProcessError, StorageError
 from ._onefold import __version__, configure
+from ._trainer import evaluate, export, predict, report_runs, train
 
 __all__ = [
     "Batch",
@@ -49,14 +51,19 @@ __all__ = [
     "build",
     "configure",
     "digest",
+    "evaluate",
+    "export",
     "fetch",
     "generate",
     "history",
     "import_logs",
     "plan",
+    "predict",
     "report",
+    "report_runs",
     "tables",
     "topology",
+    "train",
     "vacuum",
     "verify",
 ]

@@ -6,15 +6,13 @@ with the message and the hint that the command prints. `_commands.pyi` says the 
 it to this.
 """
 
-import difflib
 import inspect
 import json
-import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
 
 from . import _onefold
+from ._arguments import refuse_unknown, texts
 
 COMMANDS = {
     "fetch": ("onefold-data", "fetch"),
@@ -45,18 +43,14 @@ def _function(name, program, command):
     signature = _signature(keywords)
 
     def function(*args, **kwargs):
-        for keyword in kwargs:
-            if keyword not in signature.parameters:
-                near = difflib.get_close_matches(keyword, signature.parameters, 1)
-                hint = f"; did you mean '{near[0]}'?" if near else ""
-                raise TypeError(f"{name}() has no argument '{keyword}'{hint}")
+        refuse_unknown(name, signature, kwargs)
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{name}(): {error}") from None
         progress = given.pop("progress", None)
-        values = [(keyword, _texts(keyword, kinds[keyword], value)) for keyword, value in given.items()]
-        given = [(keyword, texts) for keyword, texts in values if texts is not None]
+        words = [(keyword, texts(keyword, kinds[keyword], value)) for keyword, value in given.items()]
+        given = [(keyword, values) for keyword, values in words if values is not None]
         return json.loads(_run(program, command, given, progress))
 
     function.__name__ = function.__qualname__ = name
@@ -83,31 +77,6 @@ def _signature(keywords):
     # By place first, and among the others those that must be given.
     parameters.sort(key=lambda parameter: (parameter.kind, parameter.default is not inspect.Parameter.empty))
     return inspect.Signature(parameters)
-
-
-def _texts(keyword, kind, value):
-    """The value as the command line's texts; None if it says nothing."""
-    if value is None:
-        return None
-    if kind == "switch":
-        return [""] if value else None
-    if isinstance(value, Mapping):
-        texts = [f"{key}={_text(keyword, one)}" for key, one in value.items()]
-    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, os.PathLike)):
-        texts = [_text(keyword, one) for one in value]
-    else:
-        return [_text(keyword, value)]
-    if kind == "one":
-        raise TypeError(f"'{keyword}' takes one value, not {type(value).__name__}")
-    return texts
-
-
-def _text(keyword, value):
-    if isinstance(value, (str, bytes, os.PathLike)):
-        return os.fsdecode(value)
-    if isinstance(value, bool) or not hasattr(value, "__index__") and not hasattr(value, "__float__"):
-        raise TypeError(f"'{keyword}' takes text, a path or a number, not {type(value).__name__}")
-    return str(value)
 
 
 def _run(program, command, given, progress):

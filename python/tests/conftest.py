@@ -1,8 +1,10 @@
 """Datasets that the tests read, made by the project's own commands."""
 
+import importlib.util
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,40 @@ def rows_dataset(logs):
     out = logs.parent / "rows"
     command("onefold-ingest", "build", logs / "dataset.toml", "--out", out, "--buckets", 8, "--layout", "rows")
     return out
+
+
+@pytest.fixture(scope="session")
+def train_wheel(tmp_path_factory):
+    """A folder into which pip installed the wheel `onefold-train`."""
+    folder = tmp_path_factory.mktemp("wheel")
+    program = Path(os.environ["ONEFOLD_BINARIES"]) / "onefold-train"
+    builder = Path(__file__).parents[1] / "train" / "wheel.py"
+    command = [sys.executable, builder, "--program", program, "--out", folder]
+    wheel = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", folder / "packages", wheel], check=True)
+    return folder / "packages"
+
+
+@pytest.fixture
+def torch_libraries(tmp_path):
+    """A folder `torch` as an installed torch has it, with the libraries that the tests were built with."""
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('torch must not be imported')\n")
+    (folder / "version.py").write_text("from typing import Optional\n\n__version__ = '2.11.0+cu130'\n")
+    (folder / "lib").symlink_to(Path(os.environ["LIBTORCH"]) / "lib")
+    return folder
+
+
+@pytest.fixture
+def trainer(train_wheel, torch_libraries, monkeypatch):
+    """The wheel `onefold-train` is installed, and so is torch, as far as the wheel needs it."""
+    monkeypatch.syspath_prepend(train_wheel)
+    if importlib.util.find_spec("torch") is None:
+        monkeypatch.syspath_prepend(torch_libraries.parent)
+    yield
+    sys.modules.pop("onefold_train", None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -171,6 +171,8 @@ def test_wrong_keywords_are_type_errors(tmp_path):
         onefold.build("dataset.toml", out=["a", "b"])
     with pytest.raises(TypeError, match="'threads' takes text, a path or a number, not bool"):
         onefold.build("dataset.toml", out="data", threads=True)
+    with pytest.raises(TypeError, match="'overwrite' takes True or False, not str"):
+        onefold.build("dataset.toml", out="data", overwrite="yes")
 
 
 # Progress and interruption

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -33,6 +34,7 @@ def blocks_of(page):
 
 BLOCKS = blocks_of(PROJECT / "python" / "README.md")
 FIRST_WITH_TORCH = next(i for i, (language, text, _) in enumerate(BLOCKS) if language == "python" and "torch" in text)
+LOGS_AND_DATASET = next(i for i, (language, text, _) in enumerate(BLOCKS) if "onefold.build(" in text)
 
 
 class Reader:
@@ -100,9 +102,18 @@ def test_a_block(reader, block):
     reader.follow(block)
 
 
+def test_the_block_that_trains(reader, trainer):
+    reader.follow(LOGS_AND_DATASET)
+    (text,) = (text for _, text, _ in BLOCKS if "onefold.train(" in text)
+    assert reader.run_python(text).startswith("20,001 samples, normalized entropy 0.")
+    assert 0.7 < reader.names["normalized_entropy"] < 0.92
+    # Whoever follows the whole page trains there himself.
+    shutil.rmtree("run")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("block", range(FIRST_WITH_TORCH, len(BLOCKS)))
-def test_a_block_with_torch(reader, block):
+def test_a_block_with_torch(reader, block, trainer):
     reader.follow(block)
     if "normalized_entropy" in BLOCKS[block][1]:
         assert 0.7 < reader.names["normalized_entropy"] < 0.92

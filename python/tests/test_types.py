@@ -25,7 +25,9 @@ for batch in dataset:
     reveal_type(batch.numpy().groups["user"].inverse)
 summary = onefold.build("dataset.toml", out="dataset")
 reveal_type(summary)
+reveal_type(onefold.train("train.toml", data="dataset", out="run"))
 dataset = onefold.Dataset("dataset", dedupe="all")
+onefold.train("train.toml", data="dataset", out="run", max_step=1)
 '''
 
 
@@ -55,5 +57,6 @@ def test_a_users_program_has_types(tmp_path):
     found = mypy("mypy", "--ignore-missing-imports", "program.py", cwd=tmp_path).stdout
     assert 'Revealed type is "onefold._batch.Batch[' in found
     assert "numpy.ndarray" in found and "| None" in found
-    assert 'Revealed type is "dict[str, Any]"' in found
+    assert found.count('Revealed type is "dict[str, Any]"') == 2
     assert 'Argument "dedupe" to "Dataset" has incompatible type' in found
+    assert 'Unexpected keyword argument "max_step" for "train"' in found

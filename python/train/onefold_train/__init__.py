@@ -9,17 +9,24 @@ from pathlib import Path
 TORCH = "2.11.0"
 """The version of torch whose libtorch the program was built with; other versions have another binary interface."""
 
+HINT = f"install it with `pip install torch=={TORCH}`"
+"""What to do about an error of `program`."""
+
 
 def main():
     """Starts the program, which takes the place of this process."""
     try:
-        libraries = libtorch()
+        path, libraries = program()
     except RuntimeError as error:
-        sys.exit(f"error: {error}\n  hint: install it with `pip install torch=={TORCH}`")
-    program = Path(__file__).with_name("onefold-train")
-    places = [str(libraries), os.environ.get("LD_LIBRARY_PATH")]
-    os.environ["LD_LIBRARY_PATH"] = ":".join(place for place in places if place)
-    os.execv(program, ["onefold-train", *sys.argv[1:]])
+        sys.exit(f"error: {error}\n  hint: {HINT}")
+    os.environ["LD_LIBRARY_PATH"] = libraries
+    os.execv(path, ["onefold-train", *sys.argv[1:]])
+
+
+def program():
+    """The program's path, and the LD_LIBRARY_PATH with which it finds the libraries of torch."""
+    places = [str(libtorch()), os.environ.get("LD_LIBRARY_PATH")]
+    return str(Path(__file__).with_name("onefold-train")), ":".join(place for place in places if place)
 
 
 def libtorch():

@@ -1,0 +1,422 @@
+"""Training: the commands of `onefold-train` as functions.
+
+The program runs as a process of its own, with a libtorch that the wheel `onefold-train` finds. Each function has the
+arguments of its command: `--warm-start monday` is `warm_start="monday"`. It returns what the command prints with
+`--json`, as a dict, and raises an `OnefoldError` with the message and the hint that the command prints. A test holds
+the arguments to those of the program.
+"""
+
+import codecs
+import contextlib
+import functools
+import inspect
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import tty
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal, ParamSpec, TypeAlias
+
+from ._arguments import refuse_unknown, texts
+from ._errors import MissingPackageError, OnefoldError, OptionsError, StorageError
+
+_Path: TypeAlias = str | os.PathLike[str]
+_Size: TypeAlias = int | str
+_Checkpoint: TypeAlias = int | Literal["latest"]
+_Dedupe: TypeAlias = Literal["off", "exact", "window"]
+_Progress: TypeAlias = Literal[False] | None
+_Summary: TypeAlias = dict[str, Any]
+_Parameters = ParamSpec("_Parameters")
+
+PROGRAM = "onefold-train"
+COMMANDS = {"train": "run", "evaluate": "eval", "predict": "predict", "export": "export", "report_runs": "report"}
+"""By the name of the function: the command."""
+
+# Those that take several values, and those that the command takes without a flag.
+_SEVERAL = {"keep", "runs"}
+_BY_PLACE = {"config", "run", "runs"}
+
+# How long the program is waited for before signals are looked for, in milliseconds.
+_TICK = 50
+
+
+def _command(function: Callable[_Parameters, _Summary]) -> Callable[_Parameters, _Summary]:
+    """The function that runs its command with the arguments that `function` returns."""
+    name, signature = function.__name__, inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Summary:
+        refuse_unknown(name, signature, kwargs)
+        return _run(COMMANDS[name], signature, function(*args, **kwargs))
+
+    call.__module__ = "onefold"
+    return call
+
+
+@_command
+def train(
+    config: _Path,
+    *,
+    data: _Path,
+    out: _Path,
+    at: int | None = None,
+    checkpoints: _Path | None = None,
+    dedupe: _Dedupe = "exact",
+    device: str = "cpu",
+    threads: int | None = None,
+    max_steps: int | None = None,
+    plan: _Path | None = None,
+    trace_steps: str | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    warm_start: _Path | None = None,
+    warm_start_checkpoint: _Checkpoint | None = None,
+    new_partitions: bool = False,
+    progressive: bool = False,
+    memory_limit: _Size | None = None,
+    timeout: int = 20,
+    ranks: int | None = None,
+    progress: _Progress = None,
+) -> _Summary:
+    """Train the model of a `train.toml` on a dataset.
+
+    Ctrl-C ends the training after the step that it is in, with a checkpoint: the same call with `resume=True` goes on
+    from there. A second Ctrl-C ends it at once. TensorBoard reads the run while it is trained.
+
+    The command `onefold-train run`.
+
+    Arguments:
+        config: the configuration: data, model, tables, optimizers
+        data: the dataset: a path or a URL, as `s3://bucket/folder`
+        out: directory of the run: checkpoints, metrics, model, summary
+        at: the number of the dataset's snapshot; by default the newest, or with `resume` that of the run
+        checkpoints: a folder or URL for the checkpoints and the model that all ranks reach; by default `out`
+        dedupe: whether batches are deduplicated; the losses are the same
+        device: where to compute: "cpu", or a GPU as "cuda:0"
+        threads: by default all that the machine has, divided by the ranks on it
+        max_steps: end after this many steps, those before a resumption included
+        plan: a plan of `onefold.plan` for as many ranks as there are
+        trace_steps: the steps, counted from 1, of which every rank keeps a timeline, as "10..20"
+        overwrite: replace the run that is at `out`, once the new one is complete
+        resume: go on from the newest checkpoint of the run that is at `out`, or begin if there is none
+        warm_start: a run, or the folder or URL of its checkpoints, whose model is trained further
+        warm_start_checkpoint: a checkpoint of that run in place of its model: "latest", or a step
+        new_partitions: train only on partitions that were committed after the snapshot of that run
+        progressive: train on one day or hour after the other, and evaluate on each before
+        memory_limit: bytes for parameters, optimizer state and reading, as a number or as "8GiB"
+        timeout: seconds that a rank waits for the others in one operation before the job ends
+        ranks: how many processes of this machine train together; by default one. Where torchrun has started this
+            process, leave it out and call the function on every rank: rank 0 gets the summary, others an empty dict
+        progress: by default the program shows its progress on stderr, if that is a terminal; False for none
+    """
+    return locals()
+
+
+@_command
+def evaluate(
+    run: _Path,
+    *,
+    data: _Path,
+    at: int | None = None,
+    partitions: str | None = None,
+    checkpoint: _Checkpoint | None = None,
+    dedupe: _Dedupe = "exact",
+    device: str = "cpu",
+    threads: int | None = None,
+    timeout: int = 20,
+    ranks: int | None = None,
+    progress: _Progress = None,
+) -> _Summary:
+    """Evaluate a trained model on a dataset's held-out partitions.
+
+    The command `onefold-train eval`.
+
+    Arguments:
+        run: directory of the run, or the folder or URL of its checkpoints
+        data: the dataset: a path or a URL, as `s3://bucket/folder`
+        at: the number of the dataset's snapshot; by default the newest
+        partitions: which partitions, as "split=holdout"; by default those that the run's configuration names
+        checkpoint: a checkpoint in place of the run's model: "latest", or a step
+        dedupe, device, threads, timeout, ranks, progress: as for `onefold.train`
+    """
+    return locals()
+
+
+@_command
+def predict(
+    run: _Path,
+    *,
+    data: _Path,
+    out: _Path,
+    overwrite: bool = False,
+    keep: Iterable[str] | None = None,
+    at: int | None = None,
+    partitions: str | None = None,
+    checkpoint: _Checkpoint | None = None,
+    dedupe: _Dedupe = "exact",
+    device: str = "cpu",
+    threads: int | None = None,
+    timeout: int = 20,
+    ranks: int | None = None,
+    progress: _Progress = None,
+) -> _Summary:
+    """Write a trained model's predictions to a Parquet file, with the columns that join them to the logs.
+
+    The file has a row a sample: the columns that `keep` in `dataset.toml` names, then `prediction` and `logit`.
+
+    The command `onefold-train predict`.
+
+    Arguments:
+        run: directory of the run, or the folder or URL of its checkpoints
+        data: the dataset: a path or a URL, as `s3://bucket/folder`
+        out: the file to write: a path or a URL
+        overwrite: replace the file that is at `out`
+        keep: columns beside the predictions: kept ones of the dataset, or "session_id"; by default all kept ones
+        at: the number of the dataset's snapshot; by default the newest
+        partitions: which partitions, as "split=holdout"; by default those that the run's configuration names
+        checkpoint: a checkpoint in place of the run's model: "latest", or a step
+        dedupe, device, threads, timeout, ranks, progress: as for `onefold.train`
+    """
+    return locals()
+
+
+@_command
+def export(
+    run: _Path,
+    *,
+    out: _Path,
+    checkpoint: _Checkpoint | None = None,
+    overwrite: bool = False,
+    progress: _Progress = None,
+) -> _Summary:
+    """Write a trained model as PyTorch and TorchRec load it: `model.safetensors`, and `export.json` about it.
+
+    The command `onefold-train export`.
+
+    Arguments:
+        run: directory of the run, or the folder or URL of its checkpoints
+        out: directory of the exported model
+        checkpoint: a checkpoint in place of the run's model: "latest", or a step
+        overwrite: replace the exported model that is at `out`
+        progress: as for `onefold.train`
+    """
+    return locals()
+
+
+@_command
+def report_runs(runs: _Path | Iterable[_Path], *, html: _Path, progress: _Progress = None) -> _Summary:
+    """Draw what runs came to, side by side: curves, calibration, days, segments. A run may go on meanwhile.
+
+    The command `onefold-train report`; `onefold.report` is about a dataset.
+
+    Arguments:
+        runs: directory of a run, complete or not, or of several
+        html: the page to write
+        progress: as for `onefold.train`
+    """
+    return locals()
+
+
+def _run(command: str, signature: inspect.Signature, given: _Summary) -> _Summary:
+    """Runs a command with these arguments, and returns its summary."""
+    ranks, progress = given.pop("ranks", None), given.pop("progress")
+    if progress is not None and progress is not False:
+        raise TypeError(f"'progress' takes None or False, not {type(progress).__name__}: the program draws it")
+    flags, places = [], []
+    for keyword, value in given.items():
+        switch = isinstance(signature.parameters[keyword].default, bool)
+        kind: Any = "switch" if switch else "many" if keyword in _SEVERAL else "one"
+        words = texts(keyword, kind, value) or []
+        flag = f"--{keyword.replace('_', '-')}"
+        if keyword in _BY_PLACE:
+            # A name that begins with a dash is no flag.
+            places += [os.path.join(".", word) if word.startswith("-") else word for word in words]
+        else:
+            flags += [flag] if switch and words else [f"{flag}={word}" for word in words]
+    line = [command, "--json", *(["--quiet"] if progress is False else []), *flags, *places]
+    if ranks is not None:
+        line = ["launch", *(f"--ranks={word}" for word in texts("ranks", "one", ranks) or []), "--", *line]
+    path, libraries = _program()
+    start = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_start.py")), str(os.getpid()), libraries, path]
+    with tempfile.TemporaryFile() as stdout:
+        status, said = _call([*start, *line], stdout, progress is None)
+        if status != 0:
+            raise _error(command, signature, status, said)
+        stdout.seek(0)
+        printed = stdout.read().splitlines()
+    # Of several ranks only the first one prints.
+    return json.loads(printed[-1]) if printed else {}
+
+
+def _program() -> tuple[str, str]:
+    """The program's path, and the LD_LIBRARY_PATH that it needs."""
+    try:
+        import onefold_train
+    except ImportError as error:
+        raise MissingPackageError(
+            "this needs the program `onefold-train`, which is a package of its own and is not installed for "
+            f"{sys.executable}\n  hint: install it: pip install onefold-train"
+        ) from error
+    try:
+        return onefold_train.program()
+    except RuntimeError as error:
+        raise MissingPackageError(f"{error}\n  hint: {onefold_train.HINT}") from error
+
+
+def _call(line: list[str], stdout: IO[bytes], draws: bool) -> tuple[int, str]:
+    """Runs a program, and returns its status and the error that it printed.
+
+    An exception here, as Ctrl-C is one, ends the program, and is raised when it has ended; a second one ends it at
+    once.
+    """
+    with _stderr(draws) as (ours, theirs):
+        # A group of its own, so that a terminal's Ctrl-C reaches the program once, through this process.
+        try:
+            program = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=stdout, stderr=theirs, process_group=0)
+        finally:
+            os.close(theirs)
+        messages = _Messages()
+        try:
+            _pass_on(program, ours, messages)
+        except BaseException:
+            program.terminate()
+            try:
+                _pass_on(program, ours, messages)
+            finally:
+                program.kill()
+                program.wait()
+            raise
+    error = messages.error if program.returncode != 0 else ""
+    if not error:
+        messages.release()
+    return program.returncode, error
+
+
+@contextlib.contextmanager
+def _stderr(draws: bool) -> Iterator[tuple[int, int]]:
+    """Both ends of a program's stderr: ours is closed at the end, theirs is the caller's to close.
+
+    It is a terminal if the program is to draw there and ours is one: only on a terminal does it show its progress.
+    """
+    if draws and sys.stderr is not None and sys.stderr.isatty():
+        ours, theirs = os.openpty()
+        # Bytes come as they are, and lines fit.
+        tty.setraw(theirs)
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetwinsize(theirs, termios.tcgetwinsize(sys.stderr.fileno()))
+    else:
+        ours, theirs = os.pipe()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(ours)
+
+
+def _pass_on(program: subprocess.Popen[bytes], ours: int, messages: "_Messages") -> None:
+    """Waits for the program, and passes on what it says meanwhile."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    poll = select.poll()
+    poll.register(ours, select.POLLIN)
+    while True:
+        # Asked before reading: then what it has said until it ended is read.
+        ended = program.poll() is not None
+        ready = poll.poll(0 if ended else _TICK)
+        said = _read(ours) if ready else b""
+        messages.take(decoder.decode(said))
+        if not said and (ready or ended):
+            break
+    program.wait()
+
+
+def _read(end: int) -> bytes:
+    try:
+        return os.read(end, 1 << 16)
+    except OSError:
+        # A terminal whose other end is closed.
+        return b""
+
+
+class _Messages:
+    """What a program says, passed on to stderr as it comes, but for the error at its end: that becomes an exception."""
+
+    _START = "error: "
+    _CONTROL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]?)?")
+    # What clears a line, and what is no style.
+    _CLEAR = re.compile(r"(?:\x1b\[[0-9;?]*[A-Za-ln-z])*")
+    _LINE = re.compile(r"[^\r\n]*[\r\n]?")
+
+    def __init__(self) -> None:
+        self._held, self._begins, self._failed = "", True, False
+
+    def take(self, said: str) -> None:
+        """Passes on what is no part of an error."""
+        self._held += said
+        while self._held and not self._failed:
+            line = self._matched(self._LINE)
+            text = self._CONTROL.sub("", line)
+            if self._begins and self._START.startswith(text):
+                # It may become one.
+                return
+            self._failed = self._begins and text.startswith(self._START)
+            shown = self._matched(self._CLEAR) if self._failed else line
+            self._show(shown)
+            self._begins, self._held = line[-1] in "\r\n", self._held[len(shown) :]
+
+    def _matched(self, expression: re.Pattern[str]) -> str:
+        found = expression.match(self._held)
+        return found[0] if found else ""
+
+    def release(self) -> None:
+        """Passes on the rest, which is no error."""
+        self._show(self._held)
+        self._held = ""
+
+    @property
+    def error(self) -> str:
+        """The error, without what begins it; nothing if there is none."""
+        text = self._CONTROL.sub("", self._held).replace("\r", "") if self._failed else ""
+        return text.removeprefix(self._START).rstrip()
+
+    @staticmethod
+    def _show(text: str) -> None:
+        if text and sys.stderr is not None:
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+def _error(command: str, signature: inspect.Signature, status: int, said: str) -> OnefoldError:
+    """What a program's status and error say, with the names of keywords in place of flags."""
+    if not said:
+        if status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+            hint = "look for what sent it: the system, if memory is short"
+        else:
+            how = f"ended with status {status}"
+            hint = "see what it said on stderr; on several ranks another one may say why"
+        return OnefoldError(f"`{PROGRAM} {command}` {how}\n  hint: {hint}")
+    if status == 2:
+        # Paragraphs: what is wrong, tips, how the command is used, and where there is help.
+        message, *others = said.split("\n\n")
+        tips = [line.strip().removeprefix("tip: ") for text in others for line in text.splitlines() if "tip: " in line]
+        text = "\n  hint: ".join([message, *(tips or ["correct the argument"])])
+        flag = r"'--([a-z-]+)(?:[ =]<[^>]*>)?'|--([a-z-]+)(?:[ =]<[^>]*>)?"
+        return OptionsError(re.sub(flag, lambda found: f"`{(found[1] or found[2]).replace('-', '_')}`", text))
+
+    def name(found: re.Match[str]) -> str:
+        keyword, value = found[1].replace("-", "_"), found[2]
+        if keyword not in signature.parameters:
+            return found[0]
+        if isinstance(signature.parameters[keyword].default, bool):
+            return f"`{keyword}=True`"
+        return f"`{keyword}`" if value is None else f"`{keyword}={value if value.isdigit() else json.dumps(value)}`"
+
+    said = re.sub(r"`--([a-z-]+)(?:[ =]([^`]*))?`", name, said)
+    # As Rust shows an error of the operating system.
+    kind = StorageError if re.search(r"\(os error \d+\)", said) else OnefoldError
+    return kind(said)
