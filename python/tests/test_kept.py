@@ -139,3 +139,20 @@ def test_what_python_writes_over_them_is_checked(batch):
     starts[-1] = 1 << 30
     with pytest.raises(onefold.DataError, match="kept column `country`"):
         batch.expand()
+
+
+@pytest.mark.torch
+def test_tensors_and_loaders_have_them_as_numpy_arrays(kept_dataset):
+    import onefold.torch
+    from torch.utils.data import DataLoader
+
+    options = {"global_batch_size": B, "streams": 8, "keep": COLUMNS}
+    batch = next(iter(onefold.Dataset(kept_dataset, **options)))
+    for tensors in (batch.to_torch(), batch.to("cpu")):
+        assert isinstance(tensors.kept["number"], numpy.ma.MaskedArray)
+        assert {name: values.tolist() for name, values in tensors.kept.items()} == {
+            name: values.tolist() for name, values in batch.kept.items()
+        }
+    loader = DataLoader(onefold.torch.Dataset(kept_dataset, **options), batch_size=None, num_workers=2)
+    requests = [request for batch in loader for request in batch.kept["request"].tolist()]
+    assert len(set(requests)) == len(requests) == 6000
