@@ -40,6 +40,9 @@ pub struct EmbeddingConfig {
     /// Type of a weight.
     #[serde(default, skip_serializing_if = "DataType::is_default")]
     pub dtype: DataType,
+    /// Steps after which the trainer evicts the rows that none of them looked up; never if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evict_after: Option<u64>,
 }
 
 /// Samples of a global batch, unless a training configuration says it.
@@ -58,6 +61,7 @@ impl Default for EmbeddingConfig {
             target: None,
             ids: None,
             dtype: DataType::default(),
+            evict_after: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `train.toml`: data, model, tables, optimizers, and the loop around them.
 
+mod dense;
 mod model;
 mod optimizer;
 mod parameters;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
+pub use self::dense::{DenseConfig, Normalization};
 pub use self::model::{Interaction, ModelConfig};
 pub use self::optimizer::{
     DenseOptimizerConfig, DenseOptimizerKind, OptimizerConfig, Schedule, ScheduleConfig, ScheduleKind,
@@ -45,6 +47,9 @@ pub struct TrainConfig {
     /// How long and from which seed.
     #[serde(default)]
     pub train: LoopConfig,
+    /// What happens to dense features before the model.
+    #[serde(default, skip_serializing_if = "DenseConfig::is_default")]
+    pub dense: DenseConfig,
     /// The dense part of the model.
     pub model: ModelConfig,
     /// Defaults of the tables.

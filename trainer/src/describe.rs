@@ -6,7 +6,9 @@ use std::path::Path;
 
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_trainer::metrics::Figures;
-use onefold_trainer::{Ending, EvaluationSummary, GrownTable, ModelSize, ProgressiveSummary, TrainSummary};
+use onefold_trainer::{
+    Ending, EvaluationSummary, GrownTable, LossJump, ModelSize, ProgressiveSummary, RowCounts, TrainSummary,
+};
 
 use crate::trace_command;
 
@@ -56,6 +58,10 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
         Ending::Stopped => text.push_str("there is a checkpoint; go on with `--resume`\n"),
         Ending::Completed | Ending::MaxSteps => {}
     }
+    if let Some(RowCounts { in_use, evicted }) = summary.rows {
+        let (in_use, evicted) = (format_count(in_use), format_count(evicted));
+        let _ = writeln!(text, "table rows: {in_use} in use, {evicted} evicted");
+    }
     let factors = summary.dedupe_factor.iter().map(|(group, factor)| format!("{group} {factor:.2}"));
     let _ = writeln!(text, "dedupe factor: {}", factors.collect::<Vec<_>>().join(", "));
     let _ = writeln!(text, "training    {}", line(&summary.figures));
@@ -81,6 +87,14 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
     }
     if let Some(eval) = &summary.eval {
         text.push_str(&evaluation(eval));
+    }
+    if let Some(LossJump { step, before, loss }) = summary.loss_jump {
+        let _ = writeln!(
+            text,
+            "warning: the loss jumped from {before:.4} to {loss:.4} at step {}; try a lower `learning_rate`, a warm-up \
+             under `[schedule]`, or `max_grad_norm` under `[optimizer.dense]`",
+            format_count(step)
+        );
     }
     // Held-out samples tell, where there are some: those of training are predicted before the model has learned.
     let ne = summary.eval.as_ref().map_or(summary.figures.ne, |eval| eval.figures.ne);

@@ -20,14 +20,16 @@ use crate::checkpoint::tensor_file::{self, Entry};
 use crate::config::Interaction;
 use crate::distributed::Alone;
 use crate::embedding::{Buffer, stored_dtype};
+use crate::normalize::Normalizers;
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 
 /// The file that says how the tensors belong together.
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
-/// The version of `export.json`. Version 1 had one `label` in place of `labels`, version 2 one `feature` a table.
-const FORMAT_VERSION: u32 = 3;
+/// The version of `export.json`. Version 1 had one `label` in place of `labels`, version 2 one `feature` a table, version
+/// 3 no `normalizers`.
+const FORMAT_VERSION: u32 = 4;
 /// Name of the bottom MLP's output among the vectors that interact.
 const DENSE_VECTOR: &str = "dense";
 
@@ -40,6 +42,9 @@ struct Export {
     labels: Vec<String>,
     /// In the order of the inputs of `dense_arch`.
     dense_features: Vec<String>,
+    /// How dense features are normalized first; those that are not named stay as they are.
+    #[serde(default, skip_serializing_if = "Normalizers::is_empty")]
+    normalizers: Normalizers,
     tables: Vec<ExportedTable>,
     /// What interacts, in order: `dense`, then features.
     vectors: Vec<String>,
@@ -155,6 +160,7 @@ fn describe(run: &Run) -> Export {
         format_version: FORMAT_VERSION,
         labels: run.config.all_tasks().into_iter().map(|task| task.label).collect(),
         dense_features: run.schema.dense.clone(),
+        normalizers: run.normalizers.clone(),
         tables: tables(run).iter().map(table).collect(),
         vectors: vectors(run).into_iter().map(name).collect(),
         interaction: model.interaction,

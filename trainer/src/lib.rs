@@ -35,6 +35,7 @@ mod lockstep;
 mod memory;
 pub mod metrics;
 pub mod model;
+pub mod normalize;
 pub mod optimizer;
 mod predict;
 mod preprocess;
@@ -49,10 +50,10 @@ mod train;
 mod vocabularies;
 
 pub use config::{
-    CheckpointConfig, DataConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
-    EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, OptimizerConfig,
-    ParameterCount, Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig, TableOptimizerKind,
-    TaskConfig, TrainConfig, WatchedMetric,
+    CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
+    EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, Normalization,
+    OptimizerConfig, ParameterCount, Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig,
+    TableOptimizerKind, TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
@@ -61,6 +62,6 @@ pub use memory::ModelSize;
 pub use predict::{PredictionSummary, predict};
 pub use stop::Stop;
 pub use train::{
-    Ending, Existing, GrownTable, PartitionFigures, Prepared, ProgressiveSummary, TrainOptions, TrainSummary,
-    WarmStart,
+    Ending, Existing, GrownTable, LossJump, PartitionFigures, Prepared, ProgressiveSummary, RowCounts,
+    TrainOptions, TrainSummary, WarmStart,
 };

@@ -18,6 +18,7 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement};
 use crate::model::Model;
+use crate::normalize::Normalizers;
 use crate::vocabularies::{self, VocabularyIdentity};
 use crate::{Error, Result, TrainConfig, tensors};
 
@@ -48,6 +49,9 @@ pub struct Run {
     pub snapshot: Option<u64>,
     /// The schema of the dataset that it was trained on.
     pub schema: Schema,
+    /// How dense features are normalized, by name; those that are not named stay as they are.
+    #[serde(default, skip_serializing_if = "Normalizers::is_empty")]
+    pub normalizers: Normalizers,
     /// The dataset's vocabularies, by name; runs of earlier versions do not know them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabularies: Option<BTreeMap<String, VocabularyIdentity>>,
@@ -123,6 +127,7 @@ impl Run {
             snapshot: None,
             vocabularies: None,
             schema,
+            normalizers: Normalizers::new(),
             tables,
             streams: None,
             partitions: None,
@@ -219,7 +224,11 @@ impl Run {
 
     /// What a model's file holds of a table.
     fn buffers(&self, config: &TableConfig) -> Vec<Buffer> {
-        crate::embedding::whole_buffers(config, &self.config.optimizer.tables)
+        crate::embedding::whole_buffers(
+            config,
+            &self.config.optimizer.tables,
+            self.config.embedding.evict_after.is_some(),
+        )
     }
 
     /// What the parameters depend on besides the samples: a digest of configuration, schema and tables. What only says
@@ -250,6 +259,12 @@ impl Run {
         if !config.tasks.is_empty() {
             parts.push(("[[tasks]]", value(serde_json::to_value(&config.tasks))));
         }
+        if !self.normalizers.is_empty() {
+            parts.push(("[dense]", value(serde_json::to_value(&self.normalizers))));
+        }
+        if let Some(steps) = config.embedding.evict_after {
+            parts.push(("[embedding].evict_after", steps.into()));
+        }
         if let Some(earlier) = &self.warm_start {
             // Wherever it is now.
             parts.push(("--warm-start", serde_json::json!([earlier.identity, earlier.checkpoint])));
@@ -269,10 +284,12 @@ impl Run {
     ///
     /// [`Error::Run`] naming what differs.
     pub(crate) fn check_same(&self, other: &Self, directory: &Path) -> Result<()> {
-        let differs = self.identifying().into_iter().zip(other.identifying()).find(|(a, b)| a != b);
-        match differs {
+        let (own, others) = (self.identifying(), other.identifying());
+        // A part that only one of them has differs, too.
+        let differs = own.iter().find(|part| !others.contains(part));
+        match differs.or_else(|| others.iter().find(|part| !own.contains(part))) {
             None => Ok(()),
-            Some(((part, _), _)) => Err(Error::Run {
+            Some((part, _)) => Err(Error::Run {
                 path: directory.to_owned(),
                 message: format!("the run was begun with another `{part}`, so it cannot be continued"),
                 hint: "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with the option `out`"
@@ -413,7 +430,10 @@ impl Run {
                 Embeddings::on_accelerator(device, &self.tables, placement, optimizer, seed, threads)?
             }
         };
-        Model::new(&self.config, &self.schema, embeddings)
+        let evicts = self.config.embedding.evict_after.is_some();
+        let embeddings = if evicts { embeddings.storing_usage() } else { embeddings };
+        let model = Model::new(&self.config, &self.schema, embeddings)?;
+        Ok(model.normalized_by(&self.schema, &self.normalizers))
     }
 
     /// Checks that a dataset's samples can go through the model.

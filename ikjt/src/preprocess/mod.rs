@@ -78,6 +78,13 @@ impl Preprocessor {
         &self.output
     }
 
+    /// The dense features that come out as they came in, in order.
+    pub fn unchanged_dense(&self) -> Vec<String> {
+        let changed = |at: usize| self.plan.actions.iter().any(|(_, action)| action.changes_dense(at));
+        let names = self.input.dense.iter().enumerate();
+        names.filter(|(at, _)| !changed(*at)).map(|(_, name)| name.clone()).collect()
+    }
+
     /// Whether the batches that come in must have timestamps.
     pub fn needs_timestamps(&self) -> bool {
         self.needs_timestamps

@@ -70,6 +70,22 @@ pub(super) enum Action {
     },
 }
 
+impl Action {
+    /// Whether it changes or makes the dense feature `at`.
+    pub(super) fn changes_dense(&self, at: usize) -> bool {
+        match self {
+            Self::CopyDense { to, .. } | Self::Score { to, .. } => *to == at,
+            Self::Dense { at: changed, .. } => *changed == at,
+            Self::Copy { .. }
+            | Self::Chain { .. }
+            | Self::PerRow { .. }
+            | Self::ToId { .. }
+            | Self::LocalHour { .. }
+            | Self::List { .. } => false,
+        }
+    }
+}
+
 /// A list from two lists.
 #[derive(Debug)]
 pub(super) enum ListOfPair {

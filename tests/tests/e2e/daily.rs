@@ -15,6 +15,8 @@ fn with_dataset() -> Dir {
     dir.edit("logs/train.toml", "kind = \"adagrad\"", "kind = \"adam\"");
     dir.edit("logs/train.toml", "eval = \"split=holdout\"\n", "");
     dir.set("logs/train.toml", "batch_size", "2");
+    // Which rows are in use goes from run to run.
+    dir.edit("logs/train.toml", "[embedding]\n", "[embedding]\nevict_after = 3\n");
     dir
 }
 
@@ -69,6 +71,34 @@ fn a_warm_start_goes_on_as_if_training_had_not_ended() {
         (samples(&on_ranks, "lifetime"), &on_ranks["ranks"]),
         (samples(&second, "lifetime"), &2.into())
     );
+}
+
+#[test]
+fn old_rows_fade() {
+    let dir = with_dataset();
+    trained_on(&dir, "split=train");
+    let rows = |summary: &Value, what: &str| summary["rows"][what].as_u64().unwrap();
+    dir.edit("logs/train.toml", "evict_after = 3\n", "");
+    let monday = dir.command(&format!("{RUN} --out monday")).json();
+    assert_eq!((&monday["rows"], monday["steps"].as_u64()), (&Value::Null, Some(10)));
+    // Of a model without evictions all rows may be in use: 3 tables of 100 rows, and one of 10. The steps 11 and 12 look
+    // up those of three samples.
+    dir.edit("logs/train.toml", "[embedding]\n", "[embedding]\nevict_after = 3\n");
+    trained_on(&dir, "split=holdout");
+    let tuesday = dir.command(&format!("{RUN} --warm-start monday --out tuesday")).json();
+    assert_eq!(
+        (tuesday["steps"].as_u64(), rows(&tuesday, "in_use") + rows(&tuesday, "evicted")),
+        (Some(4), 310)
+    );
+    assert!((6..20).contains(&rows(&tuesday, "in_use")), "{tuesday}");
+    let told = dir.command(&format!("{RUN} --warm-start tuesday --out told")).works();
+    assert!(told.contains(" in use, "), "{told}");
+    dir.edit("logs/train.toml", "evict_after = 3\n", "");
+    dir.command(&format!("{RUN} --warm-start monday --out all")).works();
+    assert_ne!(weights(&dir, "all"), weights(&dir, "tuesday"));
+    dir.command(&format!("{RUN} --warm-start tuesday --out wednesday")).works();
+    dir.edit("logs/train.toml", "[embedding]\n", "[embedding]\nevict_after = 0\n");
+    dir.command(&format!("{RUN} --out none")).fails(&["`[embedding].evict_after` is 0"]);
 }
 
 #[test]

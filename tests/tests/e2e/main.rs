@@ -6,6 +6,7 @@ mod checkpoints;
 mod commits;
 mod crash;
 mod daily;
+mod dense;
 mod digest;
 mod etl;
 mod fleet;

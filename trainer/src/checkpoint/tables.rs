@@ -12,7 +12,7 @@ use safetensors::Dtype;
 
 use super::tensor_file::{Entry, Source, TensorFile};
 use super::{Fault, damaged};
-use crate::embedding::{Buffer, Embeddings, RowSet, Shard};
+use crate::embedding::{Buffer, EARLIER, Embeddings, RowSet, Shard};
 use crate::{Error, Result};
 
 /// Bytes of stored rows that are read at a time: a store is sent several requests for them at once.
@@ -195,6 +195,14 @@ impl StoredTables {
             let end = end(&feature).clamp(shard.rows.start, shard.rows.end);
             let rows = RowSet::First((end - shard.rows.start) as usize);
             for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
+                if buffer.dtype == Dtype::U8 && !self.holds(&feature, buffer.name) {
+                    // The run before evicted nothing: all of its rows may be in use.
+                    embeddings.write(number, place, rows, &mut |bytes| {
+                        bytes.fill(EARLIER);
+                        Ok(())
+                    })?;
+                    continue;
+                }
                 let wanted = Wanted { feature: &feature, buffer: &buffer, columns: &shard.columns };
                 let (mut next, mut failed) = (shard.rows.start, None);
                 let written = embeddings.write(number, place, rows, &mut |bytes| {
@@ -214,6 +222,12 @@ impl StoredTables {
             embeddings.touch(number, &self.touched(&feature, &shard.rows));
         }
         Ok(())
+    }
+
+    /// Whether a table was stored with a buffer.
+    fn holds(&self, feature: &str, buffer: &str) -> bool {
+        let own = self.shards.iter().filter(|shard| shard.feature == feature);
+        own.into_iter().all(|shard| self.files[shard.file].info(&format!("{}.{buffer}", shard.name)).is_ok())
     }
 
     /// The rows in `rows` of which there are newer values, counted from the first one.
@@ -387,6 +401,13 @@ fn place(
     let rows =
         piece.chunks_exact((stored * value).max(1)).zip(output.chunks_exact_mut(buffer.row_bytes().max(1)));
     let wanted_columns = (wanted.columns.end - wanted.columns.start) as usize;
+    if buffer.dtype == Dtype::U8 {
+        // Shards of a table's columns look up the same rows.
+        rows.for_each(|(stored, output)| {
+            output.iter_mut().zip(stored).for_each(|(out, stored)| *out |= stored)
+        });
+        return;
+    }
     if !buffer.by_column {
         let share = (columns.end - columns.start) as f32 / wanted_columns as f32;
         for (stored, output) in rows {

@@ -195,6 +195,7 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
         ("[evaluation].every_steps", config.evaluation.every_steps == Some(0)),
         ("[evaluation].max_segments", config.evaluation.max_segments == 0),
         ("[evaluation].top", config.evaluation.top.contains(&0)),
+        ("[embedding].evict_after", config.embedding.evict_after == Some(0)),
         ("[checkpoint].every_steps", config.checkpoint.every_steps == Some(0)),
         ("[checkpoint].keep", config.checkpoint.keep == 0),
         ("[checkpoint].full_every", config.checkpoint.full_every == 0),

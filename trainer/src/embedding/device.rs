@@ -1,6 +1,6 @@
 //! The shards that one rank holds, in a device's memory.
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::io;
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use tch::{Kind, Tensor};
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::{Table, shard_buffers};
-use super::touched::Touched;
 use super::update::rule;
+use super::usage::Usage;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, DeviceTables, Held, LookedUp, Slots, Staged, Update, failed, guarded};
 use crate::kernels::element::step_key;
@@ -18,6 +18,8 @@ use crate::{Result, tensors};
 
 /// Bytes of a table that pass through this machine's memory at a time.
 const PIECE: usize = 64 << 20;
+
+const HELD: &str = "the shard is one that this rank holds";
 
 /// A rank's shards in a device's memory.
 #[derive(Debug)]
@@ -39,8 +41,8 @@ pub(crate) struct DeviceStore {
     routes: Slots,
     /// Of the noise that weights of 16 bits are rounded with.
     seed: u64,
-    /// By shard of the plan: the rows that changed, as far as the device was asked.
-    touched: RefCell<Vec<Option<Touched>>>,
+    /// By shard of the plan: how its rows are used, as far as the device was asked.
+    usage: RefCell<Vec<Option<Usage>>>,
 }
 
 /// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements
@@ -129,12 +131,12 @@ impl DeviceStore {
             let looked_up = if width == dim as usize { (features, &local[..]) } else { (&[][..], &[][..]) };
             DeviceTables::new(accelerator, (held, width), looked_up, state_width, Arc::clone(threads))
         });
-        let touched =
-            |shard: &Shard| (shard.rank == rank).then(|| Touched::new(shard.rows.end - shard.rows.start));
+        let usage =
+            |shard: &Shard| (shard.rank == rank).then(|| Usage::new(shard.rows.end - shard.rows.start));
         Ok(Self {
             tables: tables.collect::<Result<_>>()?,
             configs,
-            touched: RefCell::new(shards.iter().map(touched).collect()),
+            usage: RefCell::new(shards.iter().map(usage).collect()),
             shards: shards.to_vec(),
             places,
             served: widths.iter().map(|_| Slots::new(accelerator)).collect(),
@@ -172,7 +174,7 @@ impl DeviceStore {
     }
 
     fn held(&self, shard: usize) -> (usize, usize) {
-        self.places[shard].expect("the shard is one that this rank holds")
+        self.places[shard].expect(HELD)
     }
 
     /// Looks up what is here.
@@ -224,27 +226,27 @@ impl DeviceStore {
         self.update(self.tables.len() - 1, &looked_up.rows, [&unpooled, sequences], step)
     }
 
-    /// The rows of a shard that changed, ascending.
-    pub(super) fn touched(&self, shard: usize) -> Vec<u32> {
-        let mut touched = self.touched.borrow_mut();
+    /// Asks the device which rows were updated since the last time.
+    fn gather_usage(&self) {
+        let mut usage = self.usage.borrow_mut();
         let mut rows: Vec<Vec<Vec<u32>>> = self.tables.iter().map(DeviceTables::take_touched).collect();
-        for (touched, place) in touched.iter_mut().zip(&self.places) {
-            if let (Some(touched), Some((class, number))) = (touched, place) {
-                touched.add(std::mem::take(&mut rows[*class][*number]));
+        for (usage, place) in usage.iter_mut().zip(&self.places) {
+            if let (Some(usage), Some((class, number))) = (usage, place) {
+                usage.look_up(std::mem::take(&mut rows[*class][*number]));
             }
         }
-        touched[shard].as_ref().map(Touched::rows).unwrap_or_default()
     }
 
-    pub(super) fn touch(&mut self, shard: usize, rows: &[u32]) {
-        if let Some(touched) = &mut self.touched.get_mut()[shard] {
-            touched.add(rows.iter().copied());
-        }
+    /// How the rows of a shard are used.
+    pub(super) fn usage(&self, shard: usize) -> Ref<'_, Usage> {
+        self.gather_usage();
+        Ref::map(self.usage.borrow(), |usage| usage[shard].as_ref().expect(HELD))
     }
 
-    pub(super) fn clear_touched(&mut self) {
-        self.tables.iter().for_each(|tables| drop(tables.take_touched()));
-        self.touched.get_mut().iter_mut().flatten().for_each(Touched::clear);
+    /// The same, to be changed.
+    pub(super) fn usage_mut(&mut self, shard: usize) -> &mut Usage {
+        self.gather_usage();
+        self.usage.get_mut()[shard].as_mut().expect(HELD)
     }
 
     /// A buffer of a shard, both by number.

@@ -24,9 +24,10 @@ mod lookup;
 mod sent;
 mod shard;
 mod store;
+mod stored;
 mod table;
-mod touched;
 mod update;
+mod usage;
 
 use std::io;
 use std::sync::Arc;
@@ -43,13 +44,14 @@ pub use self::lookup::{FeatureLookup, Lookup};
 pub use self::sent::SentBytes;
 pub use self::shard::{Buffer, RowSet, Shard};
 use self::store::HostStore;
+pub(crate) use self::stored::whole_buffers;
 pub use self::table::Table;
 pub(crate) use self::table::stored_dtype;
+pub(crate) use self::usage::EARLIER;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, LookedUp, Staged, guarded};
 use crate::distributed::{Alone, Collectives};
 use crate::kernels::attention::Sequence;
-use crate::kernels::element::Elements;
 use crate::trace::Recorder;
 use crate::{Error, Result};
 
@@ -178,6 +180,8 @@ pub struct Embeddings {
     threads: Arc<rayon::ThreadPool>,
     /// Updates so far, which Adam's correction of its moments depends on.
     steps: u64,
+    /// Whether checkpoints hold how rows are used.
+    stores_usage: bool,
 }
 
 /// [`Embeddings`] whose shards are in this machine's memory.
@@ -257,7 +261,7 @@ impl Embeddings {
     fn of(layout: Layout, store: Store, placement: &Placement, threads: Arc<rayon::ThreadPool>) -> Self {
         let Placement { shards, collectives, dtype } = placement;
         let exchange = Exchange::new(&layout, shards, Arc::clone(collectives), *dtype);
-        Self { layout, shards: shards.clone(), store, exchange, threads, steps: 0 }
+        Self { layout, shards: shards.clone(), store, exchange, threads, steps: 0, stores_usage: false }
     }
 
     /// What every feature looks up, in the schema's order.
@@ -458,92 +462,6 @@ impl Embeddings {
         self.steps = step;
         Ok(())
     }
-
-    /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that
-    /// this rank [holds](Self::holds).
-    pub(crate) fn touched(&self, shard: usize) -> Vec<u32> {
-        match &self.store {
-            Store::Host(store) => store.touched(shard),
-            Store::Device(store) => store.touched(shard),
-        }
-    }
-
-    /// Counts rows of a shard as changed.
-    pub(crate) fn touch(&mut self, shard: usize, rows: &[u32]) {
-        match &mut self.store {
-            Store::Host(store) => store.touch(shard, rows),
-            Store::Device(store) => store.touch(shard, rows),
-        }
-    }
-
-    /// Counts no row as changed.
-    pub(crate) fn clear_touched(&mut self) {
-        match &mut self.store {
-            Store::Host(store) => store.clear_touched(),
-            Store::Device(store) => store.clear_touched(),
-        }
-    }
-
-    /// All that a checkpoint holds of a shard, by its number, the weights first.
-    pub fn buffers(&self, shard: usize) -> Vec<Buffer> {
-        match &self.store {
-            Store::Host(store) => store.buffers(shard),
-            Store::Device(store) => store.buffers(shard),
-        }
-    }
-
-    /// Reads rows of a shard's buffer, both by number; the shard is one that this rank [holds](Self::holds). `sink`
-    /// gets the rows in order, as many at a time as stand together in memory.
-    ///
-    /// # Errors
-    ///
-    /// The first error of `sink`, or of reading from a device.
-    pub fn read(
-        &self,
-        shard: usize,
-        buffer: usize,
-        rows: RowSet<'_>,
-        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        match &self.store {
-            Store::Host(store) => store.read(shard, buffer, rows, sink),
-            Store::Device(store) => store.read(shard, buffer, rows, sink),
-        }
-    }
-
-    /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in
-    /// memory.
-    ///
-    /// # Errors
-    ///
-    /// The first error of `source`, or of writing to a device.
-    pub fn write(
-        &mut self,
-        shard: usize,
-        buffer: usize,
-        rows: RowSet<'_>,
-        source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        match &mut self.store {
-            Store::Host(store) => store.write(shard, buffer, rows, source),
-            Store::Device(store) => store.write(shard, buffer, rows, source),
-        }
-    }
-
-    /// The weights of a table that is whole on this rank, `[rows, dim]`; `None` if it is not.
-    ///
-    /// # Errors
-    ///
-    /// The error of reading from a device.
-    pub fn weights(&self, table: usize) -> io::Result<Option<Vec<f32>>> {
-        let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
-        let mut bytes = Vec::new();
-        self.read(shard, 0, RowSet::All, &mut |part| {
-            bytes.extend_from_slice(part);
-            Ok(())
-        })?;
-        Ok(Some(widened(self.layout.tables[table].dtype, &bytes)))
-    }
 }
 
 impl<'a> HostEmbeddings<'a> {
@@ -617,23 +535,6 @@ const ON_DEVICE: &str = "the tables are on a device";
 /// A step was taken with tables that are elsewhere.
 fn elsewhere(message: &str) -> Error {
     Error::Collective { operation: "step of tables", message: message.to_owned() }
-}
-
-/// What a file holds of a whole table.
-pub(crate) fn whole_buffers(config: &TableConfig, optimizer: &TableOptimizerConfig) -> Vec<Buffer> {
-    let dim = config.dim as usize;
-    table::shard_buffers(config, dim, update::rule(optimizer, 1).state_width(dim))
-}
-
-/// Stored weights as floats.
-fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
-    // The bytes may stand anywhere in a buffer.
-    let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>();
-    match dtype {
-        DataType::Fp32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-        DataType::Bf16 => Elements::Bf16(&halves()).to_f32(),
-        DataType::Fp16 => Elements::Fp16(&halves()).to_f32(),
-    }
 }
 
 pub(crate) fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {

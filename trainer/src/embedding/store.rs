@@ -7,8 +7,8 @@ use rayon::prelude::*;
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::table::Table;
-use super::touched::Touched;
 use super::update::{self, Contribution};
+use super::usage::Usage;
 use crate::config::TableOptimizerConfig;
 
 /// A rank's shards, each a table of its own.
@@ -17,7 +17,7 @@ pub(super) struct HostStore {
     /// By shard of the plan: its number among `tables`, if it is here.
     places: Vec<Option<usize>>,
     tables: Vec<Table>,
-    touched: Vec<Touched>,
+    usage: Vec<Usage>,
 }
 
 impl HostStore {
@@ -44,8 +44,8 @@ impl HostStore {
     }
 
     fn of(tables: Vec<Table>, places: Vec<Option<usize>>) -> Self {
-        let touched = tables.iter().map(|table| Touched::new(table.config().rows)).collect();
-        Self { places, tables, touched }
+        let usage = tables.iter().map(|table| Usage::new(table.config().rows)).collect();
+        Self { places, tables, usage }
     }
 
     /// A shard by its number in the plan, if it is here.
@@ -67,26 +67,21 @@ impl HostStore {
     ) {
         let mut by_table: Vec<Vec<Contribution<'_>>> = self.tables.iter().map(|_| Vec::new()).collect();
         work.into_iter().for_each(|(shard, contribution)| by_table[self.held(shard)].push(contribution));
-        let tables = self.tables.par_iter_mut().zip(&mut self.touched).zip(by_table).with_max_len(1);
-        tables.for_each(|((table, touched), contributions)| {
-            update::update(table, touched, contributions, optimizer, step);
+        let tables = self.tables.par_iter_mut().zip(&mut self.usage).zip(by_table).with_max_len(1);
+        tables.for_each(|((table, usage), contributions)| {
+            update::update(table, usage, contributions, optimizer, step);
         });
     }
 
-    /// The rows of a shard that changed since the last [`clear_touched`](Self::clear_touched), ascending.
-    pub(super) fn touched(&self, shard: usize) -> Vec<u32> {
-        self.touched[self.held(shard)].rows()
+    /// How the rows of a shard are used.
+    pub(super) fn usage(&self, shard: usize) -> &Usage {
+        &self.usage[self.held(shard)]
     }
 
-    /// Counts rows of a shard as changed.
-    pub(super) fn touch(&mut self, shard: usize, rows: &[u32]) {
+    /// The same, to be changed.
+    pub(super) fn usage_mut(&mut self, shard: usize) -> &mut Usage {
         let place = self.held(shard);
-        self.touched[place].add(rows.iter().copied());
-    }
-
-    /// Counts no row as changed.
-    pub(super) fn clear_touched(&mut self) {
-        self.touched.iter_mut().for_each(Touched::clear);
+        &mut self.usage[place]
     }
 
     /// As [`Embeddings::read`](super::Embeddings::read).

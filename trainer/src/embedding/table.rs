@@ -104,10 +104,8 @@ impl Table {
 
     /// The same with `state_width` zeros of optimizer state for every row.
     pub(super) fn of_shard(config: &TableConfig, seed: u64, shard: &Shard, state_width: usize) -> Self {
-        let bound = 1.0 / (config.rows as f32).sqrt();
+        let (bound, mut rng) = (initial_bound(config), generator(seed, shard));
         let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(shard.table as u64);
         let whole_rows = dim == config.dim;
         // A weight takes one word of the generator.
         rng.set_word_pos(u128::from(shard.rows.start) * u128::from(config.dim));
@@ -176,6 +174,31 @@ impl Table {
     pub(super) fn dim(&self) -> usize {
         self.dim
     }
+}
+
+/// The bytes of initial weights of some rows of a shard, counted from its first one: those that
+/// [`Table::of_shard`] gives them.
+pub(super) fn initial_rows(config: &TableConfig, seed: u64, shard: &Shard, rows: &[u32]) -> Vec<u8> {
+    let (bound, mut rng) = (initial_bound(config), generator(seed, shard));
+    let values = rows.iter().flat_map(|row| {
+        let row = u128::from(shard.rows.start) + u128::from(*row);
+        rng.set_word_pos(row * u128::from(config.dim) + u128::from(shard.columns.start));
+        let columns = shard.columns.clone();
+        columns.map(|_| rng.random_range(-bound..=bound)).collect::<Vec<f32>>()
+    });
+    Weights::new(config.dtype, values).elements().bytes().to_vec()
+}
+
+/// Initial weights are uniform in ± this.
+fn initial_bound(config: &TableConfig) -> f32 {
+    1.0 / (config.rows as f32).sqrt()
+}
+
+/// What gives the initial weights of a table.
+fn generator(seed: u64, shard: &Shard) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(shard.table as u64);
+    rng
 }
 
 /// The table row of every id of `feature`, each computed once however many rows of the batch share it.

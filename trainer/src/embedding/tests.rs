@@ -2,6 +2,7 @@ use onefold_ikjt::{Feature, deduplicate, fold_windows};
 use onefold_sharding::{DataType, IdPolicy, Pooling};
 use proptest::prelude::*;
 
+use super::stored::widened;
 use super::*;
 use crate::config::TableOptimizerKind;
 use crate::tensors;

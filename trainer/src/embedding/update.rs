@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::lookup::FeatureLookup;
 use super::table::Table;
-use super::touched::Touched;
+use super::usage::Usage;
 use crate::config::{TableOptimizerConfig, TableOptimizerKind};
 use crate::kernels::element::Noise;
 use crate::kernels::pool::unpool;
@@ -41,14 +41,14 @@ pub(super) enum Upstream<'a> {
     Values(&'a [f32]),
 }
 
-/// Updates a table in step `step`, and counts the rows that changed as touched.
+/// Updates a table in step `step`, and counts the rows as looked up.
 ///
 /// # Panics
 ///
 /// If the gradients are not those of the lookups, or the table's state is that of another rule.
 pub(super) fn update(
     table: &mut Table,
-    touched: &mut Touched,
+    usage: &mut Usage,
     contributions: Vec<Contribution<'_>>,
     optimizer: &TableOptimizerConfig,
     step: u64,
@@ -57,7 +57,7 @@ pub(super) fn update(
         return;
     }
     let gradient = TableGradient::new(contributions, table);
-    touched.add(gradient.places.iter().map(|place| (place >> 32) as u32));
+    usage.look_up(gradient.places.iter().map(|place| (place >> 32) as u32));
     let (dim, max_norm, noise) = (table.dim(), optimizer.max_row_grad_norm, table.noise(step));
     let update = Update { max_norm, noise, ..Update::new(rule(optimizer, step), optimizer.learning_rate) };
     let (weights, state) = table.values_mut();

@@ -11,6 +11,7 @@ use safetensors::Dtype;
 use super::*;
 use crate::checkpoint::tensor_file::TensorFile;
 use crate::embedding::Placement;
+use crate::normalize::Normalizer;
 use crate::{TrainConfig, tensors};
 
 const CONFIG: &str = r#"
@@ -233,7 +234,15 @@ impl Exported {
 
     /// TorchRec's `DLRM.forward` for one sample.
     fn logits(&mut self, dense: &[f64], lists: &BTreeMap<&'static str, Vec<i64>>) -> Vec<f64> {
-        let bottom = self.mlp("dense_arch.model", 2, dense.to_vec());
+        let normalized = |(name, x): (&String, &f64)| match self.export.normalizers.get(name) {
+            Some(Normalizer::Standard { mean, deviation }) => (x - f64::from(*mean)) / f64::from(*deviation),
+            Some(Normalizer::Log1p { mean, deviation }) => {
+                (x.abs().ln_1p().copysign(*x) - f64::from(*mean)) / f64::from(*deviation)
+            }
+            other => panic!("{other:?}"),
+        };
+        let dense = self.export.dense_features.iter().zip(dense).map(normalized).collect();
+        let bottom = self.mlp("dense_arch.model", 2, dense);
         let names = self.export.vectors.clone();
         let vectors: Vec<Vec<f64>> = (names.iter())
             .map(|name| match name.as_str() {
@@ -296,6 +305,11 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let schema = schema();
     let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let mut run = Run::new(&config, &schema, &tables);
+    run.normalizers = [
+        ("age".to_owned(), Normalizer::Log1p { mean: 0.25, deviation: 0.5 }),
+        ("price".to_owned(), Normalizer::Standard { mean: 0.5, deviation: 2.0 }),
+    ]
+    .into();
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, Vec::new(), (7, crate::run::Trained::default()), &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();

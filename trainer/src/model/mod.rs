@@ -9,6 +9,7 @@ mod interact;
 mod linear;
 mod lists;
 mod mlp;
+mod normalize;
 mod on_device;
 mod padded;
 mod profile;
@@ -27,12 +28,14 @@ use tch::{Device, Tensor, nn};
 use self::cross::CrossNet;
 pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;
+use self::normalize::NormalizationLayer;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
 use crate::config::Interaction;
 use crate::device::guarded;
 use crate::embedding::Embeddings;
 use crate::metrics::{Loss, Task};
+use crate::normalize::Normalizers;
 use crate::{Result, TrainConfig, tensors};
 
 /// A DLRM: the dense part's parameters, and the embedding tables.
@@ -40,6 +43,8 @@ use crate::{Result, TrainConfig, tensors};
 pub struct Model {
     variables: nn::VarStore,
     dense_features: i64,
+    /// `None` if dense features stay as they are.
+    normalization: Option<NormalizationLayer>,
     bottom: Option<Mlp>,
     blocks: Blocks,
     crosses: Option<CrossNet>,
@@ -85,6 +90,7 @@ impl Model {
         let mut model = Self {
             variables,
             dense_features: dense,
+            normalization: None,
             bottom,
             blocks,
             crosses,
@@ -102,6 +108,22 @@ impl Model {
             })?;
         }
         Ok(model)
+    }
+
+    /// The same model, which normalizes the dense features of `schema` first.
+    #[must_use]
+    pub fn normalized_by(self, schema: &Schema, normalizers: &Normalizers) -> Self {
+        let normalization = NormalizationLayer::new(&schema.dense, normalizers, self.device());
+        Self { normalization, ..self }
+    }
+
+    /// The bottom MLP's output, `[B, D]`, for dense features, `[B, F]`; `None` without dense features.
+    fn bottom_of(&self, dense: &Tensor) -> Option<Tensor> {
+        let bottom = self.bottom.as_ref()?;
+        Some(match &self.normalization {
+            Some(normalization) => bottom.forward(&normalization.forward(dense)),
+            None => bottom.forward(dense),
+        })
     }
 
     /// The parameters of the dense part, with gradients after `backward`.

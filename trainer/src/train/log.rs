@@ -16,7 +16,8 @@ use crate::{Error, Result};
 /// The file of the figures, one JSON object a line.
 pub(super) const METRICS_FILE: &str = "metrics.jsonl";
 
-/// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`; every `log_every_steps` one with `train`, the
+/// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`, and `evicted_rows` where
+/// rows of tables are evicted; every `log_every_steps` one with `train`, the
 /// figures since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with
 /// `eval`, or with `partition` and `progressive`, where the partition is trained on next.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -29,6 +30,9 @@ pub(super) struct Line<'a> {
     /// L2 norm of the dense part's gradient, before clipping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) grad_norm: Option<f64>,
+    /// Rows of tables that were evicted after the step, if any rows could be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) evicted_rows: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) train: Option<Window>,
     /// A step on average since the one before.

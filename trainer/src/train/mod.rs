@@ -10,17 +10,20 @@
 mod diverged;
 mod early_stopping;
 mod log;
+mod loss_watch;
+mod model_state;
 mod parts;
 mod progress;
 mod run_directory;
 mod state;
 mod step;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod training;
 mod warm_start;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,30 +33,27 @@ use onefold_datasets::storage::{Created, Storage};
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
-use serde::Serialize;
 
 use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
 use self::warm_start::Earlier;
-use crate::config::ParameterCount;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
-use crate::embedding::{Placement, SentBytes, Shard};
-use crate::evaluate::{
-    Evaluation, EvaluationSummary, checked_rows, label_ranges, open_whatever_size, rank_of,
-};
+use crate::embedding::{Placement, Shard};
+use crate::evaluate::{Evaluation, checked_rows, label_ranges, open_whatever_size, rank_of};
 use crate::memory::ModelSize;
-use crate::metrics::Figures;
+use crate::normalize::{self, Normalizers};
 use crate::preprocess::Preprocessing;
 use crate::run::{RUN_FILE, Run};
 use crate::stop::Stop;
-use crate::trace::RankTimes;
 use crate::{Error, Result, TrainConfig, memory, vocabularies};
 
+pub use self::loss_watch::LossJump;
 pub use self::progress::PartitionFigures;
 use self::progress::Progress;
 pub use self::run_directory::Existing;
+pub use self::summary::{Ending, GrownTable, ProgressiveSummary, RowCounts, TrainSummary};
 pub use self::warm_start::WarmStart;
 
 /// How a model is trained.
@@ -91,101 +91,6 @@ pub struct TrainOptions {
     pub stop: Stop,
 }
 
-/// Why training ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ending {
-    /// All epochs are done.
-    Completed,
-    /// `max_steps` are done.
-    MaxSteps,
-    /// Held-out figures got no better.
-    EarlyStopping,
-    /// [`Stop`] was raised: there is a checkpoint, and no model yet.
-    Stopped,
-}
-
-/// What a training run did.
-#[derive(Debug, Clone, Serialize)]
-pub struct TrainSummary {
-    /// Why it ended.
-    pub ended: Ending,
-    /// The step of the checkpoint that it went on from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resumed_from_step: Option<u64>,
-    /// Samples trained on, over all epochs, the mean loss, and the figures of the predictions made before each step, of
-    /// the first task. The loss is the sum of all tasks' losses, each times its weight.
-    #[serde(flatten)]
-    pub figures: Figures,
-    /// Steps taken.
-    pub steps: u64,
-    /// Figures of every task, if there are several.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub tasks: BTreeMap<String, Figures>,
-    /// The loss of every step, for runs of up to 10,000 steps.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub losses: Option<Vec<f64>>,
-    /// Dedupe factor by group; 1 with deduplication off.
-    pub dedupe_factor: BTreeMap<String, f64>,
-    /// Size of the model.
-    pub parameters: ParameterCount,
-    /// Bytes of the parameters and their optimizer state.
-    pub parameter_bytes: u64,
-    /// Time of this process's training loop, without evaluations and checkpoints.
-    pub wall_seconds: f64,
-    /// The samples of that time ÷ `wall_seconds`.
-    pub samples_per_second: f64,
-    /// The share of that time in which it waited for batches.
-    pub waiting_share: f64,
-    /// Time of evaluations during training.
-    pub evaluation_seconds: f64,
-    /// Time of checkpoints.
-    pub checkpoint_seconds: f64,
-    /// Checkpoints written by this process.
-    pub checkpoints: u64,
-    /// Largest resident set of the process, where the kernel tells.
-    pub peak_rss_bytes: Option<u64>,
-    /// The ranks that trained together.
-    pub ranks: u32,
-    /// Bytes of ids, vectors and gradients that all ranks of this process's job sent each other.
-    pub sent_bytes: SentBytes,
-    /// Where the ranks' time went in all steps of this process, if there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rank_times: Option<RankTimes>,
-    /// Figures on the evaluation partitions, if the configuration names any.
-    pub eval: Option<EvaluationSummary>,
-    /// Figures of the predictions made before each step, over this run and those whose model it trains further.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lifetime: Option<Figures>,
-    /// Figures of partitions before they were trained on.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub progressive: Option<ProgressiveSummary>,
-    /// Tables that got more rows than the model that is trained further had.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub grown_tables: Vec<GrownTable>,
-}
-
-/// Figures of partitions before they were trained on.
-#[derive(Debug, Clone, Serialize)]
-pub struct ProgressiveSummary {
-    /// Those of all partitions together, of the first task.
-    #[serde(flatten)]
-    pub figures: Figures,
-    /// Those of each.
-    pub partitions: Vec<PartitionFigures>,
-}
-
-/// A table that has more rows than before.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct GrownTable {
-    /// Its name.
-    pub table: String,
-    /// Rows before.
-    pub rows_before: u64,
-    /// Rows now.
-    pub rows: u64,
-}
-
 /// A run that can begin: everything that can be known before anything is allocated fits together.
 #[derive(Debug)]
 pub struct Prepared<'a> {
@@ -202,6 +107,7 @@ pub struct Prepared<'a> {
     partitions: Option<Vec<PartitionKey>>,
     schema: Schema,
     features: Vec<FeatureConfig>,
+    normalizers: Normalizers,
     placement: Placement,
     size: ModelSize,
 }
@@ -329,6 +235,14 @@ impl<'a> Prepared<'a> {
         };
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
+        let days = options.progressive.then(|| Day::of_partitions(keys.iter().cloned()));
+        // A model that is evaluated on days to come knows nothing of them.
+        let first_day = days.as_ref().and_then(|days| days.first()).map(Day::filter);
+        let seen = (&snapshot, first_day.as_ref().unwrap_or(&partitions));
+        let normalizers = match &earlier {
+            Some(earlier) => earlier.normalizers(config, &schema)?,
+            None => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,
+        };
         let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common };
         // Training's batches wait in memory while the model is evaluated.
         let evaluates = eval.is_some() || options.progressive;
@@ -338,8 +252,8 @@ impl<'a> Prepared<'a> {
             true => open_whatever_size(dataset, &snapshot, training.clone(), &workers)?,
             false => Reader::open(dataset, training.clone(), &workers)?,
         });
-        let progressive = options.progressive.then(|| Progressive {
-            days: Day::of_partitions(keys.iter().cloned()),
+        let progressive = days.map(|days| Progressive {
+            days,
             training: (training, workers.clone()),
             evaluation: (evaluation.clone(), workers.with_memory_limit(memory_limit)),
         });
@@ -363,6 +277,7 @@ impl<'a> Prepared<'a> {
             partitions: new_only.then_some(keys),
             schema,
             features,
+            normalizers,
             placement,
             size,
         })
@@ -398,6 +313,7 @@ impl<'a> Prepared<'a> {
         run.partitions = Some(warm_start::contents(snapshot));
         run.train_partitions = self.partitions.clone();
         run.progressive = self.options.progressive;
+        run.normalizers = self.normalizers.clone();
         self.check_ranks(out)?;
         let describe = |earlier: &Earlier| earlier.describe(&*collectives);
         run.warm_start = self.earlier.as_ref().map(describe).transpose()?;
@@ -536,7 +452,7 @@ impl<'a> Prepared<'a> {
     /// Refuses to go on with another run than `run`.
     fn check_begun(&self, begun: &Run, run: &Run, files: &Storage) -> Result<()> {
         let path = files.location();
-        begun.check_same(run, path)?;
+        // Of another snapshot much else is different.
         if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) && begun.dataset.is_some() {
             let of = |run: &Run| {
                 let (snapshot, dataset) = (run.snapshot.unwrap_or(0), run.dataset.as_deref().unwrap_or(""));
@@ -549,6 +465,7 @@ impl<'a> Prepared<'a> {
                     .to_owned(),
             });
         }
+        begun.check_same(run, path)?;
         if let Some(steps) = &self.preprocessing
             && !steps.is_stored(files)?
         {

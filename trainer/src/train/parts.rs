@@ -47,6 +47,11 @@ impl Day {
         days.into_values().map(Self::of_keys).collect()
     }
 
+    /// What chooses its partitions.
+    pub(super) fn filter(&self) -> PartitionFilter {
+        PartitionFilter::of_keys(self.keys.iter().cloned())
+    }
+
     fn of_keys(keys: Vec<PartitionKey>) -> Self {
         let time = |key: &PartitionKey| {
             let columns = key.columns().iter().filter(|(name, _)| TIME_COLUMNS.contains(&name.as_str()));
@@ -97,7 +102,7 @@ impl<'a> Parts<'a> {
     ) -> Result<Arc<Reader>> {
         let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
         let (options, workers) = how(progressive);
-        let partitions = PartitionFilter::of_keys(progressive.days[number].keys.iter().cloned());
+        let partitions = progressive.days[number].filter();
         let options = ReaderOptions { partitions, ..options.clone() };
         Ok(Arc::new(open_whatever_size(self.dataset, self.all.snapshot(), options, workers)?))
     }

@@ -40,6 +40,9 @@ pub(crate) struct Progress {
     pub(crate) stopped_early: bool,
     /// Ids of samples and of rows, by group.
     pub(crate) values: BTreeMap<String, (u64, u64)>,
+    /// Rows of tables that were evicted.
+    #[serde(default)]
+    pub(crate) evicted_rows: u64,
     /// How batches were deduplicated, and the threads: another choice sums in another order.
     pub(crate) dedupe: String,
     /// See `dedupe`.
@@ -83,6 +86,7 @@ impl Progress {
             early_stopping: EarlyStopping::default(),
             stopped_early: false,
             values: BTreeMap::new(),
+            evicted_rows: 0,
             dedupe,
             threads,
         }

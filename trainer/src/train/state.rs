@@ -2,6 +2,7 @@
 
 use safetensors::Dtype;
 
+use super::loss_watch::LossWatch;
 use crate::Result;
 use crate::checkpoint::Fault;
 use crate::checkpoint::tensor_file::{Entry, TensorFile};
@@ -24,6 +25,8 @@ pub(super) struct Sums {
     pub(super) losses: Vec<f64>,
     /// Sum of the samples' losses.
     pub(super) loss_sum: f64,
+    /// Whether the loss has jumped.
+    pub(super) loss_watch: LossWatch,
 }
 
 /// The part of a model's file with the metrics of its run and those before it.
@@ -40,6 +43,7 @@ impl Sums {
             window: metrics(),
             losses: Vec::new(),
             loss_sum: 0.0,
+            loss_watch: LossWatch::default(),
         }
     }
 
@@ -70,9 +74,11 @@ impl Sums {
     /// Everything, for a checkpoint: the metrics since the last log line of every rank, since their sums depend on the
     /// order.
     pub(super) fn entries(&self, collectives: &dyn Collectives) -> Result<Vec<Entry<'static>>> {
+        let watch = self.loss_watch.to_numbers();
         let mut entries = vec![
             Entry::owned("losses", Dtype::F64, vec![self.losses.len()], &self.losses),
             Entry::owned("loss_sum", Dtype::F64, vec![1], &[self.loss_sum]),
+            Entry::owned("loss_watch", Dtype::F64, vec![watch.len()], &watch),
         ];
         entries.extend(metric_entries("earlier", &self.earlier));
         entries.extend(metric_entries("progressive", &self.progressive));
@@ -94,6 +100,11 @@ impl Sums {
     pub(super) fn restore(&mut self, file: &TensorFile, collectives: &dyn Collectives) -> Result<(), Fault> {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;
+        // Earlier versions had none.
+        if file.info("loss_watch").is_ok() {
+            let numbers = file.read("loss_watch", Dtype::F64)?;
+            self.loss_watch = LossWatch::from_numbers(&numbers).ok_or("`loss_watch` is malformed")?;
+        }
         restore_metrics(file, "before", &mut self.before)?;
         let stored = |part: &str| {
             let prefix = format!("metrics.{part}.");

@@ -52,6 +52,8 @@ pub(super) struct Taken {
     pub(super) norm: f64,
     pub(super) samples: u64,
     pub(super) values: ValuesByGroup,
+    /// Rows of tables that were evicted after it, if any rows could be.
+    pub(super) evicted_rows: Option<u64>,
     /// Where the reader stands after the step.
     pub(super) position: Position,
 }
@@ -173,10 +175,26 @@ impl<'a> Stepper<'a> {
         let optimizer =
             TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
         self.model.update(forward, &optimizer)?;
+        let evicted_rows = self.evict()?;
         self.hear()?;
         let (loss, samples) =
             (told.iter().map(|told| told.loss).sum(), told.iter().map(|told| told.samples).sum());
-        Ok(Some(Taken { batch, logits, loss, norm, samples, values, position }))
+        Ok(Some(Taken { batch, logits, loss, norm, samples, values, evicted_rows, position }))
+    }
+
+    /// Evicts the rows of tables that were not looked up in the last `evict_after` steps, every so many steps; on all
+    /// ranks together, how many.
+    fn evict(&mut self) -> Result<Option<u64>> {
+        let after = self.config.embedding.evict_after;
+        if !after.is_some_and(|steps| self.optimizer.steps().is_multiple_of(steps)) {
+            return Ok(None);
+        }
+        let seed = self.config.train.seed;
+        let evicted = self.model.embeddings.evict(seed);
+        let collectives = self.model.embeddings.collectives();
+        let own = collectives.agree(evicted.map_err(Error::from))?;
+        let all = collectives.gather(&[own as f64])?;
+        Ok(Some(all.iter().flatten().map(|of_rank| *of_rank as u64).sum()))
     }
 
     /// Tells all ranks of this one's step: by rank, and the values by group of all together.

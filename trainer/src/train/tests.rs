@@ -46,9 +46,12 @@ full_every = 2
 bottom_mlp = [4]
 top_mlp = [4, 2]
 interaction = "dot"
+[dense]
+normalize = "quantile"
 [embedding]
 dim = 4
 rows = 50
+evict_after = 3
 [tables.history]
 pooling = "attention"
 [tables.read]
@@ -270,6 +273,55 @@ fn a_run_that_ended_early_does_not_go_on() {
     let again = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
     assert_eq!(ended(&again), (12, Ending::EarlyStopping));
     assert_eq!(runs.read("run", "metrics.jsonl"), metrics);
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// The rows of all tables of a run, in order: whether each has its initial values, and how it is used, if that is known.
+fn rows_of(runs: &Runs, name: &str) -> Vec<(bool, Option<u8>)> {
+    let run = Run::load(&runs.folder.path().join(name)).unwrap();
+    let initial = run.initial_model(&Placement::alone(&run.tables), 1, None).unwrap();
+    let file = runs.read(name, "model.safetensors");
+    let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let mut rows = Vec::new();
+    for (number, table) in initial.embeddings.tables().iter().enumerate() {
+        let tensor = |what: &str| file.tensor(&format!("tables.{}.{what}", table.name)).ok();
+        let floats = |what| floats_of(tensor(what).unwrap().data());
+        let (weights, state) = (floats("weight"), floats("accumulator"));
+        let (usage, before) = (tensor("usage"), initial.embeddings.weights(number).unwrap().unwrap());
+        rows.extend((0..state.len()).map(|row| {
+            let is_initial = weights[4 * row..][..4] == before[4 * row..][..4] && state[row] == 0.0;
+            (is_initial, usage.as_ref().map(|usage| usage.data()[row]))
+        }));
+    }
+    rows
+}
+
+#[test]
+fn rows_that_are_no_longer_looked_up_are_evicted() {
+    let mut runs = Runs::new();
+    runs.config.train.epochs = 1;
+    let summary = runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    assert_eq!(summary.steps, 7);
+    let rows = rows_of(&runs, "run");
+    assert!(rows.iter().all(|(is_initial, usage)| *is_initial == (*usage == Some(0))), "{rows:?}");
+    let changed = |rows: &[(bool, Option<u8>)]| rows.iter().filter(|(initial, _)| !initial).count() as u64;
+    let counts = summary.rows.unwrap();
+    assert_eq!(counts.in_use, changed(&rows));
+    // At the first eviction nothing had been looked up before.
+    let lines = String::from_utf8(runs.read("run", "metrics.jsonl")).unwrap();
+    let evicted = lines.lines().filter_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        Some((line["step"].as_u64()?, line["evicted_rows"].as_u64()?))
+    });
+    assert_eq!(evicted.collect::<Vec<_>>(), [(3, 0), (6, counts.evicted)]);
+    // Windows slide, so the first elements are looked up no more.
+    runs.config.embedding.evict_after = None;
+    let all = runs.train("all", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    assert_eq!((all.rows, counts.evicted > 0), (None, true));
+    assert_eq!(changed(&rows_of(&runs, "all")), counts.in_use + counts.evicted);
 }
 
 #[test]

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_ikjt::{Batches, Reader};
-use safetensors::Dtype;
 
 use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};
+use super::model_state::{optimizer_entries, restore, take_over};
 use super::parts::Parts;
 use super::progress::PartitionFigures;
 use super::state::Sums;
 use super::step::{Stepper, Taken};
-use super::{Ending, Prepared, Progress, ProgressiveSummary, TrainSummary};
+use super::{Ending, Prepared, Progress, ProgressiveSummary, RowCounts, TrainSummary};
 use crate::checkpoint::tensor_file::Entry;
-use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints, damaged};
+use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
 use crate::distributed::Collectives;
 use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged};
 use crate::metrics::{Figures, Metrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::run::{DenseFile, Run, Stored, Trained, dense_entries};
+use crate::run::{Run, Trained, dense_entries};
 use crate::stop::Stop;
 use crate::trace::{Activity, RankFigures, Watch};
 use crate::{Error, Result, TrainConfig};
@@ -330,6 +330,7 @@ impl<'a> Training<'a> {
         let (progress, sums) = (&mut self.progress, &mut self.sums);
         progress.steps += 1;
         progress.samples += taken.samples;
+        sums.loss_watch.add(progress.steps, taken.loss);
         sums.loss_sum += taken.loss * taken.samples as f64;
         if sums.losses.len() < SUMMARY_LOSSES {
             sums.losses.push(taken.loss);
@@ -342,8 +343,14 @@ impl<'a> Training<'a> {
         }
         let (step, samples) = (progress.steps, progress.samples);
         let (loss, grad_norm) = (Some(taken.loss), Some(taken.norm));
-        let line = Line { step, samples, loss, grad_norm, ..Line::default() };
-        self.log.as_mut().map_or(Ok(()), |log| log.line(&line))
+        let evicted_rows = taken.evicted_rows;
+        progress.evicted_rows += evicted_rows.unwrap_or(0);
+        let Some(log) = &mut self.log else { return Ok(()) };
+        log.line(&Line { step, samples, loss, grad_norm, evicted_rows, ..Line::default() })?;
+        match evicted_rows {
+            Some(rows) => log.scalars(step, [("tables/evicted_rows", rows as f64)]),
+            None => Ok(()),
+        }
     }
 
     /// Logs the figures since the last time.
@@ -482,6 +489,17 @@ impl<'a> Training<'a> {
         Ok((trained, entries))
     }
 
+    /// Rows of tables that are in use and that were evicted, if rows are. Every rank calls it.
+    fn row_counts(&self) -> Result<Option<RowCounts>> {
+        if self.config.embedding.evict_after.is_none() {
+            return Ok(None);
+        }
+        let own = self.stepper.model.embeddings.rows_in_use() as f64;
+        let all = self.collectives().gather(&[own])?;
+        let in_use = all.iter().flatten().map(|of_rank| *of_rank as u64).sum();
+        Ok(Some(RowCounts { in_use, evicted: self.progress.evicted_rows }))
+    }
+
     /// What was done.
     pub(super) fn summary(
         &self,
@@ -509,6 +527,8 @@ impl<'a> Training<'a> {
             steps: progress.steps,
             tasks: by_task(&metrics),
             losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),
+            loss_jump: sums.loss_watch.jump(),
+            rows: self.row_counts()?,
             dedupe_factor: progress.dedupe_factor(),
             parameters,
             parameter_bytes: parameters.bytes(),
@@ -528,60 +548,6 @@ impl<'a> Training<'a> {
             eval,
         })
     }
-}
-
-/// Puts everything back: parameters, optimizer state, metrics.
-fn restore(
-    checkpoint: &Checkpoint<Progress>,
-    model: &mut Model,
-    optimizer: &mut DenseOptimizer,
-    sums: &mut Sums,
-) -> Result<()> {
-    checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
-    restore_dense(&checkpoint.dense()?, checkpoint.progress().optimizer_steps, model, optimizer)?;
-    let restored = sums.restore(&checkpoint.state()?, &**model.embeddings.collectives());
-    let hint = "the checkpoint is damaged; remove its directory to resume from the one before it";
-    restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
-}
-
-/// Puts the dense part back, with its optimizer's state after `steps` steps. Both optimizers have taken every step.
-fn restore_dense(
-    dense: &DenseFile,
-    steps: u64,
-    model: &mut Model,
-    optimizer: &mut DenseOptimizer,
-) -> Result<()> {
-    model.embeddings.set_steps(steps);
-    dense.restore(model)?;
-    optimizer
-        .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))
-}
-
-/// Takes over a model that is trained further. Its tables may have fewer rows: new ones keep their initial values.
-fn take_over(
-    location: &Path,
-    stored: &Stored,
-    model: &mut Model,
-    optimizer: &mut DenseOptimizer,
-    sums: &mut Sums,
-) -> Result<()> {
-    stored.tables.restore_grown(&mut model.embeddings)?;
-    model.embeddings.clear_touched();
-    restore_dense(&stored.dense, stored.trained.optimizer_steps, model, optimizer)?;
-    sums.take_earlier(&stored.metrics).map_err(|fault| damaged(location, fault))
-}
-
-/// The dense optimizer's state, for a file.
-fn optimizer_entries(optimizer: &DenseOptimizer) -> Vec<Entry<'static>> {
-    let entries = optimizer.state().map(|(parameter, state, values)| {
-        Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
-    });
-    entries.collect()
-}
-
-/// The name of a part of the dense optimizer's state in a file.
-fn state_name(parameter: &str, state: &str) -> String {
-    format!("optimizer.{parameter}.{state}")
 }
 
 impl Clock {

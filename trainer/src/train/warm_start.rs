@@ -8,7 +8,9 @@ use onefold_sharding::{FeatureConfig, IdPolicy, TableConfig, tables_of};
 
 use super::GrownTable;
 use crate::checkpoint::CheckpointChoice;
+use crate::config::Normalization;
 use crate::distributed::Collectives;
+use crate::normalize::{Normalizer, Normalizers};
 use crate::preprocess::Preprocessing;
 use crate::run::{Run, Stored, WarmStarted, absolute};
 use crate::{Error, Result, TrainConfig};
@@ -82,6 +84,25 @@ impl Earlier {
             return Err(self.refused("its model was trained with other preprocessing".to_owned(), hint));
         }
         self.check_tables(features)
+    }
+
+    /// How its model normalizes dense features, unless `config` asks for something else.
+    pub(super) fn normalizers(&self, config: &TrainConfig, schema: &Schema) -> Result<Normalizers> {
+        let known = &self.run.normalizers;
+        let of = |name: &str| known.get(name).map_or(Normalization::None, Normalizer::normalization);
+        for name in &schema.dense {
+            if let Some(asked) = config.dense.of_feature(name).filter(|asked| *asked != of(name)) {
+                return Err(self.refused(
+                    format!(
+                        "its model normalizes `{name}` by `{}`, and `{}` asks for `{asked}`",
+                        of(name),
+                        config.path().display()
+                    ),
+                    "leave out `normalize` under `[dense]` to go on as before, or train a new model",
+                ));
+            }
+        }
+        Ok(known.clone())
     }
 
     fn check_tables(&self, features: &[FeatureConfig]) -> Result<()> {

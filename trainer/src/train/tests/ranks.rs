@@ -43,6 +43,7 @@ interaction = "dot"
 [embedding]
 dim = 4
 rows = 50
+evict_after = 4
 [tables.history]
 pooling = "attention"
 [tables.read]
@@ -228,7 +229,7 @@ impl Jobs {
             };
             assert_eq!(same(other), same(&summaries[0]), "all ranks end alike");
             let figures =
-                |summary: &TrainSummary| summary.eval.as_ref().map(EvaluationSummary::without_times);
+                |summary: &TrainSummary| summary.eval.as_ref().map(crate::EvaluationSummary::without_times);
             let figures =
                 [other, &summaries[0]].map(|summary| serde_json::to_value(figures(summary)).unwrap());
             assert_eq!(figures[0], figures[1], "figures are global");

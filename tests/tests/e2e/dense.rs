@@ -1,0 +1,142 @@
+//! Dense features are normalized by the statistics of the training samples, wherever the model goes.
+
+use onefold_tests::Dir;
+use serde_json::Value;
+
+use crate::logs::write_logs;
+
+const RUN: &str = "onefold-train run logs/train.toml --threads 2 --data dataset";
+
+fn with_dataset(dense: &str) -> Dir {
+    let dir = Dir::new();
+    write_logs(&dir);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset --buckets 2").works();
+    dir.append("logs/train.toml", dense);
+    dir
+}
+
+fn json(dir: &Dir, file: &str) -> Value {
+    serde_json::from_str(&dir.text(file)).unwrap()
+}
+
+/// How a run normalizes `age`.
+fn normalizer(dir: &Dir, run: &str) -> Value {
+    json(dir, &format!("{run}/run.json"))["normalizers"]["age"].clone()
+}
+
+/// The ages of the training samples: those of the users of requests 1 to 8 and 11.
+const AGES: [f64; 9] = [30.5, 30.5, 30.5, 30.5, 31.0, 31.0, 31.0, 31.0, 32.0];
+
+#[track_caller]
+fn assert_close(found: &Value, expected: f64) {
+    let found = found.as_f64().unwrap();
+    assert!((found - expected).abs() < 1e-6 * expected.abs(), "{found}, not {expected}");
+}
+
+fn moments(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    (mean, (values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count).sqrt())
+}
+
+#[test]
+fn the_statistics_are_those_of_the_training_partitions() {
+    let dir = with_dataset("");
+    let trained = dir.command(&format!("{RUN} --out run")).json();
+    let (mean, deviation) = moments(&AGES);
+    let age = normalizer(&dir, "run");
+    assert_eq!(age["normalize"], "standard");
+    assert_close(&age["mean"], mean);
+    assert_close(&age["deviation"], deviation);
+    // What uses the model uses the same numbers.
+    let evaluated = dir.command("onefold-train eval run --data dataset").json();
+    assert_eq!(evaluated["loss"], trained["eval"]["loss"]);
+    dir.command("onefold-train export run --out exported").works();
+    assert_eq!(json(&dir, "exported/export.json")["normalizers"]["age"], age);
+    // The raw feature would give another model.
+    dir.append("logs/train.toml", "\n[dense.features]\nage = \"none\"\n");
+    let raw = dir.command(&format!("{RUN} --out raw")).json();
+    assert_eq!(normalizer(&dir, "raw"), Value::Null);
+    assert_ne!(raw["eval"]["loss"], trained["eval"]["loss"]);
+    dir.set("logs/train.toml", "age", "\"log1p\"");
+    dir.command(&format!("{RUN} --out logarithms")).works();
+    let (mean, deviation) = moments(&AGES.map(|age| f64::from(age as f32).ln_1p()));
+    assert_close(&normalizer(&dir, "logarithms")["mean"], mean);
+    assert_close(&normalizer(&dir, "logarithms")["deviation"], deviation);
+    dir.set("logs/train.toml", "age", "\"quantile\"");
+    dir.command(&format!("{RUN} --out quantiles")).works();
+    let quantiles = normalizer(&dir, "quantiles")["quantiles"].clone();
+    let quantiles = quantiles.as_array().unwrap();
+    assert_eq!((quantiles.len(), &quantiles[0], &quantiles[16]), (17, &30.5.into(), &32.0.into()));
+    // One run does not go on as another.
+    dir.command(&format!("{RUN} --out raw --resume")).fails(&["another `[dense]`"]);
+}
+
+#[test]
+fn a_model_that_is_trained_further_keeps_its_numbers() {
+    let dir = with_dataset("\n[dense]\nnormalize = \"log1p\"\n");
+    dir.edit("logs/train.toml", "eval = \"split=holdout\"\n", "");
+    dir.set("logs/train.toml", "batch_size", "2");
+    dir.set("logs/train.toml", "train", "\"split=train,hour<11\"");
+    dir.command(&format!("{RUN} --out monday")).works();
+    dir.set("logs/train.toml", "train", "\"split=train,hour>=11\"");
+    let warm = format!("{RUN} --warm-start monday --out");
+    dir.command(&format!("{warm} tuesday")).works();
+    assert_ne!(normalizer(&dir, "monday"), Value::Null);
+    assert_eq!(normalizer(&dir, "tuesday"), normalizer(&dir, "monday"));
+    dir.edit("logs/train.toml", "[dense]\nnormalize = \"log1p\"\n", "");
+    dir.command(&format!("{warm} same")).works();
+    assert_eq!(normalizer(&dir, "same"), normalizer(&dir, "monday"));
+    dir.append("logs/train.toml", "\n[dense]\nnormalize = \"standard\"\n");
+    dir.command(&format!("{warm} other")).fails(&[
+        "its model normalizes `age` by `log1p`",
+        "asks for `standard`",
+        "leave out `normalize`",
+    ]);
+    // A model that is evaluated on days to come knows only the first.
+    dir.set("logs/train.toml", "train", "\"split=train\"");
+    dir.command(&format!("{RUN} --out days --progressive")).works();
+    // Requests 1, 2, 3, 5, 6, 7 and 11, whose sessions begin in the first hour.
+    assert_close(&normalizer(&dir, "days")["mean"], moments(&[30.5, 30.5, 30.5, 31.0, 31.0, 31.0, 32.0]).0);
+}
+
+#[test]
+fn what_cannot_be_normalized_is_an_error() {
+    let dir = with_dataset("\n[dense.features]\nagee = \"log1p\"\n");
+    dir.command(&format!("{RUN} --out run"))
+        .fails(&["`[dense.features]` has `agee`, which is no dense feature", "`age`"]);
+    dir.edit("logs/train.toml", "agee = \"log1p\"", "age = \"z-score\"");
+    dir.command(&format!("{RUN} --out run")).fails(&["unknown variant `z-score`", "standard", "log1p"]);
+    dir.edit("logs/train.toml", "age = \"z-score\"", "age = \"quantile\"");
+    // Of what a step makes of it nothing is known.
+    dir.write("logs/steps.toml", "format_version = 1\n[[step]]\nop = \"log1p\"\ninputs = [\"age\"]\n");
+    dir.edit("logs/train.toml", "label = \"clicked\"", "label = \"clicked\"\npreprocess = \"steps.toml\"");
+    dir.command(&format!("{RUN} --out run")).fails(&[
+        "`age` cannot be normalized by `quantile`, because a step of the preprocessing makes or changes it",
+        "`age = \"none\"`",
+    ]);
+    dir.edit("logs/train.toml", "[dense.features]\nage = \"quantile\"\n", "");
+    dir.command(&format!("{RUN} --out run")).works();
+    assert_eq!(normalizer(&dir, "run"), Value::Null);
+    // A copy that a step changes leaves the feature as it was.
+    dir.append("logs/steps.toml", "output = \"log_age\"\n");
+    dir.command(&format!("{RUN} --out copied")).works();
+    assert_eq!(normalizer(&dir, "copied")["normalize"], "standard");
+    assert_eq!(json(&dir, "copied/run.json")["normalizers"].as_object().unwrap().len(), 1);
+}
+
+/// Datasets of earlier versions have no such statistics.
+#[test]
+fn a_dataset_without_statistics_is_told() {
+    let dir = with_dataset("");
+    let newest = "dataset/snapshots/00000001.json";
+    let mut snapshot = json(&dir, newest);
+    for partition in snapshot["partitions"].as_array_mut().unwrap() {
+        assert!(partition.as_object_mut().unwrap().remove("dense").is_some(), "{partition}");
+    }
+    dir.write(newest, snapshot.to_string());
+    dir.command(&format!("{RUN} --out run")).works();
+    assert_eq!(normalizer(&dir, "run"), Value::Null);
+    dir.append("logs/train.toml", "\n[dense]\nnormalize = \"standard\"\n");
+    dir.command(&format!("{RUN} --out other")).fails(&["built without statistics", "build it again"]);
+}

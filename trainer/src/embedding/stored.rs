@@ -1,0 +1,215 @@
+//! What a checkpoint holds of the tables: reading and writing it, and which rows are in use.
+
+use std::io;
+
+use onefold_sharding::{DataType, TableConfig};
+use safetensors::Dtype;
+
+use super::shard::{Buffer, RowSet, Shard};
+use super::usage::Usage;
+use super::{Embeddings, Store, table, update};
+use crate::config::TableOptimizerConfig;
+use crate::kernels::element::Elements;
+
+/// A shard's buffers by number.
+const WEIGHTS: usize = 0;
+const STATE: usize = 1;
+const AFTER_STATE: usize = 2;
+/// How rows are used, behind the optimizer's state.
+const USAGE: Buffer = Buffer { name: "usage", dtype: Dtype::U8, columns: 1, by_column: false };
+/// Rows whose initial values are in memory together.
+const EVICTED_AT_ONCE: usize = 1 << 16;
+
+impl Embeddings {
+    /// The same tables, whose checkpoints hold how rows are used: [`evict`](Self::evict) goes on from them.
+    #[must_use]
+    pub(crate) fn storing_usage(self) -> Self {
+        Self { stores_usage: true, ..self }
+    }
+
+    /// Gives the rows of this rank that were looked up before the last eviction, and not since, the initial values from
+    /// `seed` and an optimizer state of zero. Returns how many there were, on all ranks together each row of a table
+    /// once. The next eviction looks at what is looked up from now on.
+    ///
+    /// # Errors
+    ///
+    /// The error of writing to a device.
+    pub(crate) fn evict(&mut self, seed: u64) -> io::Result<u64> {
+        let mut count = 0;
+        for number in (0..self.shards.len()).filter(|number| self.holds(*number)).collect::<Vec<_>>() {
+            let rows = self.usage_mut(number).evict();
+            count += if self.counts_rows_of(number) { rows.len() as u64 } else { 0 };
+            let shard = self.shards[number].clone();
+            let config = self.layout.tables[shard.table].clone();
+            let state = self.buffers(number)[STATE].row_bytes();
+            for rows in rows.chunks(EVICTED_AT_ONCE) {
+                let mut values = &table::initial_rows(&config, seed, &shard, rows)[..];
+                self.write(number, WEIGHTS, RowSet::Chosen(rows), &mut |target| {
+                    let (first, rest) = values.split_at(target.len());
+                    target.copy_from_slice(first);
+                    values = rest;
+                    Ok(())
+                })?;
+                if state > 0 {
+                    self.write(number, STATE, RowSet::Chosen(rows), &mut |target| {
+                        target.fill(0);
+                        Ok(())
+                    })?;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Rows of this rank that were looked up and not evicted since; on all ranks together each row of a table once.
+    pub(crate) fn rows_in_use(&self) -> u64 {
+        let own = (0..self.shards.len()).filter(|number| self.holds(*number) && self.counts_rows_of(*number));
+        own.map(|number| self.usage(number, Usage::in_use)).sum()
+    }
+
+    /// Of shards with the same rows, replicas and columns, whether this is the first.
+    fn counts_rows_of(&self, number: usize) -> bool {
+        let same_rows = |a: &Shard, b: &Shard| (a.table, &a.rows) == (b.table, &b.rows);
+        !self.shards[..number].iter().any(|other| same_rows(other, &self.shards[number]))
+    }
+
+    fn usage<T>(&self, shard: usize, look: impl FnOnce(&Usage) -> T) -> T {
+        match &self.store {
+            Store::Host(store) => look(store.usage(shard)),
+            Store::Device(store) => look(&store.usage(shard)),
+        }
+    }
+
+    fn usage_mut(&mut self, shard: usize) -> &mut Usage {
+        match &mut self.store {
+            Store::Host(store) => store.usage_mut(shard),
+            Store::Device(store) => store.usage_mut(shard),
+        }
+    }
+
+    /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that
+    /// this rank [holds](Self::holds).
+    pub(crate) fn touched(&self, shard: usize) -> Vec<u32> {
+        self.usage(shard, Usage::touched)
+    }
+
+    /// Counts rows of a shard as changed.
+    pub(crate) fn touch(&mut self, shard: usize, rows: &[u32]) {
+        self.usage_mut(shard).touch(rows);
+    }
+
+    /// Counts no row as changed.
+    pub(crate) fn clear_touched(&mut self) {
+        for number in 0..self.shards.len() {
+            if self.holds(number) {
+                self.usage_mut(number).clear_touched();
+            }
+        }
+    }
+
+    /// All that a checkpoint holds of a shard, by its number, the weights first.
+    pub fn buffers(&self, shard: usize) -> Vec<Buffer> {
+        let mut buffers = match &self.store {
+            Store::Host(store) => store.buffers(shard),
+            Store::Device(store) => store.buffers(shard),
+        };
+        buffers.extend(self.stores_usage.then_some(USAGE));
+        buffers
+    }
+
+    /// Reads rows of a shard's buffer, both by number; the shard is one that this rank [holds](Self::holds). `sink`
+    /// gets the rows in order, as many at a time as stand together in memory.
+    ///
+    /// # Errors
+    ///
+    /// The first error of `sink`, or of reading from a device.
+    pub fn read(
+        &self,
+        shard: usize,
+        buffer: usize,
+        rows: RowSet<'_>,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if buffer == AFTER_STATE {
+            return sink(&self.usage(shard, |usage| usage.bytes(self.numbers(shard, rows))));
+        }
+        match &self.store {
+            Store::Host(store) => store.read(shard, buffer, rows, sink),
+            Store::Device(store) => store.read(shard, buffer, rows, sink),
+        }
+    }
+
+    /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in
+    /// memory.
+    ///
+    /// # Errors
+    ///
+    /// The first error of `source`, or of writing to a device.
+    pub fn write(
+        &mut self,
+        shard: usize,
+        buffer: usize,
+        rows: RowSet<'_>,
+        source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if buffer == AFTER_STATE {
+            let rows = self.numbers(shard, rows);
+            let mut bytes = vec![0; rows.len()];
+            source(&mut bytes)?;
+            self.usage_mut(shard).set_bytes(rows, &bytes);
+            return Ok(());
+        }
+        match &mut self.store {
+            Store::Host(store) => store.write(shard, buffer, rows, source),
+            Store::Device(store) => store.write(shard, buffer, rows, source),
+        }
+    }
+
+    /// The numbers of rows of a shard.
+    fn numbers(&self, shard: usize, rows: RowSet<'_>) -> Vec<u32> {
+        let all = &self.shards[shard].rows;
+        match rows {
+            RowSet::All => (0..(all.end - all.start) as u32).collect(),
+            RowSet::First(rows) => (0..rows as u32).collect(),
+            RowSet::Chosen(rows) => rows.to_vec(),
+        }
+    }
+
+    /// The weights of a table that is whole on this rank, `[rows, dim]`; `None` if it is not.
+    ///
+    /// # Errors
+    ///
+    /// The error of reading from a device.
+    pub fn weights(&self, table: usize) -> io::Result<Option<Vec<f32>>> {
+        let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
+        let mut bytes = Vec::new();
+        self.read(shard, 0, RowSet::All, &mut |part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(Some(widened(self.layout.tables[table].dtype, &bytes)))
+    }
+}
+
+/// What a file holds of a whole table, with how rows are used or without.
+pub(crate) fn whole_buffers(
+    config: &TableConfig,
+    optimizer: &TableOptimizerConfig,
+    with_usage: bool,
+) -> Vec<Buffer> {
+    let dim = config.dim as usize;
+    let mut buffers = table::shard_buffers(config, dim, update::rule(optimizer, 1).state_width(dim));
+    buffers.extend(with_usage.then_some(USAGE));
+    buffers
+}
+
+/// Stored weights as floats.
+pub(super) fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
+    // The bytes may stand anywhere in a buffer.
+    let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>();
+    match dtype {
+        DataType::Fp32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        DataType::Bf16 => Elements::Bf16(&halves()).to_f32(),
+        DataType::Fp16 => Elements::Fp16(&halves()).to_f32(),
+    }
+}

@@ -1,0 +1,190 @@
+//! Which rows of a shard are in use, and which changed since its table was last stored whole.
+
+/// The value of a row in [`Usage::bytes`] that was looked up since the last eviction.
+const RECENT: u8 = 1;
+/// The bit of a row that had been looked up before the last eviction, and stayed.
+pub(crate) const EARLIER: u8 = 2;
+
+/// Three sets of rows, a bit per row and set.
+#[derive(Debug, Clone)]
+pub(super) struct Usage {
+    touched: Bits,
+    recent: Bits,
+    earlier: Bits,
+}
+
+impl Usage {
+    /// Of `rows` rows that nobody has looked up.
+    pub(super) fn new(rows: u64) -> Self {
+        let none = Bits(vec![0; rows.div_ceil(64) as usize]);
+        Self { touched: none.clone(), recent: none.clone(), earlier: none }
+    }
+
+    /// Counts rows as looked up, and so as changed.
+    pub(super) fn look_up(&mut self, rows: impl IntoIterator<Item = u32>) {
+        for row in rows {
+            self.touched.add(row);
+            self.recent.add(row);
+        }
+    }
+
+    /// Counts rows as changed.
+    pub(super) fn touch(&mut self, rows: &[u32]) {
+        rows.iter().for_each(|row| self.touched.add(*row));
+    }
+
+    /// Counts no row as changed.
+    pub(super) fn clear_touched(&mut self) {
+        self.touched.0.fill(0);
+    }
+
+    /// The rows that changed since the last [`clear_touched`](Self::clear_touched), ascending.
+    pub(super) fn touched(&self) -> Vec<u32> {
+        self.touched.rows()
+    }
+
+    /// Rows that were looked up and not evicted since.
+    pub(super) fn in_use(&self) -> u64 {
+        let words = self.recent.0.iter().zip(&self.earlier.0);
+        words.map(|(recent, earlier)| u64::from((recent | earlier).count_ones())).sum()
+    }
+
+    /// Takes out the rows that were not looked up since the last time, and gives them, ascending. All rows in use count
+    /// as changed: what is stored of their usage did.
+    pub(super) fn evict(&mut self) -> Vec<u32> {
+        let mut evicted = Bits(Vec::with_capacity(self.recent.0.len()));
+        let sets = self.touched.0.iter_mut().zip(&mut self.recent.0).zip(&mut self.earlier.0);
+        for ((touched, recent), earlier) in sets {
+            *touched |= *recent | *earlier;
+            evicted.0.push(*earlier & !*recent);
+            *earlier = std::mem::take(recent);
+        }
+        evicted.rows()
+    }
+
+    /// How rows are used, a byte each: what a checkpoint holds.
+    pub(super) fn bytes(&self, rows: impl IntoIterator<Item = u32>) -> Vec<u8> {
+        let bit = |set: &Bits, row, bit| if set.has(row) { bit } else { 0 };
+        rows.into_iter()
+            .map(|row| bit(&self.recent, row, RECENT) | bit(&self.earlier, row, EARLIER))
+            .collect()
+    }
+
+    /// Puts back what [`bytes`](Self::bytes) gave.
+    pub(super) fn set_bytes(&mut self, rows: impl IntoIterator<Item = u32>, bytes: &[u8]) {
+        for (row, byte) in rows.into_iter().zip(bytes) {
+            self.recent.set(row, byte & RECENT != 0);
+            self.earlier.set(row, byte & EARLIER != 0);
+        }
+    }
+}
+
+/// A set of rows.
+#[derive(Debug, Clone)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn add(&mut self, row: u32) {
+        self.0[row as usize / 64] |= 1 << (row % 64);
+    }
+
+    fn has(&self, row: u32) -> bool {
+        self.0[row as usize / 64] >> (row % 64) & 1 != 0
+    }
+
+    fn set(&mut self, row: u32, is_in: bool) {
+        self.0[row as usize / 64] &= !(1 << (row % 64));
+        if is_in {
+            self.add(row);
+        }
+    }
+
+    /// The rows, ascending.
+    fn rows(&self) -> Vec<u32> {
+        let rows = self.0.iter().enumerate().flat_map(|(i, word)| {
+            let mut word = *word;
+            std::iter::from_fn(move || {
+                let bit = (word != 0).then(|| word.trailing_zeros())?;
+                word &= word - 1;
+                Some(i as u32 * 64 + bit)
+            })
+        });
+        rows.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROWS: u32 = 150;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        LookUp(Vec<u32>),
+        Touch(Vec<u32>),
+        ClearTouched,
+        Evict,
+        Store,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let rows = || prop::collection::vec(0..ROWS, 0..20);
+        prop_oneof![
+            4 => rows().prop_map(Step::LookUp),
+            1 => rows().prop_map(Step::Touch),
+            1 => Just(Step::ClearTouched),
+            2 => Just(Step::Evict),
+            1 => Just(Step::Store),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn rows_that_are_not_looked_up_are_evicted(steps in prop::collection::vec(step(), 0..40)) {
+            let mut usage = Usage::new(u64::from(ROWS));
+            let mut touched = BTreeSet::new();
+            // By row: evictions since it was looked up.
+            let mut ages: Vec<Option<u32>> = vec![None; ROWS as usize];
+            for step in steps {
+                match step {
+                    Step::LookUp(rows) => {
+                        touched.extend(&rows);
+                        rows.iter().for_each(|row| ages[*row as usize] = Some(0));
+                        usage.look_up(rows);
+                    }
+                    Step::Touch(rows) => {
+                        touched.extend(&rows);
+                        usage.touch(&rows);
+                    }
+                    Step::ClearTouched => {
+                        touched.clear();
+                        usage.clear_touched();
+                    }
+                    Step::Evict => {
+                        let in_use = |row: &u32| ages[*row as usize].is_some();
+                        touched.extend((0..ROWS).filter(in_use));
+                        let old = |row: &u32| ages[*row as usize] == Some(1);
+                        let expected: Vec<u32> = (0..ROWS).filter(old).collect();
+                        prop_assert_eq!(usage.evict(), expected);
+                        for age in &mut ages {
+                            *age = age.and_then(|age| (age == 0).then_some(1));
+                        }
+                    }
+                    Step::Store => {
+                        let mut restored = Usage::new(u64::from(ROWS));
+                        restored.set_bytes(0..ROWS, &usage.bytes(0..ROWS));
+                        restored.touch(&usage.touched());
+                        usage = restored;
+                    }
+                }
+                prop_assert_eq!(usage.touched(), touched.iter().copied().collect::<Vec<_>>());
+                prop_assert_eq!(usage.in_use(), ages.iter().flatten().count() as u64);
+            }
+        }
+    }
+}

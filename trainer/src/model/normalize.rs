@@ -1,0 +1,204 @@
+//! The normalization of dense features, before the bottom MLP.
+
+use onefold_datasets::DENSE_QUANTILES;
+use tch::{Device, Kind, Tensor};
+
+use crate::normalize::{Normalizer, Normalizers};
+
+/// Normalizes the dense features of a batch, all at once, where the model is.
+#[derive(Debug)]
+pub(super) struct NormalizationLayer {
+    /// Which features are logarithms, `[D]`; `None` if none is.
+    logarithms: Option<Tensor>,
+    /// What is subtracted from each, `[D]`; 0 for features that stay as they are.
+    shift: Tensor,
+    /// What each is multiplied by then, `[D]`.
+    scale: Tensor,
+    quantiles: Option<Quantiles>,
+}
+
+/// Features that are normalized by quantiles.
+#[derive(Debug)]
+struct Quantiles {
+    /// Which they are, `[Q]`.
+    columns: Tensor,
+    /// Where each piece between two quantiles begins, `[Q, pieces]`.
+    starts: Tensor,
+    /// How long it is; 1 where it has no length.
+    lengths: Tensor,
+    /// Which pieces have no length.
+    steps: Tensor,
+}
+
+impl NormalizationLayer {
+    /// For the dense features of a schema, in order; `None` if all stay as they are.
+    pub(super) fn new(dense: &[String], normalizers: &Normalizers, device: Device) -> Option<Self> {
+        let of = |name: &String| normalizers.get(name);
+        if dense.iter().all(|name| of(name).is_none()) {
+            return None;
+        }
+        let linear = |name: &String| match of(name) {
+            Some(Normalizer::Standard { mean, deviation } | Normalizer::Log1p { mean, deviation }) => {
+                (*mean, 1.0 / deviation)
+            }
+            Some(Normalizer::Quantile { .. }) | None => (0.0, 1.0),
+        };
+        let (shift, scale): (Vec<f32>, Vec<f32>) = dense.iter().map(linear).unzip();
+        let logarithms: Vec<bool> =
+            dense.iter().map(|name| matches!(of(name), Some(Normalizer::Log1p { .. }))).collect();
+        let has_logarithms = logarithms.contains(&true);
+        let on_device = |tensor: Tensor| tensor.to_device(device);
+        Some(Self {
+            logarithms: has_logarithms.then(|| on_device(Tensor::from_slice(&logarithms))),
+            shift: on_device(Tensor::from_slice(&shift)),
+            scale: on_device(Tensor::from_slice(&scale)),
+            quantiles: Quantiles::new(dense, normalizers, device),
+        })
+    }
+
+    /// `[B, D]` from `[B, D]`.
+    pub(super) fn forward(&self, dense: &Tensor) -> Tensor {
+        tch::no_grad(|| {
+            let logarithms = self.logarithms.as_ref();
+            let values = match logarithms {
+                Some(which) => (dense.sign() * dense.abs().log1p()).where_self(which, dense),
+                None => dense.shallow_clone(),
+            };
+            let values = (values - &self.shift) * &self.scale;
+            match &self.quantiles {
+                Some(quantiles) => values.index_copy(1, &quantiles.columns, &quantiles.forward(dense)),
+                None => values,
+            }
+        })
+    }
+}
+
+impl Quantiles {
+    fn new(dense: &[String], normalizers: &Normalizers, device: Device) -> Option<Self> {
+        let by_quantiles = |(column, name)| match normalizers.get(name) {
+            Some(Normalizer::Quantile { quantiles }) => Some((column as i64, quantiles)),
+            _ => None,
+        };
+        let chosen: Vec<(i64, &[f32; DENSE_QUANTILES])> =
+            dense.iter().enumerate().filter_map(by_quantiles).collect();
+        if chosen.is_empty() {
+            return None;
+        }
+        let columns: Vec<i64> = chosen.iter().map(|(column, _)| *column).collect();
+        let all: Vec<f32> = chosen.iter().flat_map(|(_, quantiles)| *quantiles).copied().collect();
+        let pieces = DENSE_QUANTILES as i64 - 1;
+        let all = Tensor::from_slice(&all).view([chosen.len() as i64, pieces + 1]).to_device(device);
+        let starts = all.narrow(1, 0, pieces).contiguous();
+        let lengths = all.narrow(1, 1, pieces) - &starts;
+        let steps = lengths.eq(0.0);
+        let lengths = lengths.masked_fill(&steps, 1.0);
+        Some(Self { columns: Tensor::from_slice(&columns).to_device(device), starts, lengths, steps })
+    }
+
+    /// `[B, Q]` from all dense features.
+    fn forward(&self, dense: &Tensor) -> Tensor {
+        let values = dense.index_select(1, &self.columns).unsqueeze(2);
+        // How much of each piece is below the value; half of one without length that lies there.
+        let along = ((&values - &self.starts) / &self.lengths).clamp(0.0, 1.0);
+        let above = values.gt_tensor(&self.starts).to_kind(Kind::Float);
+        let step = (above + values.ge_tensor(&self.starts).to_kind(Kind::Float)) * 0.5;
+        let share = step.where_self(&self.steps, &along).mean_dim(2, false, Kind::Float);
+        // Of a feature that had one value in training, no piece passes a NaN on.
+        let share = share.masked_fill(&values.squeeze_dim(2).isnan(), f64::NAN);
+        (share * 2.0 - 1.0) * 3.0_f64.sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tensors;
+
+    /// By the definitions, in double precision.
+    fn naive(normalizer: Option<&Normalizer>, x: f32) -> f64 {
+        let x = f64::from(x);
+        match normalizer {
+            None => x,
+            Some(Normalizer::Standard { mean, deviation }) => (x - f64::from(*mean)) / f64::from(*deviation),
+            Some(Normalizer::Log1p { mean, deviation }) => {
+                (x.abs().ln_1p().copysign(x) - f64::from(*mean)) / f64::from(*deviation)
+            }
+            Some(Normalizer::Quantile { quantiles }) => {
+                // The middle of the shares at which the distribution takes this value.
+                let quantiles = quantiles.map(f64::from);
+                let at = |q: usize| q as f64 / (DENSE_QUANTILES - 1) as f64;
+                let (below, up_to) =
+                    (quantiles.partition_point(|q| *q < x), quantiles.partition_point(|q| *q <= x));
+                let share = if below < up_to {
+                    (at(below) + at(up_to - 1)) / 2.0
+                } else if below == 0 {
+                    0.0
+                } else if below == DENSE_QUANTILES {
+                    1.0
+                } else {
+                    let (from, to) = (quantiles[below - 1], quantiles[below]);
+                    at(below - 1) + (x - from) / (to - from) / (DENSE_QUANTILES - 1) as f64
+                };
+                3.0_f64.sqrt() * (2.0 * share - 1.0)
+            }
+        }
+    }
+
+    fn normalizer() -> impl Strategy<Value = Option<Normalizer>> {
+        let moments = || (-50.0..50.0_f32, 0.1..30.0_f32);
+        // Few values, so that some are equal.
+        let quantiles = prop::collection::vec((-6..6_i8).prop_map(|q| f32::from(q) * 1.5), DENSE_QUANTILES);
+        prop_oneof![
+            Just(None),
+            moments().prop_map(|(mean, deviation)| Some(Normalizer::Standard { mean, deviation })),
+            moments().prop_map(|(mean, deviation)| Some(Normalizer::Log1p { mean, deviation })),
+            quantiles.prop_map(|mut quantiles| {
+                quantiles.sort_by(f32::total_cmp);
+                Some(Normalizer::Quantile { quantiles: quantiles.try_into().unwrap() })
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn features_are_normalized_as_defined(
+            normalizers in prop::collection::vec(normalizer(), 1..6),
+            values in prop::collection::vec(prop_oneof![-9..9_i8, Just(0)], 0..60),
+        ) {
+            let names: Vec<String> = (0..normalizers.len()).map(|i| format!("x{i}")).collect();
+            let by_name = names.iter().cloned().zip(&normalizers);
+            let known = by_name.filter_map(|(name, normalizer)| Some((name, normalizer.clone()?)));
+            let layer = NormalizationLayer::new(&names, &known.collect(), Device::Cpu);
+            prop_assert_eq!(layer.is_none(), normalizers.iter().all(Option::is_none));
+            let Some(layer) = layer else { return Ok(()) };
+            // Halves of the quantiles' distance, and the quantiles themselves.
+            let values: Vec<f32> = values.into_iter().map(|x| f32::from(x) * 0.75).collect();
+            let width = names.len();
+            let size = values.len() / width;
+            let input = tensors::from_f32(&values[..size * width], &[size as i64, width as i64]);
+            let found = tensors::to_vec(&layer.forward(&input));
+            for (place, (found, x)) in found.iter().zip(&values).enumerate() {
+                let expected = naive(normalizers[place % width].as_ref(), *x);
+                prop_assert!((f64::from(*found) - expected).abs() <= 1e-5 * (1.0 + expected.abs()),
+                    "{x} by {:?}: {found}, not {expected}", normalizers[place % width]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        let quantiles = std::array::from_fn(|i| [0.0, 1.0][usize::from(i > 8)]);
+        let normalizers = [
+            ("a", Normalizer::Standard { mean: 1.0, deviation: 2.0 }),
+            ("b", Normalizer::Log1p { mean: 1.0, deviation: 2.0 }),
+            ("c", Normalizer::Quantile { quantiles }),
+        ];
+        let names = normalizers.each_ref().map(|(name, _)| (*name).to_owned());
+        let known = normalizers.into_iter().map(|(name, by)| (name.to_owned(), by)).collect();
+        let layer = NormalizationLayer::new(&names, &known, Device::Cpu).unwrap();
+        let found = layer.forward(&tensors::from_f32(&[f32::NAN; 3], &[1, 3]));
+        assert!(tensors::to_vec(&found).iter().all(|value| value.is_nan()), "{found:?}");
+    }
+}

@@ -1,0 +1,155 @@
+//! From statistics of dense features to the numbers by which a model normalizes them.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::{DENSE_QUANTILES, DenseStatistics, PartitionFilter, Schema, Snapshot, suggest};
+use onefold_ikjt::preprocess::Preprocessor;
+use serde::{Deserialize, Serialize};
+
+use crate::config::Normalization;
+use crate::preprocess::Preprocessing;
+use crate::{Error, Result, TrainConfig};
+
+/// How a model normalizes a dense feature. Numbers are of single precision, as the model's: JSON keeps them to the bit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "normalize", deny_unknown_fields)]
+pub enum Normalizer {
+    /// `(x - mean) / deviation`.
+    Standard {
+        /// The mean of the training samples.
+        mean: f32,
+        /// Their standard deviation; 1 if they are all equal.
+        deviation: f32,
+    },
+    /// `(sign(x) ln(1 + |x|) - mean) / deviation`.
+    Log1p {
+        /// The mean of the logarithms.
+        mean: f32,
+        /// Their standard deviation; 1 if they are all equal.
+        deviation: f32,
+    },
+    /// `√3 (2 F(x) - 1)`, where F runs straight from quantile to quantile: from 0 to 1. Where several quantiles are
+    /// equal, F is the middle of their shares.
+    Quantile {
+        /// The quantiles 0, 1/16, … 1, ascending.
+        quantiles: [f32; DENSE_QUANTILES],
+    },
+}
+
+/// How a model normalizes its dense features, by name; those that are not named stay as they are.
+pub type Normalizers = BTreeMap<String, Normalizer>;
+
+impl Normalizer {
+    /// By the statistics of the training samples; `None` if the feature is left as it is.
+    fn fit(normalization: Normalization, statistics: &DenseStatistics) -> Option<Self> {
+        let deviation = |variance: f64| if variance > 0.0 { variance.sqrt() as f32 } else { 1.0 };
+        match normalization {
+            Normalization::None => None,
+            Normalization::Standard => {
+                let (mean, deviation) = (statistics.mean as f32, deviation(statistics.variance));
+                Some(Self::Standard { mean, deviation })
+            }
+            Normalization::Log1p => {
+                let (mean, deviation) = (statistics.log_mean as f32, deviation(statistics.log_variance));
+                Some(Self::Log1p { mean, deviation })
+            }
+            Normalization::Quantile => Some(Self::Quantile { quantiles: statistics.quantiles }),
+        }
+    }
+
+    /// What was asked for.
+    pub fn normalization(&self) -> Normalization {
+        match self {
+            Self::Standard { .. } => Normalization::Standard,
+            Self::Log1p { .. } => Normalization::Log1p,
+            Self::Quantile { .. } => Normalization::Quantile,
+        }
+    }
+}
+
+/// The normalizers that `config` asks for, by the statistics of the samples in `partitions`. `schema` is that of the
+/// batches, after `preprocessing`.
+///
+/// # Errors
+///
+/// [`Error::Config`] for a feature that is none of the batches' dense ones, and for one that a normalization is given
+/// for but statistics are not known of: a step of the preprocessing changes it, or the dataset was built without
+/// statistics.
+pub(crate) fn fit(
+    config: &TrainConfig,
+    (snapshot, partitions): (&Snapshot, &PartitionFilter),
+    schema: &Schema,
+    preprocessing: Option<&Preprocessing>,
+) -> Result<Normalizers> {
+    let wrong =
+        |message: String, hint: String| Error::Config { path: config.path().to_owned(), message, hint };
+    let names = || schema.dense.iter().map(String::as_str);
+    if let Some(name) = config.dense.features.keys().find(|name| names().all(|known| known != *name)) {
+        return Err(wrong(
+            format!("`[dense.features]` has `{name}`, which is no dense feature"),
+            suggest(name, names()),
+        ));
+    }
+    let statistics = snapshot.dense_statistics(partitions).map_err(onefold_ikjt::Error::from)?;
+    let unchanged = match preprocessing {
+        None => schema.dense.clone(),
+        Some(steps) => Preprocessor::try_new(&steps.config, &snapshot.schema)?.unchanged_dense(),
+    };
+    let mut normalizers = Normalizers::new();
+    for name in &schema.dense {
+        let asked = config.dense.of_feature(name).filter(|asked| *asked != Normalization::None);
+        let known = statistics.as_ref().and_then(|of_feature| of_feature.get(name));
+        let known = known.filter(|_| unchanged.contains(name));
+        if let (Some(asked), None) = (asked, known) {
+            let (why, hint) = if unchanged.contains(name) {
+                (
+                    "the dataset was built without statistics of dense features",
+                    "build it again, or leave it as it is",
+                )
+            } else {
+                (
+                    "a step of the preprocessing makes or changes it",
+                    "normalize it by steps (`clamp`, `log1p`, `boxcox`)",
+                )
+            };
+            return Err(wrong(
+                format!("`{name}` cannot be normalized by `{asked}`, because {why}"),
+                format!("{hint}: `{name} = \"none\"` under `[dense.features]`"),
+            ));
+        }
+        let chosen = config.dense.of_feature(name).unwrap_or_default();
+        let values = known.filter(|statistics| statistics.finite > 0);
+        let normalizer = values.and_then(|statistics| Normalizer::fit(chosen, statistics));
+        normalizers.extend(normalizer.map(|normalizer| (name.clone(), normalizer)));
+    }
+    Ok(normalizers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_values_have_a_deviation_of_one() {
+        let statistics = |variance| DenseStatistics {
+            finite: 3,
+            not_finite: 0,
+            mean: 4.0,
+            variance,
+            log_mean: 0.5,
+            log_variance: variance / 4.0,
+            quantiles: [4.0; DENSE_QUANTILES],
+        };
+        let fit = |normalization, variance| Normalizer::fit(normalization, &statistics(variance));
+        let standard = |deviation| Some(Normalizer::Standard { mean: 4.0, deviation });
+        assert_eq!(fit(Normalization::Standard, 0.0), standard(1.0));
+        assert_eq!(fit(Normalization::Standard, 4.0), standard(2.0));
+        assert_eq!(fit(Normalization::Log1p, 4.0), Some(Normalizer::Log1p { mean: 0.5, deviation: 1.0 }));
+        assert_eq!(fit(Normalization::None, 4.0), None);
+        let quantile = fit(Normalization::Quantile, 0.0).unwrap();
+        assert_eq!(quantile.normalization(), Normalization::Quantile);
+        let json = serde_json::to_string(&quantile).unwrap();
+        assert!(json.starts_with(r#"{"normalize":"quantile","quantiles":[4.0,"#), "{json}");
+        assert_eq!(serde_json::from_str::<Normalizer>(&json).unwrap(), quantile);
+    }
+}

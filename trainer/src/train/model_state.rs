@@ -1,0 +1,68 @@
+//! A model and what its training goes on from: out of a checkpoint, or of the run that it is trained further from.
+
+use std::path::Path;
+
+use safetensors::Dtype;
+
+use super::Progress;
+use super::state::Sums;
+use crate::Result;
+use crate::checkpoint::tensor_file::Entry;
+use crate::checkpoint::{Checkpoint, damaged};
+use crate::model::Model;
+use crate::optimizer::DenseOptimizer;
+use crate::run::{DenseFile, Stored};
+
+/// Puts everything back: parameters, optimizer state, metrics.
+pub(super) fn restore(
+    checkpoint: &Checkpoint<Progress>,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+    sums: &mut Sums,
+) -> Result<()> {
+    checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
+    restore_dense(&checkpoint.dense()?, checkpoint.progress().optimizer_steps, model, optimizer)?;
+    let restored = sums.restore(&checkpoint.state()?, &**model.embeddings.collectives());
+    let hint = "the checkpoint is damaged; remove its directory to resume from the one before it";
+    restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
+}
+
+/// Puts the dense part back, with its optimizer's state after `steps` steps. Both optimizers have taken every step.
+fn restore_dense(
+    dense: &DenseFile,
+    steps: u64,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+) -> Result<()> {
+    model.embeddings.set_steps(steps);
+    dense.restore(model)?;
+    optimizer
+        .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))
+}
+
+/// Takes over a model that is trained further. Its tables may have fewer rows: new ones keep their initial values.
+pub(super) fn take_over(
+    location: &Path,
+    stored: &Stored,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+    sums: &mut Sums,
+) -> Result<()> {
+    stored.tables.restore_grown(&mut model.embeddings)?;
+    model.embeddings.clear_touched();
+    restore_dense(&stored.dense, stored.trained.optimizer_steps, model, optimizer)?;
+    sums.take_earlier(&stored.metrics).map_err(|fault| damaged(location, fault))
+}
+
+/// The dense optimizer's state, for a file.
+pub(super) fn optimizer_entries(optimizer: &DenseOptimizer) -> Vec<Entry<'static>> {
+    let entries = optimizer.state().map(|(parameter, state, values)| {
+        Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
+    });
+    entries.collect()
+}
+
+/// The name of a part of the dense optimizer's state in a file.
+fn state_name(parameter: &str, state: &str) -> String {
+    format!("optimizer.{parameter}.{state}")
+}
