@@ -78,6 +78,12 @@ impl Dir {
         self.write(name, text.replace(from, to));
     }
 
+    /// Adds text to the end of a file.
+    pub fn append(&self, name: impl AsRef<Path>, text: &str) {
+        let all = self.text(&name) + text;
+        self.write(name, all);
+    }
+
     /// Sets every `key = …` of a TOML file, of which there must be at least one, to `value`.
     #[track_caller]
     pub fn set(&self, name: impl AsRef<Path>, key: &str, value: &str) {

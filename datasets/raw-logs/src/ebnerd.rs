@@ -132,15 +132,9 @@ fn import_in_chunks(
     reporter.end();
     let summary = logs.finish()?;
     writer.write_text(DATASET_CONFIG_FILE, include_str!("ebnerd/dataset.toml"))?;
-    writer.write_text(TRAIN_CONFIG_FILE, &train_config())?;
+    writer.write_text(TRAIN_CONFIG_FILE, include_str!("ebnerd/train.toml"))?;
     writer.commit()?;
     Ok(summary)
-}
-
-/// `train.toml`, whose tables of attributes have a row for every id.
-fn train_config() -> String {
-    let rows = (source::LAST_ATTRIBUTE_ID + 1).to_string();
-    include_str!("ebnerd/train.toml").replace("{attribute_rows}", &rows)
 }
 
 /// The two logs while they are written.

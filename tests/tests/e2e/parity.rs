@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::row_groups::write_many_row_groups;
 use crate::samples::{read_batches, samples_of};
+use crate::training::OPTIMIZERS;
 
 /// Generates rm1, builds its dataset, and makes its model small: the shape stays (sum pooling, and six sequences
 /// through the shared attention block), the widths shrink.
@@ -22,12 +23,12 @@ fn small_rm1(samples: u32) -> Dir {
         ("dim", "16"),
         ("rows", "2000"),
         ("ids", "\"hashed\""),
-        ("learning_rate", "0.02"),
-        // Adagrad's first step along a coordinate is as long for a gradient of nothing but rounding.
-        ("eps", "1e-2"),
     ] {
         dir.set("logs/train.toml", key, value);
     }
+    dir.append("logs/train.toml", OPTIMIZERS);
+    // Adagrad's first step along a coordinate is as long for a gradient of nothing but rounding.
+    dir.set("logs/train.toml", "eps", "1e-2");
     assert_eq!(dir.text("logs/train.toml").matches("pooling = \"attention\"").count(), 6);
     dir
 }
@@ -88,17 +89,15 @@ fn small_sequences_and_tasks(samples: u32) -> Dir {
         ("dim", "16"),
         ("rows", "2000"),
         ("ids", "\"hashed\""),
-        ("learning_rate", "0.02"),
-        // Adagrad's first step along a coordinate is as long for a gradient of nothing but rounding.
-        ("eps", "1e-2"),
     ] {
         dir.set("logs/train.toml", key, value);
     }
+    dir.append("logs/train.toml", OPTIMIZERS);
+    dir.set("logs/train.toml", "eps", "1e-2");
     dir.edit("logs/train.toml", "[data]\n", "[data]\neval = \"\"\nallow_overlap = true\n");
     let evaluation = "[evaluation]\nevery_steps = 30\nsegments = [\"item_00\"]\nmax_segments = 2\n";
     let stopping = "[early_stopping]\nmetric = \"auc\"\ntask = \"liked\"\npatience = 9\n";
-    let text = dir.text("logs/train.toml");
-    dir.write("logs/train.toml", format!("{text}\n{evaluation}\n{stopping}"));
+    dir.append("logs/train.toml", &format!("\n{evaluation}\n{stopping}"));
     dir
 }
 

@@ -263,13 +263,7 @@ fn a_model_learns_from_one_log_what_holds_in_another() {
         dir.command(&logs).works();
         dir.command(&format!("onefold-ingest build logs-{name}/dataset.toml --out {name}")).works();
     }
-    let light = [
-        ("batch_size", "128"),
-        ("bottom_mlp", "[32, 8]"),
-        ("top_mlp", "[32, 1]"),
-        ("dim", "8"),
-        ("learning_rate", "0.02"),
-    ];
+    let light = [("batch_size", "128"), ("bottom_mlp", "[32, 8]"), ("top_mlp", "[32, 1]"), ("dim", "8")];
     for (key, value) in light {
         dir.set("logs-train/train.toml", key, value);
     }

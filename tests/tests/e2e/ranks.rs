@@ -28,8 +28,7 @@ pub(crate) fn with_dataset() -> Dir {
     );
     // An accumulator per weight is the same however columns are divided.
     dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
-    let text = dir.text("logs/train.toml") + "\n[checkpoint]\nevery_steps = 5\nkeep = 3\nfull_every = 3\n";
-    dir.write("logs/train.toml", text);
+    dir.append("logs/train.toml", "\n[checkpoint]\nevery_steps = 5\nkeep = 3\nfull_every = 3\n");
     dir
 }
 

@@ -50,8 +50,7 @@ pub(crate) fn with_dataset(settings: &str) -> Dir {
     );
     let data = "label = \"label\"\neval = \"\"\nallow_overlap = true\nshuffle = { seed = 5, row_groups = 2 }";
     dir.edit("logs/train.toml", "label = \"label\"", data);
-    let text = dir.text("logs/train.toml");
-    dir.write("logs/train.toml", text + settings);
+    dir.append("logs/train.toml", settings);
     dir
 }
 
@@ -65,11 +64,24 @@ pub(crate) fn make_small(dir: &Dir, config: &str) {
         ("dim", "16"),
         ("rows", "500"),
         ("ids", "\"hashed\""),
-        ("learning_rate", "0.02"),
     ] {
         dir.set(config, key, value);
     }
+    dir.append(config, OPTIMIZERS);
 }
+
+/// Adagrad without clipping, for tests to change.
+pub(crate) const OPTIMIZERS: &str = "
+[optimizer.tables]
+kind = \"row_wise_adagrad\"
+learning_rate = 0.02
+eps = 1e-8
+
+[optimizer.dense]
+kind = \"adagrad\"
+learning_rate = 0.02
+eps = 1e-8
+";
 
 /// Steps of the whole training: 64 batches, twice.
 const STEPS: u64 = 128;
@@ -340,8 +352,7 @@ fn segments_tell_samples_apart() {
     let dir = Dir::new();
     crate::logs::write_logs(&dir);
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
-    let text = dir.text("logs/train.toml");
-    dir.write("logs/train.toml", format!("{text}\n[evaluation]\nsegments = [\"city\", \"history\"]\n"));
+    dir.append("logs/train.toml", "\n[evaluation]\nsegments = [\"city\", \"history\"]\n");
     let run = dir.command(&format!("{RUN} run")).json();
     let samples = |feature: &str| -> u64 {
         let segments = run["eval"]["segments"][feature].as_object().unwrap();

@@ -38,7 +38,6 @@ impl Workload {
         for name in sequences().flat_map(|group| &group.features) {
             text += &format!("\n[tables.{name}]\npooling = \"attention\"\n");
         }
-        text += TRAIN_TAIL;
         text
     }
 
@@ -106,18 +105,6 @@ seed = 1
 bottom_mlp = [512, 256, 64]
 top_mlp = [512, 256, 1]
 interaction = "dot"
-"#;
-
-const TRAIN_TAIL: &str = r#"
-[optimizer.tables]
-kind = "row_wise_adagrad"
-learning_rate = 0.005
-eps = 1e-8
-
-[optimizer.dense]
-kind = "adagrad"
-learning_rate = 0.001
-eps = 1e-8
 "#;
 
 #[cfg(test)]

@@ -57,8 +57,6 @@ pub(super) const OCCUPATIONS: [&str; 21] = [
 ];
 /// Genders; a gender's id is its place here plus 1.
 const GENDERS: [&str; 2] = ["F", "M"];
-/// The largest id of a gender.
-pub(super) const LAST_GENDER_ID: i64 = GENDERS.len() as i64;
 /// The best rating; the worst is 1.
 pub(super) const LAST_RATING: i64 = 5;
 /// The text in place of an unknown release year (items 267 and 1412).
@@ -69,8 +67,6 @@ const YEAR_ZERO: i64 = 1900;
 pub(super) const LAST_YEAR_ID: i64 = 127;
 /// The largest id of an age, which is the age in years.
 pub(super) const LAST_AGE_ID: i64 = 127;
-/// The largest id of a zip prefix: 0 to 9 are 1 to 10 (US), A to Z are 11 to 36 (Canada).
-pub(super) const LAST_ZIP_ID: i64 = 36;
 /// The range of ids of users and items. They become table rows, so a damaged line must not make a table huge.
 const IDS: RangeInclusive<i64> = 1..=10_000_000;
 
