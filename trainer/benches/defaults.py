@@ -15,8 +15,12 @@ with all seeds, and the best mean counts. `--candidate` adds a setting, which is
 gets a table of its own; what it does not name is as in the defaults, `KEY=null` takes a key away, and changing a `kind`
 does so for the other keys of that part. `--without-search` trains the defaults and candidates alone. The table says
 where a mean NE is above 1 (the mean label predicts better), where training diverged, and how many of the settings end
-above 1 with the first seed. The best of many is partly luck with seeds and held-out samples: look at the standard
-deviation too. `results.jsonl` in `--work` keeps every finished run, so a second call trains only what is missing.
+above 1 with the first seed. The best of many is partly luck with its seeds: `--fresh-seeds 11,12,13` trains the
+defaults and the best setting of each row once more, with seeds that nothing was chosen by, and adds a table of both.
+`results.jsonl` in `--work` keeps every finished run, so a second call trains only what is missing.
+
+`--set SECTION.KEY=VALUE` changes the model of all runs, as in `--set dense.normalize=quantile` or
+`--set embedding.pooling=mean`; give each such model a `--work` of its own, or one with links to the datasets.
 
   ebnerd, movielens          the models of the imports: lists pool by their mean; one epoch, and two
   ebnerd-sum, movielens-sum  the same where lists pool by their sum, which is the default of `[embedding]`
@@ -67,6 +71,8 @@ def arguments():
     parser.add_argument("--settings", type=int, default=30, help="settings of the search, with the defaults")
     parser.add_argument("--search-seed", type=int, default=1, help="seed of the settings that are drawn")
     parser.add_argument("--finalists", type=int, default=3, help="settings of a row that get all seeds")
+    parser.add_argument("--fresh-seeds", help="seeds for comparing the defaults with each row's best setting")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the model")
     parser.add_argument("--candidate", action="append", default=[], metavar="SETTING", help="as `KEY=VALUE KEY=VALUE`")
     parser.add_argument("--without-search", action="store_true", help="train the defaults and the candidates alone")
     parser.add_argument("--threads", type=int, default=1, help="threads of a run")
@@ -116,7 +122,25 @@ def prepare(options, name):
     if name.endswith("-sum"):
         text = changed(text, "pooling", '"sum"')
     text = re.sub(r"(?ms)^\[(optimizer|schedule)\.[^\]]*\]\n.*?(?=^\[|\Z)", "", text)
+    for given in options.set:
+        text = with_key(text, *given.split("=", 1))
     return dataset, text
+
+
+def with_key(text, path, value):
+    """The configuration with a key of a section; a value that is no JSON is a text."""
+    section, key = path.rsplit(".", 1)
+    try:
+        json.loads(value)
+    except json.JSONDecodeError:
+        value = json.dumps(value)
+    head = f"[{section}]\n"
+    if head not in text:
+        return f"{text}\n{head}{key} = {value}\n"
+    before, after = text.split(head, 1)
+    own, *rest = re.split(r"(?m)^(?=\[)", after, maxsplit=1)
+    own = re.sub(rf"(?m)^{key} = .*\n", "", own)
+    return before + head + f"{key} = {value}\n" + own + "".join(rest)
 
 
 def toml(setting):
@@ -255,6 +279,27 @@ def row_of(results, options, dataset, batch_size, seeds, setting, settings):
             "best": means[best], "best_number": best, "percent": 100 * (mean / means[best] - 1), "above_one": above_one}
 
 
+def compare(results, rows, seeds, known):
+    """Both sides of every row with seeds that nothing was chosen by, and by how much the defaults are worse."""
+    sides = [DEFAULTS, *(known[row["best_number"]] for row in rows)]
+    results.train([(row["dataset"], row["batch_size"], seed, setting)
+                   for row, best in zip(rows, sides[1:]) for setting in (DEFAULTS, best) for seed in seeds])
+    found = []
+    for row, best in zip(rows, sides[1:]):
+        place = row["dataset"], row["batch_size"]
+        nes = [results.figures(*place, seeds, setting) for setting in (DEFAULTS, best)]
+        means = [statistics.mean(values) for values in nes]
+        found.append({"dataset": place[0], "batch_size": place[1], "best_number": row["best_number"],
+                      "ne": means[0], "sd": spread(nes[0]), "best": means[1], "best_sd": spread(nes[1]),
+                      "percent": 100 * (means[0] / means[1] - 1)})
+    print(f"with fresh seeds\n{'dataset':15}{'batch':>6}{'NE':>10}{'± sd':>9}{'best':>10}{'± sd':>9}{'worse by':>10}")
+    for row in found:
+        print(f"{row['dataset']:15}{row['batch_size']:6}{row['ne']:10.4f}{row['sd']:9.4f}"
+              f"{row['best']:10.4f}{row['best_sd']:9.4f}{row['percent']:8.2f} %  #{row['best_number']}")
+    print(f"mean: {statistics.mean(row['percent'] for row in found):.2f} %\n", flush=True)
+    return found
+
+
 def finite(value):
     """The value with `null` for what JSON has no number for."""
     if isinstance(value, dict):
@@ -300,6 +345,9 @@ def main():
     for title, setting in {"defaults": DEFAULTS, **candidates}.items():
         tables[title] = [row_of(results, options, dataset, size, seeds, setting, known) for dataset, size in rows]
         show(title, tables[title])
+    if options.fresh_seeds:
+        fresh = [int(seed) for seed in options.fresh_seeds.split(",")]
+        tables["fresh"] = compare(results, tables["defaults"], fresh, known)
     for number in sorted({row["best_number"] for row in tables["defaults"]}):
         print(f"#{number}  " + " ".join(f"{key}={json.dumps(value)}" for key, value in known[number].items()))
     if options.json:
