@@ -23,7 +23,8 @@ defaults and the best setting of each row once more, with seeds that nothing was
 `--set embedding.pooling=mean`; give each such model a `--work` of its own, or one with links to the datasets.
 
   ebnerd, movielens          the models of the imports: lists pool by their mean; one epoch, and two
-  ebnerd-sum, movielens-sum  the same where lists pool by their sum, which is the default of `[embedding]`
+  ebnerd-sum, movielens-sum  the same where lists pool by their sum
+  ebnerd-raw                 the same with dense features as they were logged: rates, hours and counts
   rm1, rm2, rm3              generated workloads with tables of 20,000 hashed rows; the last fifth of the samples is
                              held out. rm3 has its reference model, rm1 and rm2 have narrower layers
 """
@@ -56,6 +57,8 @@ SECTIONS = {"warmup_steps": "schedule"}  # where a key stands, if not under `[op
 WORKLOADS = {"rm1": 100_000, "rm2": 100_000, "rm3": 200_000}  # samples
 NARROW = {"bottom_mlp": "[128, 32]", "top_mlp": "[128, 64, 1]", "dim": "32"}
 HOLDOUT = "CASE WHEN ntile(5) OVER (ORDER BY f.timestamp, f.request_id) < 5 THEN 'train' ELSE 'holdout' END"
+RAW = {"10.0 * s.click_rate - 1.0": "s.click_rate", "s.log_age_hours - 2.0": "exp(s.log_age_hours)",
+       "10.0 / s.inview_count - 1.0": "1.0 * s.inview_count"}
 LOCK = threading.Lock()
 
 
@@ -91,8 +94,8 @@ def changed(text, key, value):
 
 def prepare(options, name):
     """The dataset and the model's configuration without its optimizers, made once."""
-    source = name.removesuffix("-sum")
-    logs, dataset = options.work / f"{source}-logs", options.work / f"{source}-dataset"
+    source = name.removesuffix("-sum").removesuffix("-raw")
+    logs, dataset = options.work / f"{source}-logs", options.work / f"{name.removesuffix('-sum')}-dataset"
     if not (logs / "train.toml").exists():
         if source == "ebnerd":
             if options.ebnerd is None:
@@ -111,6 +114,13 @@ def prepare(options, name):
             text = config.read_text().replace("SELECT f.*, e.label\n", f"SELECT f.*, e.label, {HOLDOUT} AS split\n")
             config = logs / "holdout.toml"
             config.write_text(re.sub(r"(?m)^by = .*$", 'columns = ["split"]', text))
+        if name.endswith("-raw"):
+            text = config.read_text()
+            for scaled, raw in RAW.items():
+                assert scaled in text, scaled
+                text = text.replace(scaled, raw)
+            config = logs / "raw.toml"
+            config.write_text(text)
         run(options.bin / "onefold-ingest", "build", config, "--out", dataset, "--json")
     text = (logs / "train.toml").read_text()
     if source in WORKLOADS:

@@ -57,6 +57,32 @@ impl Normalizer {
         }
     }
 
+    /// A value of the feature, normalized; NaN for NaN.
+    pub fn apply(&self, x: f32) -> f32 {
+        match self {
+            Self::Standard { mean, deviation } => (x - mean) * (1.0 / deviation),
+            Self::Log1p { mean, deviation } => (x.abs().ln_1p().copysign(x) - mean) * (1.0 / deviation),
+            Self::Quantile { .. } if x.is_nan() => x,
+            Self::Quantile { quantiles } => {
+                let pieces = (DENSE_QUANTILES - 1) as f32;
+                let below = quantiles.partition_point(|quantile| *quantile < x);
+                let equal = quantiles[below..].partition_point(|quantile| *quantile == x);
+                let place = if equal > 0 {
+                    // In the middle of the quantiles that have this value.
+                    below as f32 + (equal - 1) as f32 / 2.0
+                } else if below == 0 {
+                    0.0
+                } else if let Some(next) = quantiles.get(below) {
+                    let last = quantiles[below - 1];
+                    (below - 1) as f32 + (x - last) / (next - last)
+                } else {
+                    pieces
+                };
+                3.0_f32.sqrt() * (2.0 * place / pieces - 1.0)
+            }
+        }
+    }
+
     /// What was asked for.
     pub fn normalization(&self) -> Normalization {
         match self {

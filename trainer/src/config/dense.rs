@@ -36,12 +36,12 @@ pub enum Normalization {
     /// It is left as it is.
     None,
     /// The mean becomes 0 and the standard deviation 1.
-    #[default]
     Standard,
     /// The same of `sign(x) ln(1 + |x|)`.
     Log1p,
     /// The share of training samples with smaller values, which is put between `-√3` and `√3`: a uniform distribution
     /// of mean 0 and standard deviation 1.
+    #[default]
     Quantile,
 }
 

@@ -201,9 +201,10 @@ impl HostPath {
         let lookups = profile.measure(Stage::Lookup, || embeddings.lookup(request))?;
         let sequences =
             profile.measure(Stage::Attention, || model.blocks.forward(batch, (&lookups.groups, embeddings)));
-        // Of no samples a batch does not know its dense features.
-        let dense = tensors::from_f32(batch.dense(), &[batch.size() as i64, model.dense_features]);
-        let bottom = profile.measure(Stage::Mlps, || model.bottom_of(&dense));
+        let bottom = model.bottom.as_ref().map(|bottom| {
+            let dense = model.dense_of(batch);
+            profile.measure(Stage::Mlps, || bottom.forward(&dense))
+        });
         let rows = Detached::new(bottom.as_ref(), &sequences);
         let interacted = model.interact(&sources(batch, &lookups.groups, &rows), batch.size());
         Ok(Self { lookups, bottom, sequences, interacted, gradients: Vec::new(), sent: None })

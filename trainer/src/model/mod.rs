@@ -113,17 +113,19 @@ impl Model {
     /// The same model, which normalizes the dense features of `schema` first.
     #[must_use]
     pub fn normalized_by(self, schema: &Schema, normalizers: &Normalizers) -> Self {
-        let normalization = NormalizationLayer::new(&schema.dense, normalizers, self.device());
+        let device = self.embeddings.on_device().map(|_| self.device());
+        let normalization = NormalizationLayer::new(&schema.dense, normalizers, device);
         Self { normalization, ..self }
     }
 
-    /// The bottom MLP's output, `[B, D]`, for dense features, `[B, F]`; `None` without dense features.
-    fn bottom_of(&self, dense: &Tensor) -> Option<Tensor> {
-        let bottom = self.bottom.as_ref()?;
-        Some(match &self.normalization {
-            Some(normalization) => bottom.forward(&normalization.forward(dense)),
-            None => bottom.forward(dense),
-        })
+    /// The normalized dense features of a batch in memory, `[B, F]`.
+    fn dense_of(&self, batch: &Batch) -> Tensor {
+        // Of no samples a batch does not know its dense features.
+        let shape = [batch.size() as i64, self.dense_features];
+        match &self.normalization {
+            Some(normalization) => tensors::from_f32(&normalization.normalized(batch.dense()), &shape),
+            None => tensors::from_f32(batch.dense(), &shape),
+        }
     }
 
     /// The parameters of the dense part, with gradients after `backward`.

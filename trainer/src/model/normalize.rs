@@ -5,9 +5,18 @@ use tch::{Device, Kind, Tensor};
 
 use crate::normalize::{Normalizer, Normalizers};
 
-/// Normalizes the dense features of a batch, all at once, where the model is.
+/// Normalizes the dense features of a batch.
 #[derive(Debug)]
 pub(super) struct NormalizationLayer {
+    /// By dense feature; `None` for one that stays as it is.
+    columns: Vec<Option<Normalizer>>,
+    /// Where the model is on a device.
+    on_device: Option<OnDevice>,
+}
+
+/// All features at once, by libtorch's operations.
+#[derive(Debug)]
+struct OnDevice {
     /// Which features are logarithms, `[D]`; `None` if none is.
     logarithms: Option<Tensor>,
     /// What is subtracted from each, `[D]`; 0 for features that stay as they are.
@@ -31,36 +40,58 @@ struct Quantiles {
 }
 
 impl NormalizationLayer {
-    /// For the dense features of a schema, in order; `None` if all stay as they are.
-    pub(super) fn new(dense: &[String], normalizers: &Normalizers, device: Device) -> Option<Self> {
-        let of = |name: &String| normalizers.get(name);
-        if dense.iter().all(|name| of(name).is_none()) {
-            return None;
+    /// For the dense features of a schema, in order, of a model in memory or on a device; `None` if all stay as they are.
+    pub(super) fn new(dense: &[String], normalizers: &Normalizers, device: Option<Device>) -> Option<Self> {
+        let columns: Vec<_> = dense.iter().map(|name| normalizers.get(name).cloned()).collect();
+        let is_needed = columns.iter().any(Option::is_some);
+        let on_device = device.map(|device| OnDevice::new(&columns, device));
+        is_needed.then_some(Self { columns, on_device })
+    }
+
+    /// `[B, D]` from `[B, D]`, row-major, in memory.
+    pub(super) fn normalized(&self, dense: &[f32]) -> Vec<f32> {
+        let mut values = dense.to_vec();
+        for row in values.chunks_exact_mut(self.columns.len()) {
+            for (value, normalizer) in row.iter_mut().zip(&self.columns) {
+                if let Some(normalizer) = normalizer {
+                    *value = normalizer.apply(*value);
+                }
+            }
         }
-        let linear = |name: &String| match of(name) {
+        values
+    }
+
+    /// `[B, D]` from `[B, D]`, on the model's device.
+    pub(super) fn forward(&self, dense: &Tensor) -> Tensor {
+        let on_device = self.on_device.as_ref().expect("the model is on a device");
+        on_device.forward(dense)
+    }
+}
+
+impl OnDevice {
+    fn new(columns: &[Option<Normalizer>], device: Device) -> Self {
+        let linear = |normalizer: &Option<Normalizer>| match normalizer {
             Some(Normalizer::Standard { mean, deviation } | Normalizer::Log1p { mean, deviation }) => {
                 (*mean, 1.0 / deviation)
             }
             Some(Normalizer::Quantile { .. }) | None => (0.0, 1.0),
         };
-        let (shift, scale): (Vec<f32>, Vec<f32>) = dense.iter().map(linear).unzip();
+        let (shift, scale): (Vec<f32>, Vec<f32>) = columns.iter().map(linear).unzip();
         let logarithms: Vec<bool> =
-            dense.iter().map(|name| matches!(of(name), Some(Normalizer::Log1p { .. }))).collect();
+            columns.iter().map(|by| matches!(by, Some(Normalizer::Log1p { .. }))).collect();
         let has_logarithms = logarithms.contains(&true);
         let on_device = |tensor: Tensor| tensor.to_device(device);
-        Some(Self {
+        Self {
             logarithms: has_logarithms.then(|| on_device(Tensor::from_slice(&logarithms))),
             shift: on_device(Tensor::from_slice(&shift)),
             scale: on_device(Tensor::from_slice(&scale)),
-            quantiles: Quantiles::new(dense, normalizers, device),
-        })
+            quantiles: Quantiles::new(columns, device),
+        }
     }
 
-    /// `[B, D]` from `[B, D]`.
-    pub(super) fn forward(&self, dense: &Tensor) -> Tensor {
+    fn forward(&self, dense: &Tensor) -> Tensor {
         tch::no_grad(|| {
-            let logarithms = self.logarithms.as_ref();
-            let values = match logarithms {
+            let values = match &self.logarithms {
                 Some(which) => (dense.sign() * dense.abs().log1p()).where_self(which, dense),
                 None => dense.shallow_clone(),
             };
@@ -74,18 +105,18 @@ impl NormalizationLayer {
 }
 
 impl Quantiles {
-    fn new(dense: &[String], normalizers: &Normalizers, device: Device) -> Option<Self> {
-        let by_quantiles = |(column, name)| match normalizers.get(name) {
-            Some(Normalizer::Quantile { quantiles }) => Some((column as i64, quantiles)),
+    fn new(columns: &[Option<Normalizer>], device: Device) -> Option<Self> {
+        let by_quantiles = |(column, normalizer): (usize, &'_ Option<Normalizer>)| match normalizer {
+            Some(Normalizer::Quantile { quantiles }) => Some((column as i64, *quantiles)),
             _ => None,
         };
-        let chosen: Vec<(i64, &[f32; DENSE_QUANTILES])> =
-            dense.iter().enumerate().filter_map(by_quantiles).collect();
+        let chosen: Vec<(i64, [f32; DENSE_QUANTILES])> =
+            columns.iter().enumerate().filter_map(by_quantiles).collect();
         if chosen.is_empty() {
             return None;
         }
         let columns: Vec<i64> = chosen.iter().map(|(column, _)| *column).collect();
-        let all: Vec<f32> = chosen.iter().flat_map(|(_, quantiles)| *quantiles).copied().collect();
+        let all: Vec<f32> = chosen.iter().flat_map(|(_, quantiles)| *quantiles).collect();
         let pieces = DENSE_QUANTILES as i64 - 1;
         let all = Tensor::from_slice(&all).view([chosen.len() as i64, pieces + 1]).to_device(device);
         let starts = all.narrow(1, 0, pieces).contiguous();
@@ -170,7 +201,8 @@ mod tests {
             let names: Vec<String> = (0..normalizers.len()).map(|i| format!("x{i}")).collect();
             let by_name = names.iter().cloned().zip(&normalizers);
             let known = by_name.filter_map(|(name, normalizer)| Some((name, normalizer.clone()?)));
-            let layer = NormalizationLayer::new(&names, &known.collect(), Device::Cpu);
+            let known = known.collect();
+            let layer = NormalizationLayer::new(&names, &known, None);
             prop_assert_eq!(layer.is_none(), normalizers.iter().all(Option::is_none));
             let Some(layer) = layer else { return Ok(()) };
             // Halves of the quantiles' distance, and the quantiles themselves.
@@ -178,11 +210,14 @@ mod tests {
             let width = names.len();
             let size = values.len() / width;
             let input = tensors::from_f32(&values[..size * width], &[size as i64, width as i64]);
-            let found = tensors::to_vec(&layer.forward(&input));
-            for (place, (found, x)) in found.iter().zip(&values).enumerate() {
-                let expected = naive(normalizers[place % width].as_ref(), *x);
-                prop_assert!((f64::from(*found) - expected).abs() <= 1e-5 * (1.0 + expected.abs()),
-                    "{x} by {:?}: {found}, not {expected}", normalizers[place % width]);
+            let in_memory = layer.normalized(&values[..size * width]);
+            let on_device = tensors::to_vec(&OnDevice::new(&normalizers, Device::Cpu).forward(&input));
+            for found in [in_memory, on_device] {
+                for (place, (found, x)) in found.iter().zip(&values).enumerate() {
+                    let expected = naive(normalizers[place % width].as_ref(), *x);
+                    prop_assert!((f64::from(*found) - expected).abs() <= 1e-5 * (1.0 + expected.abs()),
+                        "{x} by {:?}: {found}, not {expected}", normalizers[place % width]);
+                }
             }
         }
     }
@@ -196,9 +231,13 @@ mod tests {
             ("c", Normalizer::Quantile { quantiles }),
         ];
         let names = normalizers.each_ref().map(|(name, _)| (*name).to_owned());
+        let columns = normalizers.each_ref().map(|(_, by)| Some(by.clone()));
         let known = normalizers.into_iter().map(|(name, by)| (name.to_owned(), by)).collect();
-        let layer = NormalizationLayer::new(&names, &known, Device::Cpu).unwrap();
-        let found = layer.forward(&tensors::from_f32(&[f32::NAN; 3], &[1, 3]));
-        assert!(tensors::to_vec(&found).iter().all(|value| value.is_nan()), "{found:?}");
+        let layer = NormalizationLayer::new(&names, &known, None).unwrap();
+        let on_device =
+            OnDevice::new(&columns, Device::Cpu).forward(&tensors::from_f32(&[f32::NAN; 3], &[1, 3]));
+        for found in [layer.normalized(&[f32::NAN; 3]), tensors::to_vec(&on_device)] {
+            assert!(found.iter().all(|value| value.is_nan()), "{found:?}");
+        }
     }
 }

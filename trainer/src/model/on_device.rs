@@ -97,7 +97,11 @@ impl DevicePath {
         // Of no samples a batch does not know its dense features.
         let none = || accelerator.empty(&[staged.size(), model.dense_features], Kind::Float);
         let dense = staged.dense.as_ref().map_or_else(none, |dense| Ok(dense.shallow_clone()))?;
-        let bottom = model.bottom_of(&dense);
+        let dense = match &model.normalization {
+            Some(normalization) => normalization.forward(&dense),
+            None => dense,
+        };
+        let bottom = model.bottom.as_ref().map(|bottom| bottom.forward(&dense));
         let rows_of = |part| match part {
             Part::Pooled => looked_up.pooled.as_ref(),
             Part::Block(pooling) => sequences.rows(pooling),

@@ -47,7 +47,7 @@ bottom_mlp = [4]
 top_mlp = [4, 2]
 interaction = "dot"
 [dense]
-normalize = "quantile"
+normalize = "log1p"
 [embedding]
 dim = 4
 rows = 50
