@@ -25,7 +25,7 @@ Tuning: the end of the training part (`--tune-share`, by time) is set aside. Eac
 every setting of a grid that is as large for all, learning rates times epochs, with the first seed. The setting with
 the lowest log loss on what was set aside is trained on the whole training part, once with every seed, and evaluated on
 the holdout, which no choice has seen. Rates are those of Adam for the libraries (`--rates`), and for `onefold-train`
-factors on both rates of `train.toml` (`--factors`). Optimizers, initial parameters and the order of samples are what
+factors on both default rates (`--factors`). Optimizers, initial parameters and the order of samples are what
 each system has by default: the libraries shuffle all samples, `onefold-train` reads sessions in the order of time.
 
 `seconds` is the wall time of the training loop with its loader: for `onefold-train` (`--dedupe exact`) with reading
@@ -81,6 +81,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import numpy
 import pyarrow.parquet
+
+from defaults import DEFAULTS
 
 DIM, HIDDEN, BOTTOM, ATTENTION = 32, [128, 64], [64, 32], [80, 40]
 SYSTEMS = [
@@ -309,8 +311,11 @@ class Onefold:
         if self.model == "dcnv2":
             rank = DIM * (len(self.samples.features) + 1) // 2
             config["model"] |= {"interaction": "dcn", "dcn_num_layers": 3, "dcn_low_rank_dim": rank}
-        for part in ("tables", "dense"):
-            config["optimizer"][part]["learning_rate"] *= factor
+        config["optimizer"] = {
+            "tables": {"learning_rate": factor * DEFAULTS["tables.learning_rate"]},
+            "dense": {name: DEFAULTS[f"dense.{name}"] for name in ("learning_rate", "max_grad_norm")},
+        }
+        config["optimizer"]["dense"]["learning_rate"] *= factor
         with tempfile.TemporaryDirectory(dir=self.options.work) as folder:
             file = pathlib.Path(folder) / "train.toml"
             file.write_text(to_toml(config))

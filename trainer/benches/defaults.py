@@ -41,7 +41,7 @@ import subprocess
 import tempfile
 import threading
 
-from quality import run
+from quality import run, with_key
 
 # What a `train.toml` without `[optimizer]` and `[schedule]` gets: keep it equal to `trainer/src/config/optimizer.rs`.
 DEFAULTS = {
@@ -135,22 +135,6 @@ def prepare(options, name):
     for given in options.set:
         text = with_key(text, *given.split("=", 1))
     return dataset, text
-
-
-def with_key(text, path, value):
-    """The configuration with a key of a section; a value that is no JSON is a text."""
-    section, key = path.rsplit(".", 1)
-    try:
-        json.loads(value)
-    except json.JSONDecodeError:
-        value = json.dumps(value)
-    head = f"[{section}]\n"
-    if head not in text:
-        return f"{text}\n{head}{key} = {value}\n"
-    before, after = text.split(head, 1)
-    own, *rest = re.split(r"(?m)^(?=\[)", after, maxsplit=1)
-    own = re.sub(rf"(?m)^{key} = .*\n", "", own)
-    return before + head + f"{key} = {value}\n" + own + "".join(rest)
 
 
 def toml(setting):

@@ -8,7 +8,7 @@ its vectorised ones: how far rounding alone takes the same computation.
     trainer/benches/parity.py --config rm1/train.toml --data rm1-dataset --work parity [--steps 500] [--bin target/release]
         [--set batch_size=2048] [--set tables.eps=1e-4] [--set dense.learning_rate=0.001]
 
-`--set` changes a line of the configuration; `tables.` and `dense.` name the optimizer's section that it stands in.
+`--set` changes a line of the configuration, or with `tables.` or `dense.` a key of that optimizer.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import os
 import pathlib
 import re
 import subprocess
+
+from quality import with_key
 
 BOUND = 1e-4
 FORMS = {"off": {}, "exact": {}, "window": {}, "rounding": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}}
@@ -52,17 +54,15 @@ def arguments():
 
 
 def changed(text, setting):
-    """The configuration with one line changed; there must be such a line."""
+    """The configuration with a key of an optimizer, or with one line changed; there must be such a line."""
     key, value = setting.split("=", 1)
     section, _, name = key.rpartition(".")
-    head, body = "", text
     if section:
-        start = text.index(f"[optimizer.{section}]")
-        head, body = text[:start], text[start:]
-    body, count = re.subn(rf"(?m)^{re.escape(name)} = .*$", f"{name} = {value}", body, count=1)
+        return with_key(text, f"optimizer.{section}.{name}", value)
+    text, count = re.subn(rf"(?m)^{re.escape(name)} = .*$", f"{name} = {value}", text, count=1)
     if count == 0:
         raise SystemExit(f"error: there is no `{key}` in the configuration")
-    return head + body
+    return text
 
 
 def losses(options, config, form):

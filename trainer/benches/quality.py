@@ -42,6 +42,22 @@ def run(*command):
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def with_key(text, path, value):
+    """The configuration with a key of a section; a value that is no JSON is a text."""
+    section, key = path.rsplit(".", 1)
+    try:
+        json.loads(value)
+    except json.JSONDecodeError:
+        value = json.dumps(value)
+    head = f"[{section}]\n"
+    if head not in text:
+        return f"{text}\n{head}{key} = {value}\n"
+    before, after = text.split(head, 1)
+    own, *rest = re.split(r"(?m)^(?=\[)", after, maxsplit=1)
+    own = re.sub(rf"(?m)^{key} = .*\n", "", own)
+    return before + head + f"{key} = {value}\n" + own + "".join(rest)
+
+
 def build(options, order):
     """The dataset of one order, built once."""
     dataset = options.work / f"dataset-{order}"
