@@ -111,6 +111,16 @@ impl Report {
         rows.push(row("steps", &numbers(&summaries, "steps"), Better::Neither, &count));
         rows.push(row("loss", &numbers(&summaries, "loss"), Better::Neither, &precise));
         rows.push(row("parameters", &numbers(&summaries, "parameters.embedding"), Better::Neither, &count));
+        for (name, path) in [
+            ("table rows in use", "rows.in_use"),
+            ("table rows evicted", "rows.evicted"),
+            ("step where the loss jumped", "loss_jump.step"),
+        ] {
+            let values = numbers(&summaries, path);
+            if values.iter().any(Option::is_some) {
+                rows.push(row(name, &values, Better::Neither, &count));
+            }
+        }
         rows.push(row("seconds", &numbers(&summaries, "wall_seconds"), Better::Less, &|s| format!("{s:.1}")));
         rows.push(row(
             "samples per second",
