@@ -49,7 +49,7 @@ DEFAULTS = {
     "tables.learning_rate": 0.02,
     "tables.eps": 1e-8,
     "dense.kind": "adagrad",
-    "dense.learning_rate": 0.01,
+    "dense.learning_rate": 0.005,
     "dense.eps": 1e-8,
     "dense.max_grad_norm": 0.1,
 }

@@ -190,7 +190,7 @@ impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
 impl Default for DenseOptimizerConfig {
     /// The values that the search in the manual found.
     fn default() -> Self {
-        Self { max_grad_norm: Some(0.1), ..Self::new(DenseOptimizerKind::Adagrad, 0.01) }
+        Self { max_grad_norm: Some(0.1), ..Self::new(DenseOptimizerKind::Adagrad, 0.005) }
     }
 }
 

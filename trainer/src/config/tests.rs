@@ -91,7 +91,7 @@ fn all_but_data_and_model_have_defaults() {
     assert_eq!(config.model.interaction, Interaction::Dot);
     let dense = |text: &str| parse(text).unwrap().optimizer.dense;
     let DenseOptimizerConfig { kind, learning_rate, max_grad_norm, .. } = dense("");
-    assert_eq!((kind, learning_rate, max_grad_norm), (DenseOptimizerKind::Adagrad, 0.01, Some(0.1)));
+    assert_eq!((kind, learning_rate, max_grad_norm), (DenseOptimizerKind::Adagrad, 0.005, Some(0.1)));
     // The rate and the clipping belong together; what is given stands.
     assert_eq!(dense("[optimizer.dense]\neps = 1e-6\n").max_grad_norm, Some(0.1));
     assert_eq!(dense("[optimizer.dense]\nlearning_rate = 0.01\n").max_grad_norm, None);
