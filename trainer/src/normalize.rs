@@ -29,7 +29,8 @@ pub enum Normalizer {
         deviation: f32,
     },
     /// `√3 (2 F(x) - 1)`, where F runs straight from quantile to quantile: from 0 to 1. Where several quantiles are
-    /// equal, F is the middle of their shares.
+    /// equal, F is the middle of their shares. Beyond the smallest and the largest value F goes on, by 1 for as far as
+    /// these two are apart, and ends at -1 and 2: values of later days are told apart.
     Quantile {
         /// The quantiles 0, 1/16, … 1, ascending.
         quantiles: [f32; DENSE_QUANTILES],
@@ -70,13 +71,14 @@ impl Normalizer {
                 let place = if equal > 0 {
                     // In the middle of the quantiles that have this value.
                     below as f32 + (equal - 1) as f32 / 2.0
-                } else if below == 0 {
-                    0.0
-                } else if let Some(next) = quantiles.get(below) {
-                    let last = quantiles[below - 1];
-                    (below - 1) as f32 + (x - last) / (next - last)
+                } else if let (Some(last), Some(next)) = (below.checked_sub(1), quantiles.get(below)) {
+                    let from = quantiles[last];
+                    last as f32 + (x - from) / (next - from)
                 } else {
-                    pieces
+                    let (min, max) = (quantiles[0], quantiles[DENSE_QUANTILES - 1]);
+                    let (inside, outside) = if below == 0 { (0.0, x - min) } else { (pieces, x - max) };
+                    let range = max - min;
+                    inside + if range > 0.0 { pieces * (outside / range).clamp(-1.0, 1.0) } else { 0.0 }
                 };
                 3.0_f32.sqrt() * (2.0 * place / pieces - 1.0)
             }

@@ -37,6 +37,10 @@ struct Quantiles {
     lengths: Tensor,
     /// Which pieces have no length.
     steps: Tensor,
+    /// The smallest and the largest value, `[Q]` each.
+    ends: [Tensor; 2],
+    /// How far they are apart, `[Q]`; infinitely far where they are equal, so that nothing goes on beyond them.
+    ranges: Tensor,
 }
 
 impl NormalizationLayer {
@@ -123,12 +127,19 @@ impl Quantiles {
         let lengths = all.narrow(1, 1, pieces) - &starts;
         let steps = lengths.eq(0.0);
         let lengths = lengths.masked_fill(&steps, 1.0);
-        Some(Self { columns: Tensor::from_slice(&columns).to_device(device), starts, lengths, steps })
+        let ends = [all.select(1, 0).contiguous(), all.select(1, pieces).contiguous()];
+        let ranges = &ends[1] - &ends[0];
+        let ranges = ranges.masked_fill(&ranges.eq(0.0), f64::INFINITY);
+        let columns = Tensor::from_slice(&columns).to_device(device);
+        Some(Self { columns, starts, lengths, steps, ends, ranges })
     }
 
     /// `[B, Q]` from all dense features.
     fn forward(&self, dense: &Tensor) -> Tensor {
-        let values = dense.index_select(1, &self.columns).unsqueeze(2);
+        let chosen = dense.index_select(1, &self.columns);
+        let [below, above] = [0, 1].map(|end| (&chosen - &self.ends[end]) / &self.ranges);
+        let beyond = below.clamp(-1.0, 0.0) + above.clamp(0.0, 1.0);
+        let values = chosen.unsqueeze(2);
         // How much of each piece is below the value; half of one without length that lies there.
         let along = ((&values - &self.starts) / &self.lengths).clamp(0.0, 1.0);
         let above = values.gt_tensor(&self.starts).to_kind(Kind::Float);
@@ -136,7 +147,7 @@ impl Quantiles {
         let share = step.where_self(&self.steps, &along).mean_dim(2, false, Kind::Float);
         // Of a feature that had one value in training, no piece passes a NaN on.
         let share = share.masked_fill(&values.squeeze_dim(2).isnan(), f64::NAN);
-        (share * 2.0 - 1.0) * 3.0_f64.sqrt()
+        ((share + beyond) * 2.0 - 1.0) * 3.0_f64.sqrt()
     }
 }
 
@@ -164,10 +175,11 @@ mod tests {
                     (quantiles.partition_point(|q| *q < x), quantiles.partition_point(|q| *q <= x));
                 let share = if below < up_to {
                     (at(below) + at(up_to - 1)) / 2.0
-                } else if below == 0 {
-                    0.0
-                } else if below == DENSE_QUANTILES {
-                    1.0
+                } else if below == 0 || below == DENSE_QUANTILES {
+                    let (min, max) = (quantiles[0], quantiles[DENSE_QUANTILES - 1]);
+                    let beyond = if below == 0 { (x - min).max(min - max) } else { (x - max).min(max - min) };
+                    let end = if below == 0 { 0.0 } else { 1.0 };
+                    if min < max { end + beyond / (max - min) } else { end }
                 } else {
                     let (from, to) = (quantiles[below - 1], quantiles[below]);
                     at(below - 1) + (x - from) / (to - from) / (DENSE_QUANTILES - 1) as f64
