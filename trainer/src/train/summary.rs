@@ -21,7 +21,7 @@ pub enum Ending {
     MaxSteps,
     /// Held-out figures got no better.
     EarlyStopping,
-    /// [`Stop`] was raised: there is a checkpoint, and no model yet.
+    /// [`Stop`](crate::Stop) was raised: there is a checkpoint, and no model yet.
     Stopped,
 }
 
