@@ -137,6 +137,16 @@ impl dyn Collectives + '_ {
         self.all_gather(&all, &own)?.wait()?;
         Ok(Vec::<f64>::try_from(&all)?.chunks(values.len().max(1)).map(<[f64]>::to_vec).collect())
     }
+
+    /// The sum of every rank's `count`.
+    ///
+    /// # Errors
+    ///
+    /// Those of all operations.
+    pub fn sum(&self, count: u64) -> Result<u64> {
+        // Doubles are exact up to 2^53.
+        Ok(self.gather(&[count as f64])?.iter().map(|of_rank| of_rank[0] as u64).sum())
+    }
 }
 
 /// What a rank returns whose end another rank reports.

@@ -195,7 +195,7 @@ impl StoredTables {
             let end = end(&feature).clamp(shard.rows.start, shard.rows.end);
             let rows = RowSet::First((end - shard.rows.start) as usize);
             for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
-                if buffer.dtype == Dtype::U8 && !self.holds(&feature, buffer.name) {
+                if buffer.is_usage() && !self.holds(&feature, buffer.name) {
                     // The run before evicted nothing: all of its rows may be in use.
                     embeddings.write(number, place, rows, &mut |bytes| {
                         bytes.fill(EARLIER);
@@ -226,8 +226,8 @@ impl StoredTables {
 
     /// Whether a table was stored with a buffer.
     fn holds(&self, feature: &str, buffer: &str) -> bool {
-        let own = self.shards.iter().filter(|shard| shard.feature == feature);
-        own.into_iter().all(|shard| self.files[shard.file].info(&format!("{}.{buffer}", shard.name)).is_ok())
+        let mut own = self.shards.iter().filter(|shard| shard.feature == feature);
+        own.all(|shard| self.files[shard.file].info(&format!("{}.{buffer}", shard.name)).is_ok())
     }
 
     /// The rows in `rows` of which there are newer values, counted from the first one.
@@ -401,7 +401,7 @@ fn place(
     let rows =
         piece.chunks_exact((stored * value).max(1)).zip(output.chunks_exact_mut(buffer.row_bytes().max(1)));
     let wanted_columns = (wanted.columns.end - wanted.columns.start) as usize;
-    if buffer.dtype == Dtype::U8 {
+    if buffer.is_usage() {
         // Shards of a table's columns look up the same rows.
         rows.for_each(|(stored, output)| {
             output.iter_mut().zip(stored).for_each(|(out, stored)| *out |= stored)

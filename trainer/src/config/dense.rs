@@ -40,7 +40,7 @@ pub enum Normalization {
     /// The same of `sign(x) ln(1 + |x|)`.
     Log1p,
     /// The share of training samples with smaller values, which is put between `-√3` and `√3`: a uniform distribution
-    /// of mean 0 and standard deviation 1.
+    /// of mean 0 and standard deviation 1. Values beyond those of training go on from there.
     #[default]
     Quantile,
 }

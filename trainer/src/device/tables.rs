@@ -112,17 +112,13 @@ impl DeviceTables {
         [self.weights.table(table), self.state.narrow(0, rows.start, rows.end - rows.start)]
     }
 
-    /// The rows of each table that were updated since the last call, ascending.
-    pub(crate) fn take_touched(&self) -> Vec<Vec<u32>> {
-        let touched = |(table, held): (usize, &Held)| {
-            let marks = self.marks.narrow(0, self.first_row(table), held.rows as i64);
-            let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).unwrap_or_default();
-            rows.into_iter().map(|row| row as u32).collect()
-        };
-        let touched = self.held.iter().enumerate().map(touched).collect();
+    /// The rows of a table that were updated since the last call for it, ascending.
+    pub(crate) fn take_touched(&self, table: usize) -> Vec<u32> {
         // Another handle of the same memory.
-        let _ = self.marks.shallow_clone().zero_();
-        touched
+        let mut marks = self.marks.narrow(0, self.first_row(table), self.held[table].rows as i64);
+        let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).unwrap_or_default();
+        let _ = marks.zero_();
+        rows.into_iter().map(|row| row as u32).collect()
     }
 
     /// Begins to copy a batch to the device, which may be looked up later.

@@ -226,26 +226,22 @@ impl DeviceStore {
         self.update(self.tables.len() - 1, &looked_up.rows, [&unpooled, sequences], step)
     }
 
-    /// Asks the device which rows were updated since the last time.
-    fn gather_usage(&self) {
-        let mut usage = self.usage.borrow_mut();
-        let mut rows: Vec<Vec<Vec<u32>>> = self.tables.iter().map(DeviceTables::take_touched).collect();
-        for (usage, place) in usage.iter_mut().zip(&self.places) {
-            if let (Some(usage), Some((class, number))) = (usage, place) {
-                usage.look_up(std::mem::take(&mut rows[*class][*number]));
-            }
-        }
+    /// Asks the device which rows of a shard were updated since the last time.
+    fn gather_usage(&self, shard: usize) {
+        let (class, number) = self.held(shard);
+        let rows = self.tables[class].take_touched(number);
+        self.usage.borrow_mut()[shard].as_mut().expect(HELD).look_up(rows);
     }
 
     /// How the rows of a shard are used.
     pub(super) fn usage(&self, shard: usize) -> Ref<'_, Usage> {
-        self.gather_usage();
+        self.gather_usage(shard);
         Ref::map(self.usage.borrow(), |usage| usage[shard].as_ref().expect(HELD))
     }
 
     /// The same, to be changed.
     pub(super) fn usage_mut(&mut self, shard: usize) -> &mut Usage {
-        self.gather_usage();
+        self.gather_usage(shard);
         self.usage.get_mut()[shard].as_mut().expect(HELD)
     }
 

@@ -73,6 +73,14 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    /// How rows are used, a byte of bits for each.
+    pub(super) const USAGE: Self = Self { name: "usage", dtype: Dtype::U8, columns: 1, by_column: false };
+
+    /// Whether it says how rows are used.
+    pub(crate) fn is_usage(&self) -> bool {
+        *self == Self::USAGE
+    }
+
     /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
         self.columns * self.dtype.size()

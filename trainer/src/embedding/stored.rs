@@ -3,7 +3,6 @@
 use std::io;
 
 use onefold_sharding::{DataType, TableConfig};
-use safetensors::Dtype;
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::usage::Usage;
@@ -14,9 +13,7 @@ use crate::kernels::element::Elements;
 /// A shard's buffers by number.
 const WEIGHTS: usize = 0;
 const STATE: usize = 1;
-const AFTER_STATE: usize = 2;
-/// How rows are used, behind the optimizer's state.
-const USAGE: Buffer = Buffer { name: "usage", dtype: Dtype::U8, columns: 1, by_column: false };
+const USAGE: usize = 2;
 /// Rows whose initial values are in memory together.
 const EVICTED_AT_ONCE: usize = 1 << 16;
 
@@ -113,7 +110,7 @@ impl Embeddings {
             Store::Host(store) => store.buffers(shard),
             Store::Device(store) => store.buffers(shard),
         };
-        buffers.extend(self.stores_usage.then_some(USAGE));
+        buffers.extend(self.stores_usage.then_some(Buffer::USAGE));
         buffers
     }
 
@@ -130,7 +127,7 @@ impl Embeddings {
         rows: RowSet<'_>,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        if buffer == AFTER_STATE {
+        if buffer == USAGE {
             return sink(&self.usage(shard, |usage| usage.bytes(self.numbers(shard, rows))));
         }
         match &self.store {
@@ -152,7 +149,7 @@ impl Embeddings {
         rows: RowSet<'_>,
         source: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        if buffer == AFTER_STATE {
+        if buffer == USAGE {
             let rows = self.numbers(shard, rows);
             let mut bytes = vec![0; rows.len()];
             source(&mut bytes)?;
@@ -183,7 +180,7 @@ impl Embeddings {
     pub fn weights(&self, table: usize) -> io::Result<Option<Vec<f32>>> {
         let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
         let mut bytes = Vec::new();
-        self.read(shard, 0, RowSet::All, &mut |part| {
+        self.read(shard, WEIGHTS, RowSet::All, &mut |part| {
             bytes.extend_from_slice(part);
             Ok(())
         })?;
@@ -199,7 +196,7 @@ pub(crate) fn whole_buffers(
 ) -> Vec<Buffer> {
     let dim = config.dim as usize;
     let mut buffers = table::shard_buffers(config, dim, update::rule(optimizer, 1).state_width(dim));
-    buffers.extend(with_usage.then_some(USAGE));
+    buffers.extend(with_usage.then_some(Buffer::USAGE));
     buffers
 }
 

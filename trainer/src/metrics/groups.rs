@@ -160,15 +160,7 @@ impl GroupedScores {
             records.sort_by_key(|record| record.group);
             records.chunk_by(|a, b| a.group == b.group).for_each(|group| sums.add(group));
         }
-        let without_group = match collectives.size() {
-            1 => self.without_group,
-            // Doubles are exact up to 2^53.
-            _ => collectives
-                .gather(&[self.without_group as f64])?
-                .iter()
-                .map(|of_rank| of_rank[0] as u64)
-                .sum(),
-        };
+        let without_group = collectives.sum(self.without_group)?;
         Ok(sums.figures(&self.tasks, without_group))
     }
 }

@@ -288,9 +288,8 @@ mod tests {
         let Rank::Device { parts, .. } = &mut rank else { panic!("it is on a device") };
         assert_eq!(parts.len(), 2);
         for part in parts {
-            for (group, touched) in
-                part.batch.groups().to_vec().iter().zip(part.tables.whole().take_touched())
-            {
+            for (table, group) in part.batch.groups().iter().enumerate() {
+                let touched = part.tables.whole().take_touched(table);
                 let mut ids: Vec<u32> = group.features()[0].values().iter().map(|id| *id as u32).collect();
                 ids.sort_unstable();
                 ids.dedup();

@@ -193,8 +193,7 @@ impl<'a> Stepper<'a> {
         let evicted = self.model.embeddings.evict(seed);
         let collectives = self.model.embeddings.collectives();
         let own = collectives.agree(evicted.map_err(Error::from))?;
-        let all = collectives.gather(&[own as f64])?;
-        Ok(Some(all.iter().flatten().map(|of_rank| *of_rank as u64).sum()))
+        Ok(Some(collectives.sum(own)?))
     }
 
     /// Tells all ranks of this one's step: by rank, and the values by group of all together.

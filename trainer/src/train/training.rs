@@ -494,9 +494,7 @@ impl<'a> Training<'a> {
         if self.config.embedding.evict_after.is_none() {
             return Ok(None);
         }
-        let own = self.stepper.model.embeddings.rows_in_use() as f64;
-        let all = self.collectives().gather(&[own])?;
-        let in_use = all.iter().flatten().map(|of_rank| *of_rank as u64).sum();
+        let in_use = self.collectives().sum(self.stepper.model.embeddings.rows_in_use())?;
         Ok(Some(RowCounts { in_use, evicted: self.progress.evicted_rows }))
     }
 
