@@ -4,12 +4,17 @@
     onefold-ingest build rm1/dataset.toml --out rm1-rows --layout rows
     export LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=narenas:2,thp:always
     python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --threads 2
+    python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --precision fp32,bf16
     python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --ranks 2 --plan plan.json
 
 `plain` gives every sample its own lists. `deduplicated` is what a TorchRec user can write by hand: rows of user
 features that repeat are looked up, pooled and attended to once, and an index select expands them; the search for
 them counts. Both train the same batches of 2,048 samples, in turns and with one set of weights: fused
 table-batched embeddings with row-wise Adagrad, TorchRec's DLRM modules, fused Adagrad, float32.
+
+`plain_bf16` and `deduplicated_bf16` compute the same under `torch.autocast("cpu", dtype=torch.bfloat16)`:
+matrix products and attention are in bfloat16, forward and backward; the backward pass itself runs outside
+of autocast. Parameters, tables, optimizers and the loss stay float32. Variants of all precisions take turns.
 
 Without `--ranks`, one process calls FBGEMM's tables itself. With it, the script starts that many processes, and
 TorchRec's DistributedModelParallel trains on Gloo: every table on one rank, everything else on all ranks with DDP.
@@ -19,7 +24,7 @@ round robin.
 
 Prints one JSON object. Each variant has the median milliseconds of a step (of its slowest rank), the samples per
 second of all ranks, the mean loss, and `first_losses`: the losses of its first steps, warm-up included. The
-initial weights are the same on any number of ranks, so these losses agree to about 1e-6.
+initial weights are the same on any number of ranks, so these losses agree to about 1e-6 where all is float32.
 """
 
 import argparse
@@ -54,6 +59,7 @@ from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 
 BATCH, ROWS, DIM, HEADS = 2048, 200_000, 64, 2
 WARM_UP, FIRST_LOSSES = 2, 8
+PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and how names of variants end
 TABLE_OPTIMIZER = {
     "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.005, "eps": 1e-8,
     "bounds_check_mode": BoundsCheckMode.NONE,
@@ -353,28 +359,37 @@ def over_ranks(numbers, operation):
     return numbers.tolist()
 
 
-def measure(model, groups, batches, rounds):
-    """Trains both variants in turns: of each the seconds of every step, of the slowest rank, and the loss."""
+def variants_of(precisions):
+    """The variants' names, and of each whether rows are deduplicated by hand, and whether autocast is on."""
+    return {
+        form + PRECISIONS[precision]: (form == "deduplicated", precision == "bf16")
+        for precision in precisions for form in ("plain", "deduplicated")
+    }
+
+
+def measure(model, groups, batches, rounds, variants):
+    """Trains all variants in turns: of each the seconds of every step, of the slowest rank, and the loss."""
     dense_parameters = [p for name, p in model.named_parameters() if not name.startswith("tables")]
     optimizer = torch.optim.Adagrad(dense_parameters, lr=0.001, eps=1e-8, fused=True)
     loss_of = torch.nn.BCEWithLogitsLoss()
 
-    def step(batch, by_hand):
+    def step(batch, by_hand, autocast):
         dense, labels, lists = batch
         optimizer.zero_grad()
-        loss = loss_of(model(dense, inputs_of(groups, lists, by_hand)), labels)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = loss_of(model(dense, inputs_of(groups, lists, by_hand)), labels)
         loss.backward()
         optimizer.step()
         return loss.item()
 
-    times = {"plain": [], "deduplicated": []}
-    losses = {"plain": [], "deduplicated": []}
+    times = {name: [] for name in variants}
+    losses = {name: [] for name in variants}
     for turn in range(rounds + WARM_UP):
-        for number, name in enumerate(times):
+        for number, (name, settings) in enumerate(variants.items()):
             if torch.distributed.is_initialized():
                 torch.distributed.barrier()
             started = time.perf_counter()
-            loss = step(batches[(turn + 3 * number) % len(batches)], name == "deduplicated")
+            loss = step(batches[(turn + 3 * number) % len(batches)], *settings)
             times[name].append(time.perf_counter() - started)
             losses[name].append(loss)
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -392,7 +407,7 @@ def report(arguments, rank=0, rank_of=None):
         model = Model(groups, FusedTables(groups))
     else:
         model = distribute(Model(groups, Collections(groups)), rank_of, arguments.ranks)
-    times, losses = measure(model, groups, batches, arguments.rounds)
+    times, losses = measure(model, groups, batches, arguments.rounds, variants_of(arguments.precision))
     result = {
         "workload": arguments.workload, "batch_size": BATCH,
         "ranks": arguments.ranks, "threads": arguments.threads,
@@ -422,10 +437,22 @@ def run_rank(rank, arguments, rank_of, store):
     torch.distributed.destroy_process_group()
 
 
+def precisions(text):
+    """Several precisions, separated by commas."""
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in PRECISIONS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"`{unknown[0]}` is none of {', '.join(PRECISIONS)}")
+    return names
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", required=True, choices=["rm1", "rm2", "rm3"])
     parser.add_argument("--data", required=True, type=Path, help="a dataset in the `rows` layout")
+    parser.add_argument(
+        "--precision", type=precisions, default=["fp32"], metavar="NAMES", help="fp32, bf16, or fp32,bf16"
+    )
     parser.add_argument("--ranks", type=int, help="train with DistributedModelParallel on this many processes")
     parser.add_argument("--plan", type=Path, help="Onefold's plan.json for these ranks, table-wise")
     parser.add_argument("--threads", type=int, help="threads of a process [default: 2, with --ranks 1]")
