@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Training steps of ours and of TorchRec on the same data, in float32 and in bfloat16, in one go.
+
+Runs `onefold-train bench` once for each precision and `against_torchrec.py` once for all of them, workload
+after workload, then everything again in the opposite order, and so on. Prints a Markdown table: of every
+workload and precision the samples per second of ours (`off`, `exact`, `window`) and of TorchRec (plain, and
+with user rows deduplicated by hand), the best of ours divided by the best of TorchRec's, and the mean
+losses: ours of `off`, TorchRec's of plain. The two begin with different weights. Figures are medians of all
+repetitions, and `±` is half of what lies between the least and the greatest.
+
+    trainer/benches/dense.py --data DIR [--repeat 3] [--threads 2] [--workloads rm1,rm2,rm3]
+        [--precision fp32,bf16] [--bin target/release] [--rounds 10] [--json]
+
+DIR holds of every workload W the datasets `W-dataset` and, in the `rows` layout, `W-rows`:
+
+    onefold-data generate --workload rm1 --samples 60000 --seed 1 --out DIR/rm1-logs
+    onefold-ingest build DIR/rm1-logs/dataset.toml --out DIR/rm1-dataset
+    onefold-ingest build DIR/rm1-logs/dataset.toml --out DIR/rm1-rows --layout rows
+
+TorchRec is where PYTHONPATH says (see `against_torchrec.py`), and pyarrow too. It gets jemalloc, if Debian's
+`libjemalloc2` is installed, with pages retained as in `onefold-train`; `onefold-train` brings its own.
+"""
+
+import argparse
+import ctypes.util
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+OURS, THEIRS = ("off", "exact", "window"), ("plain", "deduplicated")
+PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and how TorchRec's variants end
+MALLOC = "narenas:2,thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"
+
+
+def arguments():
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the datasets")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"),
+                        help="of the binaries")
+    parser.add_argument("--workloads", default="rm1,rm2,rm3", help="separated by commas")
+    parser.add_argument("--precision", default="fp32,bf16", help="separated by commas")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions of everything")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10, help="steps of a variant that count, each time")
+    parser.add_argument("--json", action="store_true", help="print one object too, on the last line")
+    options = parser.parse_args()
+    options.workloads = options.workloads.split(",")
+    options.precision = options.precision.split(",")
+    unknown = [name for name in options.precision if name not in PRECISIONS]
+    if unknown:
+        parser.error(f"--precision: `{unknown[0]}` is none of {', '.join(PRECISIONS)}")
+    return options
+
+
+def run(command, environment=None):
+    """The object on the last line of the command's output."""
+    command = [str(part) for part in command]
+    print("$ " + " ".join(command), file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def shared(options, workload):
+    return ["--workload", workload, "--threads", options.threads, "--rounds", options.rounds]
+
+
+def ours(options, workload, precision):
+    """Samples per second and loss by (precision, variant)."""
+    # A binary from before bfloat16 has no such option, and can still be measured in float32.
+    chosen = [] if precision == "fp32" else ["--precision", precision]
+    report = run([options.bin / "onefold-train", "bench", *shared(options, workload), *chosen,
+                  "--data", options.data / f"{workload}-dataset", "--dedupe", ",".join(OURS), "--json"])
+    variants = zip(OURS, report["variants"], strict=True)
+    return {(precision, name): (found["samples_per_second"], found["loss"]) for name, found in variants}
+
+
+def theirs(options, workload):
+    """The same of TorchRec, for all precisions."""
+    environment = dict(os.environ)
+    jemalloc = ctypes.util.find_library("jemalloc")
+    if jemalloc:
+        environment |= {"LD_PRELOAD": jemalloc, "MALLOC_CONF": MALLOC}
+    script = pathlib.Path(__file__).with_name("against_torchrec.py")
+    data = options.data / f"{workload}-rows"
+    report = run([sys.executable, script, *shared(options, workload), "--data", data,
+                  "--precision", ",".join(options.precision)], environment)
+    found = {}
+    for precision in options.precision:
+        for name in THEIRS:
+            variant = report[name + PRECISIONS[precision]]
+            found[precision, name] = variant["samples_per_second"], variant["loss"]
+    return found
+
+
+def measure(options):
+    """The results of all repetitions by (workload, precision, variant)."""
+    jobs = []
+    for workload in options.workloads:
+        jobs += [(workload, ours, (precision,)) for precision in options.precision]
+        jobs.insert(len(jobs) - len(options.precision) + 1, (workload, theirs, ()))
+    results = {}
+    for turn in range(options.repeat):
+        for workload, system, rest in jobs if turn % 2 == 0 else reversed(jobs):
+            for (precision, name), found in system(options, workload, *rest).items():
+                results.setdefault((workload, precision, name), []).append(found)
+    return results
+
+
+def row_of(results, workload, precision):
+    """Medians of one workload in one precision."""
+    row = {"workload": workload, "precision": precision}
+    for name in OURS + THEIRS:
+        speeds, losses = zip(*results[workload, precision, name])
+        row[name] = {"samples_per_second": statistics.median(speeds), "by_repetition": speeds,
+                     "loss": statistics.median(losses)}
+    best = [max(row[name]["samples_per_second"] for name in names) for names in (OURS, THEIRS)]
+    return row | {"ratio": best[0] / best[1]}
+
+
+def cell(figures):
+    speeds = figures["by_repetition"]
+    spread = f" ± {(max(speeds) - min(speeds)) / 2:,.0f}" if len(speeds) > 1 else ""
+    return f"{figures['samples_per_second']:,.0f}{spread}"
+
+
+def processor():
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
+    known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{names[0] if names else 'unknown processor'} ({', '.join(known)})"
+
+
+def show(options, host, rows):
+    steps = f"medians of {options.repeat} × {options.rounds} steps"
+    print(f"{host}, {options.threads} threads; samples per second, {steps}\n")
+    print("| | precision | `off` | `exact` | `window` | TorchRec, plain | TorchRec, by hand "
+          "| our best ÷ TorchRec's | loss, ours | loss, TorchRec |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        speeds = " | ".join(cell(row[name]) for name in OURS + THEIRS)
+        print(f"| {row['workload']} | {row['precision']} | {speeds} | {row['ratio']:.2f} "
+              f"| {row['off']['loss']:.4f} | {row['plain']['loss']:.4f} |")
+
+
+def main():
+    options = arguments()
+    results = measure(options)
+    places = [(workload, precision) for workload in options.workloads for precision in options.precision]
+    rows = [row_of(results, *place) for place in places]
+    host = processor()
+    show(options, host, rows)
+    if options.json:
+        settings = {"threads": options.threads, "repeat": options.repeat, "rounds": options.rounds}
+        print(json.dumps({"processor": host, **settings, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
