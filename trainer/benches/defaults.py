@@ -10,14 +10,22 @@ worse.
         [--batch-sizes 256,1024,2048,8192] [--seeds 1,2,3] [--settings 30] [--bin target/release] [--json]
         [--candidate "dense.kind=adam dense.learning_rate=0.001 tables.warmup_steps=100"]
 
-Every setting is trained with the first seed; in each row of the table the best `--finalists` of them are then trained
-with all seeds, and the best mean counts. `--candidate` adds a setting, which is trained with all seeds everywhere and
-gets a table of its own; what it does not name is as in the defaults, `KEY=null` takes a key away, and changing a `kind`
-does so for the other keys of that part. `--without-search` trains the defaults and candidates alone. The table says
-where a mean NE is above 1 (the mean label predicts better), where training diverged, and how many of the settings end
-above 1 with the first seed. The best of many is partly luck with its seeds: `--fresh-seeds 11,12,13` trains the
-defaults and the best setting of each row once more, with seeds that nothing was chosen by, and adds a table of both.
-`results.jsonl` in `--work` keeps every finished run, so a second call trains only what is missing.
+Every setting is trained with the first seed; in each row of the table the best `--finalists` of them are then
+trained with all seeds, and the best mean counts. `--candidate` adds a setting, which is trained with all
+seeds everywhere and gets a table of its own; what it does not name is as in the defaults, `KEY=null` takes a
+key away, and changing a `kind` does so for the other keys of that part. One more table has the candidate
+beside the defaults: by how many percent its mean NE is larger, and the pooled standard deviation of both over
+seeds. A candidate may have keys of other sections, so that
+
+    trainer/benches/defaults.py --work DIR --ebnerd DIR --datasets ebnerd,movielens --batch-sizes 1024
+        --without-search --candidate train.precision=bf16
+
+asks what bfloat16 costs. `--without-search` trains the defaults and candidates alone. The table says where
+a mean NE is above 1 (the mean label predicts better), where training diverged, and how many of the settings
+end above 1 with the first seed. The best of many is partly luck with its seeds: `--fresh-seeds 11,12,13`
+trains the defaults and the best setting of each row once more, with seeds that nothing was chosen by, and
+adds a table of both. `results.jsonl` in `--work` keeps every finished run, so a second call trains only
+what is missing.
 
 `--set SECTION.KEY=VALUE` changes the model of all runs, as in `--set dense.normalize=quantile` or
 `--set embedding.pooling=mean`; give each such model a `--work` of its own, or one with links to the datasets.
@@ -137,13 +145,17 @@ def prepare(options, name):
     return dataset, text
 
 
-def toml(setting):
-    """The sections of a setting."""
+def with_setting(text, setting):
+    """The configuration with a setting; keys of optimizers go into sections of their own."""
     sections = {}
     for key, value in setting.items():
         part, name = key.split(".")
+        if part not in ("tables", "dense"):
+            text = with_key(text, key, json.dumps(value))
+            continue
         sections.setdefault(f"{SECTIONS.get(name, 'optimizer')}.{part}", []).append(f"{name} = {json.dumps(value)}")
-    return "".join(f"\n[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
+    added = "".join(f"\n[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
+    return text + added
 
 
 def drawn(count, seed):
@@ -220,7 +232,7 @@ class Results:
 
     def one(self, dataset, batch_size, seed, setting):
         data, text = self.made[dataset]
-        text = changed(changed(text, "batch_size", batch_size), "seed", seed) + toml(setting)
+        text = with_setting(changed(changed(text, "batch_size", batch_size), "seed", seed), setting)
         with tempfile.TemporaryDirectory(prefix="run-", dir=self.options.work) as folder:
             config, out = pathlib.Path(folder, "train.toml"), pathlib.Path(folder, "run")
             config.write_text(text)
@@ -294,6 +306,29 @@ def compare(results, rows, seeds, known):
     return found
 
 
+def beside(results, rows, seeds, setting):
+    """The defaults and a setting in every row: how far their means are apart, and what seeds differ by."""
+    found = []
+    for place in rows:
+        defaults, other = (results.figures(*place, seeds, given) for given in (DEFAULTS, setting))
+        ne, mean = statistics.mean(defaults), statistics.mean(other)
+        seed = math.sqrt((spread(defaults) ** 2 + spread(other) ** 2) / 2)
+        found.append({"dataset": place[0], "batch_size": place[1], "ne": ne, "sd": spread(defaults),
+                      "other": mean, "other_sd": spread(other), "percent": 100 * (mean / ne - 1),
+                      "seed_percent": 100 * seed / ne, "by_seed": [defaults, other]})
+    return found
+
+
+def show_beside(title, seeds, rows):
+    print(f"{title} beside the defaults, seeds {','.join(map(str, seeds))}")
+    print(f"{'dataset':15}{'batch':>6}{'NE':>10}{'± sd':>9}{'with it':>10}{'± sd':>9}"
+          f"{'difference':>12}{'sd of a seed':>15}")
+    for row in rows:
+        print(f"{row['dataset']:15}{row['batch_size']:6}{row['ne']:10.4f}{row['sd']:9.4f}{row['other']:10.4f}"
+              f"{row['other_sd']:9.4f}{row['percent']:+10.2f} %{row['seed_percent']:13.2f} %")
+    print(flush=True)
+
+
 def finite(value):
     """The value with `null` for what JSON has no number for."""
     if isinstance(value, dict):
@@ -339,13 +374,17 @@ def main():
     for title, setting in {"defaults": DEFAULTS, **candidates}.items():
         tables[title] = [row_of(results, options, dataset, size, seeds, setting, known) for dataset, size in rows]
         show(title, tables[title])
+    differences = {title: beside(results, rows, seeds, setting) for title, setting in candidates.items()}
+    for title, found in differences.items():
+        show_beside(title, seeds, found)
     if options.fresh_seeds:
         fresh = [int(seed) for seed in options.fresh_seeds.split(",")]
         tables["fresh"] = compare(results, tables["defaults"], fresh, known)
     for number in sorted({row["best_number"] for row in tables["defaults"]}):
         print(f"#{number}  " + " ".join(f"{key}={json.dumps(value)}" for key, value in known[number].items()))
     if options.json:
-        print(json.dumps(finite({"seeds": seeds, "settings": known, "tables": tables})))
+        found = {"seeds": seeds, "settings": known, "tables": tables, "beside": differences}
+        print(json.dumps(finite(found)))
 
 
 if __name__ == "__main__":
