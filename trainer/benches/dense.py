@@ -5,8 +5,13 @@ Runs `onefold-train bench` once for each precision and `against_torchrec.py` onc
 after workload, then everything again in the opposite order, and so on. Prints a Markdown table: of every
 workload and precision the samples per second of ours (`off`, `exact`, `window`) and of TorchRec (plain, and
 with user rows deduplicated by hand), the best of ours divided by the best of TorchRec's, and the mean
-losses: ours of `off`, TorchRec's of plain. The two begin with different weights. Figures are medians of all
+losses: ours of `off`, TorchRec's of plain. Losses say no more than that both learn: the two begin with
+different weights, and one model takes the steps of all variants, on few batches. Figures are medians of all
 repetitions, and `±` is half of what lies between the least and the greatest.
+
+Run it on an idle machine. Threads that wait for each other lose far more than their share of processors to
+another program, TorchRec's most of all, so that ratios of a busy machine mean nothing. The line below the table
+says how many processors other programs used at most during one command.
 
     trainer/benches/dense.py --data DIR [--repeat 3] [--threads 2] [--workloads rm1,rm2,rm3]
         [--precision fp32,bf16] [--bin target/release] [--rounds 10] [--json]
@@ -26,12 +31,15 @@ import ctypes.util
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
+import time
 
 OURS, THEIRS = ("off", "exact", "window"), ("plain", "deduplicated")
 PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and how TorchRec's variants end
+OTHERS = []  # processors that other programs used during each command
 MALLOC = "narenas:2,thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"
 
 
@@ -56,11 +64,22 @@ def arguments():
     return options
 
 
+def busy():
+    """Seconds that processors were busy since the start, or taken by a host, without those of finished commands."""
+    user, nice, system, _, _, irq, soft, steal = map(int, pathlib.Path("/proc/stat").read_text().split()[1:9])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+    return total - own.ru_utime - own.ru_stime
+
+
 def run(command, environment=None):
     """The object on the last line of the command's output."""
     command = [str(part) for part in command]
     print("$ " + " ".join(command), file=sys.stderr, flush=True)
+    before, started = busy(), time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    OTHERS.append((busy() - before) / (time.monotonic() - started))
+    print(f"other programs used {OTHERS[-1]:.2f} processors", file=sys.stderr, flush=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -145,6 +164,7 @@ def show(options, host, rows):
         speeds = " | ".join(cell(row[name]) for name in OURS + THEIRS)
         print(f"| {row['workload']} | {row['precision']} | {speeds} | {row['ratio']:.2f} "
               f"| {row['off']['loss']:.4f} | {row['plain']['loss']:.4f} |")
+    print(f"\nOther programs used at most {max(OTHERS):.2f} processors during a command.")
 
 
 def main():
@@ -155,7 +175,8 @@ def main():
     host = processor()
     show(options, host, rows)
     if options.json:
-        settings = {"threads": options.threads, "repeat": options.repeat, "rounds": options.rounds}
+        settings = {"threads": options.threads, "repeat": options.repeat, "rounds": options.rounds,
+                    "others": max(OTHERS)}
         print(json.dumps({"processor": host, **settings, "rows": rows}))
 
 
