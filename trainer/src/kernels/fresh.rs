@@ -71,11 +71,11 @@ pub(crate) fn written(length: usize, write: impl FnOnce(&mut [MaybeUninit<f32>])
 /// # Panics
 ///
 /// If it returns something else; otherwise every element is initialised.
-pub(crate) fn write_all(
-    memory: &mut [MaybeUninit<f32>],
-    write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32],
+pub(crate) fn write_all<T>(
+    memory: &mut [MaybeUninit<T>],
+    write: impl FnOnce(&mut [MaybeUninit<T>]) -> &mut [T],
 ) {
-    let (start, length) = (memory.as_ptr().cast::<f32>(), memory.len());
+    let (start, length) = (memory.as_ptr().cast::<T>(), memory.len());
     let written = write(memory);
     assert!(written.len() == length && written.as_ptr() == start, "all is written");
 }

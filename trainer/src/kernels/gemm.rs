@@ -1,5 +1,6 @@
 //! Products of small matrices that stay in the processor's caches.
 
+use super::product::add_products;
 use super::simd::{Lanes, WIDE, WIDTH, dispatched};
 
 /// A multiple of the rows of C that registers hold, whatever the processor.
@@ -120,26 +121,8 @@ fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize>(
     ldc: usize,
     accumulate: bool,
 ) {
-    let Strided { values, row_stride, column_stride } = a;
-    if let Some(last) = k.checked_sub(1) {
-        assert!((M - 1) * row_stride + last * column_stride < values.len(), "A is larger than its slice");
-        assert!(last * ldb + V * N <= b.len(), "B is larger than its slice");
-    }
     let mut sums = [[L::splat(0.0); V]; M];
-    for p in 0..k {
-        let b: [L; V] = std::array::from_fn(|q| {
-            // SAFETY: the assertion on B: p is at most k - 1 and q at most V - 1, and an array of floats is as
-            // aligned as a float.
-            L::load(unsafe { &*b.as_ptr().add(p * ldb + q * N).cast::<[f32; N]>() })
-        });
-        for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the assertion on A: the row is at most M - 1 and p at most k - 1.
-            let factor = L::splat(unsafe { *values.get_unchecked(row * row_stride + p * column_stride) });
-            for (sum, b) in sums.iter_mut().zip(b) {
-                *sum = sum.fma(factor, b);
-            }
-        }
-    }
+    add_products(&mut sums, k, a.values, (a.row_stride, a.column_stride), b, ldb, L::fma);
     for (row, sums) in sums.iter().enumerate() {
         let (chunks, _) = c[row * ldc..][..V * N].as_chunks_mut::<N>();
         for (chunk, sum) in chunks.iter_mut().zip(sums) {
@@ -167,16 +150,25 @@ fn transpose_with<L: Lanes>(
     out: &mut [f32],
     out_stride: usize,
 ) {
-    // By blocks of eight rows, so that a vector's worth of each row of the output is written at a time.
-    let mut row = 0;
-    while row + WIDTH <= rows {
+    let (blocks, whole) = (rows / WIDTH * WIDTH, columns / WIDTH * WIDTH);
+    for row in (0..blocks).step_by(WIDTH) {
         let block: [&[f32]; WIDTH] = std::array::from_fn(|r| &values[(row + r) * stride..][..columns]);
-        for column in 0..columns {
-            let vector: [f32; WIDTH] = std::array::from_fn(|r| block[r][column]);
+        for column in (0..whole).step_by(WIDTH) {
+            let mut square = [L::splat(0.0); WIDTH];
+            for (vector, of_row) in square.iter_mut().zip(&block) {
+                *vector = L::load(of_row[column..].first_chunk().expect("eight values"));
+            }
+            for (i, vector) in L::transpose(square).into_iter().enumerate() {
+                let out = &mut out[(column + i) * out_stride + row..];
+                vector.store(out.first_chunk_mut().expect("eight values"));
+            }
+        }
+        for column in whole..columns {
+            let vector = block.map(|of_row| of_row[column]);
             out[column * out_stride + row..][..WIDTH].copy_from_slice(&vector);
         }
-        row += WIDTH;
     }
+    let row = blocks;
     for row in row..rows {
         for (column, value) in values[row * stride..][..columns].iter().enumerate() {
             out[column * out_stride + row] = *value;

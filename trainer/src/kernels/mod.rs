@@ -11,5 +11,7 @@ pub(crate) mod fresh;
 mod gemm;
 pub mod interaction;
 pub mod pool;
+pub(crate) mod processor;
+pub mod product;
 mod simd;
 pub mod update;

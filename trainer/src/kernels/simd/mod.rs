@@ -8,15 +8,22 @@
 //! The vectors of AVX2 and AVX-512 are private: only [`run`] gives them to a kernel, on processors that have the
 //! instructions.
 
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
 /// Floats in a vector.
 pub(crate) const WIDTH: usize = 8;
 /// Floats in a vector of AVX-512.
 pub(crate) const WIDE: usize = 16;
+/// Numbers of bfloat16 in a vector of AVX-512.
+const PAIRS: usize = 2 * WIDE;
 
 /// A vector of `N` floats, eight or sixteen.
 pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     /// The vector of eight floats, for remainders.
     type Narrow: Lanes;
+    /// Whether there is an instruction for [`add_products_of_pairs`](Self::add_products_of_pairs).
+    const MULTIPLIES_PAIRS: bool = false;
 
     /// All lanes `value`.
     fn splat(value: f32) -> Self;
@@ -38,8 +45,28 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     fn mul(self, other: Self) -> Self;
     /// The larger of each lane.
     fn max(self, other: Self) -> Self;
+    /// Zero for each lane that is less; NaN stays.
+    fn relu(self) -> Self;
+    /// Each lane, or zero where that of `mask` is not positive.
+    fn where_positive(self, mask: Self) -> Self;
     /// 2 to the power of each lane, for lanes up to 127; zero below -126, NaN for NaN.
     fn exp2(self) -> Self;
+
+    /// `self + a₀ b₀ + a₁ b₁`, where the bits of each lane of `a` and `b` are two bfloat16 numbers, the lower one first.
+    #[inline(always)]
+    fn add_products_of_pairs(self, a: Self, b: Self) -> Self {
+        add_products_of_pairs(self, a, b)
+    }
+
+    /// Column i of eight rows, for each i below eight; rows are of eight.
+    #[inline(always)]
+    fn transpose(rows: [Self; WIDTH]) -> [Self; WIDTH]
+    where
+        Self: Lanes,
+    {
+        let rows = rows.map(|row| Lanes::<WIDTH>::to_array(row));
+        std::array::from_fn(|column| <Self as Lanes>::load(&rows.map(|row| row[column])))
+    }
 
     /// The lanes as an array.
     #[inline(always)]
@@ -68,6 +95,17 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
     fn largest(self) -> f32 {
         self.to_array().into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
+}
+
+/// [`Lanes::add_products_of_pairs`] without an instruction for it.
+#[inline(always)]
+fn add_products_of_pairs<L: Lanes<N>, const N: usize>(sum: L, a: L, b: L) -> L {
+    let halves = |pairs: L| {
+        let bits = pairs.to_array().map(f32::to_bits);
+        [bits.map(|pair| f32::from_bits(pair << 16)), bits.map(|pair| f32::from_bits(pair & 0xffff_0000))]
+    };
+    let [a, b] = [a, b].map(halves);
+    a.iter().zip(&b).fold(sum, |sum, (a, b)| sum.fma(L::load(a), L::load(b)))
 }
 
 /// For any processor.
@@ -125,220 +163,16 @@ impl Lanes for Portable {
         self.zip(other, f32::max)
     }
     #[inline(always)]
+    fn relu(self) -> Self {
+        Self(self.0.map(|x| if x < 0.0 { 0.0 } else { x }))
+    }
+    #[inline(always)]
+    fn where_positive(self, mask: Self) -> Self {
+        self.zip(mask, |x, mask| if mask > 0.0 { x } else { 0.0 })
+    }
+    #[inline(always)]
     fn exp2(self) -> Self {
         Self(self.0.map(|x| if x < -126.0 { 0.0 } else { x.exp2() }))
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::{Kernel, Lanes, WIDE, WIDTH};
-
-    const LN2: f64 = std::f64::consts::LN_2;
-
-    /// The Taylor series of `2^f`, from the seventh power down.
-    const SERIES: [f32; 8] = [
-        (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 5040.0) as f32,
-        (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 720.0) as f32,
-        (LN2 * LN2 * LN2 * LN2 * LN2 / 120.0) as f32,
-        (LN2 * LN2 * LN2 * LN2 / 24.0) as f32,
-        (LN2 * LN2 * LN2 / 6.0) as f32,
-        (LN2 * LN2 / 2.0) as f32,
-        LN2 as f32,
-        1.0,
-    ];
-
-    /// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
-    #[inline]
-    pub(super) fn has_avx2() -> bool {
-        is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-    }
-
-    /// Whether the processor has AVX-512's foundation too; the answer is remembered.
-    #[inline]
-    pub(super) fn has_avx512() -> bool {
-        is_x86_feature_detected!("avx512f") && has_avx2()
-    }
-
-    /// Runs a kernel, compiled for these instructions.
-    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-    pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
-        kernel.run::<Avx512, WIDE>()
-    }
-
-    /// Runs a kernel, compiled for these instructions.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
-        kernel.run::<Avx2, WIDTH>()
-    }
-
-    /// Processors of servers since 2017.
-    #[derive(Clone, Copy)]
-    struct Avx512(__m512);
-
-    // SAFETY: for every block below: the type is private, and only `with_avx512` gives it to a kernel, which may
-    // only be called where the processor has its instructions. Loads and stores go through references to sixteen
-    // floats.
-    impl Lanes<WIDE> for Avx512 {
-        type Narrow = Avx2;
-
-        #[inline(always)]
-        fn splat(value: f32) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm512_set1_ps(value) })
-        }
-        #[inline(always)]
-        fn load(values: &[f32; WIDE]) -> Self {
-            // SAFETY: as above; unaligned loads are allowed.
-            Self(unsafe { _mm512_loadu_ps(values.as_ptr()) })
-        }
-        #[inline(always)]
-        fn store(self, values: &mut [f32; WIDE]) {
-            // SAFETY: as above; unaligned stores are allowed.
-            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
-        }
-        #[inline(always)]
-        fn fma(self, a: Self, b: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
-        }
-        #[inline(always)]
-        fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm512_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn load_bf16(values: &[u16; WIDE]) -> Self {
-            // SAFETY: as above; the sixteen halves are 32 bytes.
-            unsafe {
-                let halves = _mm256_loadu_si256(values.as_ptr().cast());
-                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))))
-            }
-        }
-        #[inline(always)]
-        fn load_fp16(values: &[u16; WIDE]) -> Self {
-            // SAFETY: as above; the sixteen halves are 32 bytes.
-            Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) })
-        }
-        #[inline(always)]
-        fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm512_sub_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn max(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm512_max_ps(self.0, other.0) })
-        }
-        /// As [`Avx2`]'s, lane by lane.
-        #[inline(always)]
-        fn exp2(self) -> Self {
-            // SAFETY: as above.
-            unsafe {
-                let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
-                let f = _mm512_sub_ps(self.0, n);
-                let mut series = _mm512_set1_ps(SERIES[0]);
-                for coefficient in &SERIES[1..] {
-                    series = _mm512_fmadd_ps(series, f, _mm512_set1_ps(*coefficient));
-                }
-                // NaN is not less either.
-                let enough = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
-                Self(_mm512_maskz_scalef_ps(enough, series, n))
-            }
-        }
-    }
-
-    /// x86-64 processors since 2013.
-    #[derive(Clone, Copy)]
-    struct Avx2(__m256);
-
-    // SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`],
-    // `with_avx512` give it to a kernel, which may only be called where the processor has AVX2, FMA and F16C.
-    // Loads and stores go through references to eight floats.
-    impl Lanes for Avx2 {
-        type Narrow = Self;
-
-        #[inline(always)]
-        fn splat(value: f32) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm256_set1_ps(value) })
-        }
-        #[inline(always)]
-        fn load(values: &[f32; WIDTH]) -> Self {
-            // SAFETY: as above; unaligned loads are allowed.
-            Self(unsafe { _mm256_loadu_ps(values.as_ptr()) })
-        }
-        #[inline(always)]
-        fn store(self, values: &mut [f32; WIDTH]) {
-            // SAFETY: as above; unaligned stores are allowed.
-            unsafe { _mm256_storeu_ps(values.as_mut_ptr(), self.0) }
-        }
-        #[inline(always)]
-        fn fma(self, a: Self, b: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
-        }
-        #[inline(always)]
-        fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm256_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn load_bf16(values: &[u16; WIDTH]) -> Self {
-            // SAFETY: as above; the eight halves are 16 bytes.
-            unsafe {
-                let halves = _mm_loadu_si128(values.as_ptr().cast());
-                Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))))
-            }
-        }
-        #[inline(always)]
-        fn load_fp16(values: &[u16; WIDTH]) -> Self {
-            // SAFETY: as above; the eight halves are 16 bytes.
-            Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
-        }
-        #[inline(always)]
-        fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm256_sub_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm256_mul_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn max(self, other: Self) -> Self {
-            // SAFETY: as above.
-            Self(unsafe { _mm256_max_ps(self.0, other.0) })
-        }
-        /// `2^n · 2^f` with n the nearest integer: the Taylor series of `2^f` to the seventh power, whose error for
-        /// |f| ≤ 1/2 is below a float's rounding, and n put into the exponent.
-        #[inline(always)]
-        fn exp2(self) -> Self {
-            // SAFETY: as above.
-            unsafe {
-                let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
-                let f = _mm256_sub_ps(self.0, n);
-                let mut series = _mm256_set1_ps(SERIES[0]);
-                for coefficient in &SERIES[1..] {
-                    series = _mm256_fmadd_ps(series, f, _mm256_set1_ps(*coefficient));
-                }
-                let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
-                let power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(series), exponent));
-                // NaN is not less either.
-                let enough = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(-126.0));
-                Self(_mm256_and_ps(power, enough))
-            }
-        }
     }
 }
 
@@ -348,6 +182,8 @@ pub(crate) trait Kernel: Sized {
     type Output;
     /// Whether there is a copy for AVX-512; otherwise processors that have it run the one for AVX2.
     const WIDE: bool;
+    /// Whether there is a copy with AVX-512's products of bfloat16 numbers.
+    const PAIRS: bool = false;
 
     /// Runs the kernel with these vectors.
     fn run<L: Lanes<N>, const N: usize>(self) -> Self::Output;
@@ -358,6 +194,10 @@ pub(crate) trait Kernel: Sized {
 pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
+        if K::PAIRS && may_use(PAIRS) && x86::has_avx512_bf16() {
+            // SAFETY: the processor has all that the function is compiled for.
+            return unsafe { x86::with_avx512_bf16(kernel) };
+        }
         if K::WIDE && may_use(WIDE) && x86::has_avx512() {
             // SAFETY: the processor has all that the function is compiled for.
             return unsafe { x86::with_avx512(kernel) };
@@ -368,6 +208,28 @@ pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
         }
     }
     kernel.run::<Portable, WIDTH>()
+}
+
+/// Whether the processor has vectors that kernels have copies for.
+pub(crate) fn has_vectors() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return may_use(WIDTH) && x86::has_avx2();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Floats in the vectors that a kernel with a copy for AVX-512 gets.
+pub(crate) fn widest() -> usize {
+    struct Widest;
+    impl Kernel for Widest {
+        type Output = usize;
+        const WIDE: bool = true;
+
+        fn run<L: Lanes<N>, const N: usize>(self) -> usize {
+            N
+        }
+    }
+    run(Widest)
 }
 
 /// Whether kernels of this thread may use the processor's vectors of so many floats: always, but for `each_copy`
@@ -382,13 +244,13 @@ fn may_use(_width: usize) -> bool {
 
 #[cfg(test)]
 thread_local! {
-    static WIDEST: std::cell::Cell<usize> = const { std::cell::Cell::new(WIDE) };
+    static WIDEST: std::cell::Cell<usize> = const { std::cell::Cell::new(PAIRS) };
 }
 
 /// Does `work`, which calls kernels on this thread, with each copy of them that the processor can run.
 #[cfg(test)]
 pub(crate) fn each_copy(mut work: impl FnMut()) {
-    for width in [0, WIDTH, WIDE] {
+    for width in [0, WIDTH, WIDE, PAIRS] {
         WIDEST.set(width);
         work();
     }
@@ -591,6 +453,6 @@ mod tests {
         let widest = if x86::has_avx512() { WIDE } else { WIDTH };
         #[cfg(not(target_arch = "x86_64"))]
         let widest = WIDTH;
-        assert_eq!(widths, [WIDTH, WIDTH, widest]);
+        assert_eq!(widths, [WIDTH, WIDTH, widest, widest]);
     }
 }

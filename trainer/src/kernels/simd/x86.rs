@@ -1,0 +1,287 @@
+//! Vectors of AVX2 and AVX-512, which are private: only the functions `with_…` give them to a kernel.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Lanes, WIDE, WIDTH};
+
+const LN2: f64 = std::f64::consts::LN_2;
+
+/// The Taylor series of `2^f`, from the seventh power down.
+const SERIES: [f32; 8] = [
+    (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 5040.0) as f32,
+    (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 720.0) as f32,
+    (LN2 * LN2 * LN2 * LN2 * LN2 / 120.0) as f32,
+    (LN2 * LN2 * LN2 * LN2 / 24.0) as f32,
+    (LN2 * LN2 * LN2 / 6.0) as f32,
+    (LN2 * LN2 / 2.0) as f32,
+    LN2 as f32,
+    1.0,
+];
+
+/// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
+#[inline]
+pub(super) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+/// Whether the processor has AVX-512's foundation too; the answer is remembered.
+#[inline]
+pub(super) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f") && has_avx2()
+}
+
+/// Whether the processor has AVX-512's products of bfloat16 numbers too; the answer is remembered.
+#[inline]
+pub(super) fn has_avx512_bf16() -> bool {
+    is_x86_feature_detected!("avx512bf16") && has_avx512()
+}
+
+/// Runs a kernel, compiled for these instructions.
+#[target_feature(enable = "avx512bf16,avx512f,avx2,fma,f16c")]
+pub(super) fn with_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512<true>, WIDE>()
+}
+
+/// Runs a kernel, compiled for these instructions.
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
+pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512<false>, WIDE>()
+}
+
+/// Runs a kernel, compiled for these instructions.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2, WIDTH>()
+}
+
+/// Processors of servers since 2017; with products of bfloat16 numbers if `BF16`.
+#[derive(Clone, Copy)]
+struct Avx512<const BF16: bool>(__m512);
+
+// SAFETY: for every block below: the type is private, and only `with_avx512` and, if `BF16`, `with_avx512_bf16` give it
+// to a kernel, which may only be called where the processor has its instructions. Loads and stores go through references to sixteen
+// floats.
+impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
+    type Narrow = Avx2;
+    const MULTIPLIES_PAIRS: bool = BF16;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_set1_ps(value) })
+    }
+    #[inline(always)]
+    fn load(values: &[f32; WIDE]) -> Self {
+        // SAFETY: as above; unaligned loads are allowed.
+        Self(unsafe { _mm512_loadu_ps(values.as_ptr()) })
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32; WIDE]) {
+        // SAFETY: as above; unaligned stores are allowed.
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn load_bf16(values: &[u16; WIDE]) -> Self {
+        // SAFETY: as above; the sixteen halves are 32 bytes.
+        unsafe {
+            let halves = _mm256_loadu_si256(values.as_ptr().cast());
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))))
+        }
+    }
+    #[inline(always)]
+    fn load_fp16(values: &[u16; WIDE]) -> Self {
+        // SAFETY: as above; the sixteen halves are 32 bytes.
+        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn relu(self) -> Self {
+        // SAFETY: as above. Of zero and NaN, the instruction takes the second.
+        Self(unsafe { _mm512_max_ps(_mm512_setzero_ps(), self.0) })
+    }
+    #[inline(always)]
+    fn where_positive(self, mask: Self) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let positive = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(mask.0, _mm512_setzero_ps());
+            Self(_mm512_maskz_mov_ps(positive, self.0))
+        }
+    }
+    #[inline(always)]
+    fn add_products_of_pairs(self, a: Self, b: Self) -> Self {
+        if !BF16 {
+            return super::add_products_of_pairs(self, a, b);
+        }
+        // SAFETY: as above; the bits of vectors of one size are any numbers of 16 bits.
+        unsafe {
+            let [a, b] = [a.0, b.0].map(|pairs| std::mem::transmute::<__m512, __m512bh>(pairs));
+            Self(_mm512_dpbf16_ps(self.0, a, b))
+        }
+    }
+    /// As [`Avx2`]'s, lane by lane.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+            let f = _mm512_sub_ps(self.0, n);
+            let mut series = _mm512_set1_ps(SERIES[0]);
+            for coefficient in &SERIES[1..] {
+                series = _mm512_fmadd_ps(series, f, _mm512_set1_ps(*coefficient));
+            }
+            // NaN is not less either.
+            let enough = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
+            Self(_mm512_maskz_scalef_ps(enough, series, n))
+        }
+    }
+}
+
+/// x86-64 processors since 2013.
+#[derive(Clone, Copy)]
+struct Avx2(__m256);
+
+// SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`],
+// `with_avx512` give it to a kernel, which may only be called where the processor has AVX2, FMA and F16C.
+// Loads and stores go through references to eight floats.
+impl Lanes for Avx2 {
+    type Narrow = Self;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm256_set1_ps(value) })
+    }
+    #[inline(always)]
+    fn load(values: &[f32; WIDTH]) -> Self {
+        // SAFETY: as above; unaligned loads are allowed.
+        Self(unsafe { _mm256_loadu_ps(values.as_ptr()) })
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32; WIDTH]) {
+        // SAFETY: as above; unaligned stores are allowed.
+        unsafe { _mm256_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn load_bf16(values: &[u16; WIDTH]) -> Self {
+        // SAFETY: as above; the eight halves are 16 bytes.
+        unsafe {
+            let halves = _mm_loadu_si128(values.as_ptr().cast());
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))))
+        }
+    }
+    #[inline(always)]
+    fn load_fp16(values: &[u16; WIDTH]) -> Self {
+        // SAFETY: as above; the eight halves are 16 bytes.
+        Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm256_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn relu(self) -> Self {
+        // SAFETY: as above. Of zero and NaN, the instruction takes the second.
+        Self(unsafe { _mm256_max_ps(_mm256_setzero_ps(), self.0) })
+    }
+    #[inline(always)]
+    fn where_positive(self, mask: Self) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let positive = _mm256_cmp_ps::<_CMP_GT_OQ>(mask.0, _mm256_setzero_ps());
+            Self(_mm256_and_ps(self.0, positive))
+        }
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; WIDTH]) -> [Self; WIDTH] {
+        let [Self(a), Self(b), Self(c), Self(d), Self(e), Self(f), Self(g), Self(h)] = rows;
+        // SAFETY: as above. Neighbouring lanes first, then neighbouring pairs, then halves.
+        unsafe {
+            let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+            let (ef, gh) = (_mm256_unpacklo_ps(e, f), _mm256_unpacklo_ps(g, h));
+            let (upper_ab, upper_cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+            let (upper_ef, upper_gh) = (_mm256_unpackhi_ps(e, f), _mm256_unpackhi_ps(g, h));
+            let quarters = [
+                (_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0x44>(ef, gh)),
+                (_mm256_shuffle_ps::<0xee>(ab, cd), _mm256_shuffle_ps::<0xee>(ef, gh)),
+                (
+                    _mm256_shuffle_ps::<0x44>(upper_ab, upper_cd),
+                    _mm256_shuffle_ps::<0x44>(upper_ef, upper_gh),
+                ),
+                (
+                    _mm256_shuffle_ps::<0xee>(upper_ab, upper_cd),
+                    _mm256_shuffle_ps::<0xee>(upper_ef, upper_gh),
+                ),
+            ];
+            let mut columns = rows;
+            for (i, (first, last)) in quarters.into_iter().enumerate() {
+                columns[i] = Self(_mm256_permute2f128_ps::<0x20>(first, last));
+                columns[i + 4] = Self(_mm256_permute2f128_ps::<0x31>(first, last));
+            }
+            columns
+        }
+    }
+    /// `2^n · 2^f` with n the nearest integer: the Taylor series of `2^f` to the seventh power, whose error for
+    /// |f| ≤ 1/2 is below a float's rounding, and n put into the exponent.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+            let f = _mm256_sub_ps(self.0, n);
+            let mut series = _mm256_set1_ps(SERIES[0]);
+            for coefficient in &SERIES[1..] {
+                series = _mm256_fmadd_ps(series, f, _mm256_set1_ps(*coefficient));
+            }
+            let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
+            let power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(series), exponent));
+            // NaN is not less either.
+            let enough = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(-126.0));
+            Self(_mm256_and_ps(power, enough))
+        }
+    }
+}
