@@ -1,4 +1,4 @@
-//! Compiles what calls torch's c10d (`src/distributed/c10d.cpp`), and makes the binaries of this crate find the
+//! Compiles what calls torch's c10d (`src/distributed/c10d.cpp`) and autograd (`src/shim.cpp`), and makes the binaries of this crate find the
 //! libtorch that they were built with, without LD_LIBRARY_PATH.
 
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ fn main() {
     println!("cargo:rerun-if-env-changed=DEP_TCH_LIBTORCH_LIB");
     let library = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys says where libtorch is");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{library}");
-    compile_c10d(Path::new(&library));
+    compile_shims(Path::new(&library));
 }
 
-/// Compiles the shim as torch-sys compiles its own.
-fn compile_c10d(library: &Path) {
-    const SOURCE: &str = "src/distributed/c10d.cpp";
-    println!("cargo:rerun-if-changed={SOURCE}");
+/// Compiles the shims as torch-sys compiles its own.
+fn compile_shims(library: &Path) {
+    const SOURCES: [&str; 2] = ["src/shim.cpp", "src/distributed/c10d.cpp"];
+    SOURCES.iter().for_each(|source| println!("cargo:rerun-if-changed={source}"));
     for name in ["ONEFOLD_GLOO", "LIBTORCH_INCLUDE", "LIBTORCH_CXX11_ABI"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
@@ -42,6 +42,6 @@ fn compile_c10d(library: &Path) {
         .std("c++17")
         .define("USE_C10D_GLOO", None)
         .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
-        .file(SOURCE)
-        .compile("onefold_c10d");
+        .files(SOURCES)
+        .compile("onefold_shims");
 }

@@ -9,7 +9,27 @@ use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
 
+use onefold_trainer::Precision;
+
 use crate::{DedupeArgument, DeviceOption};
+
+/// [`Precision`] on the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum PrecisionArgument {
+    Fp32,
+    Tf32,
+    Bf16,
+}
+
+impl PrecisionArgument {
+    fn of_config(self) -> Precision {
+        match self {
+            Self::Fp32 => Precision::Fp32,
+            Self::Tf32 => Precision::Tf32,
+            Self::Bf16 => Precision::Bf16,
+        }
+    }
+}
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
@@ -22,6 +42,9 @@ pub(crate) struct BenchArguments {
     /// What is deduplicated; several are measured in turns of two steps, the second of which counts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["off", "exact", "window"])]
     dedupe: Vec<DedupeArgument>,
+    /// What the dense part's products are computed with
+    #[arg(long, value_enum, default_value = "fp32")]
+    precision: PrecisionArgument,
     #[command(flatten)]
     device: DeviceOption,
     /// Threads [default: all that the machine has]
@@ -40,6 +63,7 @@ pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Resu
         workload: arguments.workload,
         dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
         threads: arguments.threads.map_or_else(available_threads, usize::from),
+        precision: arguments.precision.of_config(),
         device: arguments.device.open()?,
         batches: usize::from(arguments.batches),
         rounds: usize::from(arguments.rounds),
@@ -70,8 +94,9 @@ fn describe(report: &BenchReport) -> String {
         report.peak_rss_bytes.map_or_else(String::new, |b| format!(", peak memory {}", format_bytes(b)));
     let _ = writeln!(
         text,
-        "{} steps each, batches of {}, {} threads{}{memory}",
+        "{} steps each, {}, batches of {}, {} threads{}{memory}",
         report.rounds,
+        report.kernels,
         report.batch_size,
         report.threads,
         report.device.as_ref().map_or_else(String::new, |device| format!(", {device}")),

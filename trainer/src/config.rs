@@ -4,6 +4,7 @@ mod dense;
 mod model;
 mod optimizer;
 mod parameters;
+mod precision;
 mod tasks;
 mod training;
 
@@ -24,6 +25,7 @@ pub use self::optimizer::{
     TableOptimizerConfig, TableOptimizerKind,
 };
 pub use self::parameters::ParameterCount;
+pub use self::precision::Precision;
 pub use self::tasks::{LossConfig, TaskConfig};
 pub use self::training::{
     CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, LoopConfig,

@@ -42,6 +42,7 @@ mod preprocess;
 pub mod profile;
 pub mod report;
 pub mod run;
+mod shim;
 mod stop;
 pub mod tensorboard;
 mod tensors;
@@ -52,7 +53,7 @@ mod vocabularies;
 pub use config::{
     CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
     EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, Normalization,
-    OptimizerConfig, ParameterCount, Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig,
+    OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig,
     TableOptimizerKind, TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use crate::distributed::{Collectives, Pending, Reduce};
 use crate::embedding::Status;
-use crate::{Error, Result, tensors};
+use crate::{Error, Result, shim};
 
 /// A rank wishes that training ends after the step that it is in.
 pub(crate) const STOP: i64 = 1;
@@ -214,7 +214,7 @@ impl Bucket {
         for parameter in &self.parameters {
             let length = parameter.numel() as i64;
             let sum = flat.narrow(0, first, length).view(parameter.size().as_slice());
-            tensors::set_gradient(parameter, &sum);
+            shim::set_gradient(parameter, Some(&sum));
             first += length;
         }
         Ok(())

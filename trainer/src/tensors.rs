@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
+use crate::kernels::element::Elements;
 use crate::kernels::fresh::write_all;
 
 /// Runs `work` with libtorch's generator of random numbers seeded. All threads share that generator, so everything
@@ -24,17 +25,54 @@ pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
     tensor
 }
 
+/// What the elements of a tensor are in memory.
+pub(crate) trait Stored: Copy {
+    /// Their kind.
+    const KIND: Kind;
+}
+
+impl Stored for f32 {
+    const KIND: Kind = Kind::Float;
+}
+
+/// The bits of a bfloat16.
+impl Stored for u16 {
+    const KIND: Kind = Kind::BFloat16;
+}
+
 /// A new CPU tensor of this shape. `write` must initialize all of the memory that it is given, and return it.
-pub(crate) fn written(shape: &[i64], write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32]) -> Tensor {
-    let tensor = Tensor::empty(shape, (Kind::Float, Device::Cpu));
-    let length = checked_len(&tensor);
+pub(crate) fn written<T: Stored>(
+    shape: &[i64],
+    write: impl FnOnce(&mut [MaybeUninit<T>]) -> &mut [T],
+) -> Tensor {
+    let tensor = Tensor::empty(shape, (T::KIND, Device::Cpu));
+    let length = tensor.numel();
     if length > 0 {
-        let start = tensor.data_ptr().cast::<MaybeUninit<f32>>();
-        // SAFETY: as in `as_slice`, but for the floats, which need not be initialised; the tensor is new, so that
-        // nobody else has its storage.
+        let start = tensor.data_ptr().cast::<MaybeUninit<T>>();
+        // SAFETY: a new tensor on the CPU has so many elements of its kind side by side, and nobody else has its
+        // storage; they need not be initialised.
         write_all(unsafe { std::slice::from_raw_parts_mut(start, length) }, write);
     }
     tensor
+}
+
+/// The elements of a contiguous tensor of 32-bit floats or of bfloat16 on the CPU.
+///
+/// # Panics
+///
+/// If the tensor is of another kind.
+///
+/// # Safety
+///
+/// As that of [`as_slice`].
+pub(crate) unsafe fn elements(tensor: &Tensor) -> Elements<'_> {
+    // SAFETY: the caller's promise is the one that is asked for.
+    unsafe {
+        match tensor.kind() {
+            Kind::BFloat16 => Elements::Bf16(as_bits(tensor)),
+            _ => Elements::Fp32(as_slice(tensor)),
+        }
+    }
 }
 
 /// A copy of `values` as a tensor of this shape.
@@ -103,7 +141,7 @@ unsafe fn as_bytes(tensor: &Tensor) -> &[u8] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), length) }
 }
 
-/// The elements of a contiguous tensor of 16-bit integers on the CPU, as bits.
+/// The elements of a contiguous tensor of 16-bit integers or of bfloat16 on the CPU, as bits.
 ///
 /// # Panics
 ///
@@ -113,7 +151,7 @@ unsafe fn as_bytes(tensor: &Tensor) -> &[u8] {
 ///
 /// As that of [`as_slice`].
 pub(crate) unsafe fn as_bits(tensor: &Tensor) -> &[u16] {
-    assert_eq!(tensor.kind(), Kind::Int16, "a tensor of 16-bit integers is needed");
+    assert!(matches!(tensor.kind(), Kind::Int16 | Kind::BFloat16), "a tensor of 16-bit elements is needed");
     // SAFETY: the caller's promise is that of `as_bytes`.
     let bytes = unsafe { as_bytes(tensor) };
     // No bytes stand nowhere in particular.
@@ -125,16 +163,6 @@ pub(crate) fn are_finite(values: &[f32]) -> bool {
     // Without its sign, the number of infinity is smaller than those of NaN and larger than all others.
     let largest = |values: &[f32]| values.iter().fold(0, |max, value| max.max(value.to_bits() & 0x7fff_ffff));
     values.chunks(1 << 14).all(|values| largest(values) < f32::INFINITY.to_bits())
-}
-
-/// Makes `gradient` that of a parameter.
-pub(crate) fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
-    let mut own = parameter.grad();
-    if own.defined() {
-        tch::no_grad(|| own.copy_(gradient));
-    } else {
-        (parameter * gradient).sum(Kind::Float).backward();
-    }
 }
 
 /// The elements of a contiguous `f32` tensor on the CPU, to be changed in place.

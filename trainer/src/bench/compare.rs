@@ -9,10 +9,10 @@ use onefold_raw_logs::generate::Workload;
 use serde::Serialize;
 
 use super::{BenchOptions, deduplicated, embeddings, name, read, reference_model};
-use crate::Result;
 use crate::device::Accelerator;
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
+use crate::{Precision, Result};
 
 /// What is compared.
 #[derive(Debug, Clone)]
@@ -57,6 +57,7 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
             workload: options.workload,
             dedupe: Vec::new(),
             threads: options.threads,
+            precision: Precision::Fp32,
             device: None,
             batches: options.steps,
             rounds: 0,

@@ -29,7 +29,7 @@ use crate::device::Accelerator;
 use crate::embedding::{Embeddings, Placement};
 use crate::model::{Model, Stage};
 use crate::optimizer::DenseOptimizer;
-use crate::{Error, Result, TrainConfig};
+use crate::{Error, Precision, Result, TrainConfig};
 
 /// What is measured.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct BenchOptions {
     pub dedupe: Vec<Dedupe>,
     /// Threads of libtorch and of the tables.
     pub threads: usize,
+    /// What the dense part's products are computed with.
+    pub precision: Precision,
     /// The GPU that is measured, if it is not the processor.
     pub device: Option<Accelerator>,
     /// Batches of 2,048 samples that are read beforehand.
@@ -57,6 +59,8 @@ pub struct BenchReport {
     pub batch_size: usize,
     /// Threads.
     pub threads: usize,
+    /// What computes the products of the dense part.
+    pub kernels: String,
     /// The GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -108,7 +112,8 @@ struct Measured {
 /// data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
-    let config = reference_model(options.workload, &snapshot.schema, dataset)?;
+    let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
+    config.train.precision = options.precision;
     let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
@@ -136,7 +141,7 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
         }
     }
     reporter.end();
-    Ok(report(options, &config, &measured))
+    Ok(report(options, &config, model.kernels(), &measured))
 }
 
 /// Reads the batches, every sample with its own lists.
@@ -253,7 +258,7 @@ fn stage_name(stage: Stage) -> String {
     serde_json::to_value(stage).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn report(options: &BenchOptions, config: &TrainConfig, measured: &[Measured]) -> BenchReport {
+fn report(options: &BenchOptions, config: &TrainConfig, kernels: &str, measured: &[Measured]) -> BenchReport {
     let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
     let quantile = |measured: &Measured, q: f64| {
         let mut times = measured.times.clone();
@@ -286,6 +291,7 @@ fn report(options: &BenchOptions, config: &TrainConfig, measured: &[Measured]) -
         workload: options.workload,
         batch_size: config.train.batch_size,
         threads: options.threads,
+        kernels: kernels.to_owned(),
         device: options.device.as_ref().map(Accelerator::describe),
         rounds: options.rounds,
         variants: options.dedupe.iter().zip(measured).map(report).collect(),

@@ -7,7 +7,7 @@ use onefold_ikjt::Shuffle;
 use onefold_sharding::{DEFAULT_BATCH_SIZE, DataType};
 use serde::{Deserialize, Serialize};
 
-use super::LossConfig;
+use super::{LossConfig, Precision};
 
 /// `[data]`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -51,11 +51,21 @@ pub struct LoopConfig {
     pub seed: u64,
     /// Steps over which the logged NE, AUC and calibration of training are taken.
     pub log_every_steps: u64,
+    /// What the dense part's products are computed with. Parameters, their gradients, the optimizer, norms, the loss and
+    /// the metrics are of 32-bit floats whichever it is.
+    #[serde(skip_serializing_if = "Precision::is_default")]
+    pub precision: Precision,
 }
 
 impl Default for LoopConfig {
     fn default() -> Self {
-        Self { batch_size: DEFAULT_BATCH_SIZE as usize, epochs: 1, seed: 1, log_every_steps: 20 }
+        Self {
+            batch_size: DEFAULT_BATCH_SIZE as usize,
+            epochs: 1,
+            seed: 1,
+            log_every_steps: 20,
+            precision: Precision::default(),
+        }
     }
 }
 

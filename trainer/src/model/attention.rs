@@ -1,10 +1,11 @@
 //! Pooling of sequences by self-attention.
 
 use onefold_sharding::Pooling;
-use tch::nn::{self, Module};
+use tch::nn;
 use tch::{Kind, Tensor};
 
-use super::linear::{bias, linear};
+use super::compute::Compute;
+use super::linear::{bias, layer, linear};
 use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled, Read};
 use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
@@ -21,6 +22,7 @@ pub(super) struct SelfAttention {
     heads: i64,
     project: nn::Linear,
     output: nn::Linear,
+    compute: Compute,
 }
 
 /// The block's output, and what its backward pass needs.
@@ -43,10 +45,10 @@ fn sequences<'a>((lookups, embeddings): Read<'a>) -> Vec<Sequence<'a>> {
 }
 
 impl SelfAttention {
-    pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64) -> Self {
+    pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, compute: &Compute) -> Self {
         let project = linear(path / "qkv", dim, 3 * dim);
         let output = linear(path / "output", dim, dim);
-        Self { dim, heads, project, output }
+        Self { dim, heads, project, output, compute: compute.clone() }
     }
 
     fn bias(&self) -> &Tensor {
@@ -70,7 +72,7 @@ impl Block for SelfAttention {
         let values: Vec<Tensor> = (0..heads)
             .map(|head| {
                 let weights = self.project.ws.narrow(0, 2 * dim + head * head_dim, head_dim);
-                means.select(1, head).matmul(&weights.tr())
+                self.compute.linear(&means.select(1, head), (&weights, None))
             })
             .collect();
         let bias = self.bias().narrow(0, 2 * dim, dim);
@@ -82,7 +84,7 @@ impl Block for SelfAttention {
         } else {
             bias
         };
-        let rows = self.output.forward(&(Tensor::cat(&values, 1) + bias));
+        let rows = self.compute.linear(&(Tensor::cat(&values, 1) + bias), layer(&self.output));
         let project = [&self.project.ws, self.bias()].map(Tensor::shallow_clone);
         Box::new(Attended { rows, project, means, weights, plan })
     }
@@ -91,7 +93,8 @@ impl Block for SelfAttention {
     /// even rounding's.
     fn of_elements(&self, elements: &Tensor) -> Tensor {
         let part = |i: i64| self.bias().narrow(0, i * self.dim, self.dim);
-        elements.linear(&self.project.ws, Some(Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)))
+        let bias = Tensor::cat(&[part(0), part(1).detach(), part(2)], 0);
+        self.compute.linear(elements, (&self.project.ws, Some(&bias)))
     }
 
     fn of_rows(&self, lists: &Tensor, sizes: &Tensor, _: &mut OfQueries<'_>) -> Result<Tensor> {
@@ -99,7 +102,7 @@ impl Block for SelfAttention {
         let (weights, values) = valid.attention(lists, self.heads, self.dim);
         // The mean over the queries is taken of the weights, before they meet the values.
         let means = valid.share.unsqueeze(1).matmul(&weights).matmul(&values);
-        Ok(self.output.forward(&means.reshape([-1, self.dim])))
+        Ok(self.compute.linear(&means.reshape([-1, self.dim]), layer(&self.output)))
     }
 }
 

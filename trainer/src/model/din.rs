@@ -1,9 +1,10 @@
 //! Pooling of sequences by how well their elements fit a target.
 
 use tch::Tensor;
-use tch::nn::{self, Module};
+use tch::nn;
 
-use super::linear::linear;
+use super::compute::Compute;
+use super::linear::{layer, linear};
 use super::lists::{Lists, gather, indices, weighted_sum};
 use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
@@ -27,15 +28,16 @@ use crate::Result;
 pub(super) struct TargetAttention {
     dim: i64,
     layers: Vec<nn::Linear>,
+    compute: Compute,
 }
 
 impl TargetAttention {
     /// An attention unit with hidden layers of these widths; one of width 1 follows.
-    pub(super) fn new(path: &nn::Path<'_>, dim: i64, hidden: &[i64]) -> Self {
+    pub(super) fn new(path: &nn::Path<'_>, dim: i64, hidden: &[i64], compute: &Compute) -> Self {
         let inputs = std::iter::once(4 * dim).chain(hidden.iter().copied());
         let outputs = hidden.iter().copied().chain(std::iter::once(1));
         let layer = |(i, (from, to)): (usize, (i64, i64))| linear(path / i, from, to);
-        Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect() }
+        Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect(), compute: compute.clone() }
     }
 
     /// `[N, D]`, the vector of every list of `vectors` (`[T, D]`); zero for an empty one. List `i` attends with row
@@ -72,19 +74,19 @@ impl TargetAttention {
 
     /// The queries' part of the first layer, `[U, H]`.
     fn of_queries(&self, queries: &Tensor) -> Tensor {
-        queries.linear(&(self.part(0) + self.part(2)), self.layers[0].bs.as_ref())
+        self.compute.linear(queries, (&(self.part(0) + self.part(2)), self.layers[0].bs.as_ref()))
     }
 
     /// The elements' part of the first layer, `[T, H]`.
     fn of_keys(&self, vectors: &Tensor) -> Tensor {
-        vectors.matmul(&(self.part(1) - self.part(2)).tr())
+        self.compute.linear(vectors, (&(self.part(1) - self.part(2)), None))
     }
 
     /// The weight of every pair, `[…, 1]`, from `q ∘ k`, `[…, D]`, and the first layer's parts of q and k, `[…, H]`.
     fn weights(&self, products: &Tensor, of_queries: &Tensor, of_keys: &Tensor) -> Tensor {
-        let mut hidden = products.matmul(&self.part(3).tr()) + of_queries + of_keys;
-        for layer in &self.layers[1..] {
-            hidden = layer.forward(&hidden.sigmoid());
+        let mut hidden = self.compute.linear(products, (&self.part(3), None)) + of_queries + of_keys;
+        for next in &self.layers[1..] {
+            hidden = self.compute.linear(&hidden.sigmoid(), layer(next));
         }
         hidden
     }
@@ -126,7 +128,8 @@ mod tests {
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        let unit = tensors::seeded(3, || TargetAttention::new(&variables.root(), 3, &[4, 2]));
+        let unit =
+            tensors::seeded(3, || TargetAttention::new(&variables.root(), 3, &[4, 2], &Compute::in_tests()));
         variables.double();
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };
         let targets = [1, 0, 1, 1];
@@ -138,7 +141,7 @@ mod tests {
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (unit, [vectors, queries]) = tensors::seeded(5, || {
-            let unit = TargetAttention::new(&variables.root(), 3, &[4, 2]);
+            let unit = TargetAttention::new(&variables.root(), 3, &[4, 2], &Compute::in_tests());
             (unit, [5, 2].map(|n| Tensor::randn([n, 3], (tch::Kind::Float, Device::Cpu))))
         });
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };

@@ -3,7 +3,8 @@
 use tch::Tensor;
 use tch::nn::{self, Module};
 
-use super::linear::{ZEROS, bias, linear, uniform, with_init, xavier_uniform};
+use super::compute::Compute;
+use super::linear::{ZEROS, bias, layer, linear, uniform, with_init, xavier_uniform};
 use super::lists::{Lists, gather, indices, mean};
 use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled};
@@ -25,11 +26,12 @@ pub(super) struct Encoder {
     project: (Tensor, Tensor),
     output: nn::Linear,
     hidden: [nn::Linear; 2],
+    compute: Compute,
 }
 
 impl Encoder {
     /// A block with `heads` heads and a hidden layer of width `hidden`.
-    pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, hidden: i64) -> Self {
+    pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, hidden: i64, compute: &Compute) -> Self {
         let norm = |name: &str| nn::layer_norm(path / name, vec![dim], nn::LayerNormConfig::default());
         let attention = path / "self_attn";
         Self {
@@ -42,6 +44,7 @@ impl Encoder {
             ),
             output: with_init(&attention / "out_proj", dim, dim, uniform(dim), Some(ZEROS)),
             hidden: [linear(path / "linear1", dim, hidden), linear(path / "linear2", hidden, dim)],
+            compute: compute.clone(),
         }
     }
 
@@ -50,7 +53,7 @@ impl Encoder {
         let device = vectors.device();
         let (lists, places) = lists.by_size();
         let projected = self.projections(vectors);
-        let attended = self.output.forward(&self.attend(&projected, &lists));
+        let attended = self.compute.linear(&self.attend(&projected, &lists), layer(&self.output));
         let residual = gather(vectors, &indices(&lists.elements(), device)) + attended;
         let hidden = self.hidden_layer(&residual);
         let starts = indices(&lists.starts(), device);
@@ -63,18 +66,18 @@ impl Encoder {
 
     /// Queries, keys and values, `[T, 3 D]`.
     fn projections(&self, vectors: &Tensor) -> Tensor {
-        self.norm[0].forward(vectors).linear(&self.project.0, Some(self.bias()))
+        self.compute.linear(&self.norm[0].forward(vectors), (&self.project.0, Some(&self.bias())))
     }
 
     /// The FFN's hidden layer.
     fn hidden_layer(&self, residual: &Tensor) -> Tensor {
-        self.hidden[0].forward(&self.norm[1].forward(residual)).relu()
+        self.compute.layers(&self.norm[1].forward(residual), &[layer(&self.hidden[0])], true)
     }
 
     /// The rest, from the means over lists; `occupied`, `[N, 1]`, is 0 for an empty one.
     fn last(&self, residual: &Tensor, hidden: &Tensor, occupied: &Tensor) -> Tensor {
         let layer = &self.hidden[1];
-        residual + hidden.matmul(&layer.ws.tr()) + occupied * bias(layer)
+        residual + self.compute.linear(hidden, (&layer.ws, None)) + occupied * bias(layer)
     }
 
     /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no
@@ -146,7 +149,8 @@ impl Block for Encoder {
         let valid = Valid::new(sizes, lists);
         let (weights, values) = valid.attention(lists, self.heads, self.dim);
         let attended = weights.matmul(&values).transpose(1, 2).reshape([-1, lists.size()[1], self.dim]);
-        let residual = lists.narrow(2, 3 * self.dim, self.dim) + self.output.forward(&attended);
+        let residual =
+            lists.narrow(2, 3 * self.dim, self.dim) + self.compute.linear(&attended, layer(&self.output));
         let mean = |values: &Tensor| valid.share.matmul(values).squeeze_dim(1);
         Ok(self.last(&mean(&residual), &mean(&self.hidden_layer(&residual)), &valid.occupied))
     }
@@ -163,7 +167,7 @@ mod tests {
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        let block = tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5));
+        let block = tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5, &Compute::in_tests()));
         variables.double();
         // Of several sizes, so that some are padded; overlapping, and one empty.
         let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
@@ -174,7 +178,7 @@ mod tests {
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (block, vectors) = tensors::seeded(12, || {
-            let block = Encoder::new(&variables.root(), 8, 2, 16);
+            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::in_tests());
             (block, Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 12, 1] };
@@ -189,7 +193,7 @@ mod tests {
     fn a_list_does_not_depend_on_those_beside_it() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (block, vectors) = tensors::seeded(40, || {
-            let block = Encoder::new(&variables.root(), 8, 2, 16);
+            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::in_tests());
             (block, Tensor::randn([40, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 40, 1] };

@@ -5,6 +5,8 @@
 use tch::Tensor;
 use tch::nn::{self, Init};
 
+use super::compute::Layer;
+
 /// Zeros.
 pub(super) const ZEROS: Init = Init::Const(0.0);
 
@@ -44,6 +46,11 @@ pub(super) fn xavier_normal(input: i64, output: i64) -> Init {
     Init::Randn { mean: 0.0, stdev: (2.0 / (input + output) as f64).sqrt() }
 }
 
+/// A layer's weights and bias.
+pub(super) fn layer(layer: &nn::Linear) -> Layer<'_> {
+    (&layer.ws, layer.bs.as_ref())
+}
+
 /// The bias of a layer that has one.
 pub(super) fn bias(layer: &nn::Linear) -> &Tensor {
     layer.bs.as_ref().expect("the layer was made with a bias")
@@ -56,6 +63,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::super::attention::SelfAttention;
+    use super::super::compute::Compute;
     use super::super::cross::CrossNet;
     use super::super::din::TargetAttention;
     use super::super::encoder::Encoder;
@@ -77,13 +85,13 @@ mod tests {
     /// The parameters of every block, by name.
     fn parameters(seed: i64) -> HashMap<String, Tensor> {
         let variables = nn::VarStore::new(Device::Cpu);
-        let root = variables.root();
+        let (root, compute) = (variables.root(), Compute::in_tests());
         tensors::seeded(seed, || {
-            let _ = Mlp::new(&(&root / "mlp"), 400, &[300, 200], true);
-            let _ = CrossNet::new(&(&root / "cross"), 500, 1, 100);
-            let _ = SelfAttention::new(&(&root / "attention"), 128, 2);
-            let _ = TargetAttention::new(&(&root / "din"), 100, &[80]);
-            let _ = Encoder::new(&(&root / "encoder"), 128, 2, 200);
+            let _ = Mlp::new(&(&root / "mlp"), 400, &[300, 200], true, &compute);
+            let _ = CrossNet::new(&(&root / "cross"), 500, 1, 100, &compute);
+            let _ = SelfAttention::new(&(&root / "attention"), 128, 2, &compute);
+            let _ = TargetAttention::new(&(&root / "din"), 100, &[80], &compute);
+            let _ = Encoder::new(&(&root / "encoder"), 128, 2, 200, &compute);
         });
         variables.variables()
     }

@@ -1,31 +1,37 @@
 //! Multi-layer perceptrons.
 
 use tch::Tensor;
-use tch::nn::{self, Module};
+use tch::nn;
 
-use super::linear::linear;
+use super::compute::Compute;
+use super::linear::{layer, linear};
 
 /// Linear layers with ReLU between them.
 #[derive(Debug)]
 pub(super) struct Mlp {
     layers: Vec<nn::Linear>,
     activate_last: bool,
+    compute: Compute,
 }
 
 impl Mlp {
     /// Layers of the given widths on an input of width `input`; ReLU also after the last one if `activate_last`.
-    pub(super) fn new(path: &nn::Path<'_>, input: i64, widths: &[i64], activate_last: bool) -> Self {
+    pub(super) fn new(
+        path: &nn::Path<'_>,
+        input: i64,
+        widths: &[i64],
+        activate_last: bool,
+        compute: &Compute,
+    ) -> Self {
         let inputs = std::iter::once(&input).chain(widths);
         let layer = |(i, (from, to)): (usize, (&i64, &i64))| linear(path / i, *from, *to);
-        Self { layers: inputs.zip(widths).enumerate().map(layer).collect(), activate_last }
+        let layers = inputs.zip(widths).enumerate().map(layer).collect();
+        Self { layers, activate_last, compute: compute.clone() }
     }
 
     /// `[B, input]` to `[B, last width]`.
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
-        let forward = |value: Tensor, (i, layer): (usize, &nn::Linear)| {
-            let value = layer.forward(&value);
-            if self.activate_last || i + 1 < self.layers.len() { value.relu() } else { value }
-        };
-        self.layers.iter().enumerate().fold(input.shallow_clone(), forward)
+        let layers: Vec<_> = self.layers.iter().map(layer).collect();
+        self.compute.layers(input, &layers, self.activate_last)
     }
 }

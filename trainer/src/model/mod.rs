@@ -1,6 +1,7 @@
 //! The DLRM: bottom MLP, pooled embeddings, interaction by dot products (Naumov et al. 2019) or cross layers, top MLP.
 
 mod attention;
+mod compute;
 mod cross;
 mod din;
 mod encoder;
@@ -25,6 +26,7 @@ use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
 use tch::{Device, Tensor, nn};
 
+use self::compute::Compute;
 use self::cross::CrossNet;
 pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;
@@ -36,7 +38,8 @@ use crate::device::guarded;
 use crate::embedding::Embeddings;
 use crate::metrics::{Loss, Task};
 use crate::normalize::Normalizers;
-use crate::{Result, TrainConfig, tensors};
+use crate::shim::allow_tf32;
+use crate::{Precision, Result, TrainConfig, tensors};
 
 /// A DLRM: the dense part's parameters, and the embedding tables.
 #[derive(Debug)]
@@ -51,6 +54,7 @@ pub struct Model {
     top: Mlp,
     /// What each logit predicts, and the weight of its loss.
     tasks: Vec<(Task, f64)>,
+    compute: Compute,
     /// On a device: which of all products of a sample's vectors are the interaction's.
     triangle: OnceCell<Tensor>,
     /// The tables.
@@ -75,15 +79,16 @@ impl Model {
         let dense = schema.dense.len() as i64;
         let vectors = features.len() as i64 + i64::from(dense > 0);
         let width = config.model.interaction.width(vectors, dim, dense > 0);
+        let compute = Compute::new(config.train.precision, embeddings.threads());
         let (bottom, blocks, crosses, top) = tensors::seeded(config.train.seed as i64, || {
-            let bottom =
-                (dense > 0).then(|| Mlp::new(&(&root / "bottom"), dense, &config.model.bottom_mlp, true));
-            let blocks = Blocks::new(&root, &config.model, features, dim);
+            let (path, widths) = (&root / "bottom", &config.model.bottom_mlp);
+            let bottom = (dense > 0).then(|| Mlp::new(&path, dense, widths, true, &compute));
+            let blocks = Blocks::new(&root, &config.model, features, dim, &compute);
             let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
                 let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
-                CrossNet::new(&(&root / "cross"), width, layers, rank)
+                CrossNet::new(&(&root / "cross"), width, layers, rank, &compute)
             });
-            let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false);
+            let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false, &compute);
             (bottom, blocks, crosses, top)
         });
         let (triangle, profile) = (OnceCell::new(), Profile::default());
@@ -96,6 +101,7 @@ impl Model {
             crosses,
             top,
             tasks,
+            compute,
             triangle,
             embeddings,
             profile,
@@ -103,6 +109,7 @@ impl Model {
         if let Some(embeddings) = model.embeddings.on_device() {
             let device = embeddings.store.accelerator().torch();
             guarded(device, || {
+                allow_tf32(config.train.precision == Precision::Tf32);
                 model.variables.set_device(device);
                 Ok(())
             })?;
@@ -136,6 +143,11 @@ impl Model {
     /// The parameters of the dense part by name.
     pub fn named_dense_parameters(&self) -> std::collections::BTreeMap<String, Tensor> {
         self.variables.variables().into_iter().collect()
+    }
+
+    /// What computes the products of the dense part, for logs: where that is, its instructions and its precision.
+    pub fn kernels(&self) -> &'static str {
+        self.compute.name(self.device())
     }
 
     /// Where the model is.

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use tch::{Kind, Tensor, nn};
 
 use super::attention::SelfAttention;
+use super::compute::Compute;
 use super::din::TargetAttention;
 use super::encoder::Encoder;
 use super::lists::Lists;
@@ -123,7 +124,13 @@ struct QueryPart {
 
 impl Blocks {
     /// The blocks that `configs` need, with new parameters below `root`.
-    pub(super) fn new(root: &nn::Path<'_>, model: &ModelConfig, configs: &[FeatureConfig], dim: i64) -> Self {
+    pub(super) fn new(
+        root: &nn::Path<'_>,
+        model: &ModelConfig,
+        configs: &[FeatureConfig],
+        dim: i64,
+        compute: &Compute,
+    ) -> Self {
         let by = |pooling| configs.iter().any(|config| config.pooling == pooling);
         let target = |config: &FeatureConfig| {
             let target = config.target.as_ref().filter(|_| config.pooling == Pooling::Din)?;
@@ -132,9 +139,11 @@ impl Blocks {
         let (heads, hidden) = (model.encoder_heads, model.encoder_hidden_width(dim));
         let block = |pooling| -> (Pooling, Box<dyn Block>) {
             let block: Box<dyn Block> = match pooling {
-                Pooling::Encoder => Box::new(Encoder::new(&(root / "encoder"), dim, heads, hidden)),
-                Pooling::Din => Box::new(TargetAttention::new(&(root / "din"), dim, &model.din_hidden)),
-                _ => Box::new(SelfAttention::new(&(root / "attention"), dim, model.attention_heads)),
+                Pooling::Encoder => Box::new(Encoder::new(&(root / "encoder"), dim, heads, hidden, compute)),
+                Pooling::Din => {
+                    Box::new(TargetAttention::new(&(root / "din"), dim, &model.din_hidden, compute))
+                }
+                _ => Box::new(SelfAttention::new(&(root / "attention"), dim, model.attention_heads, compute)),
             };
             (pooling, block)
         };

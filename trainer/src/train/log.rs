@@ -61,6 +61,8 @@ pub(super) struct Window {
     pub(super) learning_rate_dense: f64,
     /// Learning rate of the tables in the last step.
     pub(super) learning_rate_tables: f64,
+    /// What computes the products of the dense part.
+    pub(super) kernels: &'static str,
 }
 
 /// Both logs of a run.

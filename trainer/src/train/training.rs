@@ -374,7 +374,8 @@ impl<'a> Training<'a> {
         }
         scalars.extend(ranks.iter().flat_map(RankFigures::scalars));
         let (learning_rate_dense, learning_rate_tables) = (dense, f64::from(table_rate));
-        let train = Window { figures, tasks, learning_rate_dense, learning_rate_tables };
+        let kernels = self.stepper.model.kernels();
+        let train = Window { figures, tasks, learning_rate_dense, learning_rate_tables, kernels };
         let Some(log) = &mut self.log else { return Ok(()) };
         log.line(&Line { step, samples, train: Some(train), ranks, ..Line::default() })?;
         log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))

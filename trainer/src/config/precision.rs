@@ -1,0 +1,46 @@
+//! `precision` under `[train]`.
+
+use serde::{Deserialize, Serialize};
+use tch::Device;
+
+use crate::kernels::processor::{has_amx_bf16, has_avx512_bf16};
+
+/// What the dense part's products are computed with: those of linear layers, of the interaction and of attention.
+/// Parameters, their gradients, the optimizer, normalizations, softmax, the loss and metrics are of 32-bit floats whichever
+/// it is, and so is what is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats.
+    #[default]
+    Fp32,
+    /// On a GPU, 32-bit floats whose products have the 10 bits of mantissa of TF32; on the processor as `fp32`.
+    Tf32,
+    /// Operands of bfloat16, sums of 32-bit floats.
+    Bf16,
+}
+
+impl Precision {
+    /// Whether it is that of a configuration without one.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Refuses a precision by which nothing would be gained in training on `device`: why, and what to do. Whatever a model was
+    /// trained with, it can be evaluated anywhere.
+    pub(crate) fn check(self, device: Device) -> Result<(), (String, &'static str)> {
+        let on_cpu = device == Device::Cpu;
+        match self {
+            Self::Tf32 if on_cpu => Err((
+                "`[train].precision` is `tf32`, which processors do not have".to_owned(),
+                "train on a GPU with the option `device`, or set `precision` to `fp32` or `bf16`",
+            )),
+            Self::Bf16 if on_cpu && !has_amx_bf16() && !has_avx512_bf16() => Err((
+                "`[train].precision` is `bf16`, and this processor has neither AMX nor AVX-512 BF16"
+                    .to_owned(),
+                "set `precision` to `fp32`, which is as fast here, or train on another machine",
+            )),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+// What `shim.rs` calls of libtorch: an autograd node whose gradients Rust computes, the place of a leaf's gradient, and the
+// flag that allows TF32.
+//
+// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
+// Tensors are `at::Tensor*`, as tch holds them.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// Computes gradients: takes `gradient`, and writes one tensor, or null, for every input; all of them are the caller's.
+// Returns false if it failed.
+using Backward = bool (*)(void* state, at::Tensor* gradient, at::Tensor** gradients);
+using Free = void (*)(void* state);
+
+struct RustNode : public torch::autograd::Node {
+  RustNode(void* state, size_t inputs, Backward backward, Free free)
+      : state(state), inputs(inputs), backward(backward), free(free) {}
+
+  ~RustNode() override {
+    free(state);
+  }
+
+  std::string name() const override {
+    return "OnefoldBackward";
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients.at(0).defined()) {
+      return variable_list(inputs);
+    }
+    std::vector<at::Tensor*> found(inputs, nullptr);
+    const bool succeeded = backward(state, new at::Tensor(std::move(gradients[0])), found.data());
+    variable_list results;
+    for (at::Tensor* tensor : found) {
+      std::unique_ptr<at::Tensor> owned(tensor);
+      results.push_back(owned ? std::move(*owned) : at::Tensor());
+    }
+    if (!succeeded) {
+      throw std::runtime_error("a gradient could not be computed");
+    }
+    return results;
+  }
+
+  void* state;
+  size_t inputs;
+  Backward backward;
+  Free free;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Whether a function of these tensors is recorded: one of them has a gradient, and recording is not turned off.
+bool onefold_is_recorded(at::Tensor* const* inputs, size_t count) noexcept {
+  const auto has_gradient = [](const at::Tensor* tensor) { return tensor->requires_grad(); };
+  return at::GradMode::is_enabled() && std::any_of(inputs, inputs + count, has_gradient);
+}
+
+// Makes `output` a function of `inputs`. The state belongs to the node from here on, whatever is returned.
+char* onefold_attach(
+    at::Tensor* output, at::Tensor* const* inputs, size_t count, void* state, Backward backward, Free free) noexcept {
+  std::shared_ptr<RustNode> node;
+  try {
+    node = std::make_shared<RustNode>(state, count, backward, free);
+  } catch (const std::exception& error) {
+    free(state);
+    return strdup(error.what());
+  }
+  try {
+    std::vector<at::Tensor> tensors;
+    for (size_t i = 0; i < count; i++) {
+      tensors.push_back(*inputs[i]);
+    }
+    node->set_next_edges(torch::autograd::collect_next_edges(tensors));
+    torch::autograd::set_history(*output, node);
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  }
+}
+
+// Makes `gradient` that of a leaf; null leaves it without one.
+char* onefold_set_gradient(at::Tensor* leaf, const at::Tensor* gradient) noexcept {
+  try {
+    leaf->mutable_grad() = gradient != nullptr ? *gradient : at::Tensor();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  }
+}
+
+// Whether products of 32-bit floats on GPUs may have the mantissa of TF32.
+char* onefold_allow_tf32(bool allowed) noexcept {
+  try {
+    at::globalContext().setFloat32MatmulPrecision(allowed ? "high" : "highest");
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  }
+}
+
+}

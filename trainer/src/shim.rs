@@ -1,0 +1,132 @@
+//! What the crate needs of libtorch beyond tch's interface, through `shim.cpp`: a tensor becomes the result of a function
+//! whose gradients this crate computes, a leaf's gradient is put in its place, and products on a GPU may use TF32.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+/// From the gradient of an output to those of the inputs, `None` for one that needs none.
+type Backward = Box<dyn FnOnce(&Tensor) -> Vec<Option<Tensor>> + Send>;
+
+unsafe extern "C" {
+    fn onefold_is_recorded(inputs: *const *mut C_tensor, count: usize) -> bool;
+    fn onefold_attach(
+        output: *mut C_tensor,
+        inputs: *const *mut C_tensor,
+        count: usize,
+        state: *mut c_void,
+        backward: unsafe extern "C" fn(*mut c_void, *mut C_tensor, *mut *mut C_tensor) -> bool,
+        free: unsafe extern "C" fn(*mut c_void),
+    ) -> *mut c_char;
+    fn onefold_set_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> *mut c_char;
+    fn onefold_allow_tf32(allowed: bool) -> *mut c_char;
+    fn onefold_text_free(message: *mut c_char);
+}
+
+/// What a node keeps; `backward` takes the function, so that what it holds is freed with the pass that used it.
+struct State {
+    inputs: usize,
+    backward: Option<Backward>,
+}
+
+/// Makes `output`, which was computed outside of the graph, a function of `inputs`: `backward` goes from its gradient to
+/// theirs, in their order. A graph is gone through once. Where no gradients are needed, nothing is kept.
+///
+/// # Panics
+///
+/// If autograd refuses the tensor.
+pub(crate) fn with_backward(
+    mut output: Tensor,
+    inputs: &[&Tensor],
+    backward: impl FnOnce(&Tensor) -> Vec<Option<Tensor>> + Send + 'static,
+) -> Tensor {
+    let pointers: Vec<*mut C_tensor> = inputs.iter().map(|input| input.as_ptr().cast_mut()).collect();
+    if !is_recorded(&pointers) {
+        return output;
+    }
+    let state = Box::new(State { inputs: inputs.len(), backward: Some(Box::new(backward)) });
+    // SAFETY: the pointers are of tensors that are alive. The node owns the state from here on; it calls `call` with it
+    // while it lives, and `free` once, at its end.
+    let message = unsafe {
+        onefold_attach(
+            output.as_mut_ptr(),
+            pointers.as_ptr(),
+            pointers.len(),
+            Box::into_raw(state).cast(),
+            call,
+            free,
+        )
+    };
+    check(message);
+    output
+}
+
+/// Whether a result of these tensors has a gradient: one of them has, and the graph is recorded.
+fn is_recorded(inputs: &[*mut C_tensor]) -> bool {
+    // SAFETY: the pointers are of tensors that are alive.
+    unsafe { onefold_is_recorded(inputs.as_ptr(), inputs.len()) }
+}
+
+/// Makes `gradient` that of a parameter, in the place of any that it had; `None` leaves it without one, so that the next
+/// one is not added to anything.
+pub(crate) fn set_gradient(parameter: &Tensor, gradient: Option<&Tensor>) {
+    let gradient = gradient.map_or(std::ptr::null(), |gradient| gradient.as_ptr());
+    // SAFETY: both are tensors that are alive, or null; the parameter's handle is not changed, but what it leads to.
+    check(unsafe { onefold_set_gradient(parameter.as_ptr().cast_mut(), gradient) });
+}
+
+/// Whether products of 32-bit floats on GPUs may have the mantissa of TF32, in all of the process.
+pub(crate) fn allow_tf32(allowed: bool) {
+    // SAFETY: it sets a flag of libtorch's.
+    check(unsafe { onefold_allow_tf32(allowed) });
+}
+
+fn check(message: *mut c_char) {
+    if message.is_null() {
+        return;
+    }
+    // SAFETY: a message that is not null is a C string that belongs to the caller, here, who frees it once.
+    let text = unsafe {
+        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+        onefold_text_free(message);
+        text
+    };
+    panic!("libtorch: {text}");
+}
+
+/// # Safety
+///
+/// `state` is a [`State`] that is alive and used by nobody else; `gradient` is a tensor that is given away; there is room
+/// for a pointer for every input at `gradients`.
+unsafe extern "C" fn call(
+    state: *mut c_void,
+    gradient: *mut C_tensor,
+    gradients: *mut *mut C_tensor,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let (state, gradient) = unsafe { (&mut *state.cast::<State>(), Tensor::from_ptr(gradient)) };
+    let Some(backward) = state.backward.take() else { return false };
+    let Ok(found) = catch_unwind(AssertUnwindSafe(|| backward(&gradient))) else { return false };
+    assert_eq!(found.len(), state.inputs, "a gradient for every input");
+    for (i, tensor) in found.into_iter().enumerate() {
+        let pointer = tensor.map_or(std::ptr::null_mut(), |mut tensor| {
+            let pointer = tensor.as_mut_ptr();
+            // The node owns it now.
+            std::mem::forget(tensor);
+            pointer
+        });
+        // SAFETY: the caller's promise.
+        unsafe { gradients.add(i).write(pointer) };
+    }
+    true
+}
+
+/// # Safety
+///
+/// `state` is a [`State`] that nobody uses any more.
+unsafe extern "C" fn free(state: *mut c_void) {
+    // SAFETY: the caller's promise; it was a box.
+    drop(unsafe { Box::from_raw(state.cast::<State>()) });
+}
