@@ -1,5 +1,5 @@
 // The kernels as C++ on the processor, for tests: threads run one after the other, forwards or backwards, so that what one
-// would need of another shows.
+// would need of another shows. `replay.cpp` runs them at the same time.
 
 #include <cmath>
 #include <cstring>
@@ -45,17 +45,16 @@ static void run(void (*kernel)(A...), i64 blocks, unsigned size, void **argument
     }
 }
 
-// Whether there is a kernel of this name, taking so many arguments (a negative number is any); it has run then.
-extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void **arguments, int count, int backwards) {
-#define TRY(kernel)                                                     \
-    if (!strcmp(name, #kernel)) {                                       \
-        if (count >= 0 && arity(kernel) != count) return 0;             \
-        run(kernel, blocks, size, arguments, backwards != 0);           \
-        return 1;                                                       \
+// Gives `use` the kernel of this name that takes so many arguments (a negative number is any); whether there is one.
+template <class Use>
+static bool with_kernel(const char *name, int count, Use use) {
+    auto arity = []<class... A>(void (*)(A...)) { return static_cast<int>(sizeof...(A)); };
+#define TRY(kernel)                                                                     \
+    if (!strcmp(name, #kernel)) {                                                       \
+        if (count >= 0 && arity(kernel) != count) return false;                         \
+        use(kernel);                                                                    \
+        return true;                                                                    \
     }
-    auto arity = [](auto *kernel) {
-        return [&]<class... A>(void (*)(A...)) { return static_cast<int>(sizeof...(A)); }(kernel);
-    };
     TRY(table_rows)
     TRY(gather)
     TRY(pool)
@@ -71,5 +70,10 @@ extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void 
     TRY(clip_rows)
     TRY(accumulate_rows)
     TRY(update)
-    return 0;
+    return false;
+}
+
+// Whether there is a kernel of this name, taking so many arguments; it has run then.
+extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void **arguments, int count, int backwards) {
+    return with_kernel(name, count, [&](auto *kernel) { run(kernel, blocks, size, arguments, backwards != 0); });
 }

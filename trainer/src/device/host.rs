@@ -1,6 +1,7 @@
 //! The kernels on the processor, for tests: `kernels.cu` compiled as C++, with what it needs of CUDA in `host.cpp`.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use libloading::{Library, Symbol};
 use tch::{Device, Kind, Tensor};
 
+use super::replay::{Recorded, Recording};
 use super::{Accelerator, Argument, Driver, KERNELS, Slot};
 use crate::Result;
 
@@ -17,13 +19,27 @@ const BLOCK: u32 = 64;
 
 /// A device that is the processor.
 pub(crate) fn emulated() -> Accelerator {
-    Accelerator { driver: Arc::new(Host { backwards: AtomicBool::new(false) }) }
+    host(None)
+}
+
+fn host(recording: Option<Arc<Recording>>) -> Accelerator {
+    Accelerator { driver: Arc::new(Host { backwards: AtomicBool::new(false), recording }) }
+}
+
+/// The launches of `work`.
+pub(super) fn recorded(work: impl FnOnce(&Accelerator)) -> Recorded {
+    let recording = Arc::new(Recording::new());
+    let accelerator = host(Some(Arc::clone(&recording)));
+    work(&accelerator);
+    drop(accelerator);
+    Arc::into_inner(recording).expect("the device is used no more").end()
 }
 
 #[derive(Debug)]
 struct Host {
     /// Every other kernel runs from its last thread to its first: no thread may need another's result.
     backwards: AtomicBool,
+    recording: Option<Arc<Recording>>,
 }
 
 /// The compiled kernels.
@@ -41,22 +57,29 @@ pub(super) fn load_fake_driver() {
 
 fn compile(main: &str) -> Library {
     let folder = tempfile::tempdir().unwrap();
-    let [shim, library] = [main, "library.so"].map(|name| folder.path().join(name));
-    let sources = [
-        ("kernels.cu", KERNELS),
-        ("host.cpp", include_str!("host.cpp")),
-        ("fake_driver.cpp", include_str!("fake_driver.cpp")),
-    ];
-    sources.iter().for_each(|(name, text)| fs_err::write(folder.path().join(name), text).unwrap());
     let soname = if main == "fake_driver.cpp" { "libcuda.so" } else { main };
     let soname = format!("-Wl,-soname,{soname}");
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let flags = ["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"];
-    let output =
-        Command::new(compiler).args(flags).arg(soname).arg(&shim).arg("-o").arg(&library).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let library = build(folder.path(), main, KERNELS, &["-O2", "-fPIC", "-shared", &soname]);
     // SAFETY: it was compiled just now from sources that initialise nothing.
     unsafe { Library::new(library) }.unwrap()
+}
+
+/// Compiles one of our sources, with these kernels, in a folder that is empty.
+pub(super) fn build(folder: &Path, main: &str, kernels: &str, flags: &[&str]) -> PathBuf {
+    let [source, binary] = [main, "binary"].map(|name| folder.join(name));
+    let sources = [
+        ("kernels.cu", kernels),
+        ("host.cpp", include_str!("host.cpp")),
+        ("fake_driver.cpp", include_str!("fake_driver.cpp")),
+        ("replay.cpp", include_str!("replay.cpp")),
+    ];
+    sources.iter().for_each(|(name, text)| fs_err::write(folder.join(name), text).unwrap());
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let common = ["-std=c++20", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"];
+    let mut command = Command::new(compiler);
+    let output = command.args(common).args(flags).arg(&source).arg("-o").arg(&binary).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    binary
 }
 
 /// The types of a kernel's parameters, from its source.
@@ -95,13 +118,26 @@ impl Driver for Host {
         let name = CString::new(kernel).unwrap();
         let backwards = c_int::from(self.backwards.fetch_xor(true, Ordering::Relaxed));
         let blocks = threads.unsigned_abs().div_ceil(u64::from(BLOCK)) as i64;
-        // SAFETY: `host.cpp` has this function, and finds the kernel by its name. Its arguments are of the kernel's
-        // types, as was asserted above; what they point to is the caller's promise.
-        let known = unsafe {
-            let launch: Symbol<'_, Launch> = library().get(b"onefold_launch").unwrap();
-            launch(name.as_ptr(), blocks, BLOCK, pointers.as_mut_ptr(), pointers.len() as c_int, backwards)
+        let mut launch = || {
+            // SAFETY: `host.cpp` has this function, and finds the kernel by its name. Its arguments are of the kernel's
+            // types, as was asserted above; what they point to is the caller's promise.
+            let known = unsafe {
+                let launch: Symbol<'_, Launch> = library().get(b"onefold_launch").unwrap();
+                launch(
+                    name.as_ptr(),
+                    blocks,
+                    BLOCK,
+                    pointers.as_mut_ptr(),
+                    pointers.len() as c_int,
+                    backwards,
+                )
+            };
+            assert_eq!(known, 1, "`host.cpp` does not know `{kernel}`");
         };
-        assert_eq!(known, 1, "`host.cpp` does not know `{kernel}`");
+        match &self.recording {
+            None => launch(),
+            Some(recording) => recording.during(kernel, (blocks, BLOCK), arguments, launch),
+        }
         Ok(())
     }
 

@@ -8,7 +8,8 @@
 //!
 //! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of
 //! `kernels.cu` and copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source,
-//! compiled as C++, on the processor (`host.cpp`), and a driver for the real one to call (`fake_driver.cpp`). `kernels`
+//! compiled as C++, on the processor (`host.cpp`; `replay` runs it again under sanitizers), and a driver for the real
+//! one to call (`fake_driver.cpp`). `kernels`
 //! is what may be launched, with its arguments checked, `update` those of the exact update, and `weights` the arrays
 //! that the tables are in. `stage` puts a batch where it can be copied while the one before it is computed; `tables`
 //! looks up and updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense
@@ -25,6 +26,8 @@ mod kernels;
 mod libtorch;
 mod parcel;
 mod places;
+#[cfg(test)]
+mod replay;
 mod samples_of_rows;
 mod slots;
 mod stage;

@@ -18,7 +18,7 @@ mod profile;
 mod pytorch;
 mod sequences;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::cell::OnceCell;
 

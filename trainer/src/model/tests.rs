@@ -11,7 +11,7 @@ use super::*;
 use crate::embedding::{Placement, RowSet, Status};
 use crate::optimizer::DenseOptimizer;
 
-mod on_device;
+pub(crate) mod on_device;
 
 const ROWS: i64 = 30;
 const DIM: i64 = 16;

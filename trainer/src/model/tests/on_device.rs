@@ -92,6 +92,14 @@ fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (V
     (losses, stored(model))
 }
 
+/// A few steps, with every way of pooling and every form of a batch.
+pub(crate) fn take_steps(device: &Accelerator) {
+    for (form, kind) in ["row_wise_adagrad", "adagrad", "adam"].into_iter().enumerate() {
+        let config = config(kind);
+        train(&config, &mut at(&config, &narrow_tables(), Some(device)), form, 2);
+    }
+}
+
 /// Everything that a checkpoint has of the tables.
 fn stored(model: &Model) -> Vec<Vec<u8>> {
     let embeddings = &model.embeddings;
