@@ -1,14 +1,16 @@
 //! Optimizers of the dense part, fused: one pass over a parameter, its gradient and its state per step.
 //!
-//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation. Parameters on a
-//! GPU, of which a DLRM has few, are updated by libtorch's operations.
+//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation. On a GPU the pass
+//! is a kernel of ours, and the gradient's norm stays there: nothing waits for it before the step is enqueued.
 
 use std::borrow::Cow;
 
 use rayon::prelude::*;
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
+use crate::device::{Accelerator, DenseRule, DenseUpdate, Learned, Verdict};
+use crate::model::Model;
 use crate::{Result, tensors};
 
 /// Parameters that one thread updates at a time.
@@ -23,6 +25,8 @@ pub struct DenseOptimizer {
     state: Vec<(&'static str, Vec<f32>)>,
     steps: u64,
     threads: rayon::ThreadPool,
+    /// Where the parameters are, if not in memory.
+    device: Option<Accelerator>,
 }
 
 #[derive(Debug)]
@@ -36,27 +40,70 @@ struct Parameter {
     on_device: Vec<Tensor>,
 }
 
+/// The L2 norm of a gradient. A device has found it when all that was enqueued before is done, and decides by it whether
+/// a step is taken.
+#[derive(Debug)]
+pub struct Norm(Found);
+
+#[derive(Debug)]
+enum Found {
+    InMemory(f64),
+    OnDevice(Verdict),
+}
+
+/// What has to be finite for a step on a device to be taken, beside the dense gradient.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Conditions<'a> {
+    /// The loss, on the device.
+    pub(crate) loss: Option<&'a Tensor>,
+    /// The sum of the squares of other gradients, `[1]`, a double on the device.
+    pub(crate) squares: Option<&'a Tensor>,
+}
+
+impl Norm {
+    /// The norm of a gradient in memory.
+    pub fn known(&self) -> Option<f64> {
+        match &self.0 {
+            Found::InMemory(norm) => Some(*norm),
+            Found::OnDevice(_) => None,
+        }
+    }
+
+    /// The norm and `logits`, for which the host waits if they are on a device, once for all.
+    pub(crate) fn learn(&self, logits: &Tensor) -> Learned {
+        match &self.0 {
+            Found::InMemory(norm) => Learned { norm: *norm, logits: tensors::to_vec(logits), outcome: None },
+            Found::OnDevice(verdict) => verdict.read(logits),
+        }
+    }
+
+    /// What a device decides.
+    pub(crate) fn verdict(&self) -> Option<&Verdict> {
+        match &self.0 {
+            Found::InMemory(_) => None,
+            Found::OnDevice(verdict) => Some(verdict),
+        }
+    }
+}
+
 impl DenseOptimizer {
-    /// An optimizer of `parameters`, contiguous `f32` tensors, with state of zero where they are.
+    /// An optimizer of a model's dense part, with state of zero where the parameters are; `threads` update those in
+    /// memory.
     ///
     /// # Errors
     ///
     /// [`Error::Io`](crate::Error::Io) if threads cannot be started.
-    pub fn new(
-        config: &DenseOptimizerConfig,
-        parameters: impl IntoIterator<Item = (String, Tensor)>,
-        threads: usize,
-    ) -> Result<Self> {
-        let in_memory = |tensor: &Tensor| tensor.device() == Device::Cpu;
-        Self::with_state(config, parameters, threads, in_memory)
+    pub fn of(model: &Model, config: &DenseOptimizerConfig, threads: usize) -> Result<Self> {
+        let device = model.embeddings.on_device().map(|embeddings| embeddings.store.accelerator().clone());
+        Self::at(device, config, model.named_dense_parameters(), threads)
     }
 
-    /// The same; where `in_memory` is false, a parameter's state is tensors on its device.
-    fn with_state(
+    /// An optimizer of `parameters`, contiguous `f32` tensors, which are in memory or on this device.
+    fn at(
+        device: Option<Accelerator>,
         config: &DenseOptimizerConfig,
         parameters: impl IntoIterator<Item = (String, Tensor)>,
         threads: usize,
-        in_memory: impl Fn(&Tensor) -> bool,
     ) -> Result<Self> {
         // PyTorch's names.
         let names: &[&'static str] = match config.kind {
@@ -69,7 +116,7 @@ impl DenseOptimizer {
         let parameters = parameters.into_iter().map(|(name, tensor)| {
             let (start, length) = (total, tensor.numel());
             let mut on_device = Vec::new();
-            if in_memory(&tensor) {
+            if device.is_none() {
                 total += length;
             } else {
                 on_device = names.iter().map(|_| tensor.detach().zeros_like()).collect();
@@ -83,7 +130,7 @@ impl DenseOptimizer {
             .thread_name(|i| format!("onefold-dense-{i}"))
             .build()
             .map_err(std::io::Error::other)?;
-        Ok(Self { config: config.clone(), parameters, state, steps: 0, threads })
+        Ok(Self { config: config.clone(), parameters, state, steps: 0, threads, device })
     }
 
     /// Steps taken so far, which Adam's bias correction depends on.
@@ -133,46 +180,79 @@ impl DenseOptimizer {
         Ok(())
     }
 
-    /// The L2 norm of the gradient that `backward` left, over all parameters.
-    pub fn gradient_norm(&self) -> f64 {
-        let squares = |parameter: &Parameter| {
-            let gradient = parameter.tensor.grad();
-            if !gradient.defined() {
-                return 0.0;
-            }
-            let gradient = gradient.contiguous();
-            // SAFETY: the backward pass that wrote the gradient is over.
-            unsafe { tensors::as_slice(&gradient) }.chunks(CHUNK).map(sum_of_squares).sum()
+    /// The L2 norm of the gradient that `backward` left, over all parameters. On a device it is found when all that was
+    /// enqueued is done, and the step is taken if it is a finite number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    pub fn gradient_norm(&self) -> Result<Norm> {
+        self.judge(Conditions::default())
+    }
+
+    /// The same; on a device the step is taken if the conditions hold as well.
+    pub(crate) fn judge(&self, conditions: Conditions<'_>) -> Result<Norm> {
+        let gradients =
+            self.parameters.iter().map(|parameter| parameter.tensor.grad()).filter(Tensor::defined);
+        let gradients = gradients.map(|gradient| gradient.contiguous());
+        let Some(device) = &self.device else {
+            let squares = |gradient: Tensor| -> f64 {
+                // SAFETY: the backward pass that wrote the gradient is over.
+                unsafe { tensors::as_slice(&gradient) }.chunks(CHUNK).map(sum_of_squares).sum()
+            };
+            return Ok(Norm(Found::InMemory(gradients.map(squares).sum::<f64>().sqrt())));
         };
-        let (in_memory, on_device): (Vec<_>, Vec<_>) =
-            self.parameters.iter().partition(|parameter| parameter.tensor.device() == Device::Cpu);
-        let gradients = on_device.iter().map(|parameter| parameter.tensor.grad()).filter(Tensor::defined);
-        let sums: Vec<Tensor> = gradients.map(|gradient| gradient.square().sum(Kind::Double)).collect();
-        // One number comes back from the device.
-        let on_device =
-            if sums.is_empty() { 0.0 } else { Tensor::stack(&sums, 0).sum(Kind::Double).double_value(&[]) };
-        (in_memory.into_iter().map(squares).sum::<f64>() + on_device).sqrt()
+        let squares = device.sum_of_squares(&gradients.collect::<Vec<_>>())?;
+        let Conditions { loss, squares: others } = conditions;
+        let verdict = device.judge(loss, &squares, others, self.config.max_grad_norm)?;
+        Ok(Norm(Found::OnDevice(verdict)))
     }
 
     /// One step at `learning_rate` with the gradients that `backward` left and whose norm is `norm`; they are zero
-    /// afterwards. A gradient longer than `max_grad_norm` is scaled as by `torch.nn.utils.clip_grad_norm_`.
+    /// afterwards. A gradient longer than `max_grad_norm` is scaled as by `torch.nn.utils.clip_grad_norm_`. A device
+    /// that finds that the step may not be taken leaves everything as it is.
     ///
     /// The algorithms are those of `torch.optim` with defaults for all that the configuration does not have.
-    pub fn step(&mut self, learning_rate: f64, norm: f64) {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    ///
+    /// # Panics
+    ///
+    /// If the norm is one of elsewhere.
+    pub fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
         self.steps += 1;
+        let update = DenseUpdate::new(&self.config, learning_rate, self.steps);
+        match (&self.device, &norm.0) {
+            (Some(device), Found::OnDevice(verdict)) => {
+                for Parameter { tensor, on_device, .. } in &self.parameters {
+                    let mut gradient = tensor.grad();
+                    if !gradient.defined() {
+                        continue;
+                    }
+                    let values = gradient.contiguous();
+                    device.dense_update(&update, tensor, &values, on_device, verdict)?;
+                    if values.data_ptr() != gradient.data_ptr() {
+                        let _ = tch::no_grad(|| gradient.zero_());
+                    }
+                }
+                Ok(())
+            }
+            (None, Found::InMemory(norm)) => {
+                self.step_in_memory(update, *norm);
+                Ok(())
+            }
+            _ => panic!("the norm of a gradient that is elsewhere"),
+        }
+    }
+
+    fn step_in_memory(&mut self, update: DenseUpdate, norm: f64) {
         let scale = self.config.max_grad_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0)) as f32;
-        let update = Update::new(&self.config, learning_rate, scale, self.steps);
         let Self { parameters, state, threads, .. } = self;
         for parameter in parameters {
             let mut gradient = parameter.tensor.grad();
             if !gradient.defined() {
-                continue;
-            }
-            if !parameter.on_device.is_empty() || parameter.tensor.device() != Device::Cpu {
-                tch::no_grad(|| {
-                    update.apply_on_device(&mut parameter.tensor, &gradient, &mut parameter.on_device);
-                    let _ = gradient.zero_();
-                });
                 continue;
             }
             let range = parameter.start..parameter.start + parameter.length;
@@ -184,7 +264,7 @@ impl DenseOptimizer {
             // it, on this thread.
             let (weights, values) =
                 unsafe { (tensors::as_mut_slice(&mut parameter.tensor), tensors::as_slice(&values)) };
-            threads.install(|| update.apply(weights, values, state));
+            threads.install(|| update.apply(weights, values, scale, state));
             let _ = tch::no_grad(|| gradient.zero_());
         }
     }
@@ -203,91 +283,47 @@ fn sum_of_squares(values: &[f32]) -> f64 {
     rest + sums.iter().sum::<f64>()
 }
 
-/// One step's algorithm, with all numbers that do not depend on the parameter.
-#[derive(Debug, Clone, Copy)]
-struct Update {
-    algorithm: Algorithm,
-    /// Factor on the gradient.
-    scale: f32,
-    /// L2 penalty that is added to the gradient.
-    penalty: f32,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Algorithm {
-    Adagrad { rate: f32, eps: f32 },
-    Sgd { rate: f32 },
-    Momentum { rate: f32, momentum: f32 },
-    Adam { keep: f32, rate: f32, new: [f32; 2], beta2: f32, correction: f32, eps: f32 },
-}
-
-impl Update {
-    fn new(config: &DenseOptimizerConfig, rate: f64, scale: f32, steps: u64) -> Self {
+impl DenseUpdate {
+    /// One step's rule, with all numbers that do not depend on the parameter.
+    fn new(config: &DenseOptimizerConfig, rate: f64, steps: u64) -> Self {
         let eps = config.eps as f32;
         let decoupled = config.kind == DenseOptimizerKind::AdamW;
-        let algorithm = match config.kind {
-            DenseOptimizerKind::Adagrad => Algorithm::Adagrad { rate: rate as f32, eps },
+        let penalty = if decoupled { 0.0 } else { config.weight_decay as f32 };
+        let plain = |rule| Self { rule, rate: rate as f32, penalty };
+        match config.kind {
+            DenseOptimizerKind::Adagrad => plain(DenseRule::Adagrad { eps }),
             DenseOptimizerKind::Sgd if config.momentum > 0.0 => {
-                Algorithm::Momentum { rate: rate as f32, momentum: config.momentum as f32 }
+                plain(DenseRule::Momentum { momentum: config.momentum as f32 })
             }
-            DenseOptimizerKind::Sgd => Algorithm::Sgd { rate: rate as f32 },
+            DenseOptimizerKind::Sgd => plain(DenseRule::Sgd),
             DenseOptimizerKind::Adam | DenseOptimizerKind::AdamW => {
                 let correct = |beta: f64| 1.0 - beta.powf(steps as f64);
-                Algorithm::Adam {
+                let rule = DenseRule::Adam {
                     keep: if decoupled { (1.0 - rate * config.weight_decay) as f32 } else { 1.0 },
-                    rate: (rate / correct(config.betas[0])) as f32,
                     // In double precision first: 1 - 0.999 has three digits less.
                     new: config.betas.map(|beta| (1.0 - beta) as f32),
                     beta2: config.betas[1] as f32,
                     correction: correct(config.betas[1]).sqrt() as f32,
                     eps,
-                }
+                };
+                Self { rule, rate: (rate / correct(config.betas[0])) as f32, penalty }
             }
-        };
-        Self { algorithm, scale, penalty: if decoupled { 0.0 } else { config.weight_decay as f32 } }
-    }
-
-    /// Updates one parameter by libtorch's operations, as [`apply`](Self::apply).
-    fn apply_on_device(self, weights: &mut Tensor, gradient: &Tensor, state: &mut [Tensor]) {
-        let number = f64::from;
-        let mut gradient = gradient * number(self.scale);
-        if self.penalty != 0.0 {
-            gradient += &*weights * number(self.penalty);
-        }
-        match (self.algorithm, state) {
-            (Algorithm::Sgd { rate }, _) => *weights -= gradient * number(rate),
-            (Algorithm::Momentum { rate, momentum }, [buffer, ..]) => {
-                *buffer *= number(momentum);
-                *buffer += gradient;
-                *weights -= &*buffer * number(rate);
-            }
-            (Algorithm::Adagrad { rate, eps }, [sums, ..]) => {
-                *sums += gradient.square();
-                *weights -= gradient * number(rate) / (sums.sqrt() + number(eps));
-            }
-            (Algorithm::Adam { keep, rate, new, beta2, correction, eps }, [means, squares]) => {
-                *means += (&gradient - &*means) * number(new[0]);
-                *squares *= number(beta2);
-                *squares += gradient.square() * number(new[1]);
-                *weights *= number(keep);
-                *weights -= &*means * number(rate) / (squares.sqrt() / number(correction) + number(eps));
-            }
-            (algorithm, state) => unreachable!("{algorithm:?} with {} tensors of state", state.len()),
         }
     }
 
-    /// Updates one parameter; slices of state that the algorithm does not have are empty.
-    fn apply(self, weights: &mut [f32], gradient: &[f32], [first, second]: [&mut [f32]; 2]) {
-        let Self { algorithm, scale, penalty } = self;
+    /// Updates one parameter, whose gradient is taken times `scale`; slices of state that the rule does not have are
+    /// empty.
+    fn apply(self, weights: &mut [f32], gradient: &[f32], scale: f32, [first, second]: [&mut [f32]; 2]) {
+        let Self { rule, rate, penalty } = self;
         let chunks = weights.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
         let penalised = move |w: f32, g: f32| scale * g + penalty * w;
-        match algorithm {
-            Algorithm::Sgd { rate } => chunks.for_each(|(weights, gradient)| {
+        match rule {
+            DenseRule::Sgd => chunks.for_each(|(weights, gradient)| {
                 for (w, g) in weights.iter_mut().zip(gradient) {
                     *w -= rate * penalised(*w, *g);
                 }
             }),
-            Algorithm::Momentum { rate, momentum } => {
+            DenseRule::Momentum { momentum } => {
                 chunks.zip(first.par_chunks_mut(CHUNK)).for_each(|((weights, gradient), buffer)| {
                     for ((w, g), b) in weights.iter_mut().zip(gradient).zip(buffer) {
                         *b = momentum * *b + penalised(*w, *g);
@@ -295,7 +331,7 @@ impl Update {
                     }
                 });
             }
-            Algorithm::Adagrad { rate, eps } => {
+            DenseRule::Adagrad { eps } => {
                 chunks.zip(first.par_chunks_mut(CHUNK)).for_each(|((weights, gradient), sums)| {
                     for ((w, g), sum) in weights.iter_mut().zip(gradient).zip(sums) {
                         let g = penalised(*w, *g);
@@ -304,7 +340,7 @@ impl Update {
                     }
                 });
             }
-            Algorithm::Adam { keep, rate, new, beta2, correction, eps } => {
+            DenseRule::Adam { keep, new, beta2, correction, eps } => {
                 let state = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
                 chunks.zip(state).for_each(|((weights, gradient), (means, squares))| {
                     let state = means.iter_mut().zip(squares);
@@ -323,21 +359,22 @@ impl Update {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::host::emulated;
 
     fn config(kind: DenseOptimizerKind) -> DenseOptimizerConfig {
         DenseOptimizerConfig::new(kind, 0.1)
     }
 
     /// The parameters after three steps with the loss `(p * p).sum() + p[0] * p[1]`.
-    fn three_steps(config: &DenseOptimizerConfig, in_memory: bool) -> Vec<f32> {
+    fn three_steps(config: &DenseOptimizerConfig, device: Option<Accelerator>) -> Vec<f32> {
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0, 0.5]).set_requires_grad(true);
         let parameters = [("p".to_owned(), parameter.shallow_clone())];
-        let mut optimizer = DenseOptimizer::with_state(config, parameters, 1, |_| in_memory).unwrap();
+        let mut optimizer = DenseOptimizer::at(device, config, parameters, 1).unwrap();
         for _ in 0..3 {
             let loss = (&parameter * &parameter).sum(tch::Kind::Float) + parameter.get(0) * parameter.get(1);
             loss.backward();
-            let norm = optimizer.gradient_norm();
-            optimizer.step(config.learning_rate, norm);
+            let norm = optimizer.gradient_norm().unwrap();
+            optimizer.step(config.learning_rate, &norm).unwrap();
         }
         Vec::try_from(parameter.detach()).unwrap()
     }
@@ -377,8 +414,8 @@ mod tests {
             ),
         ];
         for (config, expected) in cases {
-            for in_memory in [true, false] {
-                for (found, expected) in three_steps(&config, in_memory).iter().zip(expected) {
+            for device in [None, Some(emulated())] {
+                for (found, expected) in three_steps(&config, device).iter().zip(expected) {
                     assert!((found - expected).abs() < 2e-6, "{config:?}: {found} {expected}");
                 }
             }
@@ -394,9 +431,17 @@ mod tests {
         });
         (&parameters[0].1 * &parameters[0].1).sum(tch::Kind::Float).backward();
         (&parameters[1].1 * &parameters[1].1).sum(tch::Kind::Float).backward();
-        let optimizer = DenseOptimizer::new(&config(DenseOptimizerKind::Sgd), parameters, 1).unwrap();
         let expected = values.iter().map(|value| 4.0 * f64::from(value * value)).sum::<f64>().sqrt();
-        assert!((optimizer.gradient_norm() / expected - 1.0).abs() < 1e-12);
+        let norm = |device| {
+            let parameters = parameters.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
+            let config = config(DenseOptimizerKind::Sgd);
+            DenseOptimizer::at(device, &config, parameters, 1).unwrap().gradient_norm().unwrap()
+        };
+        let (in_memory, on_device) = (norm(None).known().unwrap(), norm(Some(emulated())));
+        let on_device = on_device.learn(&Tensor::from_slice::<f32>(&[]));
+        for norm in [in_memory, on_device.norm] {
+            assert!((norm / expected - 1.0).abs() < 1e-12, "{norm} {expected}");
+        }
     }
 
     #[test]
@@ -407,11 +452,12 @@ mod tests {
                 (0..3 * CHUNK as i32 + 7).map(|i| (i % 1000) as f32 / 500.0 - 1.0).collect();
             let parameter = Tensor::from_slice(&values).set_requires_grad(true);
             let mut optimizer =
-                DenseOptimizer::new(&config, [("p".to_owned(), parameter.shallow_clone())], threads).unwrap();
+                DenseOptimizer::at(None, &config, [("p".to_owned(), parameter.shallow_clone())], threads)
+                    .unwrap();
             for _ in 0..2 {
                 (&parameter * &parameter * &parameter).sum(tch::Kind::Float).backward();
-                let norm = optimizer.gradient_norm();
-                optimizer.step(0.1, norm);
+                let norm = optimizer.gradient_norm().unwrap();
+                optimizer.step(0.1, &norm).unwrap();
             }
             Vec::<f32>::try_from(parameter.detach()).unwrap()
         };
@@ -420,19 +466,20 @@ mod tests {
 
     #[test]
     fn what_is_restored_goes_on_as_before() {
-        restored_goes_on_as_before(true);
-        restored_goes_on_as_before(false);
+        restored_goes_on_as_before(None);
+        restored_goes_on_as_before(Some(emulated()));
     }
 
-    fn restored_goes_on_as_before(in_memory: bool) {
+    fn restored_goes_on_as_before(device: Option<Accelerator>) {
         let config = config(DenseOptimizerKind::Adam);
         let step = |parameter: &Tensor, optimizer: &mut DenseOptimizer| {
             (parameter * parameter).sum(tch::Kind::Float).backward();
-            optimizer.step(0.1, optimizer.gradient_norm());
+            let norm = optimizer.gradient_norm().unwrap();
+            optimizer.step(0.1, &norm).unwrap();
         };
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0]).set_requires_grad(true);
         let named = |tensor: &Tensor| [("p".to_owned(), tensor.shallow_clone())];
-        let new = |tensor| DenseOptimizer::with_state(&config, named(tensor), 1, |_| in_memory).unwrap();
+        let new = |tensor| DenseOptimizer::at(device.clone(), &config, named(tensor), 1).unwrap();
         let mut optimizer = new(&parameter);
         step(&parameter, &mut optimizer);
         let copy = parameter.detach().copy().set_requires_grad(true);
@@ -452,5 +499,40 @@ mod tests {
             Vec::<f32>::try_from(parameter.detach()).unwrap(),
             Vec::<f32>::try_from(copy.detach()).unwrap()
         );
+    }
+
+    /// What is no finite number: a gradient, the loss, or a gradient of other parameters.
+    #[test]
+    fn a_device_takes_no_step_that_may_not_be_taken() {
+        let numbers = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        let cases = (0..3).flat_map(|place| numbers.map(|number| (place, number)));
+        for (place, wrong) in cases.chain([(3, 1.0)]) {
+            let number = |own| if own == place { wrong } else { 1.0 };
+            let parameter = Tensor::from_slice(&[1.0_f32, -2.0]).set_requires_grad(true);
+            (&parameter * Tensor::from_slice(&[0.5, number(0)])).sum(tch::Kind::Float).backward();
+            let before = Vec::<f32>::try_from(parameter.grad()).unwrap();
+            let named = [("p".to_owned(), parameter.shallow_clone())];
+            let config = config(DenseOptimizerKind::Adagrad);
+            let mut optimizer = DenseOptimizer::at(Some(emulated()), &config, named, 1).unwrap();
+            let (loss, squares) = (Tensor::from(number(1)), Tensor::from_slice(&[f64::from(number(2))]));
+            let conditions = Conditions { loss: Some(&loss), squares: Some(&squares) };
+            let norm = optimizer.judge(conditions).unwrap();
+            optimizer.step(0.1, &norm).unwrap();
+            let learned = norm.learn(&Tensor::from_slice(&[0.25_f32]));
+            let (loss, others_are_finite) = learned.outcome.unwrap();
+            let state = optimizer.state().flat_map(|(_, _, values)| values.to_vec()).collect::<Vec<_>>();
+            let (weights, gradient) = (parameter.detach(), parameter.grad());
+            let [weights, gradient] = [weights, gradient].map(|tensor| Vec::<f32>::try_from(tensor).unwrap());
+            let finite = [learned.norm.is_finite(), loss.is_finite(), others_are_finite];
+            assert_eq!(finite, [0, 1, 2].map(|own| own != place), "{place} {wrong}");
+            assert_eq!(learned.logits, [0.25]);
+            if place < 3 {
+                assert_eq!((weights, state), (vec![1.0, -2.0], vec![0.0; 2]), "{place} {wrong}");
+                assert_eq!(gradient[0], before[0]);
+            } else {
+                assert!(weights[0] < 1.0 && weights[1] < -2.0 && state == [0.25, 1.0]);
+                assert_eq!(gradient, [0.0; 2]);
+            }
+        }
     }
 }

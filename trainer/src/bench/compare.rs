@@ -69,16 +69,15 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
     let losses = |dedupe: Dedupe, device: Option<&Accelerator>| -> Result<Vec<f64>> {
         let embeddings = embeddings(&config, &tables, options.threads, device)?;
         let mut model = Model::new(&config, &snapshot.schema, embeddings)?;
-        let parameters = model.named_dense_parameters();
-        let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
+        let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, options.threads)?;
         let mut losses = Vec::with_capacity(batches.len());
         for batch in &batches {
             let batch = deduplicated(batch, &snapshot.schema, dedupe)?;
             let mut forward = model.predict(&batch)?;
-            let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+            let loss = model.loss(&forward, &batch, Model::weight(&batch));
             model.backward(&batch, &mut forward, &loss, || Ok(()))?;
-            let norm = optimizer.gradient_norm();
-            optimizer.step(config.optimizer.dense.learning_rate, norm);
+            let norm = optimizer.gradient_norm()?;
+            optimizer.step(config.optimizer.dense.learning_rate, &norm)?;
             model.update(forward, &config.optimizer.tables)?;
             losses.push(loss.double_value(&[]));
             reporter.advance(1);

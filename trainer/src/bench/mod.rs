@@ -119,8 +119,7 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let embeddings = embeddings(&config, &tables, options.threads, options.device.as_ref())?;
     let mut model = Model::new(&config, &snapshot.schema, embeddings)?;
-    let mut optimizer =
-        DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), options.threads)?;
+    let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, options.threads)?;
     let mut measured: Vec<Measured> = options.dedupe.iter().map(|_| Measured::default()).collect();
     let warm_up = 2;
     let rounds = options.rounds + warm_up;
@@ -218,12 +217,12 @@ fn step(
     }
     let mut forward = model.predict(&batch)?;
     let weight = Model::weight(&batch);
-    let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward.logits, &batch, weight));
+    let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward, &batch, weight));
     model.backward(&batch, &mut forward, &loss, || Ok(()))?;
     model.profile.measure(Stage::DenseUpdate, || {
-        let norm = optimizer.gradient_norm();
-        optimizer.step(config.optimizer.dense.learning_rate, norm);
-    });
+        let norm = optimizer.gradient_norm()?;
+        optimizer.step(config.optimizer.dense.learning_rate, &norm)
+    })?;
     let updating = Instant::now();
     model.update(forward, &config.optimizer.tables)?;
     let mut updated = Some(updating.elapsed());

@@ -14,6 +14,7 @@ use crate::kernels::update::Rule;
 use onefold_ikjt::hash::sigrid_hash;
 use onefold_sharding::DataType;
 
+mod dense;
 mod update;
 
 /// What was found of one kernel.
@@ -65,6 +66,7 @@ pub fn check_kernels(accelerator: &Accelerator, seed: u64) -> Result<Vec<KernelC
         checks.extend(update::check(accelerator, &mut rng, sizes, (name, rule, Some(longest)))?);
     }
     checks.push(update::check_rounding(accelerator, &mut rng, sizes)?);
+    checks.extend(dense::check(accelerator, &mut rng, sizes)?);
     Ok(checks)
 }
 

@@ -70,6 +70,10 @@ static bool with_kernel(const char *name, int count, Use use) {
     TRY(clip_rows)
     TRY(accumulate_rows)
     TRY(update)
+    TRY(square_sums)
+    TRY(add_up)
+    TRY(judge)
+    TRY(dense_update)
     return false;
 }
 

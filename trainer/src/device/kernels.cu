@@ -1,5 +1,5 @@
 // The kernels of the tables on a GPU: lookup and pooling, the exact update, row index select (expansion) and its
-// backward (fold), and the same between the elements of overlapping windows and padded rows.
+// backward (fold), and the same between the elements of overlapping windows and padded rows; and the dense optimizer's.
 //
 // Weights are stored in three arrays by type, and table rows are numbered through all of them: those before `bf16_row` are
 // 32-bit floats, those before `fp16_row` the upper halves of such, and the rest IEEE 754's 16-bit floats.
@@ -273,11 +273,11 @@ KERNEL clip_rows(const int *keys, i64 count, int dim, float most, float *sums) {
 }
 
 // Row-wise Adagrad's accumulator, one a table row: it grows by the mean of the squared gradient. `steps[place]` is what the
-// row's gradient is taken times.
+// row's gradient is taken times. Where `permit` is given and 0, nothing changes.
 KERNEL accumulate_rows(const int *keys, i64 count, int dim, const float *sums, float rate, float eps, float *state,
-                       float *steps) {
+                       float *steps, const int *permit) {
     i64 place = THREAD;
-    if (place >= count || !is_first(keys, place)) return;
+    if (place >= count || !is_first(keys, place) || (permit && !*permit)) return;
     float squares = 0.0f;
     for (int column = 0; column < dim; column++) {
         float g = sums[place * dim + column];
@@ -354,13 +354,14 @@ static __device__ float change(int rule, float rate, float eps, float beta1, flo
     return rate * (m / unbias1) / (sqrtf(v / unbias2) + eps);
 }
 
-// Every table row's update, once. Where `marks` is given, rows that were updated are marked with a one.
+// Every table row's update, once. Where `marks` is given, rows that were updated are marked with a one. Where `permit` is
+// given and 0, nothing changes.
 KERNEL update(const int *keys, i64 count, int dim, const float *sums, int rule, float rate, float eps, float beta1,
               float beta2, float unbias1, float unbias2, const float *steps, float *fp32, u16 *bf16, u16 *fp16,
               int bf16_row, int fp16_row, const i64 *tables, int table_count, i64 noise, float *state,
-              unsigned char *marks) {
+              unsigned char *marks, const int *permit) {
     i64 i = THREAD;
-    if (i >= count * dim) return;
+    if (i >= count * dim || (permit && !*permit)) return;
     i64 place = i / dim, column = i % dim;
     if (!is_first(keys, place)) return;
     i64 row = keys[place];
@@ -375,4 +376,70 @@ KERNEL update(const int *keys, i64 count, int dim, const float *sums, int rule, 
     unsigned bits = random_bits((u64)noise, tables, table_count, row, column);
     if (row < fp16_row) bf16[(row - bf16_row) * dim + column] = narrow_bf16(weight, bits >> 16);
     else fp16[(row - fp16_row) * dim + column] = narrow_fp16(weight, bits >> 19);
+}
+
+// Thread t sums the squares of the values t, t + threads, and so on. The square of a float is exact as a double, and never
+// infinite: a sum is no finite number only if a value is none.
+KERNEL square_sums(const float *values, i64 count, i64 threads, double *sums) {
+    i64 i = THREAD;
+    if (i >= threads) return;
+    double sum = 0.0;
+    for (i64 k = i; k < count; k += threads) sum += (double)values[k] * values[k];
+    sums[i] = sum;
+}
+
+// The same of sums.
+KERNEL add_up(const double *sums, i64 count, i64 threads, double *output) {
+    i64 i = THREAD;
+    if (i >= threads) return;
+    double sum = 0.0;
+    for (i64 k = i; k < count; k += threads) sum += sums[k];
+    output[i] = sum;
+}
+
+// Whether a step may be taken: not with a loss or a gradient that is no finite number. `dense` and `tables` are the sums of
+// the squares of gradients; what is not given is well. `found` has the loss, the norm of the dense gradient, and `tables`;
+// `scale` is what makes the dense gradient as long as `most` if it is longer, as `torch.nn.utils.clip_grad_norm_` does it.
+KERNEL judge(const float *loss, const double *dense, const double *tables, float most, double *found, float *scale,
+             int *permit) {
+    if (THREAD > 0) return;
+    double norm = sqrt(dense[0]);
+    found[0] = loss ? loss[0] : 0.0;
+    found[1] = norm;
+    found[2] = tables ? tables[0] : 0.0;
+    int finite = 1;
+    // Only of finite numbers the difference is zero.
+    for (int k = 0; k < 3; k++)
+        if (!(found[k] - found[k] == 0.0)) finite = 0;
+    *permit = finite;
+    double ratio = most / (norm + 1e-6);
+    *scale = ratio < 1.0 ? (float)ratio : 1.0f;
+}
+
+// The dense optimizer's step on one parameter, unless it may not be taken (`optimizer.rs` has the rules): `rule` 0 is SGD,
+// 1 SGD with momentum, 2 Adagrad, 3 Adam. The gradient is zero afterwards.
+KERNEL dense_update(float *weights, float *gradient, float *first, float *second, i64 count, int rule, float rate,
+                    float penalty, float keep, float decay, float new1, float new2, float correction, float eps,
+                    const float *scale, const int *permit) {
+    i64 i = THREAD;
+    if (i >= count || !*permit) return;
+    float w = weights[i], g = *scale * gradient[i] + penalty * w;
+    if (rule == 0) {
+        w -= rate * g;
+    } else if (rule == 1) {
+        float sum = decay * first[i] + g;
+        first[i] = sum;
+        w -= rate * sum;
+    } else if (rule == 2) {
+        float sum = first[i] + g * g;
+        first[i] = sum;
+        w -= rate * g / (sqrtf(sum) + eps);
+    } else {
+        float mean = first[i] + new1 * (g - first[i]), square = decay * second[i] + new2 * g * g;
+        first[i] = mean;
+        second[i] = square;
+        w = keep * w - rate * mean / (sqrtf(square) / correction + eps);
+    }
+    weights[i] = w;
+    gradient[i] = 0.0f;
 }

@@ -11,7 +11,7 @@
 //! compiled as C++, on the processor (`host.cpp`; `replay` runs it again under sanitizers), and a driver for the real
 //! one to call (`fake_driver.cpp`). `kernels`
 //! is what may be launched, with its arguments checked, `update` those of the exact update, and `weights` the arrays
-//! that the tables are in. `stage` puts a batch where it can be copied while the one before it is computed; `tables`
+//! that the tables are in, `dense` the dense optimizer and what decides whether a step is taken. `stage` puts a batch where it can be copied while the one before it is computed; `tables`
 //! looks up and updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense
 //! part on a device is [`crate::model`]'s.
 //!
@@ -19,6 +19,7 @@
 
 mod check;
 mod cuda;
+mod dense;
 #[cfg(test)]
 pub(crate) mod host;
 mod jagged;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
+pub(crate) use self::dense::{DenseRule, DenseUpdate, Learned, Verdict};
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};

@@ -48,6 +48,10 @@ pub(crate) struct Staged {
     pub(crate) groups: Vec<StagedGroup>,
     /// `[B, dense features]`.
     pub(crate) dense: Option<Tensor>,
+    /// `[B, labels]`, if the batch has samples and labels.
+    pub(crate) labels: Option<Tensor>,
+    /// `[B]`, if samples have weights.
+    pub(crate) weights: Option<Tensor>,
 }
 
 /// All sequences that one block pools.
@@ -217,9 +221,14 @@ impl Stage {
         let groups = add_groups(&mut parcel, batch.groups(), configs, samples);
         let places = places(&planned, configs, &groups);
         let dense = (batch.dense_width() > 0).then(|| parcel.add(Part::Floats(batch.dense()[..].into())));
+        let labels = (batch.label_width() > 0).then(|| parcel.add(Part::Floats(batch.labels()[..].into())));
+        let weights = batch.weights().map(|weights| parcel.add(Part::Floats(weights[..].into())));
 
         let delivery = self.slots.send(&parcel)?;
         let on_device = delivery.device();
+        let matrix = |section, width: usize| {
+            view(on_device, section, Kind::Float).view([batch.size() as i64, width as i64])
+        };
         let group = |group: &GroupSections| StagedGroup {
             rows: group.rows as i64,
             pooled: group.pooled as i64,
@@ -243,10 +252,9 @@ impl Stage {
             sequences: sequences.iter().map(|sequences| sequences.of(on_device)).collect(),
             targets: targets(batch.groups(), configs),
             groups: groups.iter().map(group).collect(),
-            dense: dense.map(|section| {
-                let shape = [batch.size() as i64, batch.dense_width() as i64];
-                view(on_device, section, Kind::Float).view(shape)
-            }),
+            dense: dense.map(|section| matrix(section, batch.dense_width())),
+            labels: labels.map(|section| matrix(section, batch.label_width())),
+            weights: weights.map(|section| view(on_device, section, Kind::Float)),
             places,
             size: batch.size() as i64,
             delivery,

@@ -206,7 +206,7 @@ impl DeviceTables {
         &mut self,
         rows: &Tensor,
         gradients: [&Tensor; 2],
-        update: &Update,
+        update: &Update<'_>,
         marked: bool,
     ) -> Result<()> {
         let places = Accelerator::places(rows);

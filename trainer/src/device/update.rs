@@ -23,7 +23,7 @@ pub(crate) struct Places {
 
 /// The update of every row that was looked up.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Update {
+pub(crate) struct Update<'a> {
     /// How a row follows its gradient.
     pub(crate) rule: Rule,
     /// Learning rate.
@@ -32,6 +32,8 @@ pub(crate) struct Update {
     pub(crate) max_norm: Option<f32>,
     /// The key of this step's rounding noise: [`step_key`](crate::kernels::element::step_key).
     pub(crate) noise: u64,
+    /// `[1]`, `int`: where it is 0, nothing changes.
+    pub(crate) permit: Option<&'a Tensor>,
 }
 
 impl Accelerator {
@@ -47,7 +49,7 @@ impl Accelerator {
         &self,
         places: &Places,
         gradients: [&Tensor; 2],
-        update: &Update,
+        update: &Update<'_>,
         weights: &Weights,
         state: &Tensor,
         marks: Option<&Tensor>,
@@ -59,6 +61,7 @@ impl Accelerator {
         if let Some(marks) = marks {
             check(marks, Kind::Uint8, rows, "marks");
         }
+        update.permit.into_iter().for_each(|permit| check(permit, Kind::Int, 1, "permit"));
         let sums = self.sum_places(places, gradients, dim)?;
         let (length, width) = (Argument::Long(count), Argument::Int(dim as i32));
         let rows = [Argument::Pointer(Some(&places.keys)), length, width];
@@ -69,11 +72,11 @@ impl Accelerator {
         }
         let (sums, state) = (Argument::Pointer(Some(&sums)), Argument::Pointer(Some(state)));
         let (numbers, rate) = (Numbers::of(&update.rule), Argument::Float(update.rate));
-        let eps = Argument::Float(numbers.eps);
+        let (eps, permit) = (Argument::Float(numbers.eps), Argument::Pointer(update.permit));
         let mut steps = None;
         if let Rule::RowWiseAdagrad { .. } = update.rule {
             let steps = steps.insert(self.empty(&[count], Kind::Float)?);
-            let own = [sums, rate, eps, state, Argument::Pointer(Some(steps))];
+            let own = [sums, rate, eps, state, Argument::Pointer(Some(steps)), permit];
             let arguments = [&rows[..], &own].concat();
             // SAFETY: the arguments are those of `accumulate_rows`; keys, sums and steps have `count` rows, and
             // the state has a value for every table row. Keys are table rows: `places` has sorted those that were
@@ -83,7 +86,7 @@ impl Accelerator {
         let own = [sums, Argument::Int(numbers.rule), rate, eps];
         let moments = [numbers.betas, numbers.unbias].concat().into_iter().map(Argument::Float);
         let moments: Vec<_> = moments.chain([Argument::Pointer(steps.as_ref())]).collect();
-        let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks)];
+        let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks), permit];
         let tables = [&weights.arguments()[..], &weights.numbers()].concat();
         let arguments = [&rows[..], &own, &moments, &tables, &last].concat();
         // SAFETY: the arguments are those of `update`; keys, sums and steps have `count` rows, and weights, state

@@ -45,6 +45,16 @@ pub(crate) struct DeviceStore {
     usage: RefCell<Vec<Option<Usage>>>,
 }
 
+/// One step of the tables' optimizer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableStep<'a> {
+    pub(crate) optimizer: &'a TableOptimizerConfig,
+    /// Its number, from 1.
+    pub(crate) number: u64,
+    /// `[1]`, `int`, on the device: where it is 0, nothing changes.
+    pub(crate) permit: Option<&'a Tensor>,
+}
+
 /// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements
 /// `[T, D]`.
 #[derive(Debug)]
@@ -186,7 +196,7 @@ impl DeviceStore {
         self.whole().look_up(staged)
     }
 
-    /// Updates every row of each width once, in step `step`: `rows` and `gradients`, which may be in two parts.
+    /// Updates every row of each width once: `rows` and `gradients`, which may be in two parts.
     ///
     /// # Errors
     ///
@@ -196,13 +206,15 @@ impl DeviceStore {
         class: usize,
         rows: &Tensor,
         gradients: [&Tensor; 2],
-        (optimizer, step): (&TableOptimizerConfig, u64),
+        step: TableStep<'_>,
     ) -> Result<()> {
+        let TableStep { optimizer, number, permit } = step;
         let update = Update {
-            rule: rule(optimizer, step),
+            rule: rule(optimizer, number),
             rate: optimizer.learning_rate,
             max_norm: optimizer.max_row_grad_norm,
-            noise: step_key(self.seed, step),
+            noise: step_key(self.seed, number),
+            permit,
         };
         let (torch, tables) = (self.accelerator.torch(), &mut self.tables[class]);
         guarded(torch, || tables.update(rows, gradients, &update, true))
@@ -217,7 +229,7 @@ impl DeviceStore {
         &mut self,
         (staged, looked_up): (&Staged, &LookedUp),
         gradients: &DeviceGradients,
-        step: (&TableOptimizerConfig, u64),
+        step: TableStep<'_>,
     ) -> Result<()> {
         let torch = self.accelerator.torch();
         let unpooled = guarded(torch, || self.whole().unpooled(staged, gradients.pooled.as_ref()))?;
@@ -427,7 +439,7 @@ mod tests {
                 let pooled = Some(tensors::from_f32(&pooled, &[-1, DIM as i64]));
                 let gradients = DeviceGradients { pooled, sequences: None };
                 let sent = embeddings.device().unwrap().send_gradients(&lookup, &gradients).unwrap();
-                embeddings.update_on_device(&lookup, &gradients, sent, optimizer).unwrap();
+                embeddings.update_on_device(&lookup, &gradients, sent, (optimizer, None)).unwrap();
             } else {
                 let lookups = embeddings.host().unwrap().lookup(request).unwrap();
                 let gradients = [LookupGradients { pooled, sequences: Vec::new() }];

@@ -36,8 +36,9 @@ use std::sync::atomic::Ordering;
 use onefold_ikjt::{Batch, Group};
 use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
+use tch::Tensor;
 
-pub(crate) use self::device::{DeviceGradients, DeviceStore};
+pub(crate) use self::device::{DeviceGradients, DeviceStore, TableStep};
 use self::exchange::{Arriving, Destinations, Exchange, Exchanged, Travelled};
 use self::lookup::GroupLookup;
 pub use self::lookup::{FeatureLookup, Lookup};
@@ -442,7 +443,8 @@ impl Embeddings {
         Ok(())
     }
 
-    /// Updates every shard of this rank that is on a device, as [`update`](Self::update) does.
+    /// Updates every shard of this rank that is on a device, as [`update`](Self::update) does; where `permit`, one `int`
+    /// on the device, is 0, nothing changes.
     ///
     /// # Errors
     ///
@@ -452,17 +454,18 @@ impl Embeddings {
         lookup: &DeviceLookup,
         gradients: &DeviceGradients,
         sent: DeviceSentGradients,
-        optimizer: &TableOptimizerConfig,
+        (optimizer, permit): (&TableOptimizerConfig, Option<&Tensor>),
     ) -> Result<()> {
         let Self { store: Store::Device(store), exchange, steps, .. } = self else {
             return Err(elsewhere(IN_MEMORY));
         };
         let (step, batch) = (*steps + 1, (&lookup.staged, &lookup.looked_up));
+        let own = TableStep { optimizer, number: step, permit };
         match (&lookup.travelled, sent.0) {
             (Some(travelled), Some(sent)) => {
-                exchange.update_on_device(travelled, batch, gradients, sent, store, (optimizer, step))?;
+                exchange.update_on_device(travelled, batch, gradients, sent, store, own)?;
             }
-            _ => store.update_own(batch, gradients, (optimizer, step))?,
+            _ => store.update_own(batch, gradients, own)?,
         }
         self.steps = step;
         Ok(())

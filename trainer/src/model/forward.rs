@@ -14,7 +14,7 @@
 //! device.
 
 use onefold_ikjt::Batch;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::on_device::DevicePath;
 use super::sequences::Sequences;
@@ -33,13 +33,48 @@ use crate::{Result, tensors};
 pub struct Forward {
     /// `[B, tasks]`, logits.
     pub logits: Tensor,
-    passed: Box<dyn Passed>,
+    pub(super) passed: Box<dyn Passed>,
 }
 
 impl Forward {
     /// Whether the gradients of the tables' vectors are finite numbers, once [`Model::backward`] has found them.
-    pub fn gradients_are_finite(&self) -> bool {
-        self.passed.gradients_are_finite()
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    pub(crate) fn finite(&self, model: &Model) -> Result<Finite> {
+        self.passed.finite(model)
+    }
+}
+
+/// Whether numbers are finite.
+#[derive(Debug)]
+pub(crate) enum Finite {
+    /// Of those in memory.
+    Known(bool),
+    /// Of those on a device the sum of their squares, `[1]`, a double, which is finite if they are.
+    OnDevice(Tensor),
+}
+
+impl Finite {
+    /// The value of a loss, and whether the numbers are finite: what the host waits for on a device, once for both.
+    pub(crate) fn read(&self, loss: &Tensor) -> (f64, bool) {
+        match self {
+            Self::Known(finite) => (loss.double_value(&[]), *finite),
+            Self::OnDevice(squares) => {
+                let loss = loss.detach().to_kind(Kind::Double).view(1);
+                let both = Tensor::cat(&[&loss, squares], 0).to_device(Device::Cpu);
+                (both.double_value(&[0]), both.double_value(&[1]).is_finite())
+            }
+        }
+    }
+
+    /// The sum of squares.
+    pub(crate) fn squares(&self) -> Option<&Tensor> {
+        match self {
+            Self::Known(_) => None,
+            Self::OnDevice(squares) => Some(squares),
+        }
     }
 }
 
@@ -51,14 +86,22 @@ pub(super) trait Passed: std::fmt::Debug {
     /// From the gradient of the leaf to those of the parameters below it and of the tables' vectors, which are kept.
     fn backward(&mut self, model: &Model, batch: &Batch) -> Result<()>;
 
+    /// Labels and, if there are any, weights of the samples, `[B, _]` and `[B]`, if they are on the model's device.
+    fn labels(&self) -> Option<(&Tensor, Option<&Tensor>)>;
+
     /// Whether the gradients of the tables' vectors are finite numbers.
-    fn gradients_are_finite(&self) -> bool;
+    fn finite(&self, model: &Model) -> Result<Finite>;
 
     /// Begins to send these gradients to the owners of the tables.
     fn send(&mut self, embeddings: &Embeddings) -> Result<()>;
 
-    /// Updates the tables with them; they are sent first, if they were not.
-    fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()>;
+    /// Updates the tables with them; they are sent first, if they were not. A device does so if `permit` is not 0.
+    fn update(
+        &mut self,
+        embeddings: &mut Embeddings,
+        optimizer: &TableOptimizerConfig,
+        permit: Option<&Tensor>,
+    ) -> Result<()>;
 }
 
 /// The way through tables in memory.
@@ -190,8 +233,18 @@ impl Model {
     /// # Errors
     ///
     /// As [`send_gradients`](Self::send_gradients).
-    pub fn update(&mut self, mut forward: Forward, optimizer: &TableOptimizerConfig) -> Result<()> {
-        forward.passed.update(&mut self.embeddings, optimizer)
+    pub fn update(&mut self, forward: Forward, optimizer: &TableOptimizerConfig) -> Result<()> {
+        self.update_if(forward, optimizer, None)
+    }
+
+    /// As [`update`](Self::update); tables on a device stay as they are if `permit`, one `int` there, is 0.
+    pub(crate) fn update_if(
+        &mut self,
+        mut forward: Forward,
+        optimizer: &TableOptimizerConfig,
+        permit: Option<&Tensor>,
+    ) -> Result<()> {
+        forward.passed.update(&mut self.embeddings, optimizer, permit)
     }
 }
 
@@ -255,11 +308,16 @@ impl Passed for HostPath {
         Ok(())
     }
 
-    fn gradients_are_finite(&self) -> bool {
-        self.gradients.iter().all(|of_group| {
+    fn labels(&self) -> Option<(&Tensor, Option<&Tensor>)> {
+        None
+    }
+
+    fn finite(&self, _: &Model) -> Result<Finite> {
+        let finite = self.gradients.iter().all(|of_group| {
             tensors::are_finite(&of_group.pooled)
                 && of_group.sequences.iter().all(|values| tensors::are_finite(values))
-        })
+        });
+        Ok(Finite::Known(finite))
     }
 
     fn send(&mut self, embeddings: &Embeddings) -> Result<()> {
@@ -267,7 +325,12 @@ impl Passed for HostPath {
         Ok(())
     }
 
-    fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()> {
+    fn update(
+        &mut self,
+        embeddings: &mut Embeddings,
+        optimizer: &TableOptimizerConfig,
+        _: Option<&Tensor>,
+    ) -> Result<()> {
         let sent = match self.sent.take() {
             Some(sent) => sent,
             None => embeddings.host()?.send_gradients(&self.lookups, &self.gradients)?,

@@ -156,24 +156,33 @@ impl Model {
     }
 
     /// The label of every sample and task, `[B, tasks]`.
-    pub fn labels(&self, batch: &Batch) -> Tensor {
+    fn labels(&self, batch: &Batch) -> Tensor {
         let (all, width) = (batch.labels(), batch.label_width());
         let of_sample = |sample| self.tasks.iter().map(move |(task, _)| all[sample * width + task.column]);
         let labels: Vec<f32> = (0..batch.size()).flat_map(of_sample).collect();
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
     }
 
-    /// This rank's part of the loss: the tasks' losses, each times its weight, summed. A task's loss is that of its
+    /// This rank's part of the loss of a forward pass of `batch`: the tasks' losses, each times its weight, summed. A task's loss is that of its
     /// samples, weighted by the samples' weights where there are any, and divided by `weight`: the
     /// sum of the weights of the global batch, or its samples.
-    pub fn loss(&self, logits: &Tensor, batch: &Batch, weight: f64) -> Tensor {
-        let labels = self.labels(batch);
-        let weights = batch
-            .weights()
-            .map(|weights| tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device()));
+    pub fn loss(&self, forward: &Forward, batch: &Batch, weight: f64) -> Tensor {
+        // Those of a batch on a device came with it; to copy them now, the host would wait for all that is enqueued.
+        let given = forward.passed.labels();
+        let in_memory = given.is_none().then(|| self.labels(batch));
+        let labels_of = |place: usize, task: &Task| match (given, &in_memory) {
+            (Some((labels, _)), _) => labels.select(1, task.column as i64),
+            (None, labels) => labels.as_ref().expect("there are labels").select(1, place as i64),
+        };
+        let weights = match given {
+            Some((_, weights)) => weights.map(Tensor::shallow_clone),
+            None => batch
+                .weights()
+                .map(|weights| tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device())),
+        };
         let weight = weight.max(f64::from(f32::MIN_POSITIVE));
         let losses = self.tasks.iter().enumerate().map(|(column, (task, of_task))| {
-            let (logits, labels) = (logits.select(1, column as i64), labels.select(1, column as i64));
+            let (logits, labels) = (forward.logits.select(1, column as i64), labels_of(column, task));
             loss_of_samples(task.loss, &logits, &labels, weights.as_ref()) * (*of_task / weight)
         });
         losses.reduce(|a, b| a + b).expect("a model has a task")

@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 
 use self::blocks::Pooled;
 use super::Model;
-use super::forward::Passed;
+use super::forward::{Finite, Passed};
 use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, Staged, Sums};
@@ -194,9 +194,16 @@ impl Passed for DevicePath {
         Ok(())
     }
 
-    fn gradients_are_finite(&self) -> bool {
+    fn labels(&self) -> Option<(&Tensor, Option<&Tensor>)> {
+        let staged = &self.lookup.staged;
+        Some((staged.labels.as_ref()?, staged.weights.as_ref()))
+    }
+
+    fn finite(&self, model: &Model) -> Result<Finite> {
         let DeviceGradients { pooled, sequences } = &self.gradients;
-        pooled.iter().chain(sequences).all(|values| values.isfinite().all().int64_value(&[]) != 0)
+        let gradients = pooled.iter().chain(sequences).map(Tensor::shallow_clone).collect::<Vec<_>>();
+        let accelerator = model.embeddings.device()?.store.accelerator();
+        Ok(Finite::OnDevice(accelerator.sum_of_squares(&gradients)?))
     }
 
     fn send(&mut self, embeddings: &Embeddings) -> Result<()> {
@@ -204,12 +211,17 @@ impl Passed for DevicePath {
         Ok(())
     }
 
-    fn update(&mut self, embeddings: &mut Embeddings, optimizer: &TableOptimizerConfig) -> Result<()> {
+    fn update(
+        &mut self,
+        embeddings: &mut Embeddings,
+        optimizer: &TableOptimizerConfig,
+        permit: Option<&Tensor>,
+    ) -> Result<()> {
         let sent = match self.sent.take() {
             Some(sent) => sent,
             None => embeddings.device()?.send_gradients(&self.lookup, &self.gradients)?,
         };
-        embeddings.update_on_device(&self.lookup, &self.gradients, sent, optimizer)
+        embeddings.update_on_device(&self.lookup, &self.gradients, sent, (optimizer, permit))
     }
 }
 

@@ -198,14 +198,14 @@ fn a_run_of_pytorch_is_reproduced() {
     for (form, fold) in forms {
         let mut model = model(&config);
         let dense = &config.optimizer.dense;
-        let mut optimizer = DenseOptimizer::new(dense, model.named_dense_parameters(), 1).unwrap();
+        let mut optimizer = DenseOptimizer::of(&model, dense, 1).unwrap();
         for (step, expected) in LOSSES.iter().enumerate() {
             let batch = folded(&batch(step as i64 % 5), fold);
             let mut forward = model.predict(&batch).unwrap();
-            let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+            let loss = model.loss(&forward, &batch, Model::weight(&batch));
             model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
-            let norm = optimizer.gradient_norm();
-            optimizer.step(dense.learning_rate, norm);
+            let norm = optimizer.gradient_norm().unwrap();
+            optimizer.step(dense.learning_rate, &norm).unwrap();
             model.update(forward, &config.optimizer.tables).unwrap();
             let loss = loss.double_value(&[]);
             assert!((loss - expected).abs() < 5e-6, "{form}, step {step}: {loss}, PyTorch: {expected}");

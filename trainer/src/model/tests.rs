@@ -370,8 +370,9 @@ fn weights_of_samples_weigh_every_task() {
     let weights: Vec<f32> = (0..plain.size()).map(|i| (i % 4) as f32).collect();
     let parts = BatchParts { weights: Some(weights.clone().into()), ..plain.clone().into_parts() };
     let weighted = Batch::try_new(parts).unwrap();
-    let logits = model.predict(&weighted).unwrap().logits;
-    let found = model.loss(&logits, &weighted, Model::weight(&weighted)).double_value(&[]);
+    let forward = model.predict(&weighted).unwrap();
+    let logits = &forward.logits;
+    let found = model.loss(&forward, &weighted, Model::weight(&weighted)).double_value(&[]);
     let (mut sums, mut total) = ([0.0, 0.0], 0.0);
     for (sample, weight) in weights.iter().enumerate() {
         for (task, sum) in sums.iter_mut().enumerate() {
@@ -416,7 +417,7 @@ fn a_batch_may_have_no_element_of_any_sequence() {
     let mut model = model(&config, 1);
     let empty = batch_without_elements();
     let mut forward = model.predict(&empty).unwrap();
-    let loss = model.loss(&forward.logits, &empty, Model::weight(&empty));
+    let loss = model.loss(&forward, &empty, Model::weight(&empty));
     assert!(loss.double_value(&[]).is_finite());
     model.backward(&empty, &mut forward, &loss, || Ok(())).unwrap();
     assert_gradients_of_no_elements("cpu", &model);
@@ -460,7 +461,7 @@ fn no_samples(config: &TrainConfig, mut model: Model, empty: &Batch) {
     let before: Vec<_> = (0..tables().len()).map(|i| model.embeddings.weights(i).unwrap()).collect();
     let mut forward = model.predict(empty).unwrap();
     assert_eq!(forward.logits.size(), [0, 1]);
-    let loss = model.loss(&forward.logits, empty, 24.0);
+    let loss = model.loss(&forward, empty, 24.0);
     assert_eq!(loss.double_value(&[]), 0.0);
     model.backward(empty, &mut forward, &loss, || Ok(())).unwrap();
     for (parameter, value) in model.named_dense_parameters() {
@@ -486,7 +487,7 @@ fn compare_with_plain_libtorch(config: &TrainConfig, features: &[FeatureConfig])
         named.values().for_each(|p| drop(p.grad().zero_()));
 
         let mut forward = model.predict(&batch).unwrap();
-        let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+        let loss = model.loss(&forward, &batch, Model::weight(&batch));
         assert_near(name, &loss, &expected);
         model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
         for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
@@ -524,15 +525,14 @@ fn training_is_the_same_in_every_form() {
         config.optimizer.tables.eps = 1e-2;
         let train = |form: usize| -> Vec<f64> {
             let mut model = model(&config, 2);
-            let mut optimizer =
-                DenseOptimizer::new(&config.optimizer.dense, model.named_dense_parameters(), 1).unwrap();
+            let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, 1).unwrap();
             let step = |seed: u64| {
                 let (_, batch) = forms(&batch(seed)).swap_remove(form);
                 let mut forward = model.predict(&batch).unwrap();
-                let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+                let loss = model.loss(&forward, &batch, Model::weight(&batch));
                 model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
-                let norm = optimizer.gradient_norm();
-                optimizer.step(config.optimizer.dense.learning_rate, norm);
+                let norm = optimizer.gradient_norm().unwrap();
+                optimizer.step(config.optimizer.dense.learning_rate, &norm).unwrap();
                 model.update(forward, &config.optimizer.tables).unwrap();
                 loss.double_value(&[])
             };

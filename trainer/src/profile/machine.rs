@@ -15,7 +15,7 @@ use crate::config::{TableOptimizerConfig, TableOptimizerKind};
 use crate::device::{Accelerator, LookedUp, Staged};
 use crate::embedding::{
     DeviceGradients, DeviceStore, Embeddings, Lookup, LookupGradients, Placement, Shard, Status, Table,
-    thread_pool,
+    TableStep, thread_pool,
 };
 
 /// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
@@ -192,9 +192,11 @@ fn device_step_ms(accelerator: &Accelerator, parts: &mut [Part]) -> Result<f64> 
     };
     let gradients: Vec<_> = lookups.iter().map(gradient).collect();
     accelerator.synchronize()?;
+    let optimizer = optimizer();
+    let step = TableStep { optimizer: &optimizer, number: 1, permit: None };
     let started = Instant::now();
     for ((part, (looked_up, staged)), gradient) in parts.iter_mut().zip(lookups).zip(gradients) {
-        part.tables.update_own((&staged, &looked_up), &gradient, (&optimizer(), 1))?;
+        part.tables.update_own((&staged, &looked_up), &gradient, step)?;
     }
     accelerator.synchronize()?;
     Ok(1e3 * (forward + started.elapsed()).as_secs_f64())

@@ -6,19 +6,27 @@
 //! ```
 //!
 //! What another rank must know before anything is updated, such as a loss that is no number, travels with the loss.
+//!
+//! On a device, a step is enqueued to its end before the host reads what became of it, in one piece: loss, norm and
+//! logits. Nothing is updated if one of them is no number all the same, for the device itself looks before it updates
+//! ([`Norm`](crate::optimizer::Norm)). With several ranks the host waits once more, after the backward pass: every rank
+//! has to know of all losses before it updates, and they travel between processors. The gradients' sums are under way
+//! meanwhile.
 
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::Schema;
 use onefold_ikjt::{Batch, Batches, Position, Step};
+use tch::Tensor;
 
 use super::{Prepared, Progress, diverged};
 use crate::config::TableOptimizerConfig;
+use crate::device::{Learned, Verdict};
 use crate::embedding::SentBytes;
 use crate::evaluate::Evaluation;
 use crate::lockstep::{self, Bucket, STOP};
-use crate::model::{Input, Model};
-use crate::optimizer::DenseOptimizer;
+use crate::model::{Forward, Input, Model};
+use crate::optimizer::{Conditions, DenseOptimizer};
 use crate::stop::Stop;
 use crate::trace::{Activity, Recorder};
 use crate::{Error, Result, TrainConfig, tensors};
@@ -61,6 +69,14 @@ pub(super) struct Taken {
 /// Ids of samples and of rows, by group.
 type ValuesByGroup = Vec<(u64, u64)>;
 
+/// An update and what is known of it.
+struct Updated {
+    told: Vec<Told>,
+    values: ValuesByGroup,
+    norm: f64,
+    logits: Vec<f32>,
+}
+
 /// What ranks tell each other of a step, besides the values by group.
 struct Told {
     loss: f64,
@@ -80,7 +96,7 @@ impl<'a> Stepper<'a> {
             .named_dense_parameters()
             .into_iter()
             .partition(|(name, _)| name.starts_with("top.") || name.starts_with("cross."));
-        let bucket = |named: Vec<(String, tch::Tensor)>| {
+        let bucket = |named: Vec<(String, Tensor)>| {
             Bucket::new(named.into_iter().map(|(_, parameter)| parameter).collect())
         };
         Self {
@@ -147,8 +163,7 @@ impl<'a> Stepper<'a> {
         self.recorder().turn_to(Activity::Request);
         self.upcoming = self.request(batches, stop)?;
         self.recorder().turn_to(Activity::Backward);
-        let loss = self.model.loss(&forward.logits, &batch, weight);
-        let logits = tensors::to_vec(&forward.logits);
+        let loss = self.model.loss(&forward, &batch, weight);
         let [top, rest] = &mut self.buckets;
         let model = &self.model;
         let upcoming = &mut self.upcoming;
@@ -161,25 +176,40 @@ impl<'a> Stepper<'a> {
         rest.start(&**model.embeddings.collectives())?;
         model.embeddings.recorder().turn_to(Activity::SendGradients);
         model.send_gradients(&mut forward)?;
-        let (told, values) = self.tell(&batch, loss.double_value(&[]), forward.gradients_are_finite())?;
-        self.model
-            .embeddings
-            .recorder()
-            .during(Activity::DenseGradient, || self.buckets.iter_mut().try_for_each(Bucket::finish))?;
-        self.recorder().turn_to(Activity::Update);
-        let norm = self.optimizer.gradient_norm();
-        self.check(&told, norm, progress.steps + 1, &batch, &logits)?;
-        self.learning_rates = self.next_learning_rates(progress.steps);
-        let (dense, tables) = self.learning_rates;
-        self.optimizer.step(dense, norm);
-        let optimizer =
-            TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
-        self.model.update(forward, &optimizer)?;
+        let Updated { told, values, norm, logits } = self.update(&batch, forward, &loss, progress.steps)?;
         let evicted_rows = self.evict()?;
         self.hear()?;
         let (loss, samples) =
             (told.iter().map(|told| told.loss).sum(), told.iter().map(|told| told.samples).sum());
         Ok(Some(Taken { batch, logits, loss, norm, samples, values, evicted_rows, position }))
+    }
+
+    /// Updates the dense part and the tables with the gradients that `forward` has, in the step after `steps`, unless a
+    /// number is none.
+    fn update(&mut self, batch: &Batch, forward: Forward, loss: &Tensor, steps: u64) -> Result<Updated> {
+        let (finite, logits) = (forward.finite(&self.model)?, forward.logits.detach());
+        let waits = finite.squares().is_none() || self.model.embeddings.collectives().size() > 1;
+        let told = waits.then(|| self.tell(batch, finite.read(loss))).transpose()?;
+        let recorder = self.model.embeddings.recorder();
+        recorder.during(Activity::DenseGradient, || self.buckets.iter_mut().try_for_each(Bucket::finish))?;
+        recorder.turn_to(Activity::Update);
+        let norm = self.optimizer.judge(Conditions { loss: Some(loss), squares: finite.squares() })?;
+        if let Some((told, _)) = &told {
+            self.check(told, norm.known(), steps + 1, batch, &logits)?;
+        }
+        self.learning_rates = self.next_learning_rates(steps);
+        let (dense, tables) = self.learning_rates;
+        self.optimizer.step(dense, &norm)?;
+        let optimizer =
+            TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
+        self.model.update_if(forward, &optimizer, norm.verdict().map(Verdict::permit))?;
+        let Learned { norm, logits: learned, outcome } = norm.learn(&logits);
+        let (told, values) = match (told, outcome) {
+            (Some(told), _) => told,
+            (None, outcome) => self.tell(batch, outcome.expect("a device that is alone has decided"))?,
+        };
+        self.check(&told, Some(norm), steps + 1, batch, &logits)?;
+        Ok(Updated { told, values, norm, logits: learned })
     }
 
     /// Evicts the rows of tables that were not looked up in the last `evict_after` steps, every so many steps; on all
@@ -196,8 +226,9 @@ impl<'a> Stepper<'a> {
         Ok(Some(collectives.sum(own)?))
     }
 
-    /// Tells all ranks of this one's step: by rank, and the values by group of all together.
-    fn tell(&self, batch: &Batch, loss: f64, finite: bool) -> Result<(Vec<Told>, ValuesByGroup)> {
+    /// Tells all ranks of this one's step, its loss and whether the tables' gradients are finite: what they say, by rank,
+    /// and the values by group of all together.
+    fn tell(&self, batch: &Batch, (loss, finite): (f64, bool)) -> Result<(Vec<Told>, ValuesByGroup)> {
         // Counts stay far below 2^53, up to which doubles are exact.
         let mut own = vec![loss, f64::from(u8::from(finite)), batch.size() as f64];
         let groups = batch.groups();
@@ -214,17 +245,27 @@ impl<'a> Stepper<'a> {
         Ok((all.iter().map(told).collect(), values.collect()))
     }
 
-    /// Refuses a step whose loss or gradient is no number. The lowest rank that has it reports it.
-    fn check(&self, told: &[Told], norm: f64, step: u64, batch: &Batch, logits: &[f32]) -> Result<()> {
+    /// Refuses a step whose loss or gradient is no number, as far as the gradient's norm is known. The lowest rank that
+    /// has it reports it.
+    fn check(
+        &self,
+        told: &[Told],
+        norm: Option<f64>,
+        step: u64,
+        batch: &Batch,
+        logits: &Tensor,
+    ) -> Result<()> {
         let bad = told.iter().position(|told| !told.loss.is_finite() || !told.finite);
-        let Some(rank) = bad.or((!norm.is_finite()).then_some(0)) else { return Ok(()) };
+        let wrong_norm = norm.is_some_and(|norm| !norm.is_finite());
+        let Some(rank) = bad.or(wrong_norm.then_some(0)) else { return Ok(()) };
         let collectives = self.model.embeddings.collectives();
         collectives.agree_on(|| {
             if rank != collectives.rank() as usize {
                 return Ok(());
             }
-            let cause = diverged::cause(batch, self.schema, logits);
-            let path = diverged::save(&self.directory, batch, self.schema, &self.evaluation.tasks, logits)?;
+            let logits = tensors::to_vec(logits);
+            let cause = diverged::cause(batch, self.schema, &logits);
+            let path = diverged::save(&self.directory, batch, self.schema, &self.evaluation.tasks, &logits)?;
             let loss = told.iter().map(|told| told.loss).sum();
             Err(Error::Diverged { step, loss, cause, batch: path })
         })

@@ -351,6 +351,28 @@ fn a_model_that_predicts_no_numbers_is_not_evaluated() {
     assert!(matches!(error, Error::Prediction { .. }), "{error}");
 }
 
+/// On a device the host learns of it when the step is enqueued.
+#[test]
+fn a_step_without_a_number_is_refused_alike_on_a_device() {
+    let mut runs = Runs::new();
+    fs_err::remove_dir_all(runs.folder.path().join("dataset")).unwrap();
+    write_dataset(
+        &runs.folder.path().join("dataset"),
+        1,
+        |session| if session == 7 { f32::NAN } else { 1.0 },
+    );
+    let errors = [None, Some(crate::device::host::emulated())].map(|device| {
+        runs.device = device;
+        let error = runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap_err();
+        let batch = runs.read("run", "diverged/batch.arrow");
+        fs_err::remove_dir_all(runs.folder.path().join("run")).unwrap();
+        assert!(!batch.is_empty());
+        error.to_string()
+    });
+    assert!(errors[0].contains("dense feature `age` is NaN in sample "), "{}", errors[0]);
+    assert_eq!(errors[0], errors[1]);
+}
+
 #[test]
 fn batches_that_preprocessing_empties_are_no_steps() {
     let mut runs = Runs::new();

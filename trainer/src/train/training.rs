@@ -109,8 +109,7 @@ impl<'a> Training<'a> {
         let (placement, device) = (&prepared.placement, options.device.as_ref());
         let mut model =
             options.collectives.agree_on(|| run.initial_model(placement, options.threads, device))?;
-        let parameters = model.named_dense_parameters();
-        let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, options.threads)?;
+        let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, options.threads)?;
         let mut sums = Sums::new(&evaluation.tasks);
         if let Some(checkpoint) = &newest {
             let restore = || restore(checkpoint, &mut model, &mut optimizer, &mut sums);

@@ -37,7 +37,7 @@ pub(super) fn check(
     let (split, pooled) = (to.matrix(&gradients, sizes.dim), sizes.elements / 3);
     let parts = [split.narrow(0, 0, pooled), split.narrow(0, pooled, sizes.elements - pooled)];
     let (seed, step) = (rng.random(), rng.random());
-    let update = Update { rule, rate: 0.1, max_norm, noise: step_key(seed, step) };
+    let update = Update { rule, rate: 0.1, max_norm, noise: step_key(seed, step), permit: None };
     let places = Accelerator::places(&to.ints(&rows));
     accelerator.update(&places, [&parts[0], &parts[1]], &update, &weights, &device_state, Some(&marks))?;
 
@@ -57,7 +57,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn update(&mut self, update: &Update, rows: &[i32], gradients: &[f32], dim: usize) {
+    fn update(&mut self, update: &Update<'_>, rows: &[i32], gradients: &[f32], dim: usize) {
         let (count, width) = (self.weights.len() / dim, update.rule.state_width(dim));
         self.marks = vec![0.0; count];
         let mut sums = vec![0.0; self.weights.len()];
@@ -176,7 +176,8 @@ pub(super) fn check_rounding(
     let all: Vec<i32> = (0..weights.rows() as i32).collect();
     let none = accelerator.empty(&[0, sizes.dim], Kind::Float)?;
     let state = accelerator.empty(&[weights.rows(), 0], Kind::Float)?;
-    let update = Update { rule: Rule::Sgd, rate: 1.0, max_norm: None, noise: step_key(seed, step) };
+    let update =
+        Update { rule: Rule::Sgd, rate: 1.0, max_norm: None, noise: step_key(seed, step), permit: None };
     let (places, gradients) = (Accelerator::places(&to.ints(&all)), to.matrix(&gradients, sizes.dim));
     accelerator.update(&places, [&none, &gradients], &update, &weights, &state, None)?;
     let mut same = Vec::new();

@@ -12,12 +12,11 @@ use tch::{Kind as Element, Tensor};
 use super::blocks::{Kind, Served};
 use super::{Asked, Encoded, Exchange, Request};
 use crate::Result;
-use crate::config::TableOptimizerConfig;
 use crate::device::{
     Accelerator, LookedUp, Routes, RoutesParts, ServedParts, ServedRows, Staged, concatenated, guarded,
 };
 use crate::distributed::Pending;
-use crate::embedding::device::{DeviceGradients, DeviceStore};
+use crate::embedding::device::{DeviceGradients, DeviceStore, TableStep};
 use crate::trace::Activity;
 
 /// Where what a batch asks other ranks for belongs on the device.
@@ -225,7 +224,7 @@ impl Exchange {
         gradients: &DeviceGradients,
         sent: Gradients,
         store: &mut DeviceStore,
-        step: (&TableOptimizerConfig, u64),
+        step: TableStep<'_>,
     ) -> Result<()> {
         let Gradients { pending, received, unpooled } = sent;
         self.recorder.during(Activity::Gradients, || pending.wait())?;

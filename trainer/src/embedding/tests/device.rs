@@ -53,7 +53,7 @@ fn three_steps_on_device(
         let matrix = |values: &[f32]| Some(tensors::from_f32(values, &[-1, DIM as i64]));
         let gradients = DeviceGradients { pooled: matrix(&pooled), sequences: matrix(&by_element) };
         let sent = embeddings.device().unwrap().send_gradients(&lookup, &gradients).unwrap();
-        embeddings.update_on_device(&lookup, &gradients, sent, optimizer).unwrap();
+        embeddings.update_on_device(&lookup, &gradients, sent, (optimizer, None)).unwrap();
     }
     let held = (0..embeddings.shards().len()).filter(|shard| embeddings.holds(*shard));
     let shards = held.map(|shard| (shard, stored(embeddings, shard), embeddings.touched(shard)));

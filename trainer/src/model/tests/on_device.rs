@@ -53,7 +53,7 @@ fn loss_and_gradients_equal_plain_libtorch() {
             named.values().for_each(|p| drop(p.grad().zero_()));
 
             let mut forward = model.predict(&batch).unwrap();
-            let loss = model.loss(&forward.logits, &batch, Model::weight(&batch));
+            let loss = model.loss(&forward, &batch, Model::weight(&batch));
             assert_near(name, &loss, &expected);
             model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
             for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
@@ -73,19 +73,18 @@ fn loss_and_gradients_equal_plain_libtorch() {
 fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (Vec<f64>, Vec<Vec<u8>>) {
     let batches: Vec<Batch> =
         (0..steps).map(|i| forms_of(&batch(i % 6)).into_iter().nth(form).unwrap().1).collect();
-    let parameters = model.named_dense_parameters();
-    let mut optimizer = DenseOptimizer::new(&config.optimizer.dense, parameters, 1).unwrap();
+    let mut optimizer = DenseOptimizer::of(model, &config.optimizer.dense, 1).unwrap();
     let mut losses = Vec::new();
     let mut input = Some(model.request(batches.first(), Status::default()).unwrap());
     for (i, batch) in batches.iter().enumerate() {
         let mut forward = model.forward(batch, input.take().unwrap()).unwrap();
-        let loss = model.loss(&forward.logits, batch, Model::weight(batch));
+        let loss = model.loss(&forward, batch, Model::weight(batch));
         model.backward(batch, &mut forward, &loss, || Ok(())).unwrap();
         if let Some(next) = batches.get(i + 1) {
             input = Some(model.request(Some(next), Status::default()).unwrap());
         }
-        let norm = optimizer.gradient_norm();
-        optimizer.step(config.optimizer.dense.learning_rate, norm);
+        let norm = optimizer.gradient_norm().unwrap();
+        optimizer.step(config.optimizer.dense.learning_rate, &norm).unwrap();
         model.update(forward, &config.optimizer.tables).unwrap();
         losses.push(loss.double_value(&[]));
     }
@@ -191,7 +190,7 @@ fn a_batch_may_have_no_element_of_any_sequence() {
         let before = stored(&device);
         let mut forward = device.predict(&batch).unwrap();
         assert_near(name, &forward.logits.detach(), &cpu.predict(&batch).unwrap().logits.detach());
-        let loss = device.loss(&forward.logits, &batch, Model::weight(&batch));
+        let loss = device.loss(&forward, &batch, Model::weight(&batch));
         device.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
         assert_gradients_of_no_elements(name, &device);
         device.update(forward, &config.optimizer.tables).unwrap();

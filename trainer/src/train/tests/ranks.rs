@@ -606,6 +606,10 @@ fn an_error_of_one_rank_ends_all() {
 /// A loss that is no number on one rank ends all before anything is updated.
 #[test]
 fn a_loss_that_is_no_number_ends_all() {
+    [false, true].into_iter().for_each(a_loss_that_is_no_number_ends_all_on);
+}
+
+fn a_loss_that_is_no_number_ends_all_on(on_device: bool) {
     let jobs = Jobs::new();
     write_dataset(
         &jobs.folder.path().join("broken"),
@@ -614,7 +618,7 @@ fn a_loss_that_is_no_number_ends_all() {
     );
     fs_err::rename(jobs.folder.path().join("dataset"), jobs.folder.path().join("sound")).unwrap();
     fs_err::rename(jobs.folder.path().join("broken"), jobs.folder.path().join("dataset")).unwrap();
-    let results = jobs.train("run", &job(4, Division::Even, Dedupe::Exact));
+    let results = jobs.train("run", &Job { on_device, ..job(4, Division::Even, Dedupe::Exact) });
     let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
     // Session 7 is in bucket 7, which rank 3 of 4 reads.
     assert!(matches!(errors[3], Error::Diverged { step: 1, .. }), "{errors:?}");
