@@ -4,6 +4,7 @@ mod bench_command;
 mod check_command;
 mod describe;
 mod measure_command;
+mod products_command;
 mod ranks;
 mod report_command;
 mod trace_command;
@@ -96,6 +97,10 @@ enum Command {
     ///
     /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
     Bench(bench_command::BenchArguments),
+    /// Measure the products of the reference models' layers: our kernels beside libtorch's, and the processor's peak
+    ///
+    /// Example: onefold-train products --threads 2
+    Products(products_command::ProductsArguments),
     /// Check a GPU against the CPU: every kernel, then the losses of training steps
     ///
     /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset
@@ -337,6 +342,7 @@ impl CommandLine for Cli {
             Command::Report(arguments) => report_command::run(arguments, printer),
             Command::Trace(arguments) => trace_command::run(arguments, printer),
             Command::Bench(arguments) => bench_command::run(arguments, printer),
+            Command::Products(arguments) => products_command::run(arguments, printer),
             Command::CheckDevice(arguments) => check_command::run(arguments, printer),
             Command::Profile(arguments) => measure_command::profile_tables(arguments, printer),
             Command::MeasurePlans(arguments) => measure_command::measure(arguments, printer),

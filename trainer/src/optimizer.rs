@@ -10,7 +10,9 @@ use tch::Tensor;
 
 use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
 use crate::device::{Accelerator, DenseRule, DenseUpdate, Learned, Verdict};
+use crate::kernels::simd::{Lanes, dispatched};
 use crate::model::Model;
+use crate::shim::set_gradient;
 use crate::{Result, tensors};
 
 /// Parameters that one thread updates at a time.
@@ -196,11 +198,15 @@ impl DenseOptimizer {
             self.parameters.iter().map(|parameter| parameter.tensor.grad()).filter(Tensor::defined);
         let gradients = gradients.map(|gradient| gradient.contiguous());
         let Some(device) = &self.device else {
-            let squares = |gradient: Tensor| -> f64 {
-                // SAFETY: the backward pass that wrote the gradient is over.
-                unsafe { tensors::as_slice(&gradient) }.chunks(CHUNK).map(sum_of_squares).sum()
-            };
-            return Ok(Norm(Found::InMemory(gradients.map(squares).sum::<f64>().sqrt())));
+            let gradients: Vec<Tensor> = gradients.collect();
+            // SAFETY: the backward pass that wrote the gradients is over.
+            let chunks =
+                gradients.iter().flat_map(|gradient| unsafe { tensors::as_slice(gradient) }.chunks(CHUNK));
+            let chunks: Vec<&[f32]> = chunks.collect();
+            let squares: Vec<f64> = self
+                .threads
+                .install(|| chunks.par_iter().with_max_len(1).map(|chunk| sum_of_squares(chunk)).collect());
+            return Ok(Norm(Found::InMemory(squares.iter().sum::<f64>().sqrt())));
         };
         let squares = device.sum_of_squares(&gradients.collect::<Vec<_>>())?;
         let Conditions { loss, squares: others } = conditions;
@@ -208,8 +214,8 @@ impl DenseOptimizer {
         Ok(Norm(Found::OnDevice(verdict)))
     }
 
-    /// One step at `learning_rate` with the gradients that `backward` left and whose norm is `norm`; they are zero
-    /// afterwards. A gradient longer than `max_grad_norm` is scaled as by `torch.nn.utils.clip_grad_norm_`. A device
+    /// One step at `learning_rate` with the gradients that `backward` left and whose norm is `norm`; afterwards there are
+    /// none, or zeros on a device. A gradient longer than `max_grad_norm` is scaled as by `torch.nn.utils.clip_grad_norm_`. A device
     /// that finds that the step may not be taken leaves everything as it is.
     ///
     /// The algorithms are those of `torch.optim` with defaults for all that the configuration does not have.
@@ -250,23 +256,35 @@ impl DenseOptimizer {
     fn step_in_memory(&mut self, update: DenseUpdate, norm: f64) {
         let scale = self.config.max_grad_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0)) as f32;
         let Self { parameters, state, threads, .. } = self;
-        for parameter in parameters {
-            let mut gradient = parameter.tensor.grad();
-            if !gradient.defined() {
-                continue;
-            }
-            let range = parameter.start..parameter.start + parameter.length;
-            let mut state = state.iter_mut().map(|(_, values)| &mut values[range.clone()]);
-            let state = [state.next().unwrap_or_default(), state.next().unwrap_or_default()];
-            let values = gradient.contiguous();
-            // SAFETY: `update` is given the weights, the gradient, whose storage is another one, and vectors of
+        let gradients: Vec<Tensor> = parameters.iter().map(|parameter| parameter.tensor.grad()).collect();
+        let gradients: Vec<Option<Tensor>> =
+            gradients.into_iter().map(|own| own.defined().then(|| own.contiguous())).collect();
+        let mut state = state.iter_mut().map(|(_, values)| &mut values[..]);
+        let mut state = [state.next().unwrap_or_default(), state.next().unwrap_or_default()];
+        let mut jobs = Vec::new();
+        for (parameter, gradient) in parameters.iter_mut().zip(&gradients) {
+            // Without state there is nothing to split.
+            let own = state.each_mut().map(|rest| {
+                let length = parameter.length.min(rest.len());
+                rest.split_off_mut(..length).unwrap_or_default()
+            });
+            let Some(gradient) = gradient else { continue };
+            // SAFETY: the update is given the weights, the gradient, whose storage is another one, and vectors of
             // ours. Whoever else has a handle of the parameter, as the model does, computes before a step or after
             // it, on this thread.
-            let (weights, values) =
-                unsafe { (tensors::as_mut_slice(&mut parameter.tensor), tensors::as_slice(&values)) };
-            threads.install(|| update.apply(weights, values, scale, state));
-            let _ = tch::no_grad(|| gradient.zero_());
+            let (weights, gradient) =
+                unsafe { (tensors::as_mut_slice(&mut parameter.tensor), tensors::as_slice(gradient)) };
+            let [first, second] = own;
+            let mut states = [first.chunks_mut(CHUNK), second.chunks_mut(CHUNK)];
+            for (weights, gradient) in weights.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {
+                let state = states.each_mut().map(|chunks| chunks.next().unwrap_or_default());
+                jobs.push((weights, gradient, state));
+            }
         }
+        let update = |(weights, gradient, state)| apply(update, weights, gradient, scale, state);
+        threads.install(|| jobs.into_par_iter().with_max_len(1).for_each(update));
+        // The next gradient takes this one's place, and is not added to zeros.
+        parameters.iter().for_each(|parameter| set_gradient(&parameter.tensor, None));
     }
 }
 
@@ -310,47 +328,52 @@ impl DenseUpdate {
             }
         }
     }
+}
 
-    /// Updates one parameter, whose gradient is taken times `scale`; slices of state that the rule does not have are
+dispatched! {
+    /// Updates some weights, whose gradient is taken times `scale`; slices of state that the rule does not have are
     /// empty.
-    fn apply(self, weights: &mut [f32], gradient: &[f32], scale: f32, [first, second]: [&mut [f32]; 2]) {
-        let Self { rule, rate, penalty } = self;
-        let chunks = weights.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
-        let penalised = move |w: f32, g: f32| scale * g + penalty * w;
-        match rule {
-            DenseRule::Sgd => chunks.for_each(|(weights, gradient)| {
-                for (w, g) in weights.iter_mut().zip(gradient) {
-                    *w -= rate * penalised(*w, *g);
-                }
-            }),
-            DenseRule::Momentum { momentum } => {
-                chunks.zip(first.par_chunks_mut(CHUNK)).for_each(|((weights, gradient), buffer)| {
-                    for ((w, g), b) in weights.iter_mut().zip(gradient).zip(buffer) {
-                        *b = momentum * *b + penalised(*w, *g);
-                        *w -= rate * *b;
-                    }
-                });
+    fn apply(
+        update: DenseUpdate, weights: &mut [f32], gradient: &[f32], scale: f32, state: [&mut [f32]; 2],
+    ) = wide apply_with
+}
+
+/// The loops are compiled for the processor's vectors, whose operations are those on numbers.
+#[inline(always)]
+fn apply_with<L: Lanes<N>, const N: usize>(
+    DenseUpdate { rule, rate, penalty }: DenseUpdate,
+    weights: &mut [f32],
+    gradient: &[f32],
+    scale: f32,
+    [first, second]: [&mut [f32]; 2],
+) {
+    let penalised = move |w: f32, g: f32| scale * g + penalty * w;
+    let pairs = weights.iter_mut().zip(gradient);
+    match rule {
+        DenseRule::Sgd => {
+            for (w, g) in pairs {
+                *w -= rate * penalised(*w, *g);
             }
-            DenseRule::Adagrad { eps } => {
-                chunks.zip(first.par_chunks_mut(CHUNK)).for_each(|((weights, gradient), sums)| {
-                    for ((w, g), sum) in weights.iter_mut().zip(gradient).zip(sums) {
-                        let g = penalised(*w, *g);
-                        *sum += g * g;
-                        *w -= rate * g / (sum.sqrt() + eps);
-                    }
-                });
+        }
+        DenseRule::Momentum { momentum } => {
+            for ((w, g), b) in pairs.zip(first) {
+                *b = momentum * *b + penalised(*w, *g);
+                *w -= rate * *b;
             }
-            DenseRule::Adam { keep, new, beta2, correction, eps } => {
-                let state = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
-                chunks.zip(state).for_each(|((weights, gradient), (means, squares))| {
-                    let state = means.iter_mut().zip(squares);
-                    for ((w, g), (mean, square)) in weights.iter_mut().zip(gradient).zip(state) {
-                        let g = penalised(*w, *g);
-                        *mean += new[0] * (g - *mean);
-                        *square = beta2 * *square + new[1] * g * g;
-                        *w = keep * *w - rate * *mean / (square.sqrt() / correction + eps);
-                    }
-                });
+        }
+        DenseRule::Adagrad { eps } => {
+            for ((w, g), sum) in pairs.zip(first) {
+                let g = penalised(*w, *g);
+                *sum += g * g;
+                *w -= rate * g / (sum.sqrt() + eps);
+            }
+        }
+        DenseRule::Adam { keep, new, beta2, correction, eps } => {
+            for ((w, g), (mean, square)) in pairs.zip(first.iter_mut().zip(second)) {
+                let g = penalised(*w, *g);
+                *mean += new[0] * (g - *mean);
+                *square = beta2 * *square + new[1] * g * g;
+                *w = keep * *w - rate * *mean / (square.sqrt() / correction + eps);
             }
         }
     }

@@ -210,13 +210,13 @@ mod tests {
             fill_chunks(memory, 3, || (), |(), number, chunk| chunk.fill(number as f32))
         });
         assert_eq!(to_vec(&tensor), [0.0, 0.0, 0.0, 1.0]);
-        assert!(to_vec(&written(&[0, 3], zeroed)).is_empty());
+        assert!(to_vec(&written::<f32>(&[0, 3], zeroed)).is_empty());
     }
 
     #[test]
     #[should_panic(expected = "all is written")]
     fn a_part_is_not_all() {
-        let _ = written(&[4], |memory| zeroed(&mut memory[..3]));
+        let _ = written::<f32>(&[4], |memory| zeroed(&mut memory[..3]));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 mod bound;
 mod compare;
+mod products;
 mod reference;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ use serde::Serialize;
 
 use self::bound::Work;
 pub use self::compare::{CompareOptions, Comparison, compare};
+pub use self::products::{Peak, ProductReport, ProductsReport, measure_products};
 use self::reference::reference_model;
 use crate::device::Accelerator;
 use crate::embedding::{Embeddings, Placement};

@@ -26,16 +26,23 @@ impl Precision {
         *self == Self::default()
     }
 
-    /// Refuses a precision by which nothing would be gained in training on `device`: why, and what to do. Whatever a model was
-    /// trained with, it can be evaluated anywhere.
+    /// Refuses a precision by which nothing would be gained in training on `device`: why, and what to do. Whatever a model
+    /// was trained with, it can be evaluated anywhere.
     pub(crate) fn check(self, device: Device) -> Result<(), (String, &'static str)> {
-        let on_cpu = device == Device::Cpu;
+        if device != Device::Cpu {
+            return Ok(());
+        }
+        self.check_on_processor(has_amx_bf16() || has_avx512_bf16())
+    }
+
+    /// The same on a processor that has instructions for bfloat16, or has not.
+    pub(crate) fn check_on_processor(self, has_bf16: bool) -> Result<(), (String, &'static str)> {
         match self {
-            Self::Tf32 if on_cpu => Err((
+            Self::Tf32 => Err((
                 "`[train].precision` is `tf32`, which processors do not have".to_owned(),
                 "train on a GPU with the option `device`, or set `precision` to `fp32` or `bf16`",
             )),
-            Self::Bf16 if on_cpu && !has_amx_bf16() && !has_avx512_bf16() => Err((
+            Self::Bf16 if !has_bf16 => Err((
                 "`[train].precision` is `bf16`, and this processor has neither AMX nor AVX-512 BF16"
                     .to_owned(),
                 "set `precision` to `fp32`, which is as fast here, or train on another machine",

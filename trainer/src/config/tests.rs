@@ -253,3 +253,23 @@ fn the_mlperf_configuration_has_the_benchmarks_size() {
     assert_eq!(count.dense, bottom + top + cross);
     assert_eq!(count.dense / 10_000, 1_604);
 }
+
+#[test]
+fn a_precision_is_one_that_the_device_gains_by() {
+    let with = |name: &str| {
+        let text = WHOLE.replace("epochs = 1", &format!("epochs = 1\nprecision = \"{name}\""));
+        TrainConfig::parse(Path::new("train.toml"), &text)
+    };
+    let precisions = [("fp32", Precision::Fp32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16)];
+    for (name, precision) in precisions {
+        assert_eq!(with(name).unwrap().train.precision, precision);
+        precision.check(tch::Device::Cuda(0)).unwrap();
+    }
+    assert!(with("fp16").unwrap_err().to_string().contains("fp16"));
+    Precision::Fp32.check(tch::Device::Cpu).unwrap();
+    let (message, hint) = Precision::Tf32.check(tch::Device::Cpu).unwrap_err();
+    assert!(message.contains("`tf32`") && hint.contains("GPU"), "{message}: {hint}");
+    let (message, hint) = Precision::Bf16.check_on_processor(false).unwrap_err();
+    assert!(message.contains("AVX-512 BF16") && hint.contains("`fp32`"), "{message}: {hint}");
+    Precision::Bf16.check_on_processor(true).unwrap();
+}

@@ -9,20 +9,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 /// Zeros, where nothing was.
-pub(crate) fn zeroed(memory: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    memory.fill(MaybeUninit::new(0.0));
+pub(crate) fn zeroed<T: Copy + Default>(memory: &mut [MaybeUninit<T>]) -> &mut [T] {
+    memory.fill(MaybeUninit::new(T::default()));
     // SAFETY: the line above has written every element.
     unsafe { memory.assume_init_mut() }
 }
 
-/// Fills memory in chunks of `chunk` floats, the last of which may be shorter, in parallel: `fill` is given what
+/// Fills memory in chunks of `chunk` numbers, the last of which may be shorter, in parallel: `fill` is given what
 /// `scratch` makes for each thread, the chunk's number, and the chunk as zeros. Returns what is filled then.
-pub(crate) fn fill_chunks<S>(
-    memory: &mut [MaybeUninit<f32>],
+pub(crate) fn fill_chunks<S, T: Copy + Default + Send>(
+    memory: &mut [MaybeUninit<T>],
     chunk: usize,
     scratch: impl Fn() -> S + Send + Sync,
-    fill: impl Fn(&mut S, usize, &mut [f32]) + Send + Sync,
-) -> &mut [f32] {
+    fill: impl Fn(&mut S, usize, &mut [T]) + Send + Sync,
+) -> &mut [T] {
     let chunks = memory.par_chunks_mut(chunk.max(1)).enumerate().with_max_len(1);
     chunks.for_each_init(scratch, |scratch, (number, chunk)| fill(scratch, number, zeroed(chunk)));
     // SAFETY: the chunks are all of the memory, and `zeroed` has written each.

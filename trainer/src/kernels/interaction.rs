@@ -9,8 +9,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::element::Elements;
 use super::fresh::{Fresh, Piece, fill_chunks, written};
 use super::gemm::{ROWS, Strided, gemm, transpose};
+use super::product::Output;
 use super::simd::WIDE;
 
 /// Samples that one thread goes through at a time.
@@ -101,14 +103,18 @@ impl Interaction<'_> {
         written(samples * self.width(), |output| self.forward_into(output))
     }
 
-    /// Writes the same into given memory, and returns it.
-    pub(crate) fn forward_into<'m>(&self, output: &'m mut [MaybeUninit<f32>]) -> &'m mut [f32] {
+    /// Writes the same into given memory, as 32-bit floats or rounded to bfloat16, and returns it.
+    pub(crate) fn forward_into<'m, O: Output>(&self, output: &'m mut [MaybeUninit<O>]) -> &'m mut [O] {
         let width = self.width();
         fill_chunks(output, BLOCK * width, Buffers::default, |buffers, block, output| {
             for (i, output) in output.chunks_exact_mut(width).enumerate() {
                 let sample = block * BLOCK + i;
                 match self.form {
-                    Form::Concat => self.gather(sample, output),
+                    Form::Concat => {
+                        buffers.matrix.resize(width, 0.0);
+                        self.gather(sample, &mut buffers.matrix);
+                        store(&buffers.matrix, output);
+                    }
                     Form::Dot { .. } => self.dot(sample, buffers, output),
                 }
             }
@@ -116,7 +122,7 @@ impl Interaction<'_> {
     }
 
     /// The products of a sample.
-    fn dot(&self, sample: usize, buffers: &mut Buffers, output: &mut [f32]) {
+    fn dot<O: Output>(&self, sample: usize, buffers: &mut Buffers, output: &mut [O]) {
         let (vectors, dim) = (self.vectors(), self.dim);
         let kept = self.kept();
         let padded = vectors.next_multiple_of(WIDE);
@@ -128,10 +134,10 @@ impl Interaction<'_> {
         transpose((vectors, dim), matrix, dim, transposed, padded);
         lower_triangle(vectors, dim, matrix, transposed, products);
         let (first, mut triangle) = output.split_at_mut(kept.len());
-        first.copy_from_slice(&matrix[kept]);
+        store(&matrix[kept], first);
         for (row, products) in products.chunks_exact(padded).enumerate() {
             let (of_row, rest) = triangle.split_at_mut(row);
-            of_row.copy_from_slice(&products[..row]);
+            store(&products[..row], of_row);
             triangle = rest;
         }
     }
@@ -145,13 +151,15 @@ impl Interaction<'_> {
         }
     }
 
-    /// The gradients of every source, `[U, F, D]` each, from that of the result, `[B, width]`. A row's gradient is
+    /// The gradients of every source, `[U, F, D]` each, from that of the result, `[B, width]`, of 32-bit floats or of
+    /// bfloat16. A row's gradient is
     /// summed over its samples in their order, whatever the number of threads.
     ///
     /// # Panics
     ///
     /// If `gradient` is not of that size.
-    pub fn backward(&self, gradient: &[f32]) -> Vec<Vec<f32>> {
+    pub fn backward<'g>(&self, gradient: impl Into<Elements<'g>>) -> Vec<Vec<f32>> {
+        let gradient = gradient.into();
         let width = self.width();
         let samples = gradient.len().checked_div(width).unwrap_or(0);
         let runs: Vec<Runs> = self.sources.iter().map(|source| Runs::new(source, samples)).collect();
@@ -181,7 +189,7 @@ impl Interaction<'_> {
     fn backward_block(
         &self,
         samples: Range<usize>,
-        gradient: &[f32],
+        gradient: Elements<'_>,
         runs: &[Runs],
         sums: &mut [&mut [f32]],
     ) {
@@ -191,9 +199,16 @@ impl Interaction<'_> {
         // Above the diagonal it stays zero.
         let mut lower = vec![0.0; vectors * vectors];
         let mut result = vec![0.0; vectors * dim];
+        let mut widened = vec![0.0; width];
         let first = samples.start;
         for sample in samples {
-            let upstream = &gradient[sample * width..][..width];
+            let upstream = match gradient.slice(sample * width, width) {
+                Elements::Fp32(upstream) => upstream,
+                narrow => {
+                    narrow.widen(&mut widened);
+                    &widened
+                }
+            };
             match self.form {
                 Form::Concat => result.copy_from_slice(upstream),
                 Form::Dot { .. } => {
@@ -311,6 +326,10 @@ impl Runs {
     }
 }
 
+fn store<O: Output>(values: &[f32], output: &mut [O]) {
+    output.iter_mut().zip(values).for_each(|(output, value)| *output = O::from_f32(*value));
+}
+
 fn add(total: &mut [f32], values: &[f32]) {
     total.iter_mut().zip(values).for_each(|(total, value)| *total += value);
 }
@@ -412,6 +431,12 @@ mod tests {
             for (found, expected) in interaction.backward(&gradient).iter().zip(&expected_gradients) {
                 prop_assert!(close(found, expected));
             }
+            // In bfloat16 it is rounded once; these gradients are exact.
+            let mut halves = vec![MaybeUninit::new(0_u16); samples * width];
+            let expected: Vec<u16> = output.iter().map(|value| u16::from_f32(*value)).collect();
+            prop_assert_eq!(&*interaction.forward_into(&mut halves), &expected[..]);
+            let halves: Vec<u16> = gradient.iter().map(|value| u16::from_f32(*value)).collect();
+            prop_assert_eq!(interaction.backward(Elements::Bf16(&halves)), interaction.backward(&gradient));
         }
     }
 }

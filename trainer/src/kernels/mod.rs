@@ -13,5 +13,5 @@ pub mod interaction;
 pub mod pool;
 pub(crate) mod processor;
 pub mod product;
-mod simd;
+pub(crate) mod simd;
 pub mod update;

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::{Model, Stage};
 use crate::kernels::interaction::{Form, Interaction, Source};
-use crate::tensors;
+use crate::tensors::{self, written};
 
 impl Model {
     /// The interaction of a batch of `size` samples: the strict lower triangle of the dot products behind the bottom
@@ -12,8 +12,15 @@ impl Model {
     pub(super) fn interact(&self, sources: &[Source<'_>], size: usize) -> Tensor {
         let interaction = self.interaction(sources);
         let shape = [size as i64, interaction.width() as i64];
-        let leaf = self.profile.measure(Stage::Interaction, || {
-            tensors::written(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
+        // Linear layers would round it in the same way. Cross layers add to it what they compute.
+        let rounded = self.compute.is_bf16() && self.crosses.is_none();
+        let leaf = self.profile.measure(Stage::Interaction, || match rounded {
+            false => {
+                written::<f32>(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
+            }
+            true => {
+                written::<u16>(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
+            }
         });
         leaf.set_requires_grad(true)
     }
@@ -22,7 +29,7 @@ impl Model {
     pub(super) fn interact_backward(&self, leaf: &Tensor, sources: &[Source<'_>]) -> Vec<Vec<f32>> {
         let gradient = leaf.grad().contiguous();
         // SAFETY: the backward pass that wrote the gradient is over, and nobody else has it but the leaf.
-        let gradient = unsafe { tensors::as_slice(&gradient) };
+        let gradient = unsafe { tensors::elements(&gradient) };
         let interaction = self.interaction(sources);
         self.profile.measure(Stage::InteractionBackward, || {
             self.embeddings.install(|| interaction.backward(gradient))

@@ -12,18 +12,22 @@
 //! what else is computed.
 
 mod pack;
+mod peak;
 mod tile;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
-use self::pack::{Exact, LEAST_SIDE, Pairs, Panels, Rounded, Rows, SIDE, STRIDE, Unit};
+use self::pack::{Exact, Pairs, Panels, Rounded, RowsOfA, SIDE, STRIDE, Unit};
+pub use self::peak::peak;
 pub(super) use self::tile::add_products;
 use self::tile::{Finished, Tiles};
 use super::element::Elements;
+use super::processor;
 use super::simd::{self, run};
 
 /// Units of k that a pass goes through. A panel of so many stays in the second cache, and its lines come in time.
@@ -45,28 +49,9 @@ pub enum Arithmetic {
 
 impl Arithmetic {
     /// The faster one for bfloat16 on this processor.
-    ///
-    /// `VDPBF16PS` does twice as many products as a multiply-add. AMD's processors begin as many of either in a cycle.
-    /// Intel's begin one in every other cycle, and two multiply-adds in each: there the wider numbers are twice as fast.
     pub fn of_bf16() -> Self {
-        if has_fast_pairs() { Self::Pairs } else { Self::Widened }
+        if processor::has_fast_pairs() { Self::Pairs } else { Self::Widened }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has_fast_pairs() -> bool {
-    static FAST: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *FAST.get_or_init(|| {
-        let vendor = std::arch::x86_64::__cpuid(0);
-        // The vendor's name stands in three registers, in this order.
-        let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-        is_x86_feature_detected!("avx512bf16") && name.as_flattened() != b"GenuineIntel"
-    })
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has_fast_pairs() -> bool {
-    false
 }
 
 /// A matrix in memory, as it stands or transposed.
@@ -116,7 +101,7 @@ pub struct Finish<'a> {
 }
 
 /// A type of results.
-pub trait Output: Copy + Send + Sync + 'static {
+pub trait Output: Copy + Default + Send + Sync + 'static {
     /// From a 32-bit float.
     fn from_f32(value: f32) -> Self;
 }
@@ -185,22 +170,9 @@ fn multiply_units<'m, U: Unit, O: Output>(
         "A is transposed, and has m rows"
     );
     if m > 0 && n > 0 {
-        let mut panels = BUFFER.take();
-        let packed = Packed::new::<U>(b, &mut panels, threads);
         let rows = rows_of_a_task(m, threads);
-        let mut sums: Vec<Option<&mut [f32]>> = match row_sums {
-            Some(sums) => sums.chunks_mut(rows).map(Some).collect(),
-            None => Vec::new(),
-        };
-        sums.resize_with(m.div_ceil(rows), || None);
-        let tasks: Vec<_> = output.chunks_mut(rows * n).zip(sums).enumerate().collect();
-        for_each(tasks, threads, |(number, (output, row_sums))| {
-            let first = number * rows;
-            let mask = finish.mask.map(|mask| mask.slice(first * n, output.len()));
-            compute_rows::<U, O>(a, first, &packed, &Finish { mask, ..*finish }, output, row_sums);
-        });
-        drop(packed);
-        BUFFER.set(panels);
+        let product = Product { a, b, finish: *finish, rows };
+        product.compute::<U, O>(output, row_sums, threads);
     }
     // SAFETY: the tasks have all rows, and a task writes all columns of its rows.
     unsafe { output.assume_init_mut() }
@@ -215,75 +187,139 @@ fn for_each<J: Send>(jobs: Vec<J>, threads: usize, work: impl Fn(J) + Send + Syn
     }
 }
 
-/// The rows of the result from `first` on, `output`, whose mask is that of `finish`.
-fn compute_rows<U: Unit, O: Output>(
-    a: Matrix<'_>,
-    first: usize,
-    packed: &Packed<'_>,
-    finish: &Finish<'_>,
-    output: &mut [MaybeUninit<O>],
-    mut row_sums: Option<&mut [f32]>,
-) {
-    let Packed { n, k, width, padded, .. } = *packed;
-    let rows = output.len() / n;
-    let (mut lines, mut sums) = ROWS_BUFFERS.take();
-    let units = units_of(&mut lines, rows.div_ceil(LEAST_SIDE) * SIDE * STRIDE);
-    if sums.len() < rows * padded {
-        sums.resize(rows * padded, 0.0);
-    }
-    if let Some(sums) = &mut row_sums {
-        sums.fill(0.0);
-    }
-    let elements = PASS * U::ELEMENTS;
-    let passes = k.div_ceil(elements).max(1);
-    for pass in 0..passes {
-        let k = pass * elements..((pass + 1) * elements).min(k);
-        let depth = k.len().div_ceil(U::ELEMENTS);
-        let rows_of_a = Rows::<U> {
-            a,
-            rows: first..first + rows,
-            k,
-            units,
-            sums: row_sums.as_deref_mut(),
-            unit: PhantomData,
-        };
-        run(rows_of_a);
-        let (a_units, panels): (&[f32], &[f32]) =
-            (bytemuck::cast_slice(units), bytemuck::cast_slice(&packed.units[pass * PASS * padded..]));
-        for column in (0..padded).step_by(width) {
-            let width = width.min(padded - column);
-            let panel = &panels[depth * column..][..depth * width];
-            let sums = &mut sums[rows * column..][..rows * width];
-            let (is_transposed, adds) = (a.transposed, pass > 0);
-            let mut store = |row: usize, sums: &[f32]| {
-                let Finish { relu, mask, .. } = *finish;
-                let bias = finish.bias.map(|bias| &bias[column..]);
-                let mask = mask.map(|mask| mask.slice(row * n, mask.len() - row * n));
-                run(Finished { sums, width, bias, relu, mask, output: &mut output[row * n..], n, column });
-            };
-            let finish = (pass + 1 == passes).then_some(&mut store as _);
-            if U::ELEMENTS == 2 {
-                run(Tiles::<true> { a: a_units, is_transposed, panel, depth, width, sums, adds, finish });
-            } else {
-                run(Tiles::<false> { a: a_units, is_transposed, panel, depth, width, sums, adds, finish });
-            }
-        }
-    }
-    ROWS_BUFFERS.set((lines, sums));
+/// A product that is cut into tasks of so many rows.
+struct Product<'a> {
+    a: Matrix<'a>,
+    b: Matrix<'a>,
+    finish: Finish<'a>,
+    rows: usize,
 }
 
-/// How many rows of the result are a task, of `m`: as many as fit the cache, or fewer, so that each thread has some.
-fn rows_of_a_task(m: usize, threads: usize) -> usize {
-    if threads == 1 {
-        return ROWS;
+/// What a task has of the result.
+struct Rows<'a, O> {
+    /// The first row.
+    first: usize,
+    /// `[rows, n]`.
+    output: &'a mut [MaybeUninit<O>],
+    row_sums: Option<&'a mut [f32]>,
+    /// Sums of passes before, if not all passes are of one pack.
+    sums: Option<&'a mut [f32]>,
+}
+
+/// Units of B that are packed at a time: they are read again before they leave the caches.
+const PACK: usize = 1 << 20;
+
+impl Product<'_> {
+    /// Packs B, or what some passes need of it, and computes all tasks; until k is at its end.
+    fn compute<U: Unit, O: Output>(
+        &self,
+        output: &mut [MaybeUninit<O>],
+        row_sums: Option<&mut [f32]>,
+        threads: usize,
+    ) {
+        let ((m, k), (_, n)) = (self.a.size(), self.b.size());
+        let padded = n.next_multiple_of(simd::widest());
+        let passes = k.div_ceil(PASS * U::ELEMENTS).max(1);
+        let of_a_pack = (PACK / (PASS * padded)).clamp(1, passes);
+        let (mut panels, mut sums) = BUFFERS.take();
+        if of_a_pack < passes && sums.len() < m * padded {
+            sums.resize(m * padded, 0.0);
+        }
+        let mut tasks: Vec<Rows<'_, O>> = output
+            .chunks_mut(self.rows * n)
+            .enumerate()
+            .map(|(number, output)| Rows { first: number * self.rows, output, row_sums: None, sums: None })
+            .collect();
+        let all_sums = row_sums.into_iter().flat_map(|sums| sums.chunks_mut(self.rows));
+        tasks.iter_mut().zip(all_sums).for_each(|(task, sums)| task.row_sums = Some(sums));
+        if of_a_pack < passes {
+            let all_sums = sums.chunks_mut(self.rows * padded);
+            tasks.iter_mut().zip(all_sums).for_each(|(task, sums)| task.sums = Some(sums));
+        }
+        for pass in (0..passes).step_by(of_a_pack) {
+            let range = pass..(pass + of_a_pack).min(passes);
+            let packed = Packed::new::<U>(self.b, range, &mut panels, threads);
+            for_each(tasks.iter_mut().collect(), threads, |rows| {
+                self.compute_rows::<U, O>(&packed, rows, passes);
+            });
+        }
+        drop(tasks);
+        BUFFERS.set((panels, sums));
     }
-    let share = m.div_ceil(4 * threads);
-    share.next_multiple_of(14).min(ROWS)
+
+    /// Some rows of the result, as far as B is packed.
+    fn compute_rows<U: Unit, O: Output>(&self, packed: &Packed<'_>, task: &mut Rows<'_, O>, passes: usize) {
+        let Packed { n, width, padded, .. } = *packed;
+        let rows = task.output.len() / n;
+        let (mut lines, mut own_sums) = ROWS_BUFFERS.take();
+        // Side by side, four rows or more take sixteen units; fewer are one tile.
+        let units = units_of(&mut lines, (4 * rows + SIDE) * STRIDE);
+        let sums = match &mut task.sums {
+            Some(sums) => sums,
+            None => {
+                own_sums.resize(own_sums.len().max(rows * padded), 0.0);
+                &mut own_sums[..]
+            }
+        };
+        if let (0, Some(sums)) = (packed.passes.start, &mut task.row_sums) {
+            sums.fill(0.0);
+        }
+        for pass in packed.passes.clone() {
+            let k = packed.elements::<U>(pass);
+            let depth = k.len().div_ceil(U::ELEMENTS);
+            run(RowsOfA::<U> {
+                a: self.a,
+                rows: task.first..task.first + rows,
+                k,
+                units,
+                sums: task.row_sums.as_deref_mut(),
+                unit: PhantomData,
+            });
+            let a: &[f32] = bytemuck::cast_slice(units);
+            let panels: &[f32] = bytemuck::cast_slice(packed.pass(pass));
+            for column in (0..padded).step_by(width) {
+                let width = width.min(padded - column);
+                let panel = &panels[depth * column..][..depth * width];
+                // Sums that no other pass goes on with take the same place, which stays in the first cache.
+                let place = if passes == 1 { 0 } else { rows * column };
+                let sums = &mut sums[place..][..rows * width];
+                let (is_transposed, adds) = (self.a.transposed, pass > 0);
+                let first = task.first;
+                let mut store = |row: usize, sums: &[f32]| {
+                    let Finish { bias, relu, mask } = self.finish;
+                    let bias = bias.map(|bias| &bias[column..]);
+                    let mask = mask.map(|mask| {
+                        let start = (first + row) * n;
+                        mask.slice(start, mask.len() - start)
+                    });
+                    let output = &mut task.output[row * n..];
+                    run(Finished { sums, width, bias, relu, mask, output, n, column });
+                };
+                let is_last = pass + 1 == passes;
+                if is_last {
+                    store(0, &[]);
+                }
+                let finish = is_last.then_some(&mut store as _);
+                if U::ELEMENTS == 2 {
+                    run(Tiles::<true> { a, is_transposed, panel, depth, width, sums, adds, finish });
+                } else {
+                    run(Tiles::<false> { a, is_transposed, panel, depth, width, sums, adds, finish });
+                }
+            }
+        }
+        ROWS_BUFFERS.set((lines, own_sums));
+    }
+}
+
+/// How many rows of the result are a task, of `m`: no more than fit the cache, and as many tasks for each thread.
+fn rows_of_a_task(m: usize, threads: usize) -> usize {
+    m.div_ceil(m.div_ceil(ROWS).next_multiple_of(threads))
 }
 
 thread_local! {
-    /// The packed panels of the last product that this thread began, so that their memory is asked for once.
-    static BUFFER: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    /// The packed panels of the last product that this thread began, and its sums between packs, so that their memory is
+    /// asked for once.
+    static BUFFERS: Cell<(Vec<Line>, Vec<f32>)> = const { Cell::new((Vec::new(), Vec::new())) };
     /// What a thread packs rows of A into, and its sums, panel by panel.
     static ROWS_BUFFERS: Cell<(Vec<Line>, Vec<f32>)> = const { Cell::new((Vec::new(), Vec::new())) };
 }
@@ -307,8 +343,9 @@ fn units_of(buffer: &mut Vec<Line>, length: usize) -> &mut [u32] {
     &mut bytemuck::cast_slice_mut(&mut buffer[..lines])[..length]
 }
 
-/// B in panels: for every pass, one panel after the other.
+/// Some passes' part of B, in panels: for every pass, one panel after the other.
 struct Packed<'a> {
+    passes: Range<usize>,
     units: &'a [u32],
     /// Columns of a panel, but for the last one, which may have half as many.
     width: usize,
@@ -320,33 +357,44 @@ struct Packed<'a> {
 }
 
 impl<'a> Packed<'a> {
-    fn new<U: Unit>(b: Matrix<'_>, buffer: &'a mut Vec<Line>, threads: usize) -> Self {
+    fn new<U: Unit>(b: Matrix<'_>, passes: Range<usize>, buffer: &'a mut Vec<Line>, threads: usize) -> Self {
         let (k, n) = b.size();
         let vector = simd::widest();
         let width = 2 * vector;
         let padded = n.next_multiple_of(vector);
-        let length = k.div_ceil(U::ELEMENTS) * padded;
-        let units = units_of(buffer, length);
+        let last = passes.end * PASS * U::ELEMENTS;
+        let depth = last.min(k).div_ceil(U::ELEMENTS) - (passes.start * PASS).min(k.div_ceil(U::ELEMENTS));
+        let units = units_of(buffer, depth * padded);
+        let mut packed = Self { passes, units: &[], width, n, padded, k };
         // A job has neighbouring panels: as many as leave a job for each thread, so that it reads long rows.
-        let passes = k.div_ceil(PASS * U::ELEMENTS).max(1);
-        let jobs = threads.div_ceil(passes);
-        let job_width = padded.div_ceil(width).div_ceil(jobs) * width;
-        let units_of_jobs = units.chunks_mut((PASS * padded).max(1)).enumerate().flat_map(|(pass, units)| {
+        let jobs_of_a_pass = threads.div_ceil(packed.passes.len());
+        let job_width = padded.div_ceil(width).div_ceil(jobs_of_a_pass) * width;
+        let mut jobs = Vec::new();
+        for (pass, units) in packed.passes.clone().zip(units.chunks_mut(PASS * padded)) {
             let depth = units.len() / padded;
-            units.chunks_mut(depth * job_width).enumerate().map(move |(job, units)| (pass, depth, job, units))
-        });
-        for_each(units_of_jobs.collect(), threads, |(pass, depth, job, units)| {
-            let first = pass * PASS * U::ELEMENTS;
-            run(Panels::<U> {
+            jobs.extend(units.chunks_mut(depth * job_width).enumerate().map(|(job, units)| Panels::<U> {
                 b,
-                k: first..(first + depth * U::ELEMENTS).min(k),
+                k: packed.elements::<U>(pass),
                 columns: job * job_width..((job + 1) * job_width).min(n),
                 width,
                 units,
                 unit: PhantomData,
-            });
-        });
-        Self { units, width, n, padded, k }
+            }));
+        }
+        for_each(jobs, threads, run);
+        packed.units = units;
+        packed
+    }
+
+    /// The elements of k of a pass.
+    fn elements<U: Unit>(&self, pass: usize) -> Range<usize> {
+        let elements = PASS * U::ELEMENTS;
+        pass * elements..((pass + 1) * elements).min(self.k)
+    }
+
+    /// The panels of a pass.
+    fn pass(&self, pass: usize) -> &[u32] {
+        &self.units[(pass - self.passes.start) * PASS * self.padded..]
     }
 }
 

@@ -143,9 +143,9 @@ impl<U: Unit> Panels<'_, U> {
     }
 }
 
-/// Packs rows of A for one pass: one after the other, [`STRIDE`] units apart; or, if A is transposed, [`side`] of them
+/// Packs rows of A for one pass: one after the other, [`STRIDE`] units apart; or, if A is transposed, those of a tile
 /// side by side, in rows of [`SIDE`] units.
-pub(super) struct Rows<'a, U> {
+pub(super) struct RowsOfA<'a, U> {
     pub(super) a: Matrix<'a>,
     pub(super) rows: Range<usize>,
     /// The elements of k.
@@ -156,20 +156,21 @@ pub(super) struct Rows<'a, U> {
     pub(super) unit: PhantomData<U>,
 }
 
-impl<U: Unit> Kernel for Rows<'_, U> {
+impl<U: Unit> Kernel for RowsOfA<'_, U> {
     type Output = ();
     const WIDE: bool = true;
 
     #[inline(always)]
     fn run<L: Lanes<N>, const N: usize>(self) {
+        let side = height::<N>(self.rows.len());
         match self.a.elements {
-            Elements::Fp32(elements) => self.pack(elements, side::<N>()),
-            Elements::Bf16(elements) | Elements::Fp16(elements) => self.pack(elements, side::<N>()),
+            Elements::Fp32(elements) => self.pack(elements, side),
+            Elements::Bf16(elements) | Elements::Fp16(elements) => self.pack(elements, side),
         }
     }
 }
 
-impl<U: Unit> Rows<'_, U> {
+impl<U: Unit> RowsOfA<'_, U> {
     #[inline(always)]
     fn pack<S: Source>(self, elements: &[S], side: usize) {
         let Self { a, rows, k, units, sums, .. } = self;
@@ -220,7 +221,7 @@ struct Columns<'a, S> {
 }
 
 /// Steps of k that elements are asked for ahead.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 
 /// Packs columns in groups of `step`, one after the other, each in rows of `width` units, `step` or more; the last group
 /// has as many units as are left of `out`. Units without a column are whatever follows in memory, or zero. Adds the
@@ -343,10 +344,9 @@ pub(super) const STRIDE: usize = PASS + 16;
 /// Units between two steps of k in a packed block of a transposed A, some of whose rows stand side by side.
 pub(super) const SIDE: usize = 16;
 
-/// How many rows of a transposed A stand side by side: those of a tile, or of some.
-pub(super) const fn side<const N: usize>() -> usize {
-    if N == WIDE { 14 } else { LEAST_SIDE }
+/// The rows of a tile, where `rows` rows are cut into tiles of nearly equal heights: no more than registers hold.
+#[inline(always)]
+pub(super) fn height<const N: usize>(rows: usize) -> usize {
+    let most = if N == WIDE { 14 } else { 6 };
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
-
-/// The smallest [`side`].
-pub(super) const LEAST_SIDE: usize = 12;

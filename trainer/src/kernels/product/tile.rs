@@ -3,9 +3,12 @@
 use std::mem::MaybeUninit;
 
 use super::Output;
-use super::pack::{SIDE, STRIDE, side};
+use super::pack::{SIDE, STRIDE, height};
 use crate::kernels::element::Elements;
 use crate::kernels::simd::{Kernel, Lanes, WIDE, prefetch};
+
+/// Units that vectors of B are asked for ahead.
+const AHEAD: usize = 4;
 
 /// Adds the products of `k` units: `a` has the unit `(row, p)` at `row * row_stride + p * column_stride`, and `b` the
 /// vectors of unit p at `p * ldb`.
@@ -27,6 +30,10 @@ pub(crate) fn add_products<L: Lanes<N>, const N: usize, const M: usize, const V:
     assert!((M - 1) * row_stride + last * column_stride < a.len(), "A is larger than its slice");
     assert!(last * ldb + V * N <= b.len(), "B is larger than its slice");
     for p in 0..k {
+        // Without it, one load in ten waits for the second cache.
+        if let Some(ahead) = b.get((p + AHEAD) * ldb..(p + AHEAD) * ldb + V * N) {
+            prefetch(ahead);
+        }
         let b: [L; V] = std::array::from_fn(|q| {
             // SAFETY: the assertion on B: p is at most k - 1 and q at most V - 1, and an array of floats is as
             // aligned as a float.
@@ -44,7 +51,7 @@ pub(crate) fn add_products<L: Lanes<N>, const N: usize, const M: usize, const V:
 
 /// The product of packed rows of A with one panel, for one pass.
 pub(super) struct Tiles<'a, const PAIRS: bool> {
-    /// As [`Rows`](super::pack::Rows) packs them.
+    /// As [`RowsOfA`](super::pack::RowsOfA) packs them.
     pub(super) a: &'a [f32],
     pub(super) is_transposed: bool,
     /// `[depth, width]`: width is that of one vector, or of two.
@@ -81,24 +88,26 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
     /// All tiles, of `V` vectors' width; `T` says whether A is transposed.
     #[inline(always)]
     fn run_all<L: Lanes<N>, const N: usize, const V: usize, const T: bool>(mut self) {
-        let (rows, side) = (self.sums.len() / (V * N), side::<N>());
-        let mut row = 0;
-        while row < rows {
-            // A tile must not go beyond the rows that stand side by side.
-            let end = if T { rows.min(row / side * side + side) } else { rows };
-            // Without the instruction, pairs are multiplied in tests only: one copy is enough.
-            let height = if PAIRS && !L::MULTIPLIES_PAIRS { 1 } else { height::<N>(end - row) };
-            row += self.run_next::<L, N, V, T>(row, height);
+        let rows = self.sums.len() / (V * N);
+        let height = height::<N>(rows);
+        for row in (0..rows).step_by(height) {
+            let height = height.min(rows - row);
+            if PAIRS && !L::MULTIPLIES_PAIRS {
+                // Without the instruction, pairs are multiplied in tests only: one copy is enough.
+                (row..row + height).for_each(|row| self.tile::<L, N, 1, V, T>(row));
+            } else {
+                self.run_next::<L, N, V, T>(row, height);
+            }
         }
     }
 
-    /// A tile of this height, which is returned.
+    /// A tile of this height.
     #[inline(always)]
     fn run_next<L: Lanes<N>, const N: usize, const V: usize, const T: bool>(
         &mut self,
         row: usize,
         height: usize,
-    ) -> usize {
+    ) {
         macro_rules! heights {
             ($($height:literal)*) => {
                 match height {
@@ -107,14 +116,7 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
                 }
             };
         }
-        if PAIRS && !L::MULTIPLIES_PAIRS {
-            heights!(1)
-        } else if N == WIDE {
-            heights!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
-        } else {
-            heights!(1 2 3 4 5 6)
-        }
-        height
+        if N == WIDE { heights!(1 2 3 4 5 6 7 8 9 10 11 12 13 14) } else { heights!(1 2 3 4 5 6) }
     }
 
     #[inline(always)]
@@ -122,9 +124,9 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
         &mut self,
         row: usize,
     ) {
-        let side = side::<N>();
         let (a, strides) = if T {
-            (&self.a[row / side * SIDE * self.depth + row % side..], (1, SIDE))
+            let height = height::<N>(self.sums.len() / (V * N));
+            (&self.a[row / height * SIDE * self.depth + row % height..], (1, SIDE))
         } else {
             (&self.a[row * STRIDE..], (STRIDE, 1))
         };
@@ -141,14 +143,10 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
     }
 }
 
-/// The rows of the next of some tiles of nearly equal heights that `rows` rows are cut into.
-#[inline(always)]
-fn height<const N: usize>(rows: usize) -> usize {
-    let most = if N == WIDE { 14 } else { 6 };
-    rows.div_ceil(rows.div_ceil(most))
-}
+/// Rows of the highest tile.
+const HIGHEST: usize = 14;
 
-/// Finishes the sums of a tile, and stores them.
+/// Finishes the sums of a tile, and stores them; sums of no rows only ask for what the first tile needs.
 pub(super) struct Finished<'a, O> {
     /// `[rows, width]`.
     pub(super) sums: &'a [f32],
@@ -174,7 +172,8 @@ impl<O: Output> Kernel for Finished<'_, O> {
         let Self { sums, width, bias, relu, mask, output, n, column } = self;
         // What the tile below needs arrives while it is computed.
         let rows = sums.len() / width;
-        for row in rows..(2 * rows).min(output.len() / n) {
+        let below = if rows == 0 { 0..HIGHEST } else { rows..2 * rows };
+        for row in below.start..below.end.min(output.len() / n) {
             let start = row * n + column;
             let end = (start + width).min((row + 1) * n);
             prefetch(&output[start..end]);

@@ -1,0 +1,60 @@
+//! `onefold-train products`.
+
+use std::fmt::Write as _;
+
+use onefold_datasets::process::available_threads;
+use onefold_terminal::Printer;
+use onefold_trainer::Precision;
+use onefold_trainer::bench::{ProductsReport, measure_products};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ProductsArguments {
+    /// Threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// How often each product is computed; the best time counts
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+}
+
+pub(crate) fn run(arguments: &ProductsArguments, printer: &Printer) -> anyhow::Result<()> {
+    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    let report = measure_products(threads, usize::from(arguments.rounds))?;
+    Ok(printer.summary(&describe(&report), &report)?)
+}
+
+fn name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "fp32",
+        Precision::Tf32 => "tf32",
+        Precision::Bf16 => "bf16",
+    }
+}
+
+fn describe(report: &ProductsReport) -> String {
+    let mut text = String::from("GFLOP/s, forward / gradient of the input / gradient of the weights\n");
+    for peak in &report.peaks {
+        let _ = writeln!(text, "peak of registers, {}: {:.0}", name(peak.precision), peak.gflops);
+    }
+    let _ = writeln!(
+        text,
+        "{:<22} {:>4}  {:>17}  {:>17}  {:>14}",
+        "samples, in, out", "", "ours", "libtorch", "of the peak"
+    );
+    for product in &report.products {
+        let [samples, inputs, outputs] = product.size;
+        let three = |values: [f64; 3]| values.map(|value| format!("{value:.0}")).join(" / ");
+        let peak = report.peaks.iter().find(|peak| peak.precision == product.precision);
+        let share = |value: f64| 100.0 * value / peak.map_or(f64::NAN, |peak| peak.gflops);
+        let shares = product.ours.map(|value| format!("{:.0}", share(value))).join(" / ") + " %";
+        let size = format!("{samples} x {inputs} x {outputs}");
+        let (ours, libtorch) = (three(product.ours), three(product.libtorch));
+        let _ = writeln!(
+            text,
+            "{size:<22} {:>4}  {ours:>17}  {libtorch:>17}  {shares:>14}",
+            name(product.precision)
+        );
+    }
+    let _ = writeln!(text, "{}, {} threads", report.processor, report.threads);
+    text
+}
