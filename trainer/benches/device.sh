@@ -77,6 +77,10 @@ for workload in rm1 rm2 rm3; do
         --workload "$workload" --data "$data" --steps "$most"
     measure "bench-$workload-device" "$bin/onefold-train" bench --workload "$workload" --data "$data" \
         --device "$device" --rounds "$rounds"
+    for precision in tf32 bf16; do
+        measure "bench-$workload-device-$precision" "$bin/onefold-train" bench --workload "$workload" --data "$data" \
+            --device "$device" --rounds "$rounds" --precision "$precision"
+    done
     measure "bench-$workload-cpu" "$bin/onefold-train" bench --workload "$workload" --data "$data" --rounds 5
     for dedupe in off exact window; do
         measure "run-$workload-$dedupe" "$bin/onefold-train" run "$work/$workload/train.toml" --data "$data" \

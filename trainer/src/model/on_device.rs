@@ -148,7 +148,7 @@ impl Passed for DevicePath {
             return vectors.shallow_clone();
         }
         let (size, count) = (vectors.size()[0], vectors.size()[1] / dim);
-        let matrices = vectors.view([size, count, dim]);
+        let matrices = model.compute.narrowed(&vectors.view([size, count, dim]));
         let products = matrices.bmm(&matrices.transpose(1, 2)).view([size, count * count]);
         let triangle = model.triangle.get_or_init(|| {
             // Row by row.
@@ -156,7 +156,7 @@ impl Passed for DevicePath {
                 (1..count).flat_map(|row| (0..row).map(move |column| row * count + column)).collect();
             Tensor::from_slice(&places).to_device(vectors.device())
         });
-        let products = products.index_select(1, triangle);
+        let products = products.index_select(1, triangle).to_kind(Kind::Float);
         match model.bottom {
             Some(_) => Tensor::cat(&[&vectors.narrow(1, 0, dim), &products], 1),
             None => products,

@@ -150,8 +150,8 @@ pub fn multiply<'m, O: Output>(
     }
 }
 
-/// Multiplications of a product that other threads are not woken for: they take a few microseconds.
-const SMALL: usize = 1 << 18;
+/// Multiplications of a product that other threads are not woken for: they take about ten microseconds.
+const SMALL: usize = 1 << 20;
 
 fn multiply_units<'m, U: Unit, O: Output>(
     (a, b): (Matrix<'_>, Matrix<'_>),
