@@ -13,7 +13,7 @@ pub(crate) trait Unit: Send + Sync + 'static {
     const ELEMENTS: usize;
 
     /// A unit of the first of these elements, or of both.
-    fn new<S: Source>(first: S, second: S) -> u32;
+    fn of<S: Source>(first: S, second: S) -> u32;
 }
 
 /// An element as it is.
@@ -29,7 +29,7 @@ impl Unit for Exact {
     const ELEMENTS: usize = 1;
 
     #[inline(always)]
-    fn new<S: Source>(first: S, _: S) -> u32 {
+    fn of<S: Source>(first: S, _: S) -> u32 {
         first.bits()
     }
 }
@@ -38,7 +38,7 @@ impl Unit for Rounded {
     const ELEMENTS: usize = 1;
 
     #[inline(always)]
-    fn new<S: Source>(first: S, _: S) -> u32 {
+    fn of<S: Source>(first: S, _: S) -> u32 {
         u32::from(first.bf16()) << 16
     }
 }
@@ -47,7 +47,7 @@ impl Unit for Pairs {
     const ELEMENTS: usize = 2;
 
     #[inline(always)]
-    fn new<S: Source>(first: S, second: S) -> u32 {
+    fn of<S: Source>(first: S, second: S) -> u32 {
         u32::from(first.bf16()) | u32::from(second.bf16()) << 16
     }
 }
@@ -202,12 +202,12 @@ pub(super) fn copy_rows<U: Unit, S: Source>(
         let own = &elements[row * stride..][k.clone()];
         let out = &mut out[row * out_stride..][..k.len().div_ceil(U::ELEMENTS)];
         if U::ELEMENTS == 1 {
-            out.iter_mut().zip(own).for_each(|(unit, element)| *unit = U::new(*element, S::default()));
+            out.iter_mut().zip(own).for_each(|(unit, element)| *unit = U::of(*element, S::default()));
         } else {
             let (pairs, rest) = own.as_chunks::<2>();
-            out.iter_mut().zip(pairs).for_each(|(unit, [first, second])| *unit = U::new(*first, *second));
+            out.iter_mut().zip(pairs).for_each(|(unit, [first, second])| *unit = U::of(*first, *second));
             if let ([element], Some(unit)) = (rest, out.last_mut()) {
-                *unit = U::new(*element, S::default());
+                *unit = U::of(*element, S::default());
             }
         }
     }
@@ -278,16 +278,16 @@ fn copy_units<U: Unit, S: Source>(first: &[S], second: &[S], out: &mut [u32]) {
             && let Some(first) = chunk(first)
         {
             for (unit, element) in out.iter_mut().zip(first) {
-                *unit = U::new(element, S::default());
+                *unit = U::of(element, S::default());
             }
         } else if let (Some(first), Some(second)) = (chunk(first), chunk(second)) {
             for ((unit, a), b) in out.iter_mut().zip(first).zip(second) {
-                *unit = U::new(a, b);
+                *unit = U::of(a, b);
             }
         } else {
             let element = |elements: Option<&[S]>, i: usize| elements.and_then(|own| own.get(i)).copied();
             for (i, unit) in out.iter_mut().enumerate() {
-                *unit = U::new(element(first, i).unwrap_or_default(), element(second, i).unwrap_or_default());
+                *unit = U::of(element(first, i).unwrap_or_default(), element(second, i).unwrap_or_default());
             }
         }
     }
@@ -318,7 +318,7 @@ fn transpose<L: Lanes, U: Unit, S: Source>(
                 let column = &column[unit * U::ELEMENTS..][..WIDTH * U::ELEMENTS];
                 let mut units = [0.0; WIDTH];
                 for (i, own) in units.iter_mut().enumerate() {
-                    let unit = U::new(column[i * U::ELEMENTS], column[(i + 1) * U::ELEMENTS - 1]);
+                    let unit = U::of(column[i * U::ELEMENTS], column[(i + 1) * U::ELEMENTS - 1]);
                     *own = f32::from_bits(unit);
                 }
                 *row = L::load(&units);
@@ -334,7 +334,7 @@ fn transpose<L: Lanes, U: Unit, S: Source>(
             let out = &mut out[unit * width + start..][..WIDTH];
             out.iter_mut()
                 .enumerate()
-                .for_each(|(i, out)| *out = U::new(element(i, first), element(i, first + 1)));
+                .for_each(|(i, out)| *out = U::of(element(i, first), element(i, first + 1)));
         }
     }
 }

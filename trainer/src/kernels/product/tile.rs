@@ -49,6 +49,9 @@ pub(crate) fn add_products<L: Lanes<N>, const N: usize, const M: usize, const V:
     }
 }
 
+/// Finishes a tile, from its first row and its sums.
+pub(super) type Finisher<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
 /// The product of packed rows of A with one panel, for one pass.
 pub(super) struct Tiles<'a, const PAIRS: bool> {
     /// As [`RowsOfA`](super::pack::RowsOfA) packs them.
@@ -64,7 +67,7 @@ pub(super) struct Tiles<'a, const PAIRS: bool> {
     /// Whether the product is added to the sums, or takes their place.
     pub(super) adds: bool,
     /// Is given the first row of each tile and its sums, while they are in the first cache.
-    pub(super) finish: Option<&'a mut dyn FnMut(usize, &[f32])>,
+    pub(super) finish: Option<&'a mut Finisher<'a>>,
 }
 
 impl<const PAIRS: bool> Kernel for Tiles<'_, PAIRS> {
