@@ -128,6 +128,15 @@ impl TrainConfig {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
+    /// Refuses a precision that training on `device` would not gain by.
+    pub(crate) fn check_precision(&self, device: tch::Device) -> Result<()> {
+        self.train.precision.check(device).map_err(|(message, hint)| Error::Config {
+            path: self.path.clone(),
+            message,
+            hint: hint.to_owned(),
+        })
+    }
+
     /// Where this was read from.
     pub fn path(&self) -> &Path {
         &self.path

@@ -114,4 +114,13 @@ char* onefold_allow_tf32(bool allowed) noexcept {
   }
 }
 
+// Whether they may.
+bool onefold_tf32_is_allowed() noexcept {
+  try {
+    return at::globalContext().allowTF32CuBLAS();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 }

@@ -22,6 +22,8 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn onefold_set_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> *mut c_char;
     fn onefold_allow_tf32(allowed: bool) -> *mut c_char;
+    #[cfg(test)]
+    fn onefold_tf32_is_allowed() -> bool;
     fn onefold_text_free(message: *mut c_char);
 }
 
@@ -129,4 +131,57 @@ unsafe extern "C" fn call(
 unsafe extern "C" fn free(state: *mut c_void) {
     // SAFETY: the caller's promise; it was a box.
     drop(unsafe { Box::from_raw(state.cast::<State>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(value: f32) -> Tensor {
+        Tensor::from_slice(&[value]).set_requires_grad(true)
+    }
+
+    #[test]
+    fn gradients_go_through_a_function_of_ours() {
+        let (x, y) = (number(3.0), number(5.0));
+        let constant = Tensor::from_slice(&[7.0_f32]);
+        let product = x.detach() * y.detach() * &constant;
+        let (of_x, of_y) = (y.detach() * &constant, x.detach() * &constant);
+        let product = with_backward(product, &[&x, &constant, &y], move |gradient| {
+            vec![Some(gradient * of_x), None, Some(gradient * of_y)]
+        });
+        (product * 2.0).backward();
+        assert_eq!(x.grad().double_value(&[0]), 70.0);
+        assert_eq!(y.grad().double_value(&[0]), 42.0);
+        assert!(!constant.grad().defined());
+    }
+
+    #[test]
+    fn what_backward_cannot_do_is_an_error() {
+        let x = number(1.0);
+        let output = with_backward(x.detach() * 2.0, &[&x], |_| panic!("no gradient"));
+        let error = output.f_backward().unwrap_err();
+        assert!(error.to_string().contains("a gradient could not be computed"), "{error}");
+    }
+
+    #[test]
+    fn a_gradient_takes_anothers_place() {
+        let x = number(1.0);
+        (&x * 2.0).backward();
+        set_gradient(&x, Some(&Tensor::from_slice(&[5.0_f32])));
+        assert_eq!(x.grad().double_value(&[0]), 5.0);
+        set_gradient(&x, None);
+        assert!(!x.grad().defined());
+        (&x * 3.0).backward();
+        assert_eq!(x.grad().double_value(&[0]), 3.0);
+    }
+
+    #[test]
+    fn tf32_is_allowed_and_forbidden() {
+        for allowed in [true, false] {
+            allow_tf32(allowed);
+            // SAFETY: it reads a flag of libtorch's.
+            assert_eq!(unsafe { onefold_tf32_is_allowed() }, allowed);
+        }
+    }
 }

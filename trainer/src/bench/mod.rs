@@ -110,12 +110,13 @@ struct Measured {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset is not one of the workload or has too few samples; [`Error::Read`] for damaged
-/// data.
+/// [`Error::Config`] if the dataset is not one of the workload or has too few samples, or for a precision that the device
+/// does not gain by; [`Error::Read`] for damaged data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
     config.train.precision = options.precision;
+    config.check_precision(options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch))?;
     let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));

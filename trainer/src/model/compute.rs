@@ -294,10 +294,13 @@ mod tests {
         |shape| Tensor::from_slice(&[0.01_f32]).expand(shape, false),
     ];
 
-    /// The output and all gradients of `compute` are those of libtorch in double precision, but for `most` of their length.
-    fn assert_near_double_precision(compute: &Compute, most: f64) {
+    /// The output and all gradients of `compute` are those of libtorch in double precision, but for a part of their
+    /// length: `linear` of a layer without a ReLU, `rectified` of others, where rounding takes some numbers to the other
+    /// side of zero.
+    fn assert_near_double_precision(compute: &Compute, linear: f64, rectified: f64) {
         for (rows, widths) in SHAPES {
             for activate_last in [false, true] {
+                let most = if widths.len() == 2 && !activate_last { linear } else { rectified };
                 for upstream in UPSTREAM {
                     let of = |kind| passed(compute, (rows, widths), activate_last, kind, upstream);
                     for (i, (found, expected)) in of(Kind::Float).iter().zip(&of(Kind::Double)).enumerate() {
@@ -316,19 +319,18 @@ mod tests {
     fn outputs_and_gradients_are_libtorchs_in_double_precision() {
         let compute = Compute::in_tests();
         assert!(compute.arithmetic.is_some(), "these tests are of our kernels, which need AVX2");
-        assert_near_double_precision(&compute, 2e-5);
+        assert_near_double_precision(&compute, 2e-5, 2e-5);
     }
 
-    /// A rounding is up to 2^-9 of a number; after four layers, some ReLUs are on the other side too.
     #[test]
     fn bf16_is_as_near_as_its_rounding() {
-        for arithmetic in [Arithmetic::Widened, Arithmetic::Pairs] {
-            let compute =
-                Compute { precision: Precision::Bf16, arithmetic: Some(arithmetic), ..Compute::in_tests() };
-            assert_near_double_precision(&compute, 0.1);
+        // A rounding changes a number by up to 1 part in 512. libtorch rounds outputs and all gradients, too.
+        for (arithmetic, linear) in
+            [(Some(Arithmetic::Widened), 0.01), (Some(Arithmetic::Pairs), 0.01), (None, 0.05)]
+        {
+            let compute = Compute { precision: Precision::Bf16, arithmetic, ..Compute::in_tests() };
+            assert_near_double_precision(&compute, linear, 0.25);
         }
-        let by_libtorch = Compute { precision: Precision::Bf16, arithmetic: None, ..Compute::in_tests() };
-        assert_near_double_precision(&by_libtorch, 0.1);
     }
 
     #[test]

@@ -112,16 +112,6 @@ pub struct Prepared<'a> {
     size: ModelSize,
 }
 
-/// Refuses a precision that the device does not gain by.
-fn check_precision(config: &TrainConfig, device: Option<&Accelerator>) -> Result<()> {
-    let device = device.map_or(tch::Device::Cpu, Accelerator::torch);
-    config.train.precision.check(device).map_err(|(message, hint)| Error::Config {
-        path: config.path().to_owned(),
-        message,
-        hint: hint.to_owned(),
-    })
-}
-
 /// Refuses a number of streams that the ranks, the dataset or the batch cannot be divided by.
 fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> Result<()> {
     let ranks = options.collectives.size() as usize;
@@ -220,7 +210,7 @@ impl<'a> Prepared<'a> {
         }
         let parameters = config.parameters(&features, schema.dense.len());
         check_streams(config, options, snapshot.buckets)?;
-        check_precision(config, options.device.as_ref())?;
+        config.check_precision(options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch))?;
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
         let eval = config.eval_partitions()?;

@@ -94,6 +94,10 @@ pub(super) fn nearest_bf16(value: f32) -> u16 {
     (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }) as u16
 }
 
+/// Columns of a panel where vectors have 512 bits, and where they have 256.
+const PANEL_512: usize = 2 * WIDE;
+const PANEL_256: usize = 2 * WIDTH;
+
 /// Packs neighbouring panels of B for one pass.
 pub(super) struct Panels<'a, U> {
     pub(super) b: Matrix<'a>,
@@ -131,7 +135,10 @@ impl<U: Unit> Panels<'_, U> {
                 stride,
                 own: columns.len(),
             };
-            interleave::<U, S>(columns_of, k, (width, width), units, None);
+            match width {
+                PANEL_512 => interleave::<U, S, PANEL_512>(columns_of, k, width, units, None),
+                _ => interleave::<U, S, PANEL_256>(columns_of, k, width, units, None),
+            }
             return;
         }
         let depth = k.len().div_ceil(U::ELEMENTS);
@@ -184,7 +191,7 @@ impl<U: Unit> RowsOfA<'_, U> {
             own: rows.len(),
         };
         let used = rows.len().div_ceil(side) * SIDE * k.len().div_ceil(U::ELEMENTS);
-        interleave::<U, S>(columns, k, (side, SIDE), &mut units[..used], sums);
+        interleave::<U, S, SIDE>(columns, k, side, &mut units[..used], sums);
     }
 }
 
@@ -223,14 +230,14 @@ struct Columns<'a, S> {
 /// Steps of k that elements are asked for ahead.
 const AHEAD: usize = 16;
 
-/// Packs columns in groups of `step`, one after the other, each in rows of `width` units, `step` or more; the last group
-/// has as many units as are left of `out`. Units without a column are whatever follows in memory, or zero. Adds the
-/// elements of each column to `sums`.
+/// Packs columns in groups of `step`, one after the other, each in rows of `W` units, `step` or more; the last group has
+/// as many units as are left of `out`. Units without a column are whatever follows in memory, or zero. Adds the elements
+/// of each column to `sums`.
 #[inline(always)]
-fn interleave<U: Unit, S: Source>(
+fn interleave<U: Unit, S: Source, const W: usize>(
     columns: Columns<'_, S>,
     k: Range<usize>,
-    (step, width): (usize, usize),
+    step: usize,
     out: &mut [u32],
     mut sums: Option<&mut [f32]>,
 ) {
@@ -239,55 +246,35 @@ fn interleave<U: Unit, S: Source>(
     for unit in 0..depth {
         let p = k.start + unit * U::ELEMENTS;
         let first = &elements[p * stride..];
-        let second = &elements[((p + 1).min(k.end - 1)) * stride..];
-        let has_second = p + 1 < k.end;
+        // Behind the last element of k, pairs have zeros.
+        let second = if p + U::ELEMENTS <= k.end { &elements[(p + U::ELEMENTS - 1) * stride..] } else { &[] };
         if let Some(ahead) = elements.get((p + AHEAD * U::ELEMENTS) * stride..) {
             prefetch(&ahead[..own.min(ahead.len())]);
         }
-        for (group, column) in (0..own).step_by(step).enumerate() {
-            let start = group * width * depth;
-            let width = width.min((out.len() - start) / depth);
-            let out = &mut out[start + unit * width..][..width];
-            let (first, second) = (some(&first[column..], width), some(&second[column..], width));
-            copy_units::<U, S>(first, if has_second { second } else { &[] }, out);
+        for (out, column) in out.chunks_mut(W * depth).zip((0..own).step_by(step)) {
+            let width = out.len() / depth;
+            let out = &mut out[unit * width..][..width];
+            let (first, second) = (first.get(column..), second.get(column..));
+            let whole = |elements: Option<&[S]>| elements.and_then(|own| own.first_chunk::<W>().copied());
+            match (out.first_chunk_mut::<W>(), whole(first), whole(second)) {
+                (Some(out), Some(first), Some(second)) => {
+                    for i in 0..W {
+                        out[i] = U::of(first[i], second[i]);
+                    }
+                }
+                _ => {
+                    let element = |of: Option<&[S]>, i: usize| of.and_then(|own| own.get(i)).copied();
+                    for (i, unit) in out.iter_mut().enumerate() {
+                        let (first, second) = (element(first, i), element(second, i));
+                        *unit = U::of(first.unwrap_or_default(), second.unwrap_or_default());
+                    }
+                }
+            }
         }
         if let Some(sums) = &mut sums {
             for p in p..(p + U::ELEMENTS).min(k.end) {
                 let row = &elements[p * stride..][..own];
                 sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += f32::from_bits(element.bits()));
-            }
-        }
-    }
-}
-
-/// The first of some elements, `most` or all.
-#[inline(always)]
-fn some<S>(elements: &[S], most: usize) -> &[S] {
-    &elements[..most.min(elements.len())]
-}
-
-/// Units of these elements, eight at a time; zeros behind them. Elements of `second` that are missing are zero.
-#[inline(always)]
-fn copy_units<U: Unit, S: Source>(first: &[S], second: &[S], out: &mut [u32]) {
-    let (out_chunks, _) = out.as_chunks_mut::<WIDTH>();
-    for (i, out) in out_chunks.iter_mut().enumerate() {
-        let (first, second) = (first.get(i * WIDTH..), second.get(i * WIDTH..));
-        let chunk =
-            |elements: Option<&[S]>| elements.and_then(|elements| elements.first_chunk::<WIDTH>().copied());
-        if U::ELEMENTS == 1
-            && let Some(first) = chunk(first)
-        {
-            for (unit, element) in out.iter_mut().zip(first) {
-                *unit = U::of(element, S::default());
-            }
-        } else if let (Some(first), Some(second)) = (chunk(first), chunk(second)) {
-            for ((unit, a), b) in out.iter_mut().zip(first).zip(second) {
-                *unit = U::of(a, b);
-            }
-        } else {
-            let element = |elements: Option<&[S]>, i: usize| elements.and_then(|own| own.get(i)).copied();
-            for (i, unit) in out.iter_mut().enumerate() {
-                *unit = U::of(element(first, i).unwrap_or_default(), element(second, i).unwrap_or_default());
             }
         }
     }
