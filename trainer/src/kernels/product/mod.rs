@@ -282,33 +282,50 @@ impl Product<'_> {
                 let panel = &panels[depth * column..][..depth * width];
                 // Sums that no other pass goes on with take the same place, which stays in the first cache.
                 let place = if passes == 1 { 0 } else { rows * column };
-                let sums = &mut sums[place..][..rows * width];
-                let (is_transposed, adds) = (self.a.transposed, pass > 0);
-                let first = task.first;
-                let mut store = |row: usize, sums: &[f32]| {
-                    let Finish { bias, relu, mask } = self.finish;
-                    let bias = bias.map(|bias| &bias[column..]);
-                    let mask = mask.map(|mask| {
-                        let start = (first + row) * n;
-                        mask.slice(start, mask.len() - start)
-                    });
-                    let output = &mut task.output[row * n..];
-                    run(Finished { sums, width, bias, relu, mask, output, n, column });
+                let tiles = Tiles {
+                    a,
+                    is_transposed: self.a.transposed,
+                    panel,
+                    depth,
+                    width,
+                    sums: &mut sums[place..][..rows * width],
+                    adds: pass > 0,
+                    finish: None,
                 };
-                let is_last = pass + 1 == passes;
-                if is_last {
-                    store(0, &[]);
-                }
-                let finish = is_last.then_some(&mut store as _);
-                if U::ELEMENTS == 2 {
-                    run(Tiles::<true> { a, is_transposed, panel, depth, width, sums, adds, finish });
-                } else {
-                    run(Tiles::<false> { a, is_transposed, panel, depth, width, sums, adds, finish });
-                }
+                let output = (pass + 1 == passes).then_some(&mut *task.output);
+                self.compute_panel::<U, O>(tiles, output, (task.first, column));
             }
         }
         ROWS_BUFFERS.set((lines, own_sums));
     }
+
+    /// All tiles of a panel, from this row and column on; after the last pass they are finished and go to `output`,
+    /// `[rows, n]`.
+    fn compute_panel<U: Unit, O: Output>(
+        &self,
+        tiles: Tiles<'_, false>,
+        output: Option<&mut [MaybeUninit<O>]>,
+        (first, column): (usize, usize),
+    ) {
+        let (n, width) = (self.b.size().1, tiles.width);
+        let Some(output) = output else { return run_tiles::<U>(tiles) };
+        let mut store = |row: usize, sums: &[f32]| {
+            let Finish { bias, relu, mask } = self.finish;
+            let bias = bias.map(|bias| &bias[column..]);
+            let mask = mask.map(|mask| {
+                let start = (first + row) * n;
+                mask.slice(start, mask.len() - start)
+            });
+            run(Finished { sums, width, bias, relu, mask, output: &mut output[row * n..], n, column });
+        };
+        // What the first tile needs arrives while it is computed.
+        store(0, &[]);
+        run_tiles::<U>(Tiles { finish: Some(&mut store), ..tiles });
+    }
+}
+
+fn run_tiles<U: Unit>(tiles: Tiles<'_, false>) {
+    if U::ELEMENTS == 2 { run(tiles.of_pairs()) } else { run(tiles) }
 }
 
 /// How many rows of the result are a task, of `m`: no more than fit the cache, and as many tasks for each thread.

@@ -70,6 +70,14 @@ pub(super) struct Tiles<'a, const PAIRS: bool> {
     pub(super) finish: Option<&'a mut Finisher<'a>>,
 }
 
+impl<'a> Tiles<'a, false> {
+    /// The same of units that are pairs.
+    pub(super) fn of_pairs(self) -> Tiles<'a, true> {
+        let Self { a, is_transposed, panel, depth, width, sums, adds, finish } = self;
+        Tiles { a, is_transposed, panel, depth, width, sums, adds, finish }
+    }
+}
+
 impl<const PAIRS: bool> Kernel for Tiles<'_, PAIRS> {
     type Output = ();
     const WIDE: bool = true;
