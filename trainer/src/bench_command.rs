@@ -13,24 +13,6 @@ use onefold_trainer::Precision;
 
 use crate::{DedupeArgument, DeviceOption};
 
-/// [`Precision`] on the command line.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum PrecisionArgument {
-    Fp32,
-    Tf32,
-    Bf16,
-}
-
-impl PrecisionArgument {
-    fn of_config(self) -> Precision {
-        match self {
-            Self::Fp32 => Precision::Fp32,
-            Self::Tf32 => Precision::Tf32,
-            Self::Bf16 => Precision::Bf16,
-        }
-    }
-}
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
     /// Whose reference model is trained
@@ -44,7 +26,7 @@ pub(crate) struct BenchArguments {
     dedupe: Vec<DedupeArgument>,
     /// What the dense part's products are computed with
     #[arg(long, value_enum, default_value = "fp32")]
-    precision: PrecisionArgument,
+    precision: Precision,
     #[command(flatten)]
     device: DeviceOption,
     /// Threads [default: all that the machine has]
@@ -63,7 +45,7 @@ pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Resu
         workload: arguments.workload,
         dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
         threads: arguments.threads.map_or_else(available_threads, usize::from),
-        precision: arguments.precision.of_config(),
+        precision: arguments.precision,
         device: arguments.device.open()?,
         batches: usize::from(arguments.batches),
         rounds: usize::from(arguments.rounds),

@@ -256,9 +256,11 @@ impl DenseOptimizer {
     fn step_in_memory(&mut self, update: DenseUpdate, norm: f64) {
         let scale = self.config.max_grad_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0)) as f32;
         let Self { parameters, state, threads, .. } = self;
-        let gradients: Vec<Tensor> = parameters.iter().map(|parameter| parameter.tensor.grad()).collect();
-        let gradients: Vec<Option<Tensor>> =
-            gradients.into_iter().map(|own| own.defined().then(|| own.contiguous())).collect();
+        let gradient = |parameter: &Parameter| {
+            let own = parameter.tensor.grad();
+            own.defined().then(|| own.contiguous())
+        };
+        let gradients: Vec<Option<Tensor>> = parameters.iter().map(gradient).collect();
         let mut state = state.iter_mut().map(|(_, values)| &mut values[..]);
         let mut state = [state.next().unwrap_or_default(), state.next().unwrap_or_default()];
         let mut jobs = Vec::new();

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use onefold_datasets::process::available_threads;
 use onefold_terminal::Printer;
-use onefold_trainer::Precision;
 use onefold_trainer::bench::{ProductsReport, measure_products};
 
 #[derive(Debug, clap::Args)]
@@ -23,18 +22,10 @@ pub(crate) fn run(arguments: &ProductsArguments, printer: &Printer) -> anyhow::R
     Ok(printer.summary(&describe(&report), &report)?)
 }
 
-fn name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Fp32 => "fp32",
-        Precision::Tf32 => "tf32",
-        Precision::Bf16 => "bf16",
-    }
-}
-
 fn describe(report: &ProductsReport) -> String {
     let mut text = String::from("GFLOP/s, forward / gradient of the input / gradient of the weights\n");
     for peak in &report.peaks {
-        let _ = writeln!(text, "peak of registers, {}: {:.0}", name(peak.precision), peak.gflops);
+        let _ = writeln!(text, "peak of registers, {}: {:.0}", peak.precision.name(), peak.gflops);
     }
     let _ = writeln!(
         text,
@@ -52,7 +43,7 @@ fn describe(report: &ProductsReport) -> String {
         let _ = writeln!(
             text,
             "{size:<22} {:>4}  {ours:>17}  {libtorch:>17}  {shares:>14}",
-            name(product.precision)
+            product.precision.name()
         );
     }
     let _ = writeln!(text, "{}, {} threads", report.processor, report.threads);

@@ -260,7 +260,12 @@ fn stage_name(stage: Stage) -> String {
     serde_json::to_value(stage).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn report(options: &BenchOptions, config: &TrainConfig, kernels: &str, measured: &[Measured]) -> BenchReport {
+fn report(
+    options: &BenchOptions,
+    config: &TrainConfig,
+    kernels: String,
+    measured: &[Measured],
+) -> BenchReport {
     let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
     let quantile = |measured: &Measured, q: f64| {
         let mut times = measured.times.clone();
@@ -293,7 +298,7 @@ fn report(options: &BenchOptions, config: &TrainConfig, kernels: &str, measured:
         workload: options.workload,
         batch_size: config.train.batch_size,
         threads: options.threads,
-        kernels: kernels.to_owned(),
+        kernels,
         device: options.device.as_ref().map(Accelerator::describe),
         rounds: options.rounds,
         variants: options.dedupe.iter().zip(measured).map(report).collect(),

@@ -6,8 +6,10 @@ use std::time::Instant;
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
+use crate::embedding::thread_pool;
+use crate::kernels::processor;
 use crate::kernels::product::{Arithmetic, Finish, Matrix, multiply, peak};
-use crate::{Error, Precision, Result, tensors};
+use crate::{Precision, Result, tensors};
 
 /// Samples of the reference models' batches.
 const SAMPLES: i64 = 2_048;
@@ -55,10 +57,9 @@ pub struct ProductReport {
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if threads cannot be started.
+/// [`Error::Io`](crate::Error::Io) if threads cannot be started.
 pub fn measure_products(threads: usize, rounds: usize) -> Result<ProductsReport> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
+    let pool = thread_pool(threads)?;
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
     let precisions = [(Precision::Fp32, Arithmetic::Floats), (Precision::Bf16, Arithmetic::of_bf16())];
     let peaks =
@@ -75,14 +76,8 @@ pub fn measure_products(threads: usize, rounds: usize) -> Result<ProductsReport>
             });
         }
     }
-    Ok(ProductsReport { processor: processor(), threads, peaks: peaks.to_vec(), products })
-}
-
-/// The processor's name, where the kernel tells.
-fn processor() -> String {
-    let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned())
+    let processor = processor::name().unwrap_or_else(|| "unknown".to_owned());
+    Ok(ProductsReport { processor, threads, peaks: peaks.to_vec(), products })
 }
 
 #[derive(Clone, Copy)]

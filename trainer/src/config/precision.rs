@@ -8,7 +8,7 @@ use crate::kernels::processor::{has_amx_bf16, has_avx512_bf16};
 /// What the dense part's products are computed with: those of linear layers, of the interaction and of attention.
 /// Parameters, their gradients, the optimizer, normalizations, softmax, the loss and metrics are of 32-bit floats whichever
 /// it is, and so is what is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 32-bit floats.
@@ -21,6 +21,15 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// Whether it is that of a configuration without one.
     pub fn is_default(&self) -> bool {
         *self == Self::default()

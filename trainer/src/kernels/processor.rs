@@ -2,6 +2,13 @@
 
 use super::simd::{self, WIDTH};
 
+/// What the processor calls itself, where the kernel tells.
+pub(crate) fn name() -> Option<String> {
+    let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map(|(_, name)| name.trim().to_owned())
+}
+
 /// Whether vectors of the processor are used at all: where they are not, libtorch's products are faster.
 pub(crate) fn has_vectors() -> bool {
     simd::has_vectors()

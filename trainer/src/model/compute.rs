@@ -64,22 +64,17 @@ impl Compute {
     }
 
     /// What computes products on this device, for logs.
-    pub(super) fn name(&self, device: Device) -> &'static str {
+    pub(super) fn name(&self, device: Device) -> String {
         if device != Device::Cpu {
-            return match self.precision {
-                Precision::Fp32 => "cuda fp32",
-                Precision::Tf32 => "cuda tf32",
-                Precision::Bf16 => "cuda bf16",
-            };
+            return format!("cuda {}", self.precision.name());
         }
-        match (self.arithmetic, processor::vectors()) {
-            (None, _) if self.is_bf16() => "libtorch bf16",
-            (None, _) => "libtorch fp32",
-            (Some(Arithmetic::Floats), "avx512") => "avx512 fp32",
-            (Some(Arithmetic::Floats), _) => "avx2 fp32",
-            (Some(Arithmetic::Widened), "avx512") => "avx512 bf16, widened",
-            (Some(Arithmetic::Widened), _) => "avx2 bf16, widened",
-            (Some(Arithmetic::Pairs), _) => "avx512 bf16, vdpbf16ps",
+        let vectors = processor::vectors();
+        match self.arithmetic {
+            None if self.is_bf16() => "libtorch bf16".to_owned(),
+            None => "libtorch fp32".to_owned(),
+            Some(Arithmetic::Floats) => format!("{vectors} fp32"),
+            Some(Arithmetic::Widened) => format!("{vectors} bf16, widened"),
+            Some(Arithmetic::Pairs) => format!("{vectors} bf16, vdpbf16ps"),
         }
     }
 

@@ -146,7 +146,7 @@ impl Model {
     }
 
     /// What computes the products of the dense part, for logs: where that is, its instructions and its precision.
-    pub fn kernels(&self) -> &'static str {
+    pub fn kernels(&self) -> String {
         self.compute.name(self.device())
     }
 
@@ -163,9 +163,9 @@ impl Model {
         tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
     }
 
-    /// This rank's part of the loss of a forward pass of `batch`: the tasks' losses, each times its weight, summed. A task's loss is that of its
-    /// samples, weighted by the samples' weights where there are any, and divided by `weight`: the
-    /// sum of the weights of the global batch, or its samples.
+    /// This rank's part of the loss of a forward pass of `batch`: the tasks' losses, each times its weight, summed. A
+    /// task's loss is that of its samples, weighted by the samples' weights where there are any, and divided by
+    /// `weight`: the sum of the weights of the global batch, or its samples.
     pub fn loss(&self, forward: &Forward, batch: &Batch, weight: f64) -> Tensor {
         // Those of a batch on a device came with it; to copy them now, the host would wait for all that is enqueued.
         let given = forward.passed.labels();

@@ -17,6 +17,7 @@ use crate::embedding::{
     DeviceGradients, DeviceStore, Embeddings, Lookup, LookupGradients, Placement, Shard, Status, Table,
     TableStep, thread_pool,
 };
+use crate::kernels::processor;
 
 /// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
 const CPU_KERNELS: &str = "cpu-3";
@@ -38,9 +39,7 @@ impl Machine {
         if let Some(device) = &self.device {
             return device.describe();
         }
-        let known = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-        let model = model.map_or("unknown processor", |(_, name)| name.trim());
+        let model = processor::name().unwrap_or_else(|| "unknown processor".to_owned());
         let threads = self.threads;
         format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
     }

@@ -62,7 +62,7 @@ pub(super) struct Window {
     /// Learning rate of the tables in the last step.
     pub(super) learning_rate_tables: f64,
     /// What computes the products of the dense part.
-    pub(super) kernels: &'static str,
+    pub(super) kernels: String,
 }
 
 /// Both logs of a run.
