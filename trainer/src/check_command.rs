@@ -17,7 +17,7 @@ use crate::ranks::{RankOptions, Ranks};
 /// Kernels are right within this, relative to the largest value: sums are of 32-bit numbers.
 const KERNEL_BOUND: f64 = 1e-4;
 /// Losses are.
-const LOSS_BOUND: f64 = 1e-3;
+const LOSS_BOUND: f64 = 1e-4;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {

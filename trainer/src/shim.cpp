@@ -1,5 +1,5 @@
-// What `shim.rs` calls of libtorch: an autograd node whose gradients Rust computes, the place of a leaf's gradient, and the
-// flag that allows TF32.
+// What `shim.rs` calls of libtorch: an autograd node whose gradients Rust computes, a backward pass from a given gradient, the
+// place of a leaf's gradient, and the flag that allows TF32.
 //
 // A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
 // Tensors are `at::Tensor*`, as tch holds them.
@@ -13,6 +13,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -98,6 +99,16 @@ char* onefold_attach(
 char* onefold_set_gradient(at::Tensor* leaf, const at::Tensor* gradient) noexcept {
   try {
     leaf->mutable_grad() = gradient != nullptr ? *gradient : at::Tensor();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  }
+}
+
+// Goes back from `output`, whose gradient is `gradient`, to the leaves.
+char* onefold_backward(const at::Tensor* output, const at::Tensor* gradient) noexcept {
+  try {
+    torch::autograd::backward({*output}, {*gradient});
     return nullptr;
   } catch (const std::exception& error) {
     return strdup(error.what());

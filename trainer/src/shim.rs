@@ -1,5 +1,6 @@
 //! What the crate needs of libtorch beyond tch's interface, through `shim.cpp`: a tensor becomes the result of a function
-//! whose gradients this crate computes, a leaf's gradient is put in its place, and products on a GPU may use TF32.
+//! whose gradients this crate computes, a backward pass begins with a given gradient, a leaf's gradient is put in its
+//! place, and products on a GPU may use TF32.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +22,7 @@ unsafe extern "C" {
         free: unsafe extern "C" fn(*mut c_void),
     ) -> *mut c_char;
     fn onefold_set_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> *mut c_char;
+    fn onefold_backward(output: *const C_tensor, gradient: *const C_tensor) -> *mut c_char;
     fn onefold_allow_tf32(allowed: bool) -> *mut c_char;
     #[cfg(test)]
     fn onefold_tf32_is_allowed() -> bool;
@@ -77,6 +79,16 @@ pub(crate) fn set_gradient(parameter: &Tensor, gradient: Option<&Tensor>) {
     let gradient = gradient.map_or(std::ptr::null(), |gradient| gradient.as_ptr());
     // SAFETY: both are tensors that are alive, or null; the parameter's handle is not changed, but what it leads to.
     check(unsafe { onefold_set_gradient(parameter.as_ptr().cast_mut(), gradient) });
+}
+
+/// Goes back from `output`, whose gradient is `gradient`, of the same shape, to the leaves.
+///
+/// # Panics
+///
+/// If libtorch fails, as tch's own `backward` does.
+pub(crate) fn backward(output: &Tensor, gradient: &Tensor) {
+    // SAFETY: both are tensors that are alive.
+    check(unsafe { onefold_backward(output.as_ptr(), gradient.as_ptr()) });
 }
 
 /// Whether products of 32-bit floats on GPUs may have the mantissa of TF32, in all of the process.
@@ -174,6 +186,13 @@ mod tests {
         assert!(!x.grad().defined());
         (&x * 3.0).backward();
         assert_eq!(x.grad().double_value(&[0]), 3.0);
+    }
+
+    #[test]
+    fn a_pass_begins_with_a_given_gradient() {
+        let x = Tensor::from_slice(&[2.0_f32, 3.0]).set_requires_grad(true);
+        backward(&(&x * &x), &Tensor::from_slice(&[10.0_f32, 1.0]));
+        assert_eq!([0, 1].map(|i| x.grad().double_value(&[i])), [40.0, 6.0]);
     }
 
     #[test]

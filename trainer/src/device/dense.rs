@@ -152,7 +152,7 @@ impl Accelerator {
         Ok(verdict)
     }
 
-    /// Updates one parameter, if the step may be taken; its gradient is zero then. `state` is what the rule keeps.
+    /// Updates parameters, if the step may be taken. `state` is what the rule keeps.
     pub(crate) fn dense_update(
         &self,
         update: &DenseUpdate,

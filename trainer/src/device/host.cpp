@@ -58,6 +58,7 @@ static bool with_kernel(const char *name, int count, Use use) {
     TRY(table_rows)
     TRY(gather)
     TRY(pool)
+    TRY(first_rows)
     TRY(unpool)
     TRY(expand)
     TRY(fold)

@@ -106,24 +106,28 @@ KERNEL pool(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, i
     output[i] = scales[bag] * sum;
 }
 
-// The first of the rows in `order` that may hold `element`: `reach[k]` is the largest end of the rows up to the k-th.
-static __device__ i64 first_covering(const int *reach, i64 rows, i64 element) {
+// `[count]`: of every element the place in `order` of the first row that may hold it: `reach[k]` is the largest end of the rows
+// up to the k-th.
+KERNEL first_rows(const int *reach, i64 rows, i64 count, int *output) {
+    i64 element = THREAD;
+    if (element >= count) return;
     i64 first = 0, end = rows;
     while (first < end) {
         i64 middle = (first + end) / 2;
         if (reach[middle] > element) end = middle; else first = middle + 1;
     }
-    return first;
+    output[element] = (int)first;
 }
 
 // `[count, dim]`: the gradient of every element, summed over the bags that hold it, in `order`: that of their offsets.
+// `firsts` are of `first_rows`.
 KERNEL unpool(const float *gradient, int dim, const float *factors, const int *offsets, const int *sizes,
-              const float *scales, const int *order, const int *reach, i64 bags, i64 count, float *output) {
+              const float *scales, const int *order, const int *firsts, i64 bags, i64 count, float *output) {
     i64 i = THREAD;
     if (i >= count * dim) return;
     i64 element = i / dim, column = i % dim;
     float sum = 0.0f;
-    for (i64 k = first_covering(reach, bags, element); k < bags; k++) {
+    for (i64 k = firsts[element]; k < bags; k++) {
         i64 bag = order[k];
         if (offsets[bag] > element) break;
         if (element < (i64)offsets[bag] + sizes[bag]) sum += scales[bag] * gradient[bag * dim + column];
@@ -200,14 +204,14 @@ KERNEL pad(const float *values, i64 width, const int *offsets, const int *sizes,
     output[i] = position < sizes[row] ? values[(offsets[row] + position) * width + column] : 0.0f;
 }
 
-// Its backward, `[count, width]`: rows that overlap meet in their elements.
-KERNEL unpad(const float *gradient, i64 width, const int *offsets, const int *sizes, const int *order, const int *reach,
+// Its backward, `[count, width]`: rows that overlap meet in their elements. `firsts` are of `first_rows`.
+KERNEL unpad(const float *gradient, i64 width, const int *offsets, const int *sizes, const int *order, const int *firsts,
              i64 ordered, i64 longest, i64 count, float *output) {
     i64 i = THREAD;
     if (i >= count * width) return;
     i64 element = i / width, column = i % width;
     float sum = 0.0f;
-    for (i64 k = first_covering(reach, ordered, element); k < ordered; k++) {
+    for (i64 k = firsts[element]; k < ordered; k++) {
         i64 row = order[k];
         if (offsets[row] > element) break;
         i64 position = element - offsets[row];
@@ -416,9 +420,9 @@ KERNEL judge(const float *loss, const double *dense, const double *tables, float
     *scale = ratio < 1.0 ? (float)ratio : 1.0f;
 }
 
-// The dense optimizer's step on one parameter, unless it may not be taken (`optimizer.rs` has the rules): `rule` 0 is SGD,
-// 1 SGD with momentum, 2 Adagrad, 3 Adam. The gradient is zero afterwards.
-KERNEL dense_update(float *weights, float *gradient, float *first, float *second, i64 count, int rule, float rate,
+// The dense optimizer's step on parameters, unless it may not be taken (`optimizer.rs` has the rules): `rule` 0 is SGD,
+// 1 SGD with momentum, 2 Adagrad, 3 Adam.
+KERNEL dense_update(float *weights, const float *gradient, float *first, float *second, i64 count, int rule, float rate,
                     float penalty, float keep, float decay, float new1, float new2, float correction, float eps,
                     const float *scale, const int *permit) {
     i64 i = THREAD;
@@ -441,5 +445,4 @@ KERNEL dense_update(float *weights, float *gradient, float *first, float *second
         w = keep * w - rate * mean / (sqrtf(square) / correction + eps);
     }
     weights[i] = w;
-    gradient[i] = 0.0f;
 }

@@ -64,6 +64,20 @@ impl Jagged {
 }
 
 impl Accelerator {
+    /// Of each of `elements` elements the first place in the rows' order that may hold it.
+    fn first_rows(&self, rows: &Jagged, elements: i64) -> Result<Tensor> {
+        let firsts = self.empty(&[elements], Kind::Int)?;
+        let arguments = [
+            Argument::Pointer(Some(&rows.reach)),
+            Argument::Long(rows.order.numel() as i64),
+            Argument::Long(elements),
+            Argument::Pointer(Some(&firsts)),
+        ];
+        // SAFETY: the arguments are those of `first_rows`; callers have checked that `reach` is as long as `order`.
+        unsafe { self.launch("first_rows", elements, &arguments) }?;
+        Ok(firsts)
+    }
+
     /// Enqueues a kernel, unless `threads` is 0.
     ///
     /// # Panics
@@ -163,7 +177,8 @@ impl Accelerator {
         if let Some(factors) = &bags.factors {
             check(factors, Kind::Float, elements, "factors");
         }
-        let output = self.empty(&[elements, dim], Kind::Float)?;
+        let (output, firsts) =
+            (self.empty(&[elements, dim], Kind::Float)?, self.first_rows(&bags.jagged, elements)?);
         let arguments = [
             Argument::Pointer(Some(gradient)),
             Argument::Int(dim as i32),
@@ -172,7 +187,7 @@ impl Accelerator {
             Argument::Pointer(Some(&bags.jagged.sizes)),
             Argument::Pointer(Some(&bags.scales)),
             Argument::Pointer(Some(&bags.jagged.order)),
-            Argument::Pointer(Some(&bags.jagged.reach)),
+            Argument::Pointer(Some(&firsts)),
             Argument::Long(bags.jagged.order.numel() as i64),
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
@@ -259,14 +274,14 @@ impl Accelerator {
         let (width, longest) = (gradient.size()[2], rows.longest);
         check(gradient, Kind::Float, rows.rows * longest * width, "gradient");
         rows.check();
-        let output = self.empty(&[elements, width], Kind::Float)?;
+        let (output, firsts) = (self.empty(&[elements, width], Kind::Float)?, self.first_rows(rows, elements)?);
         let arguments = [
             Argument::Pointer(Some(gradient)),
             Argument::Long(width),
             Argument::Pointer(Some(&rows.offsets)),
             Argument::Pointer(Some(&rows.sizes)),
             Argument::Pointer(Some(&rows.order)),
-            Argument::Pointer(Some(&rows.reach)),
+            Argument::Pointer(Some(&firsts)),
             Argument::Long(rows.order.numel() as i64),
             Argument::Long(longest),
             Argument::Long(elements),

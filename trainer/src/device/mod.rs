@@ -255,7 +255,7 @@ impl Accelerator {
     }
 
     /// A new tensor of zeros.
-    fn zeros(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
+    pub(crate) fn zeros(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
         Tensor::f_zeros(shape, (kind, self.torch())).map_err(|error| self.refused(shape, kind, &error))
     }
 

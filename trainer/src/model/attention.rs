@@ -99,10 +99,8 @@ impl Block for SelfAttention {
 
     fn of_rows(&self, lists: &Tensor, sizes: &Tensor, _: &mut OfQueries<'_>) -> Result<Tensor> {
         let valid = Valid::new(sizes, lists);
-        let (weights, values) = valid.attention(lists, self.heads, self.dim);
-        // The mean over the queries is taken of the weights, before they meet the values.
-        let means = valid.share.unsqueeze(1).matmul(&weights).matmul(&values);
-        Ok(self.compute.linear(&means.reshape([-1, self.dim]), layer(&self.output)))
+        let attention = valid.attention(lists, self.heads, self.compute.kind_of(lists));
+        Ok(self.compute.linear(&valid.mean_attended(&attention, self.heads), layer(&self.output)))
     }
 }
 

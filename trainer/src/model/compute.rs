@@ -1,5 +1,6 @@
-//! How linear layers are computed: in memory by our kernels, with what follows a product fused into it; on a device, or
-//! in double precision, by libtorch's operations.
+//! How linear layers are computed: in memory by our kernels, with what follows a product fused into it; on a device, in
+//! double precision, or where they are faster, by libtorch's. Either way autograd sees all layers of a call as one
+//! function.
 
 use std::sync::Arc;
 
@@ -24,11 +25,13 @@ pub(super) struct Compute {
 /// The weights of a layer, `[out, in]`, and its bias, `[out]`, if it has one.
 pub(super) type Layer<'a> = (&'a Tensor, Option<&'a Tensor>);
 
-/// Products in memory.
+/// What computes products.
 #[derive(Debug, Clone)]
-struct Products {
-    arithmetic: Arithmetic,
-    threads: Arc<rayon::ThreadPool>,
+enum Products {
+    /// Our kernels, in memory.
+    Ours { arithmetic: Arithmetic, threads: Arc<rayon::ThreadPool> },
+    /// libtorch, with operands of this type.
+    Libtorch(Kind),
 }
 
 /// What layers leave for the way back.
@@ -36,12 +39,15 @@ struct Passed {
     products: Products,
     /// The input of each layer, `[rows, in]`.
     inputs: Vec<Tensor>,
+    /// As products take them.
     weights: Vec<Tensor>,
     has_bias: Vec<bool>,
     /// The last output, if it went through a ReLU.
     activated: Option<Tensor>,
-    /// Whether the gradient of the first input is asked for.
-    input_has_gradient: bool,
+    /// The type of the first input, if its gradient is asked for.
+    of_input: Option<Kind>,
+    /// The type of parameters and of their gradients.
+    kind: Kind,
 }
 
 impl Compute {
@@ -97,34 +103,23 @@ impl Compute {
     /// floats.
     pub(super) fn layers(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> Tensor {
         let floats = matches!(input.kind(), Kind::Float | Kind::BFloat16);
-        let Some(arithmetic) = self.arithmetic.filter(|_| floats && input.device() == Device::Cpu) else {
-            return self.by_libtorch(input, layers, activate_last);
+        let products = match self.arithmetic.filter(|_| floats && input.device() == Device::Cpu) {
+            Some(arithmetic) => Products::Ours { arithmetic, threads: Arc::clone(&self.threads) },
+            None => Products::Libtorch(self.kind_of(input)),
         };
         let mut shape = input.size();
-        let rows = input.reshape([-1, shape.pop().unwrap_or(1)]).contiguous();
-        let weights: Vec<Tensor> = layers.iter().map(|(weights, _)| weights.contiguous()).collect();
+        let rows = input.reshape([-1, shape.pop().unwrap_or(1)]);
         let mut parameters = vec![&rows];
-        parameters.extend(&weights);
+        parameters.extend(layers.iter().map(|(weights, _)| *weights));
         parameters.extend(layers.iter().filter_map(|(_, bias)| *bias));
-        let products = Products { arithmetic, threads: Arc::clone(&self.threads) };
-        let (output, passed) = products.forward(&rows, &weights, layers, activate_last);
+        let (output, passed) = tch::no_grad(|| products.forward(&rows, layers, activate_last));
         let output = with_backward(output, &parameters, move |gradient| passed.backward(gradient));
         shape.push(layers.last().map_or(0, |(weights, _)| weights.size()[0]));
         output.view(shape.as_slice())
     }
 
-    fn by_libtorch(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> Tensor {
-        let kind = self.kind_of(input);
-        let output = layers.iter().enumerate().fold(input.to_kind(kind), |value, (i, (weights, bias))| {
-            let bias = bias.map(|bias| bias.to_kind(kind));
-            let value = value.linear(&weights.to_kind(kind), bias.as_ref());
-            if activate_last || i + 1 < layers.len() { value.relu() } else { value }
-        });
-        if kind == Kind::BFloat16 { output.to_kind(Kind::Float) } else { output }
-    }
-
     /// What libtorch computes a product of `input` in: as autocast would.
-    fn kind_of(&self, input: &Tensor) -> Kind {
+    pub(super) fn kind_of(&self, input: &Tensor) -> Kind {
         match (input.kind(), self.precision) {
             (Kind::Float, Precision::Bf16) => Kind::BFloat16,
             (kind, _) => kind,
@@ -133,42 +128,89 @@ impl Compute {
 }
 
 impl Products {
-    fn is_bf16(&self) -> bool {
-        self.arithmetic != Arithmetic::Floats
+    /// An operand as products take it.
+    fn operand(&self, tensor: &Tensor) -> Tensor {
+        match self {
+            Self::Ours { .. } => tensor.detach().contiguous(),
+            Self::Libtorch(kind) => tensor.detach().to_kind(*kind),
+        }
     }
 
-    fn forward(
-        &self,
-        input: &Tensor,
-        weights: &[Tensor],
-        layers: &[Layer<'_>],
-        activate_last: bool,
-    ) -> (Tensor, Passed) {
-        let mut inputs = vec![input.detach()];
+    fn forward(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> (Tensor, Passed) {
+        let mut inputs = vec![self.operand(input)];
+        let weights: Vec<Tensor> = layers.iter().map(|(weights, _)| self.operand(weights)).collect();
         for (i, (weights, (_, bias))) in weights.iter().zip(layers).enumerate() {
             let is_last = i + 1 == layers.len();
-            let bias = bias.map(Tensor::detach);
-            // SAFETY: nobody writes a parameter while the model computes.
-            let bias = bias.as_ref().map(|bias| unsafe { tensors::as_slice(bias) });
-            let finish = Finish { bias, relu: !is_last || activate_last, mask: None };
-            let weights = weights.detach();
-            let operands = (matrix(&inputs[i]), matrix(&weights).transposed());
-            let output = self.multiply(operands, &finish, self.is_bf16() && !is_last, None);
-            inputs.push(output);
+            let bias = bias.map(|bias| self.operand(bias));
+            inputs.push(self.layer(&inputs[i], (weights, bias.as_ref()), !is_last || activate_last, is_last));
         }
         let output = inputs.pop().expect("there is a layer");
         let passed = Passed {
             products: self.clone(),
             inputs,
-            weights: weights.iter().map(Tensor::detach).collect(),
+            weights,
             has_bias: layers.iter().map(|(_, bias)| bias.is_some()).collect(),
             activated: activate_last.then(|| output.detach()),
-            input_has_gradient: input.requires_grad(),
+            of_input: input.requires_grad().then(|| input.kind()),
+            kind: layers.first().map_or(Kind::Float, |(weights, _)| weights.kind()),
         };
-        (output, passed)
+        (output.to_kind(passed.kind), passed)
     }
 
-    /// A product as a new tensor, of bfloat16 if `halves`.
+    /// One layer's output; by our kernels, that of the last one has 32-bit floats in any precision.
+    fn layer(&self, input: &Tensor, (weights, bias): Layer<'_>, relu: bool, is_last: bool) -> Tensor {
+        let Self::Ours { arithmetic, .. } = self else {
+            let weights = weights.tr();
+            let mut output = match bias {
+                Some(bias) => bias.addmm(input, &weights),
+                None => input.mm(&weights),
+            };
+            return if relu { output.relu_() } else { output };
+        };
+        // SAFETY: nobody writes a parameter while the model computes.
+        let bias = bias.map(|bias| unsafe { tensors::as_slice(bias) });
+        let halves = *arithmetic != Arithmetic::Floats && !is_last;
+        let finish = Finish { bias, relu, mask: None };
+        self.multiply((matrix(input), matrix(weights).transposed()), &finish, halves, None)
+    }
+
+    /// From the gradient of a layer's output to those of its weights and of its bias, as 32-bit floats or `kind`.
+    fn of_parameters(
+        &self,
+        gradient: &Tensor,
+        input: &Tensor,
+        has_bias: bool,
+        kind: Kind,
+    ) -> (Tensor, Option<Tensor>) {
+        if let Self::Libtorch(operands) = self {
+            // Sums are of 32-bit floats, and are rounded where that cannot be asked for.
+            let weights = match (gradient.device(), operands) {
+                (Device::Cuda(_), Kind::BFloat16) => gradient.tr().mm_dtype(input, kind),
+                _ => gradient.tr().mm(input).to_kind(kind),
+            };
+            return (weights, has_bias.then(|| gradient.sum_dim_intlist(0, false, kind)));
+        }
+        let mut sums = has_bias.then(|| Tensor::empty([gradient.size()[1]], (Kind::Float, Device::Cpu)));
+        // SAFETY: the tensor is new.
+        let own = sums.as_mut().map(|sums| unsafe { tensors::as_mut_slice(sums) });
+        let operands = (matrix(gradient).transposed(), matrix(input));
+        (self.multiply(operands, &Finish::default(), false, own), sums)
+    }
+
+    /// From the gradient of a layer's output to that of its input; where that is what a ReLU let through, to the
+    /// gradient before the ReLU.
+    fn of_input(&self, gradient: &Tensor, weights: &Tensor, input: &Tensor, rectified: bool) -> Tensor {
+        if let Self::Libtorch(_) = self {
+            let gradient = gradient.mm(weights);
+            return if rectified { input.threshold_backward(&gradient, 0.0) } else { gradient };
+        }
+        let mask = rectified.then(|| elements(input));
+        let halves = input.kind() == Kind::BFloat16;
+        let finish = Finish { mask, ..Finish::default() };
+        self.multiply((matrix(gradient), matrix(weights)), &finish, halves, None)
+    }
+
+    /// A product by our kernels as a new tensor, of bfloat16 if `halves`.
     fn multiply(
         &self,
         operands: (Matrix<'_>, Matrix<'_>),
@@ -176,7 +218,7 @@ impl Products {
         halves: bool,
         row_sums: Option<&mut [f32]>,
     ) -> Tensor {
-        let Self { arithmetic, threads } = self;
+        let Self::Ours { arithmetic, threads } = self else { unreachable!("libtorch has products of its own") };
         let shape = [operands.0.size().0 as i64, operands.1.size().1 as i64];
         if halves {
             tensors::written::<u16>(&shape, |output| {
@@ -193,34 +235,26 @@ impl Products {
 impl Passed {
     /// The gradients of the input, of all weights and of all biases.
     fn backward(self, gradient: &Tensor) -> Vec<Option<Tensor>> {
-        let mut gradient = match &self.activated {
-            Some(output) => output.threshold_backward(gradient, 0.0).contiguous(),
-            None => gradient.contiguous(),
-        };
+        let products = &self.products;
+        let mut gradient = products.operand(gradient);
+        if let Some(output) = &self.activated {
+            gradient = output.threshold_backward(&gradient, 0.0);
+        }
+        gradient = gradient.contiguous();
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
         for (i, layer) in self.weights.iter().enumerate().rev() {
-            let input = matrix(&self.inputs[i]);
-            let mut row_sums = None;
-            if self.has_bias[i] {
-                row_sums = Some(Tensor::empty([layer.size()[0]], (Kind::Float, Device::Cpu)));
-            }
-            let operands = (matrix(&gradient).transposed(), input);
-            // SAFETY: the tensor is new.
-            let sums = row_sums.as_mut().map(|sums| unsafe { tensors::as_mut_slice(sums) });
-            weights.push(Some(self.products.multiply(operands, &Finish::default(), false, sums)));
-            biases.extend(row_sums.map(Some));
-            if i == 0 && !self.input_has_gradient {
+            let input = &self.inputs[i];
+            let (of_weights, of_bias) = products.of_parameters(&gradient, input, self.has_bias[i], self.kind);
+            weights.push(Some(of_weights));
+            biases.extend(of_bias.map(Some));
+            if i == 0 && self.of_input.is_none() {
                 break;
             }
-            // Above the first layer the input is what a ReLU let through.
-            let mask = (i > 0).then(|| elements(&self.inputs[i]));
-            let operands = (matrix(&gradient), matrix(layer));
-            let halves = self.inputs[i].kind() == Kind::BFloat16;
-            gradient = self.products.multiply(operands, &Finish { mask, ..Finish::default() }, halves, None);
+            gradient = products.of_input(&gradient, layer, input, i > 0);
         }
         weights.reverse();
         biases.reverse();
-        let of_input = self.input_has_gradient.then_some(gradient);
+        let of_input = self.of_input.map(|kind| gradient.to_kind(kind));
         std::iter::once(of_input).chain(weights).chain(biases).collect()
     }
 }

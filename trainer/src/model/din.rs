@@ -108,10 +108,12 @@ impl Block for TargetAttention {
 
     fn of_rows(&self, lists: &Tensor, _: &Tensor, queries: &mut OfQueries<'_>) -> Result<Tensor> {
         let hidden = lists.size()[2] - self.dim;
-        let (vectors, of_keys) = (lists.narrow(2, 0, self.dim), lists.narrow(2, self.dim, hidden));
-        let queries = queries(self)?.unsqueeze(1);
-        let products = queries.narrow(2, 0, self.dim) * &vectors;
-        let weights = self.weights(&products, &queries.narrow(2, self.dim, hidden), &of_keys);
+        let parts = |all: &Tensor| {
+            let parts = all.split_with_sizes([self.dim, hidden], 2);
+            (parts[0].shallow_clone(), parts[1].shallow_clone())
+        };
+        let ((vectors, of_keys), (queries, of_queries)) = (parts(lists), parts(&queries(self)?.unsqueeze(1)));
+        let weights = self.weights(&(queries * &vectors), &of_queries, &of_keys);
         // What lies behind an end is zero, whatever its weight.
         Ok(weights.transpose(1, 2).matmul(&vectors).squeeze_dim(1))
     }

@@ -147,10 +147,13 @@ impl Block for Encoder {
 
     fn of_rows(&self, lists: &Tensor, sizes: &Tensor, _: &mut OfQueries<'_>) -> Result<Tensor> {
         let valid = Valid::new(sizes, lists);
-        let (weights, values) = valid.attention(lists, self.heads, self.dim);
-        let attended = weights.matmul(&values).transpose(1, 2).reshape([-1, lists.size()[1], self.dim]);
-        let residual =
-            lists.narrow(2, 3 * self.dim, self.dim) + self.compute.linear(&attended, layer(&self.output));
+        let parts = lists.split_with_sizes([3 * self.dim, self.dim], 2);
+        let (weights, values) =
+            valid.attention(&parts[0].contiguous(), self.heads, self.compute.kind_of(lists));
+        let (longest, head_dim) = (lists.size()[1], self.dim / self.heads);
+        let attended = weights.bmm(&values).view([-1, self.heads, longest, head_dim]).transpose(1, 2);
+        let attended = attended.reshape([-1, longest, self.dim]);
+        let residual = &parts[1] + self.compute.linear(&attended, layer(&self.output));
         let mean = |values: &Tensor| valid.share.matmul(values).squeeze_dim(1);
         Ok(self.last(&mean(&residual), &mean(&self.hidden_layer(&residual)), &valid.occupied))
     }

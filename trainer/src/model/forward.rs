@@ -26,7 +26,7 @@ use crate::embedding::{
 };
 use crate::kernels::interaction::Source;
 use crate::lockstep::FAILED;
-use crate::{Result, tensors};
+use crate::{Result, shim, tensors};
 
 /// What one forward pass gives, and what its backward pass and its update go on with.
 #[derive(Debug)]
@@ -279,7 +279,7 @@ impl HostPath {
         profile.measure(Stage::MlpsBackward, || {
             if let (Some(bottom), Some(gradient)) = (bottom, &bottom_gradient) {
                 let gradient = tensors::from_f32(gradient, &bottom.size());
-                (bottom * gradient).sum(tch::Kind::Float).backward();
+                shim::backward(bottom, &gradient);
             }
         });
         let sequences = profile.measure(Stage::AttentionBackward, || {

@@ -16,12 +16,12 @@ use tch::{Kind, Tensor};
 use self::blocks::Pooled;
 use super::Model;
 use super::forward::{Finite, Passed};
-use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, Staged, Sums};
 use crate::embedding::{
     DeviceEmbeddings, DeviceGradients, DeviceLookup, DeviceSentGradients, Embeddings, Request,
 };
+use crate::{Result, shim};
 
 mod blocks;
 
@@ -186,7 +186,7 @@ impl Passed for DevicePath {
             column += source.vectors * dim;
         }
         if let Some(bottom) = &self.bottom {
-            weighted(bottom, &upstream.narrow(1, 0, dim)).backward();
+            shim::backward(bottom, &upstream.narrow(1, 0, dim));
         }
         let of_block = |pooling| gradient_of(Part::Block(pooling));
         let sequences = self.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;
@@ -223,9 +223,4 @@ impl Passed for DevicePath {
         };
         embeddings.update_on_device(&self.lookup, &self.gradients, sent, (optimizer, permit))
     }
-}
-
-/// A scalar whose gradient with regard to `values` is `gradient`.
-fn weighted(values: &Tensor, gradient: &Tensor) -> Tensor {
-    (values * gradient).sum(Kind::Float)
 }

@@ -13,33 +13,46 @@ pub(super) struct Valid {
     pub(super) share: Tensor,
     /// `[N, 1]`: 0 for an empty list, and 1 for others.
     pub(super) occupied: Tensor,
-    /// `[N, 1, 1, longest]`: what is added to scores.
+    /// `[N, 1, longest]`: what is added to scores.
     mask: Tensor,
 }
 
 impl Valid {
     /// Of lists `[N, longest, W]` whose sizes are `[N]`.
     pub(super) fn new(sizes: &Tensor, lists: &Tensor) -> Self {
-        let (count, longest, kind) = (lists.size()[0], lists.size()[1], lists.kind());
+        let (longest, kind) = (lists.size()[1], lists.kind());
         let positions = Tensor::arange(longest, (Kind::Int, lists.device())).unsqueeze(0);
         let valid = positions.lt_tensor(&sizes.unsqueeze(1)).to_kind(kind);
         Self {
             share: (&valid / sizes.clamp_min(1).unsqueeze(1)).unsqueeze(1),
             occupied: sizes.clamp_max(1).to_kind(kind).unsqueeze(1),
-            mask: ((valid - 1.0) * MASKED).view([count, 1, 1, longest]),
+            mask: ((valid - 1.0) * MASKED).unsqueeze(1),
         }
     }
 
-    /// The weights of self-attention, `[N, heads, longest, longest]`, and the values, `[N, heads, longest, D / heads]`,
-    /// from queries, keys and values side by side, which are the first 3 D columns.
-    pub(super) fn attention(&self, lists: &Tensor, heads: i64, dim: i64) -> (Tensor, Tensor) {
-        let (count, longest, head_dim) = (lists.size()[0], lists.size()[1], dim / heads);
-        let part = |i: i64| {
-            let part = lists.narrow(2, i * dim, dim);
-            part.reshape([count, longest, heads, head_dim]).transpose(1, 2)
-        };
-        let [queries, keys, values] = [0, 1, 2].map(part);
-        let scores = queries.matmul(&keys.transpose(2, 3)) / (head_dim as f64).sqrt() + &self.mask;
-        (scores.softmax(3, lists.kind()), values)
+    /// The weights of self-attention, `[N heads, longest, longest]`, and the values, `[N heads, longest, D / heads]`, both
+    /// of type `kind`, from queries, keys and values side by side, `[N, longest, 3 D]`.
+    pub(super) fn attention(&self, lists: &Tensor, heads: i64, kind: Kind) -> (Tensor, Tensor) {
+        let (count, longest, head_dim) = (lists.size()[0], lists.size()[1], lists.size()[2] / 3 / heads);
+        // One copy puts the vectors of each head together, and on the way back one takes them apart again.
+        let parts = lists.view([count, longest, 3, heads, head_dim]).permute([2, 0, 3, 1, 4]).contiguous();
+        let parts = parts.to_kind(kind).view([3, count * heads, longest, head_dim]).unbind(0);
+        let queries = &parts[0] * (1.0 / (head_dim as f64).sqrt());
+        let mask = by_head(&self.mask, heads).to_kind(kind);
+        let scores = mask.baddbmm(&queries, &parts[1].transpose(1, 2), 1.0, 1.0);
+        (scores.softmax(2, kind), parts[2].shallow_clone())
     }
+
+    /// The mean of every list over its queries, `[N, D]`, from what [`attention`](Self::attention) gives: the mean is taken
+    /// of the weights, before they meet the values.
+    pub(super) fn mean_attended(&self, (weights, values): &(Tensor, Tensor), heads: i64) -> Tensor {
+        let share = by_head(&self.share, heads).to_kind(weights.kind());
+        share.bmm(weights).bmm(values).view([self.share.size()[0], heads * values.size()[2]])
+    }
+}
+
+/// `[N heads, 1, longest]` from `[N, 1, longest]`.
+fn by_head(values: &Tensor, heads: i64) -> Tensor {
+    let (count, longest) = (values.size()[0], values.size()[2]);
+    values.expand([count, heads, longest], false).reshape([count * heads, 1, longest])
 }

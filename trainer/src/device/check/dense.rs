@@ -78,7 +78,7 @@ fn check_rule(
     for (i, (w, g)) in weights.iter().zip(&gradient).enumerate() {
         let before: Vec<f64> = state.iter().map(|values| f64::from(values[i])).collect();
         let (weight, after) = stepped(&update, scale, f64::from(*w), f64::from(*g), &before);
-        for (values, value) in expected.iter_mut().zip([weight, 0.0].into_iter().chain(after)) {
+        for (values, value) in expected.iter_mut().zip([weight, f64::from(*g)].into_iter().chain(after)) {
             values.push(value);
         }
     }

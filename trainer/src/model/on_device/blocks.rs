@@ -14,9 +14,8 @@ use tch::{Kind, Tensor};
 
 use super::super::din::TargetAttention;
 use super::super::sequences::Blocks;
-use super::weighted;
-use crate::Result;
 use crate::device::{Accelerator, LookedUp, Staged, StagedSequences, Target};
+use crate::{Result, shim};
 
 /// What the blocks gave for a batch, and what their backward needs.
 #[derive(Debug)]
@@ -95,10 +94,10 @@ impl Pooled {
     ) -> Result<Option<Tensor>> {
         let mut elements = Vec::with_capacity(self.blocks.len());
         for (block, StagedSequences { rows, .. }) in self.blocks.iter().zip(&batch.sequences) {
-            weighted(&block.rows, gradient_of(block.pooling)).backward();
+            shim::backward(&block.rows, gradient_of(block.pooling));
             let padded = block.padded.grad().contiguous();
             let shared = accelerator.unpad(&padded, rows, block.elements.size()[0])?;
-            weighted(&block.shared, &shared).backward();
+            shim::backward(&block.shared, &shared);
             elements.push(block.elements.grad().contiguous());
         }
         if let (Some(queries), Some(pooled)) = (&self.queries, pooled) {
@@ -161,7 +160,7 @@ impl Queries {
             accelerator.fold(&by_sample.narrow(0, first, samples), sums, &own)?;
             let _ = total.narrow(0, rows.start, rows.end - rows.start).g_add_(&own);
         }
-        weighted(&self.shared, &total).backward();
+        shim::backward(&self.shared, &total);
         let gradient = self.vectors.grad();
         for (target, rows) in &self.targets {
             let own = gradient.narrow(0, rows.start, rows.end - rows.start);
