@@ -5,7 +5,7 @@
 #
 # TARGET/release holds onefold-data, onefold-ingest, onefold-shard and onefold-train; OUT is where the evidence goes, as JSON; DEVICE
 # is cuda:0 unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs with, and a C++
-# compiler, with which ../nccl.sh builds what ranks need. SAMPLES (60000), STEPS (50), ROUNDS (30) and SETS (500) make it longer or
+# compiler, with which ../cuda.sh builds what ranks and recorded steps need, or ONEFOLD_CUDA. SAMPLES (60000), STEPS (50), ROUNDS (30) and SETS (500) make it longer or
 # shorter: it takes a few minutes, most of them on the CPU. Ranks are tried on one GPU, and on all that the host has.
 set -euo pipefail
 
@@ -56,8 +56,8 @@ PYTHON
 # NCCL on one GPU, then on all.
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 jobs=1; [ "$gpus" -gt 1 ] && jobs="1 $gpus"
-# With ONEFOLD_NCCL one rank goes through NCCL as well.
-if ONEFOLD_NCCL=$("$trainer/nccl.sh" "$(dirname "$torch")"); then export ONEFOLD_NCCL; else failed=1; jobs=; fi
+# With ONEFOLD_CUDA a job of one rank goes through NCCL as well.
+if ONEFOLD_CUDA=$("$trainer/cuda.sh" "$(dirname "$torch")"); then export ONEFOLD_CUDA; else failed=1; jobs=; fi
 for ranks in $jobs; do
     measure "check-nccl-$ranks" "$bin/onefold-train" launch --ranks "$ranks" -- check-device --device cuda --seeds 5
 done
@@ -99,7 +99,7 @@ for workload in rm1 rm2 rm3; do
         done
     fi
     # The losses of ranks beside those of `run-…`.
-    "$bin/onefold-shard" tables "$work/$workload/train.toml" --data "$data" --out "$work/tables.json" >/dev/null
+    "$bin/onefold-shard" tables "$work/$workload/train.toml" --data "$data" --out "$work/tables.json" --overwrite >/dev/null
     for ranks in $jobs; do
         "$bin/onefold-shard" topology --ranks "$ranks" --memory 60GiB --out "$work/topology.json" >/dev/null
         "$bin/onefold-shard" plan --tables "$work/tables.json" --topology "$work/topology.json" --out "$work/plan.json" >/dev/null

@@ -23,6 +23,7 @@
 pub mod bench;
 pub mod checkpoint;
 mod config;
+mod cuda_library;
 pub mod device;
 pub mod distributed;
 pub mod embedding;

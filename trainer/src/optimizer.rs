@@ -301,12 +301,7 @@ impl Parameter {
 
 impl Flat {
     /// Moves the parameters into one tensor of `total` values, beside `states` tensors of zeros.
-    fn new(
-        device: Accelerator,
-        parameters: &mut [Parameter],
-        total: usize,
-        states: usize,
-    ) -> Result<Self> {
+    fn new(device: Accelerator, parameters: &mut [Parameter], total: usize, states: usize) -> Result<Self> {
         let zeros = |length: usize| device.zeros(&[length as i64], Kind::Float);
         let flat = Self {
             weights: zeros(total)?,

@@ -71,7 +71,7 @@ impl Ranks {
     ) -> anyhow::Result<()> {
         let Self { joined, device } = self;
         let on_host = joined.collectives();
-        let alone_too = alone_too || std::env::var_os("ONEFOLD_NCCL").is_some();
+        let alone_too = alone_too || std::env::var_os("ONEFOLD_CUDA").is_some();
         let run = || {
             on_host.check_same(&[("the command", name.to_owned())])?;
             let device = on_host.agree(device)?;

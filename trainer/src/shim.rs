@@ -97,17 +97,23 @@ pub(crate) fn allow_tf32(allowed: bool) {
     check(unsafe { onefold_allow_tf32(allowed) });
 }
 
-fn check(message: *mut c_char) {
+/// What a function of our C++ returned, as a result: null, or a message.
+pub(crate) fn said(message: *mut c_char) -> Result<(), String> {
     if message.is_null() {
-        return;
+        return Ok(());
     }
     // SAFETY: a message that is not null is a C string that belongs to the caller, here, who frees it once.
-    let text = unsafe {
+    unsafe {
         let text = CStr::from_ptr(message).to_string_lossy().into_owned();
         onefold_text_free(message);
-        text
-    };
-    panic!("libtorch: {text}");
+        Err(text)
+    }
+}
+
+fn check(message: *mut c_char) {
+    if let Err(text) = said(message) {
+        panic!("libtorch: {text}");
+    }
 }
 
 /// # Safety

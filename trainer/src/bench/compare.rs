@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::{BenchOptions, deduplicated, embeddings, name, read, reference_model};
 use crate::device::Accelerator;
+use crate::embedding::Status;
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
 use crate::{Precision, Result};
@@ -80,8 +81,8 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
         let mut losses = Vec::with_capacity(batches.len());
         for batch in &batches {
             let batch = deduplicated(batch, &snapshot.schema, dedupe)?;
-            let mut forward = model.predict(&batch)?;
-            let loss = model.loss(&forward, &batch, Model::weight(&batch));
+            let input = model.request(Some(&batch), Status::default())?;
+            let (mut forward, loss) = model.learn(&batch, input, Model::weight(&batch))?;
             model.backward(&batch, &mut forward, &loss, || Ok(()))?;
             let norm = optimizer.gradient_norm()?;
             optimizer.step(config.optimizer.dense.learning_rate, &norm)?;

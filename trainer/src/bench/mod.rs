@@ -28,7 +28,7 @@ pub use self::compare::{CompareOptions, Comparison, compare};
 pub use self::products::{Peak, ProductReport, ProductsReport, measure_products};
 use self::reference::reference_model;
 use crate::device::Accelerator;
-use crate::embedding::{Embeddings, Placement};
+use crate::embedding::{Embeddings, Placement, Status};
 use crate::model::{Model, Stage};
 use crate::optimizer::DenseOptimizer;
 use crate::{Error, Precision, Result, TrainConfig};
@@ -218,9 +218,8 @@ fn step(
     if accelerator.is_some() {
         started = Instant::now();
     }
-    let mut forward = model.predict(&batch)?;
-    let weight = Model::weight(&batch);
-    let loss = model.profile.measure(Stage::Mlps, || model.loss(&forward, &batch, weight));
+    let input = model.request(Some(&batch), Status::default())?;
+    let (mut forward, loss) = model.learn(&batch, input, Model::weight(&batch))?;
     model.backward(&batch, &mut forward, &loss, || Ok(()))?;
     model.profile.measure(Stage::DenseUpdate, || {
         let norm = optimizer.gradient_norm()?;

@@ -12,8 +12,9 @@ use cudarc::nvrtc::{Ptx, result as nvrtc, sys as nvrtc_sys};
 use onefold_datasets::units::format_bytes;
 use tch::{Device, Kind, Tensor};
 
-use super::{Argument, Driver, KERNELS, Slot, failed, libtorch};
-use crate::Result;
+use super::graph::{Graph, Recorder};
+use super::{Argument, Driver, KERNELS, Slot, failed, graph_failed, libtorch};
+use crate::{Result, cuda_library};
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
@@ -32,6 +33,8 @@ pub(super) struct Cuda {
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
     kernels: HashMap<&'static str, CudaFunction>,
+    /// What makes graphs, if that library is there.
+    recorder: Option<Recorder>,
     name: String,
 }
 
@@ -61,7 +64,8 @@ impl Cuda {
             let message = format!("libtorch finds {} GPUs, and CUDA {count}", tch::Cuda::device_count());
             return Err(failed(device, message, "the driver must be one for CUDA 13 (580 or newer)"));
         }
-        Self::new(device, number)
+        let recorder = Recorder::open().map_err(|message| failed(device, message, cuda_library::HINT))?;
+        Ok(Self { recorder, ..Self::new(device, number)? })
     }
 
     /// GPU `number`, whose tensors libtorch has at `device`.
@@ -78,6 +82,7 @@ impl Cuda {
             copies: context.new_stream().map_err(wrong)?,
             context,
             kernels,
+            recorder: None,
             name: format!("{name}, {memory}, compute capability {major}.{minor}"),
         })
     }
@@ -211,6 +216,15 @@ impl Driver for Cuda {
 
     fn synchronize(&self) -> Result<()> {
         self.context.synchronize().map_err(|error| self.failed("work on the GPU has failed", error))
+    }
+
+    fn records(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    fn record(&self, work: &mut dyn FnMut()) -> Result<Box<dyn Graph>> {
+        let recorder = self.recorder.expect("there is a recorder");
+        recorder.record(self.context.ordinal(), work).map_err(|message| graph_failed(self.device, &message))
     }
 
     fn memory(&self) -> Result<(u64, u64)> {

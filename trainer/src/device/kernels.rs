@@ -274,7 +274,8 @@ impl Accelerator {
         let (width, longest) = (gradient.size()[2], rows.longest);
         check(gradient, Kind::Float, rows.rows * longest * width, "gradient");
         rows.check();
-        let (output, firsts) = (self.empty(&[elements, width], Kind::Float)?, self.first_rows(rows, elements)?);
+        let (output, firsts) =
+            (self.empty(&[elements, width], Kind::Float)?, self.first_rows(rows, elements)?);
         let arguments = [
             Argument::Pointer(Some(gradient)),
             Argument::Long(width),

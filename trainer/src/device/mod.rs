@@ -20,6 +20,7 @@
 mod check;
 mod cuda;
 mod dense;
+mod graph;
 #[cfg(test)]
 pub(crate) mod host;
 mod jagged;
@@ -47,6 +48,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
 pub(crate) use self::dense::{DenseRule, DenseUpdate, Learned, Verdict};
+pub(crate) use self::graph::Graph;
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};
@@ -164,6 +166,12 @@ trait Driver: std::fmt::Debug + Send + Sync {
 
     /// Free bytes of the device's memory, and all of them.
     fn memory(&self) -> Result<(u64, u64)>;
+
+    /// Whether [`record`](Self::record) can be called.
+    fn records(&self) -> bool;
+
+    /// Records what `work` enqueues through libtorch; nothing of it is done before the graph is replayed.
+    fn record(&self, work: &mut dyn FnMut()) -> Result<Box<dyn Graph>>;
 }
 
 /// Memory that a batch passes through, on the host and on the device. Its copies are ordered with what is computed by
@@ -230,6 +238,24 @@ impl Accelerator {
         self.driver.synchronize()
     }
 
+    /// Whether work can be recorded as a graph.
+    pub(crate) fn records(&self) -> bool {
+        self.driver.records()
+    }
+
+    /// Records what `work` enqueues through libtorch, and what it returns; nothing of it is done before the graph is
+    /// replayed.
+    pub(crate) fn record<T>(&self, mut work: impl FnMut() -> T) -> Result<(Box<dyn Graph>, T)> {
+        let mut returned = None;
+        let graph = self.driver.record(&mut || returned = Some(work()))?;
+        Ok((graph, returned.expect("work was called")))
+    }
+
+    /// Enqueues what was recorded; `again` does the same where a device has no graphs.
+    pub(crate) fn replay(&self, graph: &dyn Graph, mut again: impl FnMut()) -> Result<()> {
+        graph.replay(&mut again).map_err(|message| graph_failed(self.torch(), &message))
+    }
+
     /// Refuses a model that does not fit.
     ///
     /// # Errors
@@ -270,6 +296,15 @@ impl Accelerator {
             "end what else uses the GPU, or lower `[train].batch_size` or the tables' rows",
         )
     }
+}
+
+fn graph_failed(device: Device, message: &str) -> Error {
+    let message = message.lines().next().unwrap_or_default();
+    failed(
+        device,
+        format!("a CUDA graph: {message}"),
+        "unset ONEFOLD_CUDA to train without graphs, and report this",
+    )
 }
 
 /// What a device could not do.

@@ -2,18 +2,18 @@
 //!
 //! Errors are c10d's own messages; who calls this says what they mean.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::net::TcpListener;
 use std::os::fd::IntoRawFd;
-use std::path::Path;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::Library;
 use tch::Tensor;
 
 use super::Reduce;
+use crate::shim::said;
 
 /// What c10d says of an error.
 pub(super) type Said<T> = Result<T, String>;
@@ -95,19 +95,6 @@ unsafe extern "C" {
     fn onefold_work_order(work: *mut c_void) -> *mut c_char;
     fn onefold_work_check(work: *mut c_void, ended: *mut c_int) -> *mut c_char;
     fn onefold_work_free(work: *mut c_void);
-}
-
-/// What a function of `c10d.cpp` returned, as a result.
-fn said(message: *mut c_char) -> Said<()> {
-    if message.is_null() {
-        return Ok(());
-    }
-    // SAFETY: a message that is not null is a C string that belongs to the caller, here, who frees it once.
-    unsafe {
-        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
-        onefold_text_free(message);
-        Err(text)
-    }
 }
 
 /// Calls a function that makes an object, and takes the object.
@@ -250,16 +237,11 @@ type OpenNccl = unsafe extern "C" fn(
 pub(super) struct Shim(OpenNccl);
 
 impl Shim {
-    /// Loads the library, which stays for the rest of the process.
-    pub(super) fn load(path: &Path) -> Said<Self> {
-        // SAFETY: `nccl.cpp` initialises nothing of its own, and what it includes of libtorch is written for that.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|error| error.to_string())?;
+    /// What the library has for it.
+    pub(super) fn of(library: &Library) -> Said<Self> {
         // SAFETY: the function has this type in `nccl.cpp`.
         let open = unsafe { library.get::<OpenNccl>(b"onefold_nccl_open") };
-        let open = *open.map_err(|error| error.to_string())?;
-        std::mem::forget(library);
-        Ok(Self(open))
+        Ok(Self(*open.map_err(|error| error.to_string())?))
     }
 }
 

@@ -1,5 +1,5 @@
 // Makes a ProcessGroupNCCL, which `c10d.cpp` then uses as any other process group. It is a library of its own, built
-// by `trainer/nccl.sh`: the program is linked with libtorch's CPU part alone, and loads this one after `libtorch_cuda.so`.
+// by `trainer/cuda.sh`: the program is linked with libtorch's CPU part alone, and loads this one after `libtorch_cuda.so`.
 
 #include <chrono>
 #include <cstdint>

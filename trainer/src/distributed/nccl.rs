@@ -6,7 +6,6 @@
 //! looks after the operations under way: when one lasts too long, or another rank has failed, it ends all of them, so
 //! that nothing waits for the GPU for good, and the next operation has the job's error.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,14 +17,10 @@ use super::gloo::{Gloo, Job, bytes};
 use super::{
     Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, cuda_library};
 
 /// How often the operations under way are looked at.
 const POLL: Duration = Duration::from_millis(20);
-/// The library that makes a process group of NCCL.
-const LIBRARY: &str = "libonefold_nccl.so";
-/// Where it is, or the folder that it is in.
-const PLACE: &str = "ONEFOLD_NCCL";
 
 /// The collectives of processes with a GPU each: c10d's `ProcessGroupGloo` and `ProcessGroupNCCL`, by where a tensor
 /// is.
@@ -69,20 +64,12 @@ struct UnderWay {
 ///
 /// [`Error::Ranks`] if it is not found, or is one for another libtorch.
 pub(super) fn load() -> Result<Shim> {
-    let wrong = |message: String| Error::Ranks {
-        message,
-        hint: format!("build it on this host with `trainer/nccl.sh`, and name it in {PLACE}"),
-    };
-    let place = match std::env::var_os(PLACE).map(PathBuf::from) {
-        Some(place) if place.is_dir() => place.join(LIBRARY),
-        Some(place) => place,
-        None => std::env::current_exe()?.with_file_name(LIBRARY),
-    };
-    if !place.is_file() {
-        let message = format!("ranks on GPUs need `{LIBRARY}`, and there is no `{}`", place.display());
-        return Err(wrong(message));
-    }
-    Shim::load(&place).map_err(|message| wrong(format!("`{}` cannot be loaded: {message}", place.display())))
+    let wrong = |message: String| Error::Ranks { message, hint: cuda_library::HINT.to_owned() };
+    let library = cuda_library::open().map_err(wrong)?;
+    let library = library.ok_or_else(|| {
+        wrong(format!("ranks on GPUs need `{}`, which is not beside the program", cuda_library::NAME))
+    })?;
+    Shim::of(library).map_err(|message| wrong(format!("`{}`: {message}", cuda_library::NAME)))
 }
 
 impl Nccl {

@@ -218,7 +218,9 @@ impl Products {
         halves: bool,
         row_sums: Option<&mut [f32]>,
     ) -> Tensor {
-        let Self::Ours { arithmetic, threads } = self else { unreachable!("libtorch has products of its own") };
+        let Self::Ours { arithmetic, threads } = self else {
+            unreachable!("libtorch has products of its own")
+        };
         let shape = [operands.0.size().0 as i64, operands.1.size().1 as i64];
         if halves {
             tensors::written::<u16>(&shape, |output| {

@@ -34,9 +34,17 @@ pub struct Forward {
     /// `[B, tasks]`, logits.
     pub logits: Tensor,
     pub(super) passed: Box<dyn Passed>,
+    /// The loss, if the pass has found it and has gone back from it to the leaf.
+    computed: Option<Tensor>,
 }
 
 impl Forward {
+    /// Whether the host waits for the loss before anything is updated: where it computes itself, and where other ranks have
+    /// to know.
+    pub(crate) fn waits(&self, model: &Model) -> bool {
+        model.embeddings.on_device().is_none() || model.embeddings.collectives().size() > 1
+    }
+
     /// Whether the gradients of the tables' vectors are finite numbers, once [`Model::backward`] has found them.
     ///
     /// # Errors
@@ -180,19 +188,39 @@ impl Model {
     ///
     /// As [`request`](Self::request).
     pub fn forward(&self, batch: &Batch, input: Input) -> Result<Forward> {
+        self.pass(batch, input, None)
+    }
+
+    /// The logits of a batch, and its [`loss`](Self::loss), from which [`backward`](Self::backward) goes on.
+    ///
+    /// # Errors
+    ///
+    /// As [`request`](Self::request).
+    pub fn learn(&self, batch: &Batch, input: Input, weight: f64) -> Result<(Forward, Tensor)> {
+        let forward = self.pass(batch, input, Some(weight))?;
+        let loss = match &forward.computed {
+            Some(loss) => loss.shallow_clone(),
+            None => guarded(self.device(), || {
+                Ok(self.profile.measure(Stage::Mlps, || self.loss(&forward, batch, weight)))
+            })?,
+        };
+        Ok((forward, loss))
+    }
+
+    fn pass(&self, batch: &Batch, input: Input, weight: Option<f64>) -> Result<Forward> {
         guarded(self.device(), || {
             let passed: Box<dyn Passed> = match self.embeddings.on_device() {
                 None => Box::new(HostPath::new(self, self.embeddings.host()?, batch, input.0)?),
-                Some(embeddings) => Box::new(DevicePath::new(self, embeddings, input.0)?),
-            };
-            let logits = self.profile.measure(Stage::Mlps, || {
-                let input = passed.input(self);
-                match &self.crosses {
-                    None => self.top.forward(&input),
-                    Some(crosses) => self.top.forward(&crosses.forward(&input)),
+                Some(embeddings) => {
+                    let path = DevicePath::new(self, embeddings, input.0, weight)?;
+                    if let Some((logits, loss)) = path.computed() {
+                        return Ok(Forward { logits, passed: Box::new(path), computed: Some(loss) });
+                    }
+                    Box::new(path)
                 }
-            });
-            Ok(Forward { logits, passed })
+            };
+            let logits = self.profile.measure(Stage::Mlps, || self.logits_of(&passed.input(self)));
+            Ok(Forward { logits, passed, computed: None })
         })
     }
 
@@ -212,7 +240,9 @@ impl Model {
         top_is_ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         guarded(self.device(), || {
-            self.profile.measure(Stage::MlpsBackward, || loss.backward());
+            if forward.computed.is_none() {
+                self.profile.measure(Stage::MlpsBackward, || loss.backward());
+            }
             top_is_ready()?;
             forward.passed.backward(self, batch)
         })
@@ -233,14 +263,14 @@ impl Model {
     /// # Errors
     ///
     /// As [`send_gradients`](Self::send_gradients).
-    pub fn update(&mut self, forward: Forward, optimizer: &TableOptimizerConfig) -> Result<()> {
-        self.update_if(forward, optimizer, None)
+    pub fn update(&mut self, mut forward: Forward, optimizer: &TableOptimizerConfig) -> Result<()> {
+        self.update_if(&mut forward, optimizer, None)
     }
 
     /// As [`update`](Self::update); tables on a device stay as they are if `permit`, one `int` there, is 0.
     pub(crate) fn update_if(
         &mut self,
-        mut forward: Forward,
+        forward: &mut Forward,
         optimizer: &TableOptimizerConfig,
         permit: Option<&Tensor>,
     ) -> Result<()> {

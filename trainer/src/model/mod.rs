@@ -20,7 +20,7 @@ mod sequences;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
@@ -31,6 +31,7 @@ use self::cross::CrossNet;
 pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;
 use self::normalize::NormalizationLayer;
+use self::on_device::Recordings;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
 use crate::config::Interaction;
@@ -57,6 +58,8 @@ pub struct Model {
     compute: Compute,
     /// On a device: which of all products of a sample's vectors are the interaction's.
     triangle: OnceCell<Tensor>,
+    /// On a device: the dense parts of steps as graphs.
+    recordings: RefCell<Recordings>,
     /// The tables.
     pub embeddings: Embeddings,
     /// The time that each stage takes.
@@ -103,6 +106,7 @@ impl Model {
             tasks,
             compute,
             triangle,
+            recordings: RefCell::default(),
             embeddings,
             profile,
         };
@@ -147,7 +151,9 @@ impl Model {
 
     /// What computes the products of the dense part, for logs: where that is, its instructions and its precision.
     pub fn kernels(&self) -> String {
-        self.compute.name(self.device())
+        let records = self.embeddings.on_device().is_some_and(|own| own.store.accelerator().records());
+        let graphs = if records { ", graphs" } else { "" };
+        format!("{}{graphs}", self.compute.name(self.device()))
     }
 
     /// Where the model is.
@@ -155,37 +161,41 @@ impl Model {
         self.variables.device()
     }
 
-    /// The label of every sample and task, `[B, tasks]`.
-    fn labels(&self, batch: &Batch) -> Tensor {
-        let (all, width) = (batch.labels(), batch.label_width());
-        let of_sample = |sample| self.tasks.iter().map(move |(task, _)| all[sample * width + task.column]);
-        let labels: Vec<f32> = (0..batch.size()).flat_map(of_sample).collect();
-        tensors::from_f32(&labels, &[batch.size() as i64, self.tasks.len() as i64]).to_device(self.device())
-    }
-
     /// This rank's part of the loss of a forward pass of `batch`: the tasks' losses, each times its weight, summed. A
     /// task's loss is that of its samples, weighted by the samples' weights where there are any, and divided by
     /// `weight`: the sum of the weights of the global batch, or its samples.
     pub fn loss(&self, forward: &Forward, batch: &Batch, weight: f64) -> Tensor {
         // Those of a batch on a device came with it; to copy them now, the host would wait for all that is enqueued.
-        let given = forward.passed.labels();
-        let in_memory = given.is_none().then(|| self.labels(batch));
-        let labels_of = |place: usize, task: &Task| match (given, &in_memory) {
-            (Some((labels, _)), _) => labels.select(1, task.column as i64),
-            (None, labels) => labels.as_ref().expect("there are labels").select(1, place as i64),
+        if let Some((labels, weights)) = forward.passed.labels() {
+            return self.loss_of(&forward.logits, labels, weights, weight);
+        }
+        let (size, device) = (batch.size() as i64, self.device());
+        // Of no samples a batch does not know how many labels they have.
+        let width = match self.tasks.iter().map(|(task, _)| task.column + 1).max() {
+            Some(width) if size == 0 => width,
+            _ => batch.label_width(),
         };
-        let weights = match given {
-            Some((_, weights)) => weights.map(Tensor::shallow_clone),
-            None => batch
-                .weights()
-                .map(|weights| tensors::from_f32(weights, &[batch.size() as i64]).to_device(self.device())),
-        };
+        let labels = tensors::from_f32(batch.labels(), &[size, width as i64]).to_device(device);
+        let weights = batch.weights().map(|weights| tensors::from_f32(weights, &[size]).to_device(device));
+        self.loss_of(&forward.logits, &labels, weights.as_ref(), weight)
+    }
+
+    /// The same of logits, `[B, tasks]`, and all labels, `[B, labels]`.
+    fn loss_of(&self, logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>, weight: f64) -> Tensor {
         let weight = weight.max(f64::from(f32::MIN_POSITIVE));
         let losses = self.tasks.iter().enumerate().map(|(column, (task, of_task))| {
-            let (logits, labels) = (forward.logits.select(1, column as i64), labels_of(column, task));
-            loss_of_samples(task.loss, &logits, &labels, weights.as_ref()) * (*of_task / weight)
+            let (logits, labels) = (logits.select(1, column as i64), labels.select(1, task.column as i64));
+            loss_of_samples(task.loss, &logits, &labels, weights) * (*of_task / weight)
         });
         losses.reduce(|a, b| a + b).expect("a model has a task")
+    }
+
+    /// `[B, tasks]` from what goes into the cross layers or the top MLP.
+    fn logits_of(&self, input: &Tensor) -> Tensor {
+        match &self.crosses {
+            None => self.top.forward(input),
+            Some(crosses) => self.top.forward(&crosses.forward(input)),
+        }
     }
 
     /// The sum of the weights of a batch's samples: their number, where they have no weights.

@@ -3,37 +3,44 @@
 //! ```text
 //! tables ─▶ pooled rows ─────────────────────────────────────────┐
 //!        └▶ elements ═▶ what rows share ─▶ rows, padded ═▶ rows ─┴▶ samples ═▶ interaction, top MLP ═▶ logits
-//! dense features ═▶ bottom MLP ─────────────────────────────────▶┘
+//! dense features ═▶ bottom MLP ═════════════════════════════════════════════▶┘
 //! ```
 //!
 //! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a
-//! leaf, and `backward` goes from leaf to leaf.
+//! leaf, and `backward` goes from leaf to leaf. What is right of the samples is the same work in every step, and
+//! [`recorded`] makes one graph of it where the device has graphs.
+
+use std::rc::Rc;
 
 use onefold_ikjt::Batch;
 use onefold_sharding::Pooling;
 use tch::{Kind, Tensor};
 
 use self::blocks::Pooled;
+use self::recorded::Recorded;
 use super::Model;
 use super::forward::{Finite, Passed};
+use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, Staged, Sums};
 use crate::embedding::{
     DeviceEmbeddings, DeviceGradients, DeviceLookup, DeviceSentGradients, Embeddings, Request,
 };
-use crate::{Result, shim};
 
 mod blocks;
+mod recorded;
+
+pub(super) use self::recorded::Recordings;
 
 /// The way through tables on a device.
 #[derive(Debug)]
 pub(super) struct DevicePath {
     lookup: DeviceLookup,
-    /// `[B, D]`.
-    bottom: Option<Tensor>,
     sequences: Pooled,
-    /// `[B, N D]`, the leaf that holds the vectors of every sample.
+    /// `[B, N D]`, the leaf that holds the vectors of every sample, without the bottom MLP's.
     vectors: Tensor,
+    /// What has computed the rest of the step.
+    recorded: Option<Rc<Recorded>>,
     gradients: DeviceGradients,
     sent: Option<DeviceSentGradients>,
 }
@@ -89,47 +96,57 @@ impl Source<'_> {
 }
 
 impl DevicePath {
-    pub(super) fn new(model: &Model, embeddings: DeviceEmbeddings<'_>, request: Request) -> Result<Self> {
+    /// Looks up a batch. Where `weight` is given, the step is one of training, whose loss is divided by it: it may be
+    /// computed by a graph.
+    pub(super) fn new(
+        model: &Model,
+        embeddings: DeviceEmbeddings<'_>,
+        request: Request,
+        weight: Option<f64>,
+    ) -> Result<Self> {
         let accelerator = embeddings.store.accelerator();
         let lookup = embeddings.lookup(request)?;
         let (staged, looked_up) = (&lookup.staged, &lookup.looked_up);
         let sequences = model.blocks.forward_on_device(accelerator, staged, looked_up)?;
-        // Of no samples a batch does not know its dense features.
-        let none = || accelerator.empty(&[staged.size(), model.dense_features], Kind::Float);
-        let dense = staged.dense.as_ref().map_or_else(none, |dense| Ok(dense.shallow_clone()))?;
-        let dense = match &model.normalization {
-            Some(normalization) => normalization.forward(&dense),
-            None => dense,
-        };
-        let bottom = model.bottom.as_ref().map(|bottom| bottom.forward(&dense));
         let rows_of = |part| match part {
             Part::Pooled => looked_up.pooled.as_ref(),
             Part::Block(pooling) => sequences.rows(pooling),
         };
         let dim = model.embeddings.dim() as i64;
-        let vectors = expanded(accelerator, staged, dim, bottom.as_ref(), rows_of)?;
-        let vectors = vectors.set_requires_grad(true);
+        let sources = sources(staged);
+        let width = dim * sources.iter().map(|source| source.vectors).sum::<i64>();
+        let mut recorded = None;
+        if let Some(weight) = weight {
+            recorded = model.recordings.borrow_mut().of(model, accelerator, staged, (width, weight))?;
+        }
+        let vectors = match &recorded {
+            Some(recorded) => recorded.vectors(),
+            None => accelerator.empty(&[staged.size(), width], Kind::Float)?,
+        };
+        expand(accelerator, &sources, rows_of, (&vectors, dim))?;
+        match &recorded {
+            Some(recorded) => recorded.enqueue(model, accelerator, staged)?,
+            None => drop(vectors.set_requires_grad(true)),
+        }
         let gradients = DeviceGradients { pooled: None, sequences: None };
-        Ok(Self { lookup, bottom, sequences, vectors, gradients, sent: None })
+        Ok(Self { vectors, recorded, lookup, sequences, gradients, sent: None })
+    }
+
+    /// The logits and the loss, if a graph has computed them. The gradients of the parameters right of the samples are
+    /// there then, too.
+    pub(super) fn computed(&self) -> Option<(Tensor, Tensor)> {
+        self.recorded.as_ref().map(|recorded| (recorded.logits(), recorded.loss()))
     }
 }
 
-/// `[B, N D]`, the vectors of every sample.
-fn expanded<'a>(
+/// Writes the vectors of every sample, `[B, N D]`.
+fn expand<'a>(
     accelerator: &Accelerator,
-    batch: &Staged,
-    dim: i64,
-    bottom: Option<&Tensor>,
+    sources: &[Source<'_>],
     rows_of: impl Fn(Part) -> Option<&'a Tensor>,
-) -> Result<Tensor> {
-    let sources = sources(batch);
-    let vectors = i64::from(bottom.is_some()) + sources.iter().map(|source| source.vectors).sum::<i64>();
-    let samples = accelerator.empty(&[batch.size(), vectors * dim], Kind::Float)?;
+    (samples, dim): (&Tensor, i64),
+) -> Result<()> {
     let mut column = 0;
-    if let Some(bottom) = bottom {
-        accelerator.expand(&bottom.detach().contiguous(), None, &samples.narrow(1, 0, dim))?;
-        column = dim;
-    }
     for source in sources {
         let all = rows_of(source.part).expect("every group has been looked up");
         let rows = source.of(&all.detach().contiguous(), dim);
@@ -137,36 +154,61 @@ fn expanded<'a>(
         accelerator.expand(&rows, index, &samples.narrow(1, column, source.vectors * dim))?;
         column += source.vectors * dim;
     }
-    Ok(samples)
+    Ok(())
 }
 
-impl Passed for DevicePath {
-    /// The samples' vectors where cross layers follow, otherwise the strict lower triangle of their products.
-    fn input(&self, model: &Model) -> Tensor {
-        let (vectors, dim) = (&self.vectors, model.embeddings.dim() as i64);
-        if model.crosses.is_some() {
-            return vectors.shallow_clone();
+impl Model {
+    /// The dense features of a batch on the model's device, normalized, `[B, F]`; of no samples a batch does not know them.
+    fn normalized(&self, dense: Option<&Tensor>, samples: i64) -> Tensor {
+        let none = || Tensor::zeros([samples, self.dense_features], (Kind::Float, self.device()));
+        let dense = dense.map_or_else(none, Tensor::shallow_clone);
+        match &self.normalization {
+            Some(normalization) => normalization.forward(&dense),
+            None => dense,
         }
-        let (size, count) = (vectors.size()[0], vectors.size()[1] / dim);
-        let matrices = model.compute.narrowed(&vectors.view([size, count, dim]));
+    }
+
+    /// What goes into the cross layers or the top MLP, `[B, width]`: all vectors of the samples where cross layers follow,
+    /// otherwise the strict lower triangle of their products, behind the bottom MLP's. `vectors` has the others, `[B, N D]`.
+    fn interacted(&self, dense: Option<&Tensor>, vectors: &Tensor) -> Tensor {
+        let (size, dim) = (vectors.size()[0], self.embeddings.dim() as i64);
+        let bottom = self.bottom.as_ref().map(|bottom| bottom.forward(&self.normalized(dense, size)));
+        let vectors = match &bottom {
+            Some(bottom) => Tensor::cat(&[bottom, vectors], 1),
+            None => vectors.shallow_clone(),
+        };
+        if self.crosses.is_some() {
+            return vectors;
+        }
+        let count = vectors.size()[1] / dim;
+        let matrices = self.compute.narrowed(&vectors.view([size, count, dim]));
         let products = matrices.bmm(&matrices.transpose(1, 2)).view([size, count * count]);
-        let triangle = model.triangle.get_or_init(|| {
+        let triangle = self.triangle.get_or_init(|| {
             // Row by row.
             let places: Vec<i64> =
                 (1..count).flat_map(|row| (0..row).map(move |column| row * count + column)).collect();
             Tensor::from_slice(&places).to_device(vectors.device())
         });
         let products = products.index_select(1, triangle).to_kind(Kind::Float);
-        match model.bottom {
-            Some(_) => Tensor::cat(&[&vectors.narrow(1, 0, dim), &products], 1),
+        match bottom {
+            Some(bottom) => Tensor::cat(&[bottom, products], 1),
             None => products,
         }
+    }
+}
+
+impl Passed for DevicePath {
+    fn input(&self, model: &Model) -> Tensor {
+        model.interacted(self.lookup.staged.dense.as_ref(), &self.vectors)
     }
 
     fn backward(&mut self, model: &Model, _: &Batch) -> Result<()> {
         let accelerator = model.embeddings.device()?.store.accelerator();
         let (batch, dim) = (&self.lookup.staged, model.embeddings.dim() as i64);
-        let upstream = self.vectors.grad().contiguous();
+        let upstream = match &self.recorded {
+            Some(recorded) => recorded.gradient(),
+            None => self.vectors.grad().contiguous(),
+        };
         let empty = |rows: i64| accelerator.empty(&[rows, dim], Kind::Float);
         let pooled = batch.bags.as_ref().map(|bags| empty(bags.jagged.rows)).transpose()?;
         let blocks = batch.sequences.iter().map(|block| Ok((block.pooling, empty(block.rows.rows)?)));
@@ -178,15 +220,12 @@ impl Passed for DevicePath {
                 &own.expect("every block's sequences are in the batch").1
             }
         };
-        let mut column = if self.bottom.is_some() { dim } else { 0 };
+        let mut column = 0;
         for source in sources(batch) {
             let own = upstream.narrow(1, column, source.vectors * dim);
             let rows = source.of(gradient_of(source.part), dim);
             accelerator.fold(&own, source.inverse.map(|(_, sums)| sums), &rows)?;
             column += source.vectors * dim;
-        }
-        if let Some(bottom) = &self.bottom {
-            shim::backward(bottom, &upstream.narrow(1, 0, dim));
         }
         let of_block = |pooling| gradient_of(Part::Block(pooling));
         let sequences = self.sequences.backward(accelerator, batch, of_block, pooled.as_ref())?;

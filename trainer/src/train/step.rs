@@ -9,7 +9,7 @@
 //!
 //! On a device, a step is enqueued to its end before the host reads what became of it, in one piece: loss, norm and
 //! logits. Nothing is updated if one of them is no number all the same, for the device itself looks before it updates
-//! ([`Norm`](crate::optimizer::Norm)). With several ranks the host waits once more, after the backward pass: every rank
+//! ([`Norm`](crate::optimizer::Norm)). The next batch is requested while the device computes all of it. With several ranks the host waits once more, after the backward pass: every rank
 //! has to know of all losses before it updates, and they travel between processors. The gradients' sums are under way
 //! meanwhile.
 
@@ -159,11 +159,13 @@ impl<'a> Stepper<'a> {
         self.model.embeddings.collectives().set_step(progress.steps + 1);
         self.recorder().begin(Activity::Forward);
         let weight = self.model.statuses(&mut input)?.iter().map(|status| status.weight).sum();
-        let mut forward = self.model.forward(&batch, input)?;
-        self.recorder().turn_to(Activity::Request);
-        self.upcoming = self.request(batches, stop)?;
+        let (mut forward, loss) = self.model.learn(&batch, input, weight)?;
+        let waits = forward.waits(&self.model);
+        if waits {
+            self.recorder().turn_to(Activity::Request);
+            self.upcoming = self.request(batches, stop)?;
+        }
         self.recorder().turn_to(Activity::Backward);
-        let loss = self.model.loss(&forward, &batch, weight);
         let [top, rest] = &mut self.buckets;
         let model = &self.model;
         let upcoming = &mut self.upcoming;
@@ -176,7 +178,10 @@ impl<'a> Stepper<'a> {
         rest.start(&**model.embeddings.collectives())?;
         model.embeddings.recorder().turn_to(Activity::SendGradients);
         model.send_gradients(&mut forward)?;
-        let Updated { told, values, norm, logits } = self.update(&batch, forward, &loss, progress.steps)?;
+        // The memory that this batch came in stays in use until the next one has its own.
+        let next = (!waits).then_some((batches, stop));
+        let Updated { told, values, norm, logits } =
+            self.update(&batch, (&mut forward, &loss), progress.steps, next)?;
         let evicted_rows = self.evict()?;
         self.hear()?;
         let (loss, samples) =
@@ -185,11 +190,17 @@ impl<'a> Stepper<'a> {
     }
 
     /// Updates the dense part and the tables with the gradients that `forward` has, in the step after `steps`, unless a
-    /// number is none.
-    fn update(&mut self, batch: &Batch, forward: Forward, loss: &Tensor, steps: u64) -> Result<Updated> {
+    /// number is none. What is to be requested while a device computes is in `next`; otherwise ranks tell each other of
+    /// their losses first.
+    fn update(
+        &mut self,
+        batch: &Batch,
+        (forward, loss): (&mut Forward, &Tensor),
+        steps: u64,
+        next: Option<(&mut Batches, &Stop)>,
+    ) -> Result<Updated> {
         let (finite, logits) = (forward.finite(&self.model)?, forward.logits.detach());
-        let waits = finite.squares().is_none() || self.model.embeddings.collectives().size() > 1;
-        let told = waits.then(|| self.tell(batch, finite.read(loss))).transpose()?;
+        let told = next.is_none().then(|| self.tell(batch, finite.read(loss))).transpose()?;
         let recorder = self.model.embeddings.recorder();
         recorder.during(Activity::DenseGradient, || self.buckets.iter_mut().try_for_each(Bucket::finish))?;
         recorder.turn_to(Activity::Update);
@@ -203,6 +214,11 @@ impl<'a> Stepper<'a> {
         let optimizer =
             TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
         self.model.update_if(forward, &optimizer, norm.verdict().map(Verdict::permit))?;
+        if let Some((batches, stop)) = next {
+            self.recorder().turn_to(Activity::Request);
+            self.upcoming = self.request(batches, stop)?;
+            self.recorder().turn_to(Activity::Update);
+        }
         let Learned { norm, logits: learned, outcome } = norm.learn(&logits);
         let (told, values) = match (told, outcome) {
             (Some(told), _) => told,

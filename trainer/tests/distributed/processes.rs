@@ -435,18 +435,18 @@ fn torchrun(scenario: &str) -> Job {
     Job(vec![command.spawn().unwrap()])
 }
 
-/// `nccl.sh` builds what makes NCCL's process groups, the real libtorch, NCCL and CUDA have every symbol that it needs,
+/// `cuda.sh` builds what makes NCCL's process groups, the real libtorch, NCCL and CUDA have every symbol that it needs,
 /// and a call comes as far as to the GPU.
 #[test]
 #[ignore = "needs PyPI's torch: make test-torchrec"]
 fn nccl_of_torchrecs_torch_is_loaded() {
     let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda.sh");
     let built = Command::new(script).arg(&packages).stderr(Stdio::inherit()).output().unwrap();
     assert!(built.status.success());
     let library = String::from_utf8(built.stdout).unwrap();
     let mut command = command(&format!("nccl {packages}/torch/lib/libtorch_cuda.so"));
-    command.env("ONEFOLD_NCCL", library.trim());
+    command.env("ONEFOLD_CUDA", library.trim());
     command.env("RANK", "0").env("WORLD_SIZE", "1");
     command.env("MASTER_ADDR", "localhost").env("MASTER_PORT", free_port().to_string());
     command.env_remove("TORCHELASTIC_USE_AGENT_STORE");

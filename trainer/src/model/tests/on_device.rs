@@ -77,8 +77,7 @@ fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (V
     let mut losses = Vec::new();
     let mut input = Some(model.request(batches.first(), Status::default()).unwrap());
     for (i, batch) in batches.iter().enumerate() {
-        let mut forward = model.forward(batch, input.take().unwrap()).unwrap();
-        let loss = model.loss(&forward, batch, Model::weight(batch));
+        let (mut forward, loss) = model.learn(batch, input.take().unwrap(), Model::weight(batch)).unwrap();
         model.backward(batch, &mut forward, &loss, || Ok(())).unwrap();
         if let Some(next) = batches.get(i + 1) {
             input = Some(model.request(Some(next), Status::default()).unwrap());

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Prints the path of `libonefold_nccl.so`, for `ONEFOLD_NCCL`, which ranks on GPUs need; builds it first where it is not there yet.
+# Prints the path of `libonefold_cuda.so`, for `ONEFOLD_CUDA`, which ranks on GPUs need, and steps recorded as CUDA graphs; builds
+# it first where it is not there yet. An ONEFOLD_CUDA that is already set wins.
 #
-#   export ONEFOLD_NCCL=$(trainer/nccl.sh [SITE_PACKAGES])
+#   export ONEFOLD_CUDA=$(trainer/cuda.sh [SITE_PACKAGES])
 #
-# It is src/distributed/nccl.cpp, compiled against an installed torch 2.11.0 and the NCCL and CUDA headers that pip installs with it.
+# It is src/distributed/nccl.cpp and src/device/graph.cpp, compiled against an installed torch 2.11.0 and the NCCL and CUDA headers that pip installs with it.
 # SITE_PACKAGES is the folder with `torch` and `nvidia`; without it that of `python3`. Some headers of CUDA's compiler are not
 # among them: pip fetches them (3 MB), checked against their hashes. Building needs a C++ compiler, no GPU, and 15 seconds.
 set -euo pipefail
@@ -11,8 +12,14 @@ set -euo pipefail
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $1"; shift; for hint in "$@"; do say "  hint: $hint"; done; exit 1; }
 
-source=$(cd "$(dirname "$0")" && pwd)/src/distributed/nccl.cpp
+here=$(cd "$(dirname "$0")" && pwd)/src
+sources=("$here/distributed/nccl.cpp" "$here/device/graph.cpp")
 compiler=${CXX:-c++}
+if [ -n "${ONEFOLD_CUDA:-}" ]; then
+    [ -e "$ONEFOLD_CUDA" ] || die "ONEFOLD_CUDA=$ONEFOLD_CUDA is not there" "unset it to have it built"
+    printf '%s\n' "$ONEFOLD_CUDA"
+    exit 0
+fi
 if [ $# -ge 1 ]; then site=$1
 else
     find_torch='import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])'
@@ -28,22 +35,22 @@ case $version in 2.11.0 | 2.11.0+cu13*) ;; *) die "$site has torch $version" "pi
 command -v "$compiler" >/dev/null || die "there is no C++ compiler $compiler" "install one (Debian: apt-get install g++), or set CXX"
 
 cache=${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/onefold}
-# What it is made of: the source, and the headers that say how NCCL's structures look.
-made_of=$(cat "$source" "$site/nvidia/nccl/include/nccl.h" "$site/torch/version.py" | sha256sum | cut -c1-16)
-home=$cache/nccl-$made_of
-library=$home/libonefold_nccl.so
+# What it is made of: the sources, and the headers that say how NCCL's structures look.
+made_of=$(cat "${sources[@]}" "$site/nvidia/nccl/include/nccl.h" "$site/torch/version.py" | sha256sum | cut -c1-16)
+home=$cache/cuda-$made_of
+library=$home/libonefold_cuda.so
 if [ ! -d "$home" ]; then
     mkdir -p "$cache"
     # One build at a time; the second finds the work done. The kernel drops the lock of a killed holder.
-    exec 9>"$cache/nccl.lock"
+    exec 9>"$cache/cuda.lock"
     flock 9
 fi
 if [ -d "$home" ]; then
     printf '%s\n' "$library"
     exit 0
 fi
-rm -rf "$cache"/nccl.partial.*
-work=$(mktemp -d "$cache/nccl.partial.XXXXXX")
+rm -rf "$cache"/cuda.partial.*
+work=$(mktemp -d "$cache/cuda.partial.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 cat >"$work/wheels.txt" <<'WHEELS'
@@ -57,13 +64,13 @@ python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-
     die "pip could not fetch the headers of CUDA's compiler (its message is above)" "check the network and pip's index"
 for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/more"; done
 
-mkdir "$work/nccl"
+mkdir "$work/cuda"
 # Symbols of libtorch, NCCL and CUDA are those of the process that loads it.
 "$compiler" -std=c++17 -O2 -fPIC -shared -Wall -Wextra -Werror -DUSE_C10D_NCCL \
     -isystem "$site/torch/include" -isystem "$site/torch/include/torch/csrc/api/include" \
     -isystem "$site/nvidia/cu13/include" -isystem "$site/nvidia/nccl/include" \
-    -isystem "$work/more/nvidia/cu13/include" -isystem "$work/more/nvidia/cu13/include/cccl" "$source" -o "$work/nccl/libonefold_nccl.so" 1>&2 ||
-    die "$compiler could not compile $source (its messages are above)" "report this with the compiler's version"
-sync "$work/nccl"
-mv "$work/nccl" "$home"
+    -isystem "$work/more/nvidia/cu13/include" -isystem "$work/more/nvidia/cu13/include/cccl" "${sources[@]}" -o "$work/cuda/libonefold_cuda.so" 1>&2 ||
+    die "$compiler could not compile ${sources[*]} (its messages are above)" "report this with the compiler's version"
+sync "$work/cuda"
+mv "$work/cuda" "$home"
 printf '%s\n' "$library"

@@ -1,0 +1,180 @@
+//! The dense part of a step as one graph: for batches of one size it is always the same work on the same memory.
+//!
+//! ```text
+//! dense features ─▶ bottom MLP ─┐
+//! vectors of tables and blocks ─┴▶ interaction, top MLP ─▶ logits ─▶ loss ─▶ all of it backwards
+//! ```
+//!
+//! The first steps with batches of a size are computed as they come, so that libtorch has chosen and kept what it needs for
+//! them; then one is recorded, and enqueued as one from there on.
+
+use std::rc::Rc;
+
+use tch::{Kind, Tensor};
+
+use super::super::Model;
+use crate::device::{Accelerator, Graph, Staged};
+use crate::{Result, shim};
+
+/// Steps that are computed as they come before one is recorded.
+const BEFORE: u32 = 2;
+/// Graphs that are kept: each has memory of its own.
+const MOST: usize = 2;
+
+/// The graphs of a model, by what they are for.
+#[derive(Debug, Default)]
+pub(in super::super) struct Recordings {
+    seen: Vec<(Key, u32)>,
+    recorded: Vec<(Key, Rc<Recorded>)>,
+}
+
+/// What is the same in all steps of a graph: the samples, whether they have weights, and the bits of what the loss is
+/// divided by.
+type Key = (i64, bool, u64);
+
+/// The dense part of a step on memory that stays.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    given: Given,
+    found: Found,
+    graph: Box<dyn Graph>,
+}
+
+/// What a step begins with.
+#[derive(Debug)]
+struct Given {
+    /// `[B, F]`.
+    dense: Option<Tensor>,
+    /// `[B, N D]`, without the bottom MLP's: a leaf.
+    vectors: Tensor,
+    labels: Tensor,
+    weights: Option<Tensor>,
+    /// What the loss is divided by.
+    weight: f64,
+}
+
+/// What it ends with.
+#[derive(Debug)]
+struct Found {
+    logits: Tensor,
+    loss: Tensor,
+    /// The gradient of the vectors.
+    vectors: Tensor,
+    /// Parameters and their gradients.
+    parameters: Vec<(Tensor, Tensor)>,
+}
+
+impl Recordings {
+    /// The graph for a batch whose loss is divided by `weight`; `width` is that of the vectors without the bottom MLP's.
+    /// `None` where the step is computed as it comes.
+    pub(super) fn of(
+        &mut self,
+        model: &Model,
+        accelerator: &Accelerator,
+        batch: &Staged,
+        (width, weight): (i64, f64),
+    ) -> Result<Option<Rc<Recorded>>> {
+        let Some(labels) = batch.labels.as_ref().filter(|_| accelerator.records() && batch.size() > 0) else {
+            return Ok(None);
+        };
+        let key = (batch.size(), batch.weights.is_some(), weight.to_bits());
+        if let Some((_, recorded)) = self.recorded.iter().find(|(other, _)| *other == key) {
+            return Ok(Some(Rc::clone(recorded)));
+        }
+        if self.recorded.len() == MOST || self.count(key) <= BEFORE {
+            return Ok(None);
+        }
+        let given = Given {
+            dense: batch.dense.as_ref().map(Tensor::copy),
+            vectors: accelerator.zeros(&[batch.size(), width], Kind::Float)?.set_requires_grad(true),
+            labels: labels.copy(),
+            weights: batch.weights.as_ref().map(Tensor::copy),
+            weight,
+        };
+        let (graph, found) = accelerator.record(|| given.pass(model))?;
+        let recorded = Rc::new(Recorded { given, found, graph });
+        self.recorded.push((key, Rc::clone(&recorded)));
+        Ok(Some(recorded))
+    }
+
+    /// How often this was asked for.
+    fn count(&mut self, key: Key) -> u32 {
+        let place = self.seen.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            self.seen.push((key, 0));
+            self.seen.len() - 1
+        });
+        self.seen[place].1 += 1;
+        self.seen[place].1
+    }
+}
+
+impl Given {
+    /// The pass itself, from these tensors to new ones.
+    fn pass(&self, model: &Model) -> Found {
+        model.dense_parameters().iter().for_each(|parameter| shim::set_gradient(parameter, None));
+        shim::set_gradient(&self.vectors, None);
+        let logits = model.logits_of(&model.interacted(self.dense.as_ref(), &self.vectors));
+        let loss = model.loss_of(&logits, &self.labels, self.weights.as_ref(), self.weight);
+        loss.backward();
+        let parameters = model.dense_parameters().into_iter().map(|parameter| {
+            let gradient = parameter.grad();
+            (parameter, gradient)
+        });
+        Found {
+            parameters: parameters.filter(|(_, gradient)| gradient.defined()).collect(),
+            logits: logits.detach(),
+            loss: loss.detach(),
+            vectors: self.vectors.grad(),
+        }
+    }
+}
+
+impl Recorded {
+    /// Where the vectors of tables and blocks are to be put.
+    pub(super) fn vectors(&self) -> Tensor {
+        self.given.vectors.detach()
+    }
+
+    /// Enqueues the pass for a batch whose vectors are there. The parameters have their gradients then.
+    pub(super) fn enqueue(&self, model: &Model, accelerator: &Accelerator, batch: &Staged) -> Result<()> {
+        let Self { given, found, graph } = self;
+        tch::no_grad(|| {
+            let tensors = [
+                (given.dense.as_ref(), batch.dense.as_ref()),
+                (Some(&given.labels), batch.labels.as_ref()),
+                (given.weights.as_ref(), batch.weights.as_ref()),
+            ];
+            for (place, own) in tensors {
+                place.zip(own).into_iter().for_each(|(place, own)| place.shallow_clone().copy_(own));
+            }
+        });
+        accelerator.replay(&**graph, || found.overwrite(&given.pass(model)))?;
+        found.parameters.iter().for_each(|(parameter, own)| shim::set_gradient(parameter, Some(own)));
+        Ok(())
+    }
+
+    pub(super) fn logits(&self) -> Tensor {
+        self.found.logits.shallow_clone()
+    }
+
+    pub(super) fn loss(&self) -> Tensor {
+        self.found.loss.shallow_clone()
+    }
+
+    /// The gradient of [`vectors`](Self::vectors).
+    pub(super) fn gradient(&self) -> Tensor {
+        self.found.vectors.shallow_clone()
+    }
+}
+
+impl Found {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let gradients = self.parameters.iter().map(|(_, gradient)| gradient);
+        [&self.logits, &self.loss, &self.vectors].into_iter().chain(gradients)
+    }
+
+    /// Takes the numbers of another pass.
+    fn overwrite(&self, other: &Self) {
+        self.tensors().zip(other.tensors()).for_each(|(place, own)| place.shallow_clone().copy_(own));
+    }
+}
