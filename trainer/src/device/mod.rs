@@ -9,11 +9,11 @@
 //! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of
 //! `kernels.cu` and copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source,
 //! compiled as C++, on the processor (`host.cpp`; `replay` runs it again under sanitizers), and a driver for the real
-//! one to call (`fake_driver.cpp`). `kernels`
-//! is what may be launched, with its arguments checked, `update` those of the exact update, and `weights` the arrays
-//! that the tables are in, `dense` the dense optimizer and what decides whether a step is taken. `stage` puts a batch where it can be copied while the one before it is computed; `tables`
-//! looks up and updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense
-//! part on a device is [`crate::model`]'s.
+//! one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its arguments checked, `update` those of the
+//! exact update, and `weights` the arrays that the tables are in, `dense` the dense optimizer and what decides whether a
+//! step is taken. `stage` puts a batch where it can be copied while the one before it is computed; `tables` looks up and
+//! updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense part on a device
+//! is [`crate::model`]'s, and `graph` records what libtorch enqueues for it.
 //!
 //! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
 

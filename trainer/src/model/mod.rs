@@ -165,9 +165,10 @@ impl Model {
     /// task's loss is that of its samples, weighted by the samples' weights where there are any, and divided by
     /// `weight`: the sum of the weights of the global batch, or its samples.
     pub fn loss(&self, forward: &Forward, batch: &Batch, weight: f64) -> Tensor {
+        let divide = |sum: Tensor, of_task: f64| sum * (of_task / divisor(weight));
         // Those of a batch on a device came with it; to copy them now, the host would wait for all that is enqueued.
         if let Some((labels, weights)) = forward.passed.labels() {
-            return self.loss_of(&forward.logits, labels, weights, weight);
+            return self.loss_of(&forward.logits, labels, weights, divide);
         }
         let (size, device) = (batch.size() as i64, self.device());
         // Of no samples a batch does not know how many labels they have.
@@ -177,15 +178,21 @@ impl Model {
         };
         let labels = tensors::from_f32(batch.labels(), &[size, width as i64]).to_device(device);
         let weights = batch.weights().map(|weights| tensors::from_f32(weights, &[size]).to_device(device));
-        self.loss_of(&forward.logits, &labels, weights.as_ref(), weight)
+        self.loss_of(&forward.logits, &labels, weights.as_ref(), divide)
     }
 
-    /// The same of logits, `[B, tasks]`, and all labels, `[B, labels]`.
-    fn loss_of(&self, logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>, weight: f64) -> Tensor {
-        let weight = weight.max(f64::from(f32::MIN_POSITIVE));
+    /// The same of logits, `[B, tasks]`, and all labels, `[B, labels]`; `divide` has a task's loss from the sum over its
+    /// samples and the task's weight.
+    fn loss_of(
+        &self,
+        logits: &Tensor,
+        labels: &Tensor,
+        weights: Option<&Tensor>,
+        divide: impl Fn(Tensor, f64) -> Tensor,
+    ) -> Tensor {
         let losses = self.tasks.iter().enumerate().map(|(column, (task, of_task))| {
             let (logits, labels) = (logits.select(1, column as i64), labels.select(1, task.column as i64));
-            loss_of_samples(task.loss, &logits, &labels, weights) * (*of_task / weight)
+            divide(loss_of_samples(task.loss, &logits, &labels, weights), *of_task)
         });
         losses.reduce(|a, b| a + b).expect("a model has a task")
     }
@@ -203,6 +210,11 @@ impl Model {
         let sum = |weights: &[f32]| weights.iter().map(|weight| f64::from(*weight)).sum();
         batch.weights().map_or(batch.size() as f64, |weights| sum(weights))
     }
+}
+
+/// What losses are divided by, where samples weigh `weight` together: all of them may weigh nothing.
+fn divisor(weight: f64) -> f64 {
+    weight.max(f64::from(f32::MIN_POSITIVE))
 }
 
 /// The sum of the losses of all samples, each times its weight.

@@ -116,17 +116,17 @@ impl DevicePath {
         let sources = sources(staged);
         let width = dim * sources.iter().map(|source| source.vectors).sum::<i64>();
         let mut recorded = None;
-        if let Some(weight) = weight {
-            recorded = model.recordings.borrow_mut().of(model, accelerator, staged, (width, weight))?;
+        if weight.is_some() {
+            recorded = model.recordings.borrow_mut().of(model, accelerator, staged, width)?;
         }
         let vectors = match &recorded {
             Some(recorded) => recorded.vectors(),
             None => accelerator.empty(&[staged.size(), width], Kind::Float)?,
         };
         expand(accelerator, &sources, rows_of, (&vectors, dim))?;
-        match &recorded {
-            Some(recorded) => recorded.enqueue(model, accelerator, staged)?,
-            None => drop(vectors.set_requires_grad(true)),
+        match (&recorded, weight) {
+            (Some(recorded), Some(weight)) => recorded.enqueue(model, accelerator, staged, weight)?,
+            _ => drop(vectors.set_requires_grad(true)),
         }
         let gradients = DeviceGradients { pooled: None, sequences: None };
         Ok(Self { vectors, recorded, lookup, sequences, gradients, sent: None })

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use tch::{Kind, Tensor};
 
-use super::super::Model;
+use super::super::{Model, divisor};
 use crate::device::{Accelerator, Graph, Staged};
 use crate::{Result, shim};
 
@@ -20,6 +20,8 @@ use crate::{Result, shim};
 const BEFORE: u32 = 2;
 /// Graphs that are kept: each has memory of its own.
 const MOST: usize = 2;
+/// Sizes of batches that are counted.
+const MOST_SEEN: usize = 16;
 
 /// The graphs of a model, by what they are for.
 #[derive(Debug, Default)]
@@ -28,9 +30,8 @@ pub(in super::super) struct Recordings {
     recorded: Vec<(Key, Rc<Recorded>)>,
 }
 
-/// What is the same in all steps of a graph: the samples, whether they have weights, and the bits of what the loss is
-/// divided by.
-type Key = (i64, bool, u64);
+/// What is the same in all steps of a graph: the samples, and whether they have weights.
+type Key = (i64, bool);
 
 /// The dense part of a step on memory that stays.
 #[derive(Debug)]
@@ -49,8 +50,8 @@ struct Given {
     vectors: Tensor,
     labels: Tensor,
     weights: Option<Tensor>,
-    /// What the loss is divided by.
-    weight: f64,
+    /// `[]`: what the loss is taken times.
+    factor: Tensor,
 }
 
 /// What it ends with.
@@ -65,19 +66,18 @@ struct Found {
 }
 
 impl Recordings {
-    /// The graph for a batch whose loss is divided by `weight`; `width` is that of the vectors without the bottom MLP's.
-    /// `None` where the step is computed as it comes.
+    /// The graph for a batch; `width` is that of the vectors without the bottom MLP's. `None` where the step is computed as it comes.
     pub(super) fn of(
         &mut self,
         model: &Model,
         accelerator: &Accelerator,
         batch: &Staged,
-        (width, weight): (i64, f64),
+        width: i64,
     ) -> Result<Option<Rc<Recorded>>> {
         let Some(labels) = batch.labels.as_ref().filter(|_| accelerator.records() && batch.size() > 0) else {
             return Ok(None);
         };
-        let key = (batch.size(), batch.weights.is_some(), weight.to_bits());
+        let key = (batch.size(), batch.weights.is_some());
         if let Some((_, recorded)) = self.recorded.iter().find(|(other, _)| *other == key) {
             return Ok(Some(Rc::clone(recorded)));
         }
@@ -89,7 +89,7 @@ impl Recordings {
             vectors: accelerator.zeros(&[batch.size(), width], Kind::Float)?.set_requires_grad(true),
             labels: labels.copy(),
             weights: batch.weights.as_ref().map(Tensor::copy),
-            weight,
+            factor: accelerator.zeros(&[], Kind::Float)?,
         };
         let (graph, found) = accelerator.record(|| given.pass(model))?;
         let recorded = Rc::new(Recorded { given, found, graph });
@@ -100,6 +100,9 @@ impl Recordings {
     /// How often this was asked for.
     fn count(&mut self, key: Key) -> u32 {
         let place = self.seen.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            if self.seen.len() == MOST_SEEN {
+                self.seen.remove(0);
+            }
             self.seen.push((key, 0));
             self.seen.len() - 1
         });
@@ -114,7 +117,9 @@ impl Given {
         model.dense_parameters().iter().for_each(|parameter| shim::set_gradient(parameter, None));
         shim::set_gradient(&self.vectors, None);
         let logits = model.logits_of(&model.interacted(self.dense.as_ref(), &self.vectors));
-        let loss = model.loss_of(&logits, &self.labels, self.weights.as_ref(), self.weight);
+        let loss = model.loss_of(&logits, &self.labels, self.weights.as_ref(), |sum, of_task| {
+            sum * of_task * &self.factor
+        });
         loss.backward();
         let parameters = model.dense_parameters().into_iter().map(|parameter| {
             let gradient = parameter.grad();
@@ -135,10 +140,18 @@ impl Recorded {
         self.given.vectors.detach()
     }
 
-    /// Enqueues the pass for a batch whose vectors are there. The parameters have their gradients then.
-    pub(super) fn enqueue(&self, model: &Model, accelerator: &Accelerator, batch: &Staged) -> Result<()> {
+    /// Enqueues the pass for a batch whose vectors are there, and whose loss is divided by `weight`. The parameters have
+    /// their gradients then.
+    pub(super) fn enqueue(
+        &self,
+        model: &Model,
+        accelerator: &Accelerator,
+        batch: &Staged,
+        weight: f64,
+    ) -> Result<()> {
         let Self { given, found, graph } = self;
         tch::no_grad(|| {
+            let _ = given.factor.shallow_clone().fill_(1.0 / divisor(weight));
             let tensors = [
                 (given.dense.as_ref(), batch.dense.as_ref()),
                 (Some(&given.labels), batch.labels.as_ref()),

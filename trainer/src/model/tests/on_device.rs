@@ -146,6 +146,46 @@ fn train_as_the_cpu(features: &[FeatureConfig]) {
     }
 }
 
+/// From the third step on the dense part is a graph, whatever its samples weigh; batches of another size are computed as
+/// they come until they have a graph of their own.
+#[test]
+fn graphs_compute_what_was_recorded() {
+    let mut config = config("adagrad");
+    config.data.label = None;
+    let task = |label: &str, weight| crate::TaskConfig { weight, ..crate::TaskConfig::new(label) };
+    (config.tasks, config.model.top_mlp) = (vec![task("label", 1.0), task("like", 0.5)], vec![12, 2]);
+    let batch = |step: usize| {
+        let plain = batch(step as u64);
+        let weights: Vec<f32> = (0..plain.size()).map(|sample| ((sample + step) % 4) as f32).collect();
+        Batch::try_new(BatchParts { weights: Some(weights.into()), ..plain.into_parts() }).unwrap()
+    };
+    let mut models = [on_device(&config), on_device(&config)];
+    let mut optimizers =
+        models.each_ref().map(|model| DenseOptimizer::of(model, &config.optimizer.dense, 1).unwrap());
+    for step in 0..6 {
+        let batch = deduplicated(&batch(step), true);
+        let weight = Model::weight(&batch);
+        let input = models[0].request(Some(&batch), Status::default()).unwrap();
+        let by_graph = models[0].learn(&batch, input, weight).unwrap();
+        let forward = models[1].predict(&batch).unwrap();
+        let loss = models[1].loss(&forward, &batch, weight);
+        assert_eq!((by_graph.1.requires_grad(), loss.requires_grad()), (step < 2, true), "step {step}");
+        let passes = [by_graph, (forward, loss)];
+        let losses = passes.each_ref().map(|(_, loss)| loss.double_value(&[]));
+        assert!((losses[0] - losses[1]).abs() <= 1e-6 * losses[1], "step {step}: {losses:?}");
+        for ((model, optimizer), (mut forward, loss)) in models.iter_mut().zip(&mut optimizers).zip(passes) {
+            model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
+            let norm = optimizer.gradient_norm().unwrap();
+            optimizer.step(config.optimizer.dense.learning_rate, &norm).unwrap();
+            model.update(forward, &config.optimizer.tables).unwrap();
+        }
+    }
+    let [by_graph, computed] = models.each_ref().map(Model::named_dense_parameters);
+    for ((name, a), b) in by_graph.iter().zip(computed.values()) {
+        assert_near(name, a, b);
+    }
+}
+
 /// Weights of 16 bits and clipped gradients: noise and limit are the CPU's, so losses differ by rounding alone. Where
 /// an update before rounding differs in its last bit, the stored weight rarely differs by a step of its type.
 #[test]
