@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Prints the path of `libonefold_cuda.so`, for `ONEFOLD_CUDA`, which ranks on GPUs need, and steps recorded as CUDA graphs; builds
-# it first where it is not there yet. An ONEFOLD_CUDA that is already set wins.
+# Prints the path of `libonefold_cuda.so`, for `ONEFOLD_CUDA`, which ranks on GPUs and CUDA graphs need; builds it first
+# where it is not there yet. An ONEFOLD_CUDA that is already set wins.
 #
 #   export ONEFOLD_CUDA=$(trainer/cuda.sh [SITE_PACKAGES])
 #
-# It is src/distributed/nccl.cpp and src/device/graph.cpp, compiled against an installed torch 2.11.0 and the NCCL and CUDA headers that pip installs with it.
-# SITE_PACKAGES is the folder with `torch` and `nvidia`; without it that of `python3`. Some headers of CUDA's compiler are not
-# among them: pip fetches them (3 MB), checked against their hashes. Building needs a C++ compiler, no GPU, and 15 seconds.
+# It is src/distributed/nccl.cpp and src/device/graph.cpp, compiled against an installed torch 2.11.0 and the headers of NCCL
+# and CUDA that pip installs with it. SITE_PACKAGES is the folder with `torch` and `nvidia`; without it that of `python3`.
+# Some headers of CUDA's compiler are not among them: pip fetches them (3 MB), checked against their hashes. Building needs a
+# C++ compiler, no GPU, and 30 seconds.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }

@@ -16,6 +16,8 @@ pub struct MeasuredFeature {
     pub pooling_factor: f64,
     /// Ids of all samples ÷ ids of the batches' distinct lists, 1 or more.
     pub dedupe_factor: f64,
+    /// Samples ÷ the batches' distinct lists, 1 or more.
+    pub list_dedupe_factor: f64,
     /// How often the rows were looked up, once for every distinct list of a batch.
     pub access_bins: AccessBins,
 }
@@ -33,6 +35,8 @@ pub struct MeasuredFeatures {
 struct Counting<'a> {
     config: &'a FeatureConfig,
     sample_ids: u64,
+    /// Distinct lists.
+    lists: u64,
     /// The table row of every id of a distinct list. Rows beyond 2³² are told apart by their lower half.
     rows: Vec<u32>,
 }
@@ -54,7 +58,7 @@ pub fn measure_features(
     reporter: &dyn Reporter,
 ) -> Result<MeasuredFeatures> {
     let reader = Reader::open(dataset, options, &Workers::of_machine()?)?;
-    let counting = |config| Counting { config, sample_ids: 0, rows: Vec::new() };
+    let counting = |config| Counting { config, sample_ids: 0, lists: 0, rows: Vec::new() };
     let mut counts: Vec<Counting<'_>> = configs.iter().map(counting).collect();
     let mut read = 0;
     reporter.begin("Counting lookups", Some(samples.min(reader.samples())), "samples");
@@ -83,6 +87,7 @@ impl Counting<'_> {
     fn add(&mut self, group: &Group, feature: &Feature) {
         let samples = 0..group.samples();
         self.sample_ids += samples.map(|sample| feature.sizes()[group.row_of(sample)] as u64).sum::<u64>();
+        self.lists += feature.rows() as u64;
         let ids = (0..feature.rows()).flat_map(|row| feature.row(row));
         match self.config.ids {
             IdPolicy::Checked => self.rows.extend(ids.map(|&id| id as u32)),
@@ -101,7 +106,60 @@ impl Counting<'_> {
             pooling_factor: self.sample_ids as f64 / samples.max(1) as f64,
             dedupe_factor: if distinct_ids > 0.0 { self.sample_ids as f64 / distinct_ids } else { 1.0 }
                 .max(1.0),
+            list_dedupe_factor: (samples.max(1) as f64 / self.lists.max(1) as f64).max(1.0),
             access_bins: AccessBins::from_counts(counts),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
+
+    /// Half of the samples share a list of 1,000 ids, each of the others has one id of its own.
+    #[test]
+    fn lists_and_ids_have_factors_of_their_own() {
+        let single = (0..1024).map(|id| vec![id]);
+        let rows: Vec<Vec<i64>> = std::iter::once((0..1000).collect()).chain(single).collect();
+        let inverse: Vec<i32> = std::iter::repeat_n(0, 1024).chain(1..=1024).collect();
+        let feature = Feature::from_rows("f", &rows).unwrap();
+        let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
+        let config = FeatureConfig {
+            feature: "f".into(),
+            table: None,
+            rows: 1024,
+            dim: 64,
+            pooling: Pooling::Sum,
+            target: None,
+            ids: IdPolicy::Checked,
+            dtype: DataType::Fp32,
+        };
+        let mut counting = Counting { config: &config, sample_ids: 0, lists: 0, rows: Vec::new() };
+        counting.add(&group, &group.features()[0]);
+        let found = counting.finish(2048);
+        assert_eq!((found.pooling_factor, found.list_dedupe_factor), (500.5, 2048.0 / 1025.0));
+        assert_eq!(found.dedupe_factor, 1_025_024.0 / 2024.0);
+
+        // The plan expects the lists and ids that come, and has room for them.
+        let table = Table {
+            pooling_factor: found.pooling_factor,
+            dedupe_factor: found.dedupe_factor,
+            list_dedupe_factor: Some(found.list_dedupe_factor),
+            ..Table::new("f", 1024, 64)
+        };
+        let (topology, shard) = (Topology::h100(2, 1 << 30).unwrap(), Shard::whole(&table, 0));
+        let sharding_type = ShardingType::TableWise;
+        let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
+        let work = load.work(&topology, 1024);
+        for (found, expected) in [(work.lists, 1025.0), (work.ids, 2024.0), (work.vectors, 1025.0)] {
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+        let bytes = load.buffer_bytes(&topology, 1024);
+        assert!(bytes.abs_diff(2024 * 8 + 2 * 1025 * 64 * 4) <= 1, "{bytes}");
+        // As if all lists had one length, 506 times fewer would be expected.
+        let alike = Table { list_dedupe_factor: None, ..table.clone() };
+        let load = ShardLoad { table: &alike, ..load };
+        assert!(load.work(&topology, 1024).lists < 5.0);
     }
 }

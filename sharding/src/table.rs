@@ -46,9 +46,13 @@ pub struct Table {
     pub pooling: Pooling,
     /// Mean number of ids per sample, 0 or more.
     pub pooling_factor: f64,
-    /// A batch's values ÷ the values of its distinct rows, 1 or more; 1 means no deduplication.
+    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more; 1 means no deduplication.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
+    /// Samples of a batch ÷ its distinct lists, 1 or more; absent, it is taken to be `dedupe_factor`, as it is where all
+    /// lists are of one length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_dedupe_factor: Option<f64>,
     /// How often its rows are looked up; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
@@ -68,9 +72,12 @@ pub struct FurtherFeature {
     pub pooling: Pooling,
     /// Mean number of ids per sample, 0 or more.
     pub pooling_factor: f64,
-    /// A batch's values ÷ the values of its distinct rows, 1 or more.
+    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
+    /// Samples of a batch ÷ its distinct lists, 1 or more; absent, it is taken to be `dedupe_factor`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_dedupe_factor: Option<f64>,
     /// How often the feature looks up rows; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
@@ -83,12 +90,19 @@ pub struct Lookups {
     pub pooling: Pooling,
     /// Mean number of ids per sample.
     pub pooling_factor: f64,
-    /// A batch's values ÷ the values of its distinct rows.
+    /// Ids of a batch's samples ÷ ids of its distinct lists.
     pub dedupe_factor: f64,
+    /// Samples of a batch ÷ its distinct lists.
+    pub list_dedupe_factor: f64,
     access_bins: Option<AccessBins>,
 }
 
 impl Lookups {
+    /// The distinct lists of so many samples, and the ids in them.
+    pub(crate) fn distinct(&self, samples: f64) -> [f64; 2] {
+        [samples / self.list_dedupe_factor, samples * self.pooling_factor / self.dedupe_factor]
+    }
+
     /// How often the rows of a table of `rows` rows are looked up: as given, or as if all were equally likely.
     pub fn accesses(&self, rows: u64) -> AccessBins {
         let looked_up = self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor;
@@ -100,11 +114,14 @@ impl Lookups {
             let message = format!("`pooling_factor` is {}", self.pooling_factor);
             return Err(Error::invalid(message, "give the mean number of ids per sample, 0 or more"));
         }
-        if !self.dedupe_factor.is_finite() || self.dedupe_factor < 1.0 {
-            return Err(Error::invalid(
-                format!("`dedupe_factor` is {}", self.dedupe_factor),
-                "give the values of a batch ÷ those of its distinct rows; 1 is no deduplication",
-            ));
+        for (name, factor, of) in [
+            ("dedupe_factor", self.dedupe_factor, "ids of a batch ÷ those"),
+            ("list_dedupe_factor", self.list_dedupe_factor, "samples of a batch ÷ the number"),
+        ] {
+            if !factor.is_finite() || factor < 1.0 {
+                let hint = format!("give the {of} of its distinct lists; 1 is no deduplication");
+                return Err(Error::invalid(format!("`{name}` is {factor}"), hint));
+            }
         }
         self.access_bins.map_or(Ok(()), |bins| bins.validate())
     }
@@ -170,6 +187,7 @@ impl Table {
             pooling: Pooling::default(),
             pooling_factor: 1.0,
             dedupe_factor: 1.0,
+            list_dedupe_factor: None,
             access_bins: None,
             further_features: Vec::new(),
         }
@@ -184,17 +202,22 @@ impl Table {
     /// The lookups of each of them.
     pub fn lookups(&self) -> impl Iterator<Item = Lookups> {
         let Self { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *self;
+        let list_dedupe_factor = self.list_dedupe_factor.unwrap_or(dedupe_factor);
+        let first = Lookups { pooling, pooling_factor, dedupe_factor, list_dedupe_factor, access_bins };
         let further = self.further_features.iter().map(|further| {
             let FurtherFeature { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *further;
-            Lookups { pooling, pooling_factor, dedupe_factor, access_bins }
+            let list_dedupe_factor = further.list_dedupe_factor.unwrap_or(dedupe_factor);
+            Lookups { pooling, pooling_factor, dedupe_factor, list_dedupe_factor, access_bins }
         });
-        std::iter::once(Lookups { pooling, pooling_factor, dedupe_factor, access_bins }).chain(further)
+        std::iter::once(first).chain(further)
     }
 
     /// The same table, no list of which is deduplicated.
     pub(crate) fn without_deduplication(&self) -> Self {
-        let mut plain = Self { dedupe_factor: 1.0, ..self.clone() };
-        plain.further_features.iter_mut().for_each(|further| further.dedupe_factor = 1.0);
+        let mut plain = Self { dedupe_factor: 1.0, list_dedupe_factor: None, ..self.clone() };
+        for further in &mut plain.further_features {
+            (further.dedupe_factor, further.list_dedupe_factor) = (1.0, None);
+        }
         plain
     }
 
@@ -338,8 +361,8 @@ pub(crate) fn exchange_buffer_bytes(
         table.rows as f64 * columns * ACTIVATION_BYTES
     } else {
         let of_feature = |lookups: Lookups| {
-            let lists = batch_size as f64 * f64::from(topology.ranks) / lookups.dedupe_factor;
-            let ids = lists * lookups.pooling_factor / parts.max(1) as f64;
+            let [lists, ids] = lookups.distinct(batch_size as f64 * f64::from(topology.ranks));
+            let ids = ids / parts.max(1) as f64;
             let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
             ids * ID_BYTES + 2.0 * vectors * columns * ACTIVATION_BYTES
         };

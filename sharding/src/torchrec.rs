@@ -122,6 +122,7 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
         pooling,
         pooling_factor: *pooling_factor,
         dedupe_factor,
+        list_dedupe_factor: None,
         access_bins,
     });
     Ok(Table {
@@ -236,6 +237,7 @@ mod tests {
             pooling: Pooling::Sum,
             pooling_factor: 1.0,
             dedupe_factor: 2.0,
+            list_dedupe_factor: None,
             access_bins: None,
         };
         let table = Table { pooling_factor: 20.0, dedupe_factor: 2.0, ..Table::new("t", 100, 8) };

@@ -3,14 +3,15 @@
 #
 #   trainer/benches/device.sh TARGET/release OUT [DEVICE]
 #
-# TARGET/release holds onefold-data, onefold-ingest, onefold-shard and onefold-train; OUT is where the evidence goes, as JSON; DEVICE
-# is cuda:0 unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs with, and a C++
-# compiler, with which ../cuda.sh builds what ranks and recorded steps need, or ONEFOLD_CUDA. SAMPLES (60000), STEPS (50), ROUNDS (30) and SETS (500) make it longer or
-# shorter: it takes a few minutes, most of them on the CPU. Ranks are tried on one GPU, and on all that the host has.
+# TARGET/release holds onefold-data, onefold-ingest, onefold-shard and onefold-train; OUT is where the evidence goes, as
+# JSON; DEVICE is cuda:0 unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs
+# with, and a C++ compiler, with which ../cuda.sh builds what ranks and graphs need, or ONEFOLD_CUDA with that library.
+# SAMPLES (60000), STEPS (50), ROUNDS (30) and SETS (500) make it longer or shorter: it takes a few minutes, most of them on
+# the CPU. Ranks are tried on one GPU, and on all that the host has.
 set -euo pipefail
 
 say() { printf '== %s\n' "$*" >&2; }
-[ $# -ge 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 1; }
+[ $# -ge 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 1; }
 trainer=$(cd "$(dirname "$0")/.." && pwd)
 bin=$(cd "$1" && pwd); mkdir -p "$2"; out=$(cd "$2" && pwd); device=${3:-cuda:0}
 samples=${SAMPLES:-60000} steps=${STEPS:-50} rounds=${ROUNDS:-30} sets=${SETS:-500}

@@ -63,7 +63,9 @@ fn of_dataset(
     }
     for table in &mut tables {
         table.optimizer = training.config.optimizer.tables.kind;
-        table.dedupe_factor = factor_of(&table.name, &factors).unwrap_or(table.dedupe_factor);
+        if let Some(factor) = factor_of(&table.name, &factors) {
+            (table.dedupe_factor, table.list_dedupe_factor) = (factor, None);
+        }
     }
     TableFile::new(training.config.train.batch_size, shared(tables, &training.configs))
         .with_context(|| format!("`{}`", config_path.display()))
@@ -83,6 +85,7 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
                 pooling: own.pooling,
                 pooling_factor: own.pooling_factor,
                 dedupe_factor: own.dedupe_factor,
+                list_dedupe_factor: own.list_dedupe_factor,
                 access_bins: own.access_bins,
             }),
         }
@@ -149,6 +152,7 @@ impl<'a> Training<'a> {
                 table.pooling_factor = found.pooling_factor;
             }
             table.dedupe_factor = found.dedupe_factor;
+            table.list_dedupe_factor = Some(found.list_dedupe_factor);
             table.access_bins = Some(found.access_bins);
         }
         if measured.samples < ACCESS_BATCH.min(samples) {

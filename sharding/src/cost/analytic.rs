@@ -26,7 +26,8 @@ use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 ///   communication = rows·d·4 · (W-1)/W / x, twice on two machines, four times on more
 /// ```
 ///
-/// Ours are five things. The dedupe factor divides B, because distinct rows alone are looked up and sent.
+/// Ours are five things. Dedupe factors divide B in what is of lists, and L·B in what is of ids, because distinct lists
+/// alone are looked up and sent.
 /// Of a table that several features share, ids, rows and vectors are those of all; its dense update is one.
 /// A table that pools by attention sends one vector per id, L·B·W·d·4, as TorchRec's unpooled collection
 /// does, and the attention itself is not in the cost. A row-wise table within one of several machines sends as
@@ -198,6 +199,7 @@ mod tests {
             pooling: item.pooling,
             pooling_factor: item.pooling_factor,
             dedupe_factor: item.dedupe_factor,
+            list_dedupe_factor: None,
             access_bins: None,
         });
         let topology = torchrec(4);

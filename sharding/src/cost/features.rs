@@ -13,7 +13,7 @@ pub struct ShardFeatures {
     pub rows: f64,
     /// Columns of the shard.
     pub columns: f64,
-    /// Mean number of ids per sample that the shard has rows for.
+    /// Mean number of ids per distinct list that the shard has rows for.
     pub pooling_factor: f64,
     /// Samples ÷ distinct lists.
     pub dedupe_factor: f64,
@@ -37,8 +37,8 @@ impl ShardFeatures {
             Self {
                 rows: load.shard.row_count() as f64,
                 columns: load.shard.column_count() as f64,
-                pooling_factor: lookups.pooling_factor * load.row_share(),
-                dedupe_factor: lookups.dedupe_factor,
+                pooling_factor: if work.lists > 0.0 { work.ids / work.lists } else { 0.0 },
+                dedupe_factor: lookups.list_dedupe_factor,
                 lists: work.lists,
                 vectors: work.vectors,
                 access_bins: lookups.accesses(load.table.rows),

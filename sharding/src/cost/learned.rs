@@ -534,6 +534,7 @@ mod tests {
             pooling: Pooling::Attention,
             pooling_factor: 8.0 - pooling_factor,
             dedupe_factor: 2.0,
+            list_dedupe_factor: None,
             access_bins: None,
         };
         let check = |drawn: Vec<(u64, u64, f64)>| {

@@ -35,7 +35,8 @@ impl ShardLoad<'_> {
     /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank, over all features of its table.
     ///
     /// A row shard is taken to get ids in proportion to its rows, and gives a partial sum for every list. A
-    /// data-parallel table serves its own rank's samples only. The dedupe factor divides samples into distinct lists.
+    /// data-parallel table serves its own rank's samples only. One dedupe factor divides samples into
+    /// distinct lists, the other their ids.
     pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
         let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
         for lookups in self.table.lookups() {
@@ -49,8 +50,8 @@ impl ShardLoad<'_> {
     pub(crate) fn work_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
         let ranks =
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
-        let lists = batch_size as f64 * ranks / lookups.dedupe_factor;
-        let ids = lists * lookups.pooling_factor * self.row_share();
+        let [lists, ids] = lookups.distinct(batch_size as f64 * ranks);
+        let ids = ids * self.row_share();
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
     }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the processes tell the tests what they see")]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -31,7 +31,8 @@ fn child() {
         _ => rank(&scenario),
     };
     if let Err(error) = &ended {
-        eprintln!("error: {error}");
+        // In one piece: ranks that end together write to one pipe.
+        let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
     }
     std::process::exit(i32::from(ended.is_err()));
 }
