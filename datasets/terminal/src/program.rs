@@ -76,8 +76,8 @@ impl Program {
             Ended::Badly(failure) => {
                 let internal = failure.kind == FailureKind::Internal;
                 let failure = failure.named(&Names::flags((self.definition)(), &arguments));
-                // Nobody reads it if the pipe is closed.
-                let _ = writeln!(io::stderr().lock(), "error: {failure}");
+                // In one piece, for ranks that end together write to one pipe. Nobody reads it if that is closed.
+                let _ = io::stderr().lock().write_all(format!("error: {failure}\n").as_bytes());
                 if internal { 101 } else { 1 }
             }
         }
