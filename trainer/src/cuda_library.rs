@@ -24,11 +24,18 @@ pub(crate) fn open() -> Result<Option<&'static Library>, String> {
         .map_err(Clone::clone)
 }
 
+/// The file that an environment variable names, or that has this name in the folder that it names; `None` where it is not
+/// set. The error is for people.
+pub(crate) fn named_by(variable: &str, name: &str) -> Result<Option<PathBuf>, String> {
+    let Some(place) = std::env::var_os(variable).map(PathBuf::from) else { return Ok(None) };
+    let path = if place.is_dir() { place.join(name) } else { place };
+    let missing = || format!("{variable} is set, but there is no `{}`", path.display());
+    if path.is_file() { Ok(Some(path)) } else { Err(missing()) }
+}
+
 fn find() -> Result<Option<PathBuf>, String> {
-    if let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) {
-        let path = if place.is_dir() { place.join(NAME) } else { place };
-        let missing = || format!("{PLACE} is set, but there is no `{}`", path.display());
-        return if path.is_file() { Ok(Some(path)) } else { Err(missing()) };
+    if let Some(path) = named_by(PLACE, NAME)? {
+        return Ok(Some(path));
     }
     let beside = std::env::current_exe().map_err(|error| error.to_string())?.with_file_name(NAME);
     Ok(beside.is_file().then_some(beside))

@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use tch::Device;
 
 use super::failed;
-use crate::Result;
+use crate::{Result, cuda_library};
 
 /// Where `libtorch_cuda.so` is, or the folder that it is in.
 const PLACE: &str = "ONEFOLD_LIBTORCH_CUDA";
@@ -49,10 +49,8 @@ fn open(path: &Path) -> Result<(), String> {
 
 /// Where the library is: as the environment says, beside the CPU part, or where Python has it.
 fn find() -> Result<PathBuf, String> {
-    if let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) {
-        let path = if place.is_dir() { place.join(LIBRARY) } else { place };
-        let hidden = || format!("{PLACE} is set, but there is no `{}`", path.display());
-        return if path.is_file() { Ok(path) } else { Err(hidden()) };
+    if let Some(path) = cuda_library::named_by(PLACE, LIBRARY)? {
+        return Ok(path);
     }
     let beside = loaded_from("libtorch_cpu.so").map(|path| path.with_file_name(LIBRARY));
     let found = beside.filter(|path| path.is_file()).or_else(of_python);

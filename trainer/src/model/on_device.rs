@@ -115,19 +115,22 @@ impl DevicePath {
         let dim = model.embeddings.dim() as i64;
         let sources = sources(staged);
         let width = dim * sources.iter().map(|source| source.vectors).sum::<i64>();
-        let mut recorded = None;
-        if weight.is_some() {
-            recorded = model.recordings.borrow_mut().of(model, accelerator, staged, width)?;
-        }
-        let vectors = match &recorded {
-            Some(recorded) => recorded.vectors(),
-            None => accelerator.empty(&[staged.size(), width], Kind::Float)?,
+        let recorded = match weight {
+            Some(weight) => {
+                let recorded = model.recordings.borrow_mut().of(model, accelerator, staged, width)?;
+                recorded.map(|recorded| (recorded, weight))
+            }
+            None => None,
         };
-        expand(accelerator, &sources, rows_of, (&vectors, dim))?;
-        match (&recorded, weight) {
-            (Some(recorded), Some(weight)) => recorded.enqueue(model, accelerator, staged, weight)?,
-            _ => drop(vectors.set_requires_grad(true)),
+        let vectors = match &recorded {
+            Some((recorded, _)) => recorded.vectors(),
+            None => accelerator.empty(&[staged.size(), width], Kind::Float)?.set_requires_grad(true),
+        };
+        expand(accelerator, &sources, rows_of, (&vectors.detach(), dim))?;
+        if let Some((recorded, weight)) = &recorded {
+            recorded.enqueue(model, accelerator, staged, *weight)?;
         }
+        let recorded = recorded.map(|(recorded, _)| recorded);
         let gradients = DeviceGradients { pooled: None, sequences: None };
         Ok(Self { vectors, recorded, lookup, sequences, gradients, sent: None })
     }

@@ -9,9 +9,9 @@
 //!
 //! On a device, a step is enqueued to its end before the host reads what became of it, in one piece: loss, norm and
 //! logits. Nothing is updated if one of them is no number all the same, for the device itself looks before it updates
-//! ([`Norm`](crate::optimizer::Norm)). The next batch is requested while the device computes all of it. With several ranks the host waits once more, after the backward pass: every rank
-//! has to know of all losses before it updates, and they travel between processors. The gradients' sums are under way
-//! meanwhile.
+//! ([`Norm`](crate::optimizer::Norm)). The next batch is requested while the device computes all of it. With several
+//! ranks the host waits once more, after the backward pass: every rank has to know of all losses before it updates, and
+//! they travel between processors. The gradients' sums are under way meanwhile.
 
 use std::path::{Path, PathBuf};
 

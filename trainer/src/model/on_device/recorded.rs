@@ -66,7 +66,8 @@ struct Found {
 }
 
 impl Recordings {
-    /// The graph for a batch; `width` is that of the vectors without the bottom MLP's. `None` where the step is computed as it comes.
+    /// The graph for a batch; `width` is that of the vectors without the bottom MLP's. `None` where the step is computed
+    /// as it comes.
     pub(super) fn of(
         &mut self,
         model: &Model,
