@@ -98,7 +98,7 @@ fn attention(criterion: &mut Criterion) {
     let rows = table_rows(sessions * length);
     let places = (0..sessions * windows).map(|w| (w / windows * length + w % windows / 3) as i32);
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = places.map(|offset| (offset, 100)).unzip();
-    let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2);
+    let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2, false);
     let sequences = [Sequence { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes }];
     let upstream = numbers(sizes.len() * 2 * DIM);
     let mut group = criterion.benchmark_group("attention");
@@ -124,7 +124,8 @@ fn interaction(criterion: &mut Criterion) {
         Source { values: &item, vectors: 16, inverse: None },
         Source { values: &user, vectors: 45, inverse: Some(&inverse) },
     ];
-    let interaction = Interaction { sources: &sources, dim: DIM, form: Form::Dot { keep_first: true } };
+    let interaction =
+        Interaction { sources: &sources, dim: DIM, form: Form::Dot { keep_first: true }, rounded: false };
     let mut group = criterion.benchmark_group("interaction");
     group.throughput(Throughput::Elements(SAMPLES as u64));
     group.bench_function("forward", |bencher| bencher.iter(|| interaction.forward(black_box(SAMPLES))));

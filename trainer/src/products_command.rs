@@ -29,20 +29,20 @@ fn describe(report: &ProductsReport) -> String {
     }
     let _ = writeln!(
         text,
-        "{:<22} {:>4}  {:>17}  {:>17}  {:>14}",
-        "samples, in, out", "", "ours", "libtorch", "of the peak"
+        "{:<22} {:>4}  {:>17}  {:>17}  {:>17}  {:>14}",
+        "samples, in, out", "", "ours", "libtorch", "with the rest", "used, of peak"
     );
     for product in &report.products {
         let [samples, inputs, outputs] = product.size;
         let three = |values: [f64; 3]| values.map(|value| format!("{value:.0}")).join(" / ");
         let peak = report.peaks.iter().find(|peak| peak.precision == product.precision);
         let share = |value: f64| 100.0 * value / peak.map_or(f64::NAN, |peak| peak.gflops);
-        let shares = product.ours.map(|value| format!("{:.0}", share(value))).join(" / ") + " %";
+        let shares = product.used.map(|value| format!("{:.0}", share(value))).join(" / ") + " %";
         let size = format!("{samples} x {inputs} x {outputs}");
-        let (ours, libtorch) = (three(product.ours), three(product.libtorch));
+        let [ours, libtorch, layer] = [product.ours, product.libtorch, product.libtorch_layer].map(three);
         let _ = writeln!(
             text,
-            "{size:<22} {:>4}  {ours:>17}  {libtorch:>17}  {shares:>14}",
+            "{size:<22} {:>4}  {ours:>17}  {libtorch:>17}  {layer:>17}  {shares:>14}",
             product.precision.name()
         );
     }

@@ -8,7 +8,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::embedding::thread_pool;
 use crate::kernels::processor;
-use crate::kernels::product::{Arithmetic, Finish, Matrix, multiply, peak};
+use crate::kernels::product::{Arithmetic, Finish, Matrix, is_narrow, multiply, peak};
+use crate::model::arithmetic_of;
 use crate::{Precision, Result, tensors};
 
 /// Samples of the reference models' batches.
@@ -51,6 +52,10 @@ pub struct ProductReport {
     pub ours: [f64; 3],
     /// The same of libtorch's products (MKL for fp32, oneDNN for bf16), which do the product alone.
     pub libtorch: [f64; 3],
+    /// The same of libtorch's products and of what ours do besides.
+    pub libtorch_layer: [f64; 3],
+    /// The same of what training uses on this processor.
+    pub used: [f64; 3],
 }
 
 /// Measures products on so many threads, each `rounds` times; the best counts.
@@ -68,11 +73,20 @@ pub fn measure_products(threads: usize, rounds: usize) -> Result<ProductsReport>
     for (inputs, outputs) in LAYERS {
         for (precision, arithmetic) in precisions {
             let layer = Layer::new([SAMPLES, inputs, outputs], precision);
+            let ours = layer.measured(rounds, |which| layer.by_kernels(which, arithmetic, &pool));
+            let libtorch = layer.measured(rounds, |which| layer.by_libtorch(which));
+            let libtorch_layer = layer.measured(rounds, |which| layer.all_by_libtorch(which));
+            let mut used = if arithmetic_of(precision).is_some() { ours } else { libtorch_layer };
+            if precision == Precision::Fp32 && is_narrow(outputs as usize, inputs as usize) {
+                used[2] = ours[2];
+            }
             products.push(ProductReport {
                 size: layer.size,
                 precision,
-                ours: layer.measured(rounds, |which| layer.by_kernels(which, arithmetic, &pool)),
-                libtorch: layer.measured(rounds, |which| layer.by_libtorch(which)),
+                ours,
+                libtorch,
+                libtorch_layer,
+                used,
             });
         }
     }
@@ -162,6 +176,21 @@ impl Layer {
             Which::Forward => self.input.matmul(&self.narrow_weights.tr()),
             Which::InputGradient => self.gradient.matmul(&self.narrow_weights),
             Which::WeightGradient => self.gradient.tr().matmul(&self.input),
+        }
+    }
+
+    /// The product, the bias and the ReLU, or the sum of the bias' gradient.
+    fn all_by_libtorch(&self, which: Which) -> Tensor {
+        match which {
+            Which::Forward => {
+                let bias = self.bias.to_kind(self.input.kind());
+                bias.addmm(&self.input, &self.narrow_weights.tr()).relu_()
+            }
+            Which::InputGradient => self.by_libtorch(which),
+            Which::WeightGradient => {
+                let _ = black_box(self.gradient.sum_dim_intlist(0, false, Kind::Float));
+                self.by_libtorch(which).to_kind(Kind::Float)
+            }
         }
     }
 }

@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use super::element::Elements;
 use super::fresh::{Fresh, Piece, fill_chunks, written};
 use super::gemm::{ROWS, Strided, gemm, transpose};
-use super::product::Output;
-use super::simd::WIDE;
+use super::product::{self, Output};
+use super::simd::{Lanes, WIDE, dispatched};
 
 /// Samples that one thread goes through at a time.
 const BLOCK: usize = 64;
@@ -49,6 +49,8 @@ pub struct Interaction<'a> {
     pub dim: usize,
     /// What is made of a sample's vectors.
     pub form: Form,
+    /// Whether vectors are rounded to bfloat16 before they are multiplied.
+    pub rounded: bool,
 }
 
 /// What a sample passes through, one after the other: its vectors `[N, D]`, the same transposed, and products.
@@ -146,7 +148,13 @@ impl Interaction<'_> {
         let mut place = 0;
         for source in self.sources {
             let size = source.vectors * self.dim;
-            matrix[place..place + size].copy_from_slice(&source.values[source.row(sample) * size..][..size]);
+            let (own, values) =
+                (&mut matrix[place..place + size], &source.values[source.row(sample) * size..]);
+            if self.rounded {
+                round(own, &values[..size]);
+            } else {
+                own.copy_from_slice(&values[..size]);
+            }
             place += size;
         }
     }
@@ -330,6 +338,18 @@ fn store<O: Output>(values: &[f32], output: &mut [O]) {
     output.iter_mut().zip(values).for_each(|(output, value)| *output = O::from_f32(*value));
 }
 
+dispatched! {
+    /// Numbers rounded to bfloat16.
+    fn round(out: &mut [f32], values: &[f32]) = wide round_with
+}
+
+#[inline(always)]
+fn round_with<L: Lanes<N>, const N: usize>(out: &mut [f32], values: &[f32]) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = product::round(*value);
+    }
+}
+
 fn add(total: &mut [f32], values: &[f32]) {
     total.iter_mut().zip(values).for_each(|(total, value)| *total += value);
 }
@@ -422,7 +442,7 @@ mod tests {
             let sources: Vec<Source<'_>> = parts.iter()
                 .map(|(values, vectors, inverse)| Source { values, vectors: *vectors, inverse: inverse.as_deref() })
                 .collect();
-            let interaction = Interaction { sources: &sources, dim, form };
+            let interaction = Interaction { sources: &sources, dim, form, rounded: false };
             let width = interaction.width();
             let gradient: Vec<f32> = (0..samples * width).map(|i| ((i + seed) % 9) as f32 / 4.0 - 1.0).collect();
             let (expected, expected_gradients) = naive(&interaction, samples, &gradient);
@@ -437,6 +457,19 @@ mod tests {
             prop_assert_eq!(&*interaction.forward_into(&mut halves), &expected[..]);
             let halves: Vec<u16> = gradient.iter().map(|value| u16::from_f32(*value)).collect();
             prop_assert_eq!(interaction.backward(Elements::Bf16(&halves)), interaction.backward(&gradient));
+            // Rounded vectors give what vectors of rounded numbers give.
+            let rounded: Vec<Vec<f32>> = parts.iter().map(|(values, ..)| {
+                let mut rounded = values.clone();
+                round(&mut rounded, values);
+                rounded
+            }).collect();
+            let of_rounded: Vec<Source<'_>> = sources.iter().zip(&rounded)
+                .map(|(source, values)| Source { values, ..*source })
+                .collect();
+            let found = Interaction { rounded: true, ..interaction };
+            let expected = Interaction { sources: &of_rounded, ..interaction };
+            prop_assert_eq!(found.forward(samples), expected.forward(samples));
+            prop_assert_eq!(found.backward(&gradient), expected.backward(&gradient));
         }
     }
 }

@@ -65,6 +65,7 @@ impl Block for SelfAttention {
             &tensors::to_vec(&self.project.ws.narrow(0, 0, 2 * dim)),
             &tensors::to_vec(&self.bias().narrow(0, 0, dim)),
             heads as usize,
+            self.compute.multiplies_pairs(),
         );
         let (means, plan) = features.read.1.all.install(|| attention::forward(&weights, &sequences, true));
         let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::kernels::element::Elements;
 use crate::kernels::processor;
-use crate::kernels::product::{Arithmetic, Finish, Matrix, multiply};
+use crate::kernels::product::{self, Arithmetic, Finish, Matrix, multiply};
 use crate::shim::with_backward;
 use crate::{Precision, tensors};
 
@@ -30,8 +30,8 @@ pub(super) type Layer<'a> = (&'a Tensor, Option<&'a Tensor>);
 enum Products {
     /// Our kernels, in memory.
     Ours { arithmetic: Arithmetic, threads: Arc<rayon::ThreadPool> },
-    /// libtorch, with operands of this type.
-    Libtorch(Kind),
+    /// libtorch, with operands of this type; and our kernels for gradients of narrow weights, if they are faster.
+    Libtorch { kind: Kind, narrow: Option<Arc<Products>> },
 }
 
 /// What layers leave for the way back.
@@ -50,16 +50,20 @@ struct Passed {
     kind: Kind,
 }
 
+/// The arithmetic of our kernels where they compute linear layers on this processor.
+pub(crate) fn arithmetic_of(precision: Precision) -> Option<Arithmetic> {
+    match precision {
+        Precision::Bf16 if processor::has_amx_bf16() => None,
+        _ if !processor::has_vectors() => None,
+        Precision::Bf16 => Some(Arithmetic::of_bf16()),
+        Precision::Fp32 | Precision::Tf32 if processor::has_fast_mkl() => None,
+        Precision::Fp32 | Precision::Tf32 => Some(Arithmetic::Floats),
+    }
+}
+
 impl Compute {
     pub(super) fn new(precision: Precision, threads: Arc<rayon::ThreadPool>) -> Self {
-        let arithmetic = match precision {
-            Precision::Bf16 if processor::has_amx_bf16() => None,
-            _ if !processor::has_vectors() => None,
-            Precision::Bf16 => Some(Arithmetic::of_bf16()),
-            Precision::Fp32 | Precision::Tf32 if processor::has_fast_mkl() => None,
-            Precision::Fp32 | Precision::Tf32 => Some(Arithmetic::Floats),
-        };
-        Self { precision, arithmetic, threads }
+        Self { precision, arithmetic: arithmetic_of(precision), threads }
     }
 
     /// Of 32-bit floats, on two threads.
@@ -89,6 +93,11 @@ impl Compute {
         self.precision == Precision::Bf16
     }
 
+    /// Whether small products, those of attention's kernels, are of bfloat16: where that is faster.
+    pub(super) fn multiplies_pairs(&self) -> bool {
+        self.is_bf16() && processor::has_fast_pairs()
+    }
+
     /// A tensor as libtorch's own products take it.
     pub(super) fn narrowed(&self, tensor: &Tensor) -> Tensor {
         tensor.to_kind(self.kind_of(tensor))
@@ -103,9 +112,16 @@ impl Compute {
     /// floats.
     pub(super) fn layers(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> Tensor {
         let floats = matches!(input.kind(), Kind::Float | Kind::BFloat16);
-        let products = match self.arithmetic.filter(|_| floats && input.device() == Device::Cpu) {
-            Some(arithmetic) => Products::Ours { arithmetic, threads: Arc::clone(&self.threads) },
-            None => Products::Libtorch(self.kind_of(input)),
+        let in_memory = floats && input.device() == Device::Cpu;
+        let ours = |arithmetic| Products::Ours { arithmetic, threads: Arc::clone(&self.threads) };
+        let products = match self.arithmetic.filter(|_| in_memory) {
+            Some(arithmetic) => ours(arithmetic),
+            None => {
+                let kind = self.kind_of(input);
+                let has_kernel = in_memory && kind == Kind::Float && processor::has_vectors();
+                let narrow = has_kernel.then(|| Arc::new(ours(Arithmetic::Floats)));
+                Products::Libtorch { kind, narrow }
+            }
         };
         let mut shape = input.size();
         let rows = input.reshape([-1, shape.pop().unwrap_or(1)]);
@@ -132,7 +148,7 @@ impl Products {
     fn operand(&self, tensor: &Tensor) -> Tensor {
         match self {
             Self::Ours { .. } => tensor.detach().contiguous(),
-            Self::Libtorch(kind) => tensor.detach().to_kind(*kind),
+            Self::Libtorch { kind, .. } => tensor.detach().to_kind(*kind),
         }
     }
 
@@ -182,7 +198,11 @@ impl Products {
         has_bias: bool,
         kind: Kind,
     ) -> (Tensor, Option<Tensor>) {
-        if let Self::Libtorch(operands) = self {
+        if let Self::Libtorch { kind: operands, narrow } = self {
+            let (outputs, inputs) = (gradient.size()[1] as usize, input.size()[1] as usize);
+            if let Some(ours) = narrow.as_ref().filter(|_| product::is_narrow(outputs, inputs)) {
+                return ours.of_parameters(gradient, input, has_bias, kind);
+            }
             // Sums are of 32-bit floats, and are rounded where that cannot be asked for.
             let weights = match (gradient.device(), operands) {
                 (Device::Cuda(_), Kind::BFloat16) => gradient.tr().mm_dtype(input, kind),
@@ -200,7 +220,7 @@ impl Products {
     /// From the gradient of a layer's output to that of its input; where that is what a ReLU let through, to the
     /// gradient before the ReLU.
     fn of_input(&self, gradient: &Tensor, weights: &Tensor, input: &Tensor, rectified: bool) -> Tensor {
-        if let Self::Libtorch(_) = self {
+        if let Self::Libtorch { .. } = self {
             let gradient = gradient.mm(weights);
             return if rectified { input.threshold_backward(&gradient, 0.0) } else { gradient };
         }
@@ -310,7 +330,8 @@ mod tests {
         length(&(found - &expected)) / length(&expected).max(1e-9)
     }
 
-    const SHAPES: [(&[i64], &[i64]); 6] = [
+    const SHAPES: [(&[i64], &[i64]); 7] = [
+        (&[300], &[13, 32, 4]),
         (&[37], &[13, 8]),
         (&[600], &[20, 33, 5, 1]),
         (&[5, 7], &[16, 40]),
@@ -351,6 +372,8 @@ mod tests {
         let compute = Compute::in_tests();
         assert!(compute.arithmetic.is_some(), "these tests are of our kernels, which need AVX2");
         assert_near_double_precision(&compute, 2e-5, 2e-5);
+        // Where libtorch multiplies, gradients of narrow weights are by our kernels.
+        assert_near_double_precision(&Compute { arithmetic: None, ..compute }, 2e-5, 2e-5);
     }
 
     #[test]

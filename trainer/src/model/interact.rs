@@ -13,8 +13,7 @@ impl Model {
         let interaction = self.interaction(sources);
         let shape = [size as i64, interaction.width() as i64];
         // Linear layers would round it in the same way. Cross layers add to it what they compute.
-        let rounded = self.compute.is_bf16() && self.crosses.is_none();
-        let leaf = self.profile.measure(Stage::Interaction, || match rounded {
+        let leaf = self.profile.measure(Stage::Interaction, || match interaction.rounded {
             false => {
                 written::<f32>(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
             }
@@ -41,6 +40,7 @@ impl Model {
             None => Form::Dot { keep_first: self.bottom.is_some() },
             Some(_) => Form::Concat,
         };
-        Interaction { sources, dim: self.embeddings.dim(), form }
+        let rounded = self.compute.is_bf16() && self.crosses.is_none();
+        Interaction { sources, dim: self.embeddings.dim(), form, rounded }
     }
 }

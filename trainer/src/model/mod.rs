@@ -27,6 +27,7 @@ use onefold_ikjt::Batch;
 use tch::{Device, Tensor, nn};
 
 use self::compute::Compute;
+pub(crate) use self::compute::arithmetic_of;
 use self::cross::CrossNet;
 pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;

@@ -3,7 +3,7 @@
 use super::plan::Chain;
 use super::windows::{Windows, any, zeros};
 use super::{QueryKey, Sequence};
-use crate::kernels::gemm::{ROWS, Strided, gemm, transpose};
+use crate::kernels::gemm::{Packed, ROWS, Strided, transpose};
 use crate::kernels::simd::WIDE;
 
 /// Queries whose scores are held at a time.
@@ -26,6 +26,7 @@ pub(super) struct Scratch {
     projected_gradients: Vec<f32>,
     /// `[H, W, D]`.
     outputs: Vec<f32>,
+    packed: Packed,
     windows: Windows,
 }
 
@@ -46,7 +47,8 @@ impl Scratch {
             row[..dim].copy_from_slice(&weights.bias);
             row[dim..].fill(0.0);
         }
-        gemm(
+        self.packed.gemm(
+            weights.bf16,
             (n, 2 * dim, dim),
             Strided::rows(vectors, dim),
             &weights.forward,
@@ -63,6 +65,7 @@ struct Head {
     dim: usize,
     head_dim: usize,
     number: usize,
+    bf16: bool,
     /// n, and n rounded up so that rows are whole vectors.
     n: usize,
     padded: usize,
@@ -71,7 +74,8 @@ struct Head {
 impl Head {
     fn new(weights: &QueryKey, number: usize, n: usize) -> Self {
         let padded = n.next_multiple_of(WIDE);
-        Self { dim: weights.dim, head_dim: weights.dim / weights.heads, number, n, padded }
+        let QueryKey { dim, heads, bf16, .. } = *weights;
+        Self { dim, head_dim: dim / heads, number, bf16, n, padded }
     }
 
     /// The queries from `row` on, rows `2 dim` apart.
@@ -97,9 +101,16 @@ impl Head {
     }
 
     /// The scores of queries `first..first + rows` with all keys.
-    fn score(&self, projected: &[f32], keys: &[f32], first: usize, rows: usize, scores: &mut [f32]) {
+    fn score(
+        &self,
+        (projected, keys): (&[f32], &[f32]),
+        (first, rows): (usize, usize),
+        scores: &mut [f32],
+        packed: &mut Packed,
+    ) {
         let queries = Strided::rows(self.queries(projected, first), 2 * self.dim);
-        gemm((rows, self.padded, self.head_dim), queries, keys, self.padded, scores, self.padded, false);
+        let (padded, size) = (self.padded, (rows, self.padded, self.head_dim));
+        packed.gemm(self.bf16, size, queries, keys, padded, scores, padded, false);
     }
 }
 
@@ -129,14 +140,16 @@ pub(super) fn forward(
         let scores = any(&mut scratch.scores, rows * padded);
         for first in (0..n).step_by(rows) {
             let rows = rows.min(n - first);
-            head.score(&scratch.projected, &scratch.keys, first, rows, scores);
+            let operands = (&scratch.projected[..], &scratch.keys[..]);
+            head.score(operands, (first, rows), scores, &mut scratch.packed);
             scratch.windows.attend(&mut scores[..rows * padded], first, shares);
         }
         scratch.windows.clear_outside(shares);
     }
     let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
     let shares = Strided::rows(shares, padded);
-    gemm((weights.heads * windows, dim, n), shares, &scratch.vectors, dim, outputs, dim, false);
+    let (size, vectors) = ((weights.heads * windows, dim, n), &scratch.vectors);
+    scratch.packed.gemm(weights.bf16, size, shares, vectors, dim, outputs, dim, false);
     for (i, output) in output.chunks_exact_mut(dim).enumerate() {
         let (window, head) = (i / weights.heads, i % weights.heads);
         output.copy_from_slice(&outputs[(head * windows + window) * dim..][..dim]);
@@ -175,44 +188,42 @@ pub(super) fn backward(
         backward_head(&Head::new(weights, number, n), windows, scratch);
     }
     let gradients = &scratch.projected_gradients[..2 * n * dim];
-    gemm((n, dim, 2 * dim), Strided::rows(gradients, 2 * dim), &weights.backward, dim, vectors, dim, true);
+    let mut add = |size: (usize, usize, usize), a: Strided<'_>, b: &[f32], sums: &mut [f32]| {
+        scratch.packed.gemm(weights.bf16, size, a, b, dim, sums, dim, true);
+    };
+    add((n, dim, 2 * dim), Strided::rows(gradients, 2 * dim), &weights.backward, vectors);
     let shares = Strided::transposed(&scratch.shares, padded);
-    gemm((n, dim, weights.heads * windows), shares, &scratch.outputs, dim, vectors, dim, true);
+    add((n, dim, weights.heads * windows), shares, &scratch.outputs, vectors);
     let (matrix, bias) = parameters.split_at_mut(2 * dim * dim);
-    let transposed = Strided::transposed(gradients, 2 * dim);
-    gemm((2 * dim, dim, n), transposed, &scratch.vectors, dim, matrix, dim, true);
+    add((2 * dim, dim, n), Strided::transposed(gradients, 2 * dim), &scratch.vectors, matrix);
     for row in gradients.chunks_exact(2 * dim) {
         bias.iter_mut().zip(row).for_each(|(bias, gradient)| *bias += gradient);
     }
 }
 
 fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
-    let Head { dim, head_dim, number, n, padded } = *head;
-    head.transpose_keys(&scratch.projected, &mut scratch.keys);
-    let shares = &mut scratch.shares[number * windows * padded..(number + 1) * windows * padded];
-    scratch.windows.take_head(number);
-    let gradients = &mut scratch.projected_gradients;
+    let Head { dim, head_dim, number, n, padded, bf16 } = *head;
+    let Scratch {
+        projected, keys, scores, shares, projected_gradients: gradients, packed, windows: own, ..
+    } = scratch;
+    head.transpose_keys(projected, keys);
+    let shares = &mut shares[number * windows * padded..(number + 1) * windows * padded];
+    own.take_head(number);
     let rows = block_rows(n);
-    let scores = any(&mut scratch.scores, rows * padded);
+    let scores = any(scores, rows * padded);
     for first in (0..n).step_by(rows) {
         let rows = rows.min(n - first);
-        head.score(&scratch.projected, &scratch.keys, first, rows, scores);
+        head.score((projected, keys), (first, rows), scores, packed);
         let scores = &mut scores[..rows * padded];
-        scratch.windows.score_gradients(scores, first, shares);
-        let keys = head.keys(&scratch.projected);
-        let queries = head.queries(&scratch.projected, first);
+        own.score_gradients(scores, first, shares);
+        let mut multiply = |size, scores, b: &[f32], gradients: &mut [f32], adds| {
+            packed.gemm(bf16, size, scores, b, 2 * dim, gradients, 2 * dim, adds);
+        };
         let to_queries = head.queries_mut(gradients, first);
-        gemm((rows, head_dim, n), Strided::rows(scores, padded), keys, 2 * dim, to_queries, 2 * dim, false);
-        let (to_keys, later) = (head.keys_mut(gradients), first > 0);
-        gemm(
-            (n, head_dim, rows),
-            Strided::transposed(scores, padded),
-            queries,
-            2 * dim,
-            to_keys,
-            2 * dim,
-            later,
-        );
+        let by_rows = Strided::rows(scores, padded);
+        multiply((rows, head_dim, n), by_rows, head.keys(projected), to_queries, false);
+        let (queries, transposed) = (head.queries(projected, first), Strided::transposed(scores, padded));
+        multiply((n, head_dim, rows), transposed, queries, head.keys_mut(gradients), first > 0);
     }
-    scratch.windows.clear_outside(shares);
+    own.clear_outside(shares);
 }

@@ -45,6 +45,8 @@ const PIECES: usize = 64;
 pub struct QueryKey {
     dim: usize,
     heads: usize,
+    /// Whether operands are rounded to bfloat16.
+    bf16: bool,
     /// `[D, 2 D]`, transposed weights, those of queries scaled to base-2 exponents.
     forward: Vec<f32>,
     /// `[2 D, D]`, weights, scaled to give the gradient of vectors from those of scaled queries and of keys.
@@ -55,11 +57,13 @@ pub struct QueryKey {
 
 impl QueryKey {
     /// From the weights `[2 D, D]` of queries and keys (rows are outputs, by head) and the bias `[D]` of queries.
+    /// If `bf16`, products of projections, scores, shares and their gradients are of bfloat16 numbers; softmax, and the
+    /// sums over the queries of a window, stay of 32-bit floats.
     ///
     /// # Panics
     ///
     /// If the sizes do not fit, or `dim` is no multiple of `heads`.
-    pub fn new(weights: &[f32], bias: &[f32], heads: usize) -> Self {
+    pub fn new(weights: &[f32], bias: &[f32], heads: usize, bf16: bool) -> Self {
         let dim = bias.len();
         assert!(weights.len() == 2 * dim * dim && heads > 0 && dim.is_multiple_of(heads), "sizes do not fit");
         let (to_queries, to_keys) = gradient_scales(dim, heads);
@@ -74,7 +78,7 @@ impl QueryKey {
             }
         }
         let bias = bias.iter().map(|bias| scale * bias).collect();
-        Self { dim, heads, forward, backward, bias }
+        Self { dim, heads, bf16, forward, backward, bias }
     }
 }
 

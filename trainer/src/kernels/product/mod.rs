@@ -11,6 +11,7 @@
 //! Every element of the result is summed in an order that depends on k alone: neither on the number of threads nor on
 //! what else is computed.
 
+mod narrow;
 mod pack;
 mod peak;
 mod tile;
@@ -22,13 +23,14 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use self::pack::{Exact, Pairs, Panels, Rounded, RowsOfA, SIDE, STRIDE, Unit};
+use self::pack::{Exact, Panels, Rounded, RowsOfA, SIDE, STRIDE};
+pub(super) use self::pack::{Pairs, Unit, copy_rows};
 pub use self::peak::peak;
 pub(super) use self::tile::add_products;
 use self::tile::{Finished, Tiles};
 use super::element::Elements;
 use super::processor;
-use super::simd::{self, run};
+use super::simd::{self, WIDE, run};
 
 /// Units of k that a pass goes through. A panel of so many stays in the second cache, and its lines come in time.
 const PASS: usize = 512;
@@ -100,16 +102,29 @@ pub struct Finish<'a> {
     pub mask: Option<Elements<'a>>,
 }
 
+impl Finish<'_> {
+    fn is_nothing(&self) -> bool {
+        self.bias.is_none() && !self.relu && self.mask.is_none()
+    }
+}
+
 /// A type of results.
 pub trait Output: Copy + Default + Send + Sync + 'static {
     /// From a 32-bit float.
     fn from_f32(value: f32) -> Self;
+
+    /// The same memory, if it is for 32-bit floats.
+    fn floats(memory: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<f32>]>;
 }
 
 impl Output for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
+    }
+
+    fn floats(memory: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<f32>]> {
+        Some(memory)
     }
 }
 
@@ -119,6 +134,16 @@ impl Output for u16 {
     fn from_f32(value: f32) -> Self {
         pack::nearest_bf16(value)
     }
+
+    fn floats(_: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<f32>]> {
+        None
+    }
+}
+
+/// The nearest bfloat16 as a 32-bit float.
+#[inline(always)]
+pub(super) fn round(value: f32) -> f32 {
+    f32::from_bits(u32::from(pack::nearest_bf16(value)) << 16)
 }
 
 /// `A B`, finished: A is `[m, k]`, B `[k, n]`. Writes all of `output`, `[m, n]`, which it returns. `row_sums`, `[m]`,
@@ -150,6 +175,12 @@ pub fn multiply<'m, O: Output>(
     }
 }
 
+/// Whether the gradient `[m, n]` of weights is computed without packing what it is made of, which is faster than any
+/// other product.
+pub(crate) fn is_narrow(m: usize, n: usize) -> bool {
+    m.is_multiple_of(WIDE) && (1..=narrow::COLUMNS).contains(&n)
+}
+
 /// Multiplications of a product that other threads are not woken for: they take about ten microseconds.
 const SMALL: usize = 1 << 20;
 
@@ -161,6 +192,8 @@ fn multiply_units<'m, U: Unit, O: Output>(
     threads: usize,
 ) -> &'m mut [O] {
     let ((m, k), (rows, n)) = (a.size(), b.size());
+    let in_place = a.transposed && !b.transposed && finish.is_nothing();
+    let is_narrow = in_place && is_narrow(m, n) && narrow::takes::<U>(a.elements);
     assert_eq!(k, rows, "A has as many columns as B has rows");
     assert_eq!(output.len(), m * n, "the result has m × n elements");
     assert!(finish.bias.is_none_or(|bias| bias.len() == n), "the bias has n elements");
@@ -169,7 +202,9 @@ fn multiply_units<'m, U: Unit, O: Output>(
         row_sums.as_ref().is_none_or(|sums| a.transposed && sums.len() == m),
         "A is transposed, and has m rows"
     );
-    if m > 0 && n > 0 {
+    if let Some(output) = O::floats(output).filter(|_| is_narrow) {
+        narrow::multiply::<U>((a.elements, m), (b.elements, n), output, row_sums, threads);
+    } else if m > 0 && n > 0 {
         let rows = rows_of_a_task(m, threads);
         let product = Product { a, b, finish: *finish, rows };
         product.compute::<U, O>(output, row_sums, threads);

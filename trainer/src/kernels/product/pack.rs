@@ -11,6 +11,8 @@ use crate::kernels::simd::{Kernel, Lanes, WIDE, WIDTH, prefetch};
 pub(crate) trait Unit: Send + Sync + 'static {
     /// Elements in a unit.
     const ELEMENTS: usize;
+    /// Whether elements are rounded to bfloat16.
+    const ROUNDS: bool;
 
     /// A unit of the first of these elements, or of both.
     fn of<S: Source>(first: S, second: S) -> u32;
@@ -27,6 +29,7 @@ pub(crate) struct Pairs;
 
 impl Unit for Exact {
     const ELEMENTS: usize = 1;
+    const ROUNDS: bool = false;
 
     #[inline(always)]
     fn of<S: Source>(first: S, _: S) -> u32 {
@@ -36,6 +39,7 @@ impl Unit for Exact {
 
 impl Unit for Rounded {
     const ELEMENTS: usize = 1;
+    const ROUNDS: bool = true;
 
     #[inline(always)]
     fn of<S: Source>(first: S, _: S) -> u32 {
@@ -45,6 +49,7 @@ impl Unit for Rounded {
 
 impl Unit for Pairs {
     const ELEMENTS: usize = 2;
+    const ROUNDS: bool = true;
 
     #[inline(always)]
     fn of<S: Source>(first: S, second: S) -> u32 {
@@ -197,7 +202,7 @@ impl<U: Unit> RowsOfA<'_, U> {
 
 /// Copies `rows` rows of A, `stride` apart, as units that are `out_stride` apart.
 #[inline(always)]
-pub(super) fn copy_rows<U: Unit, S: Source>(
+pub(crate) fn copy_rows<U: Unit, S: Source>(
     elements: &[S],
     stride: usize,
     k: Range<usize>,

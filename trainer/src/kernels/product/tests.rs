@@ -110,7 +110,9 @@ proptest! {
 #[test]
 fn long_sums_and_many_rows_equal_the_definition() {
     for (number, size) in
-        [(3, 17, 2100), (130, 40, 513), (300, 33, 7), (29, 530, 1025)].into_iter().enumerate()
+        [(3, 17, 2100), (130, 40, 513), (300, 33, 7), (29, 530, 1025), (80, 13, 700), (112, 5, 90)]
+            .into_iter()
+            .enumerate()
     {
         for transposed in [false, true] {
             assert_is_the_definition(size, transposed, !transposed, number);

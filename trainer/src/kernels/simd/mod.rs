@@ -100,12 +100,19 @@ pub(crate) trait Lanes<const N: usize = WIDTH>: Copy {
 /// [`Lanes::add_products_of_pairs`] without an instruction for it.
 #[inline(always)]
 fn add_products_of_pairs<L: Lanes<N>, const N: usize>(sum: L, a: L, b: L) -> L {
-    let halves = |pairs: L| {
-        let bits = pairs.to_array().map(f32::to_bits);
-        [bits.map(|pair| f32::from_bits(pair << 16)), bits.map(|pair| f32::from_bits(pair & 0xffff_0000))]
+    let apart = |pairs: L| {
+        let pairs = pairs.to_array().map(halves);
+        [pairs.map(|(first, _)| first), pairs.map(|(_, second)| second)]
     };
-    let [a, b] = [a, b].map(halves);
+    let [a, b] = [a, b].map(apart);
     a.iter().zip(&b).fold(sum, |sum, (a, b)| sum.fma(L::load(a), L::load(b)))
+}
+
+/// The two bfloat16 numbers that the bits of a pair are, the lower one first.
+#[inline(always)]
+pub(crate) fn halves(pair: f32) -> (f32, f32) {
+    let bits = pair.to_bits();
+    (f32::from_bits(bits << 16), f32::from_bits(bits & 0xffff_0000))
 }
 
 /// For any processor.
