@@ -30,7 +30,7 @@ fn program(name: &str) -> PyResult<Program> {
         "onefold-data" => onefold_raw_logs::command::PROGRAM,
         "onefold-ingest" => onefold_ingest::command::PROGRAM,
         "onefold-read" => onefold_ikjt::command::PROGRAM,
-        "onefold-shard" => onefold_sharding::command::PROGRAM,
+        "onefold-shard" => onefold_sharding_cli::PROGRAM,
         _ => return Err(PyValueError::new_err(format!("there is no program `{name}`"))),
     })
 }

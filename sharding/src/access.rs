@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::statistics::normal_cdf;
 use crate::{Error, Result};
 
 /// Number of bins.
@@ -171,17 +172,6 @@ fn poisson_cdf(count: f64, rate: f64) -> f64 {
         k += 1.0;
     }
     sum.min(1.0)
-}
-
-/// Abramowitz and Stegun, 7.1.26: off by at most 1.5e-7.
-fn normal_cdf(x: f64) -> f64 {
-    let z = x.abs() / std::f64::consts::SQRT_2;
-    let t = 1.0 / (1.0 + 0.327_591_1 * z);
-    let polynomial = t
-        * (0.254_829_592
-            + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
-    let tail = 0.5 * polynomial * (-z * z).exp();
-    if x < 0.0 { tail } else { 1.0 - tail }
 }
 
 #[cfg(test)]

@@ -108,7 +108,8 @@ impl From<onefold_ikjt::Error> for Error {
 }
 
 impl Error {
-    pub(crate) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
+    /// [`Error::Invalid`]: what is wrong, and what to do.
+    pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Invalid { message: message.into(), hint: hint.into() }
     }
 

@@ -34,8 +34,6 @@
 
 mod access;
 mod check;
-pub mod command;
-mod compare;
 mod cost;
 mod costs;
 mod diff;
@@ -44,19 +42,16 @@ mod files;
 mod measured;
 mod nn;
 mod plan;
-mod pool;
 mod pretrain;
 mod search;
 mod show;
 mod statistics;
 mod table;
 mod tables;
-mod tasks;
 mod topology;
 pub mod torchrec;
 
 pub use access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
-pub use compare::{Comparison, MethodFigures, compare, searches};
 pub use cost::analytic::AnalyticCost;
 pub use cost::features::{FeatureSet, ShardFeatures};
 pub use cost::learned::{Ablation, Fit, LearnedCost, ModelFile, ModelReport, Repeated};
@@ -67,18 +62,16 @@ pub use error::{Error, Result};
 pub use files::claim_output;
 pub use measured::{MeasuredFeature, MeasuredFeatures, measure_features};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
-pub use pool::{POOL_EMPTY_TABLES, POOL_POOLING, POOL_ROWS, POOL_TABLES, PoolTable, pool};
 pub use pretrain::{PretrainOptions, pretrain, repeatability};
-pub use search::Search;
 pub use search::beam::Beam;
 pub use search::greedy::Greedy;
 pub use search::torchrec::TorchrecDefault;
+pub use search::{Search, searches};
 pub use show::html;
-pub use statistics::{kendall_tau, mean_squared_error};
+pub use statistics::{kendall_tau, mean_squared_error, normal_cdf};
 pub use table::{DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
 pub use tables::{
     DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
     MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,
 };
-pub use tasks::{TABLES_FILE, TOPOLOGY_FILE, Task, TaskOptions, tasks};
 pub use topology::{MAX_RANKS, Topology};

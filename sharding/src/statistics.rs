@@ -22,6 +22,17 @@ pub fn kendall_tau(a: &[f64], b: &[f64]) -> f64 {
     if untied == 0.0 { 0.0 } else { agree as f64 / untied }
 }
 
+/// The standard normal distribution function, by Abramowitz and Stegun, 7.1.26: off by at most 1.5e-7.
+pub fn normal_cdf(x: f64) -> f64 {
+    let z = x.abs() / std::f64::consts::SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let polynomial = t
+        * (0.254_829_592
+            + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
+    let tail = 0.5 * polynomial * (-z * z).exp();
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
 /// A line through many-dimensional points, by least squares with a trace of ridge for features that hang together.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {

@@ -51,7 +51,7 @@ import threading
 
 from quality import run, with_key
 
-# What a `train.toml` without `[optimizer]` and `[schedule]` gets: keep it equal to `trainer/src/config/optimizer.rs`.
+# What a `train.toml` without `[optimizer]` and `[schedule]` gets: keep it equal to `trainer/config/src/optimizer.rs`.
 DEFAULTS = {
     "tables.kind": "row_wise_adagrad",
     "tables.learning_rate": 0.02,

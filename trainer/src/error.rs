@@ -221,3 +221,15 @@ pub(crate) fn ranks(rank: u32, others: &[u32]) -> String {
         }
     }
 }
+
+impl From<onefold_train_config::Error> for Error {
+    fn from(error: onefold_train_config::Error) -> Self {
+        use onefold_train_config::Error as Own;
+        match error {
+            Own::Io(error) => Self::Io(error),
+            Own::Dataset(error) => Self::Dataset(error),
+            Own::Tables { path, source } => Self::Sharding { path, source },
+            Own::Config { path, message, hint } => Self::Config { path, message, hint },
+        }
+    }
+}

@@ -23,7 +23,7 @@ use crate::embedding::Placement;
 use crate::infer::infer;
 use crate::memory::ModelSize;
 use crate::metrics::{
-    ExactScores, Figures, GroupedScores, Ranking, Segment, SegmentMetrics, Task, TaskMetrics,
+    ExactScores, Figures, GroupedScores, Loss, Ranking, Segment, SegmentMetrics, Task, TaskMetrics,
 };
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
@@ -185,7 +185,7 @@ pub(crate) fn open(
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
     let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
-    let tasks = config.metric_tasks(&description.schema)?;
+    let tasks = Task::of(config, &description.schema)?;
     Ok(Opened { run: description, reader, tasks })
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn checked_rows(features: &[FeatureConfig]) -> BTreeMap<String, u64> 
 
 /// The values that the tasks' labels may have, by label.
 pub(crate) fn label_ranges(config: &TrainConfig) -> BTreeMap<String, RangeInclusive<f32>> {
-    config.all_tasks().into_iter().map(|task| (task.label, task.loss.loss().labels())).collect()
+    config.all_tasks().into_iter().map(|task| (task.label, Loss::from(task.loss).labels())).collect()
 }
 
 /// Evaluation settings and tasks.

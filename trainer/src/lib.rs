@@ -22,7 +22,6 @@
 
 pub mod bench;
 pub mod checkpoint;
-mod config;
 mod cuda_library;
 pub mod device;
 pub mod distributed;
@@ -54,13 +53,14 @@ mod vocabularies;
 pub use config::{
     CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
     EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, Normalization,
-    OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind, TableOptimizerConfig,
-    TableOptimizerKind, TaskConfig, TrainConfig, WatchedMetric,
+    OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind, TableOptimizer,
+    TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};
 pub use memory::ModelSize;
+use onefold_train_config as config;
 pub use predict::{PredictionSummary, predict};
 pub use stop::Stop;
 pub use train::{

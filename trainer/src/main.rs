@@ -425,7 +425,7 @@ fn train(
     device: Option<Accelerator>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let config = collectives.agree(TrainConfig::load(&arguments.config))?;
+    let config = collectives.agree(TrainConfig::load(&arguments.config).map_err(Into::into))?;
     let existing = match (arguments.overwrite, arguments.resume) {
         (true, _) => Existing::Overwrite,
         (false, true) => Existing::Resume,

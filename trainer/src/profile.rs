@@ -16,7 +16,8 @@ pub mod plans;
 pub mod ranks;
 
 use onefold_datasets::progress::Reporter;
-use onefold_sharding::{ComputeSample, Costs, pool};
+use onefold_sharding::{ComputeSample, Costs};
+use onefold_sharding_benchmark::pool;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 

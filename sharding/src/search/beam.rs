@@ -251,7 +251,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Pooling, ShardingType, Task, compare, searches, tasks};
+    use crate::{AnalyticCost, Pooling, ShardingType, searches};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 12, 64, 128, 256]);
@@ -355,22 +355,6 @@ mod tests {
     }
 
     #[test]
-    fn plans_do_not_depend_on_threads() {
-        let options = crate::TaskOptions { max_dim: 64, ..crate::TaskOptions::new(40..=40, 8, 1, 11) };
-        let task = tasks(&options).unwrap().remove(0);
-        let learned = crate::ModelFile::shipped("cpu").unwrap();
-        let learned = crate::LearnedCost::new(learned, &task.topology, true).unwrap();
-        for model in [&AnalyticCost as &dyn CostModel, &learned] {
-            let planned = |threads: usize| {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let Task { tables, topology, .. } = &task;
-                pool.install(|| Beam::Full.plan(&tables.tables, topology, model, tables.batch_size)).unwrap()
-            };
-            assert_eq!(planned(1), planned(5), "{}", model.id());
-        }
-    }
-
-    #[test]
     fn a_table_larger_than_a_rank_is_split() {
         let tables = [Table::new("large", 10_000, 64), Table::new("small", 10, 64)];
         // 2.6 MB in all; a rank has 1 MiB, of which buffers take little.
@@ -416,25 +400,5 @@ mod tests {
         let nodes: Vec<u32> = plan.tables[0].shards.iter().map(|shard| shard.rank / 4).collect();
         assert_eq!(nodes.len(), 4, "{plan:?}");
         assert!(nodes.iter().all(|node| *node == nodes[0]), "{plan:?}");
-    }
-
-    #[test]
-    fn generated_tasks_all_get_a_plan_below_the_baselines() {
-        let options = crate::TaskOptions { max_dim: 128, ..crate::TaskOptions::new(10..=40, 4, 3, 5) };
-        let tasks = tasks(&options).unwrap();
-        let found = compare(
-            &tasks,
-            &searches(1),
-            &|_| Ok(Box::new(AnalyticCost)),
-            &mut |_, _| Ok(()),
-            &onefold_datasets::progress::Silent,
-        )
-        .unwrap();
-        let ours = found.methods.last().unwrap();
-        assert_eq!((ours.search.as_str(), ours.valid()), ("beam", 3));
-        for method in &found.methods[..7] {
-            let (theirs, ours) = method.common_means_ms(ours).unwrap_or((f64::INFINITY, 0.0));
-            assert!(ours < theirs, "{} {ours} {theirs}", method.search);
-        }
     }
 }

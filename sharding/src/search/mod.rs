@@ -1,4 +1,4 @@
-//! What a search is.
+//! What a search is, and the searches that there are.
 
 pub(crate) mod beam;
 pub(crate) mod explain;
@@ -8,7 +8,7 @@ pub(crate) mod placement;
 pub(crate) mod problem;
 pub(crate) mod torchrec;
 
-use crate::{CostModel, Plan, Result, Table, Topology};
+use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefault};
 
 /// Decides where tables stand. A search does no I/O, and the same input gives the same plan.
 pub trait Search: Send + Sync {
@@ -29,4 +29,18 @@ pub trait Search: Send + Sync {
         cost_model: &dyn CostModel,
         batch_size: u64,
     ) -> Result<Plan>;
+}
+
+/// Every search that there is: ours, and the baselines.
+pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
+    vec![
+        Box::new(Greedy::Random { seed }),
+        Box::new(Greedy::BySize),
+        Box::new(Greedy::ByDimension),
+        Box::new(Greedy::ByLookups),
+        Box::new(Greedy::BySizeTimesLookups),
+        Box::new(TorchrecDefault),
+        Box::new(Beam::Neuroshard),
+        Box::new(Beam::Full),
+    ]
 }

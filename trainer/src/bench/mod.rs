@@ -29,6 +29,7 @@ pub use self::products::{Peak, ProductReport, ProductsReport, measure_products};
 use self::reference::reference_model;
 use crate::device::Accelerator;
 use crate::embedding::{Embeddings, Placement, Status};
+use crate::kernels::processor::check_precision;
 use crate::model::{Model, Stage};
 use crate::optimizer::DenseOptimizer;
 use crate::{Error, Precision, Result, TrainConfig};
@@ -116,7 +117,8 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
     let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
     config.train.precision = options.precision;
-    config.check_precision(options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch))?;
+    let torch_device = options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch);
+    check_precision(&config, torch_device)?;
     let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));

@@ -26,5 +26,5 @@ pub(super) fn reference_model(workload: Workload, schema: &Schema, dataset: &Pat
             hint: "build it from what `onefold-data generate --workload` wrote for this workload".to_owned(),
         });
     }
-    TrainConfig::parse(Path::new("train.toml"), &workload.train_config())
+    Ok(TrainConfig::parse(Path::new("train.toml"), &workload.train_config())?)
 }

@@ -374,7 +374,7 @@ mod tests {
 
     use super::super::{Embeddings, LookupGradients, Placement, Status};
     use super::*;
-    use crate::config::TableOptimizerKind;
+    use crate::config::TableOptimizer;
     use crate::device::host::emulated;
 
     const ROWS: u64 = 12;
@@ -458,7 +458,7 @@ mod tests {
     /// Where the updates before rounding are the same, so is every bit of what is stored.
     #[test]
     fn weights_are_rounded_as_on_the_cpu() {
-        use TableOptimizerKind::{Adagrad, Adam, RowWiseAdagrad, Sgd};
+        use TableOptimizer::{Adagrad, Adam, RowWiseAdagrad, Sgd};
         // Clipped gradients are no powers of two, and the mean of their squares depends on the order.
         let cases = [(Sgd, None), (Adagrad, None), (Adam, None), (RowWiseAdagrad, None)];
         for (kind, max_norm) in cases.into_iter().chain([Sgd, Adagrad, Adam].map(|kind| (kind, Some(0.7)))) {
@@ -487,7 +487,7 @@ mod tests {
 
     #[test]
     fn weights_take_the_memory_of_their_type() {
-        let optimizer = TableOptimizerConfig::new(TableOptimizerKind::Sgd, 0.1);
+        let optimizer = TableOptimizerConfig::new(TableOptimizer::Sgd, 0.1);
         let accelerator = emulated();
         // The emulated device has 1 GiB: room for so many weights of 16 bits, and not of 32.
         let with = |dtype| {

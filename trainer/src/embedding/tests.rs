@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::stored::widened;
 use super::*;
-use crate::config::TableOptimizerKind;
+use crate::config::TableOptimizer;
 use crate::tensors;
 
 mod device;
@@ -14,7 +14,7 @@ type Lists = Vec<Vec<i64>>;
 const ROWS: u64 = 10;
 const DIM: usize = 3;
 
-fn optimizer(kind: TableOptimizerKind) -> TableOptimizerConfig {
+fn optimizer(kind: TableOptimizer) -> TableOptimizerConfig {
     TableOptimizerConfig::new(kind, 0.1)
 }
 
@@ -168,7 +168,7 @@ proptest! {
         plain in groups(), form in 0_usize..3, dtype in dtypes(), sharing in sharing(),
     ) {
         let group = folded(&plain, form);
-        let sgd = optimizer(TableOptimizerKind::Sgd);
+        let sgd = optimizer(TableOptimizer::Sgd);
         let configs = configs(dtype, sharing);
         let mut embeddings = alone(&configs, &sgd, 7, 2);
         let tables = 0..embeddings.tables().len();
@@ -208,12 +208,8 @@ fn a_shared_row_is_updated_once() {
     // The same by sample and feature.
     let by_sample = (0..3).flat_map(|sample| [sample, 3 + sample]);
     let of_both: Vec<f32> = by_sample.flat_map(|row| gradient[row * DIM..(row + 1) * DIM].to_vec()).collect();
-    let kinds = [
-        TableOptimizerKind::RowWiseAdagrad,
-        TableOptimizerKind::Adagrad,
-        TableOptimizerKind::Sgd,
-        TableOptimizerKind::Adam,
-    ];
+    let kinds =
+        [TableOptimizer::RowWiseAdagrad, TableOptimizer::Adagrad, TableOptimizer::Sgd, TableOptimizer::Adam];
     for (kind, max_row_grad_norm) in kinds.into_iter().flat_map(|kind| [(kind, None), (kind, Some(0.7))]) {
         let optimizer = TableOptimizerConfig { max_row_grad_norm, ..optimizer(kind) };
         let train = |features: &[FeatureConfig], group: &Group, pooled: &[f32]| {
@@ -339,8 +335,8 @@ proptest! {
     fn ranks_see_and_learn_what_one_does(
         (shards, plain) in jobs(), form in 0_usize..3,
         kind in prop::sample::select(vec![
-            TableOptimizerKind::Sgd, TableOptimizerKind::Adagrad, TableOptimizerKind::Adam,
-            TableOptimizerKind::RowWiseAdagrad,
+            TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam,
+            TableOptimizer::RowWiseAdagrad,
         ]),
         dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0), sharing in sharing(),
         wire in prop::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16]),
@@ -350,7 +346,7 @@ proptest! {
         let shards: Vec<Shard> = shards.into_iter().filter(|shard| shard.table < tables.len()).collect();
         // A column shard's accumulator is of its own columns.
         let divides_columns = shards.iter().any(|shard| shard.columns != (0..DIM as u64));
-        prop_assume!(!divides_columns || kind != TableOptimizerKind::RowWiseAdagrad && max_norm.is_none());
+        prop_assume!(!divides_columns || kind != TableOptimizer::RowWiseAdagrad && max_norm.is_none());
         let optimizer = TableOptimizerConfig { max_row_grad_norm: max_norm, eps: 0.1, ..optimizer(kind) };
         let all = together(&plain);
         let mut reference = alone(&configs, &optimizer, 7, 2);
@@ -406,7 +402,7 @@ proptest! {
 /// A shard of a table begins with the weights that the whole table has there.
 #[test]
 fn a_shard_has_the_initial_weights_of_its_rectangle() {
-    let optimizer = optimizer(TableOptimizerKind::Sgd);
+    let optimizer = optimizer(TableOptimizer::Sgd);
     let config = FeatureConfig { rows: 100, dim: 12, ..config("a", Pooling::Sum) };
     let config = table_of(&config);
     let whole = Table::initial(&config, &optimizer, 5, &Shard::whole(3, &config, 0)).weights().to_f32();
@@ -425,7 +421,7 @@ fn a_shard_has_the_initial_weights_of_its_rectangle() {
 /// With row-wise Adagrad a column shard learns as a table of these columns does.
 #[test]
 fn a_column_shard_has_its_own_accumulator() {
-    let optimizer = optimizer(TableOptimizerKind::RowWiseAdagrad);
+    let optimizer = optimizer(TableOptimizer::RowWiseAdagrad);
     let config = [config("a", Pooling::Sum)];
     let shards = [0..1, 1..3].map(|columns| Shard { table: 0, rank: 0, rows: 0..ROWS, columns });
     let placement = Placement { shards: shards.to_vec(), ..Placement::alone(&config) };
@@ -475,12 +471,8 @@ fn a_plan_gives_shards_in_the_order_of_tables() {
 fn every_optimizer_touches_the_rows_of_the_batch_alone() {
     let feature = Feature::from_rows("a", &[[3_i64, 5], [5, 5]]).unwrap();
     let group = Group::try_new("g", None, vec![feature]).unwrap();
-    let kinds = [
-        TableOptimizerKind::RowWiseAdagrad,
-        TableOptimizerKind::Adagrad,
-        TableOptimizerKind::Sgd,
-        TableOptimizerKind::Adam,
-    ];
+    let kinds =
+        [TableOptimizer::RowWiseAdagrad, TableOptimizer::Adagrad, TableOptimizer::Sgd, TableOptimizer::Adam];
     for (kind, width) in kinds.into_iter().zip([1, DIM, 0, 2 * DIM]) {
         let optimizer = optimizer(kind);
         let mut embeddings = alone(&[config("a", Pooling::Sum)], &optimizer, 1, 1);
@@ -505,7 +497,7 @@ fn noise_does_not_depend_on_what_came_before() {
     // Every row, so that there are many weights to round.
     let feature = Feature::from_rows("a", &[[0_i64, 1, 2, 3, 4], [5, 6, 7, 8, 9]]).unwrap();
     let group = Group::try_new("g", None, vec![feature]).unwrap();
-    let optimizer = optimizer(TableOptimizerKind::Sgd);
+    let optimizer = optimizer(TableOptimizer::Sgd);
     let config = FeatureConfig { dtype: DataType::Bf16, ..config("a", Pooling::Sum) };
     let step = |embeddings: &mut Embeddings| {
         let lookups = look_up(embeddings, &group);
@@ -549,7 +541,7 @@ fn noise_does_not_depend_on_what_came_before() {
 #[test]
 fn ids_without_a_row_are_named_or_hashed() {
     let feature = |id: i64| Feature::from_rows("a", &[[3_i64], [id]]).unwrap();
-    let optimizer = optimizer(TableOptimizerKind::Sgd);
+    let optimizer = optimizer(TableOptimizer::Sgd);
     let forward = |config: FeatureConfig, id: i64| {
         let group = Group::try_new("g", None, vec![feature(id)]).unwrap();
         alone(&[config], &optimizer, 1, 1).request(&[group], Status::default())
@@ -566,7 +558,7 @@ fn ids_without_a_row_are_named_or_hashed() {
 #[test]
 fn threads_change_nothing() {
     let configs: Vec<_> = (0..5).map(|i| config(&format!("f{i}"), Pooling::Sum)).collect();
-    let optimizer = optimizer(TableOptimizerKind::RowWiseAdagrad);
+    let optimizer = optimizer(TableOptimizer::RowWiseAdagrad);
     let tables = |threads| {
         let embeddings = alone(&configs, &optimizer, 3, threads);
         (0..configs.len()).map(|table| weights(&embeddings, table)).collect::<Vec<_>>()

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::lookup::FeatureLookup;
 use super::table::Table;
 use super::usage::Usage;
-use crate::config::{TableOptimizerConfig, TableOptimizerKind};
+use crate::config::{TableOptimizer, TableOptimizerConfig};
 use crate::kernels::element::Noise;
 use crate::kernels::pool::unpool;
 use crate::kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
@@ -16,10 +16,10 @@ use crate::kernels::update::{self, Place, Rule, Sources, Update, place, sort_pla
 pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
     let eps = optimizer.eps;
     match optimizer.kind {
-        TableOptimizerKind::RowWiseAdagrad => Rule::RowWiseAdagrad { eps },
-        TableOptimizerKind::Adagrad => Rule::Adagrad { eps },
-        TableOptimizerKind::Sgd => Rule::Sgd,
-        TableOptimizerKind::Adam => Rule::Adam { beta1: optimizer.beta1, beta2: optimizer.beta2, eps, step },
+        TableOptimizer::RowWiseAdagrad => Rule::RowWiseAdagrad { eps },
+        TableOptimizer::Adagrad => Rule::Adagrad { eps },
+        TableOptimizer::Sgd => Rule::Sgd,
+        TableOptimizer::Adam => Rule::Adam { beta1: optimizer.beta1, beta2: optimizer.beta2, eps, step },
     }
 }
 

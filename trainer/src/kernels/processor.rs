@@ -1,6 +1,26 @@
 //! What the processor can multiply with.
 
 use super::simd::{self, WIDTH};
+use crate::config::TrainConfig;
+use crate::{Error, Result};
+
+/// Refuses a precision by which training on `device` would gain nothing. Whatever a model was trained with, it can be
+/// evaluated anywhere.
+///
+/// # Errors
+///
+/// [`Error::Config`].
+pub(crate) fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
+    if device != tch::Device::Cpu {
+        return Ok(());
+    }
+    let checked = config.train.precision.check_on_processor(has_amx_bf16() || has_avx512_bf16());
+    checked.map_err(|(message, hint)| Error::Config {
+        path: config.path().to_owned(),
+        message,
+        hint: hint.to_owned(),
+    })
+}
 
 /// What the processor calls itself, where the kernel tells.
 pub(crate) fn name() -> Option<String> {

@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use crate::config::LossConfig;
+
 /// The loss of a task. Each is PyTorch's function of that name, before any mean.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Loss {
@@ -17,6 +19,17 @@ pub enum Loss {
     },
     /// `poisson_nll_loss` with `log_input`: the logit is the logarithm of the expected count.
     Poisson,
+}
+
+impl From<LossConfig> for Loss {
+    fn from(config: LossConfig) -> Self {
+        match config {
+            LossConfig::Bce => Self::BinaryCrossEntropy,
+            LossConfig::Mse => Self::SquaredError,
+            LossConfig::Huber => Self::Huber { delta: 1.0 },
+            LossConfig::Poisson => Self::Poisson,
+        }
+    }
 }
 
 impl Loss {

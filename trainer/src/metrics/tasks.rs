@@ -1,8 +1,11 @@
 //! Metrics of every task of a model.
 
+use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
 
 use super::{BinaryMetrics, Figures, Loss, MetricState, RegressionMetrics};
+use crate::Result;
+use crate::config::TrainConfig;
 
 /// A label that the model predicts.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,6 +16,18 @@ pub struct Task {
     pub column: usize,
     /// What an error costs.
     pub loss: Loss,
+}
+
+impl Task {
+    /// The tasks of a model, whose columns are those of the labels of `schema`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) for a label that the schema does not have.
+    pub fn of(config: &TrainConfig, schema: &Schema) -> Result<Vec<Self>> {
+        let tasks = config.tasks_of(schema)?.into_iter();
+        Ok(tasks.map(|(task, column)| Self { name: task.label, column, loss: task.loss.into() }).collect())
+    }
 }
 
 /// Metrics of one task.

@@ -76,7 +76,8 @@ impl Model {
     /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
     pub fn new(config: &TrainConfig, schema: &Schema, embeddings: Embeddings) -> Result<Self> {
         let features = embeddings.features();
-        let tasks = config.check_labels(schema)?;
+        let weights = config.all_tasks().into_iter().map(|task| task.weight);
+        let tasks = Task::of(config, schema)?.into_iter().zip(weights).collect();
         let variables = nn::VarStore::new(Device::Cpu);
         let root = variables.root();
         let dim = config.embedding.dim as i64;

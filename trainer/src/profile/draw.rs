@@ -1,9 +1,8 @@
 //! Random sets of tables, and the ids that are looked up in them.
 
 use onefold_ikjt::{Feature, Group};
-use onefold_sharding::{
-    ACCESS_BATCH, AccessBins, DataType, FeatureConfig, IdPolicy, PoolTable, Pooling, ShardFeatures,
-};
+use onefold_sharding::{ACCESS_BATCH, AccessBins, DataType, FeatureConfig, IdPolicy, Pooling, ShardFeatures};
+use onefold_sharding_benchmark::PoolTable;
 use rand::Rng;
 use rand::distr::Distribution;
 use rand_chacha::ChaCha8Rng;
@@ -124,7 +123,7 @@ fn spread(row: u64, rows: u64) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use onefold_sharding::pool;
+    use onefold_sharding_benchmark::pool;
     use rand::SeedableRng;
 
     use super::*;

@@ -11,7 +11,7 @@ use tch::Tensor;
 use super::Drawn;
 use super::draw::{Filled, fill};
 use crate::Result;
-use crate::config::{TableOptimizerConfig, TableOptimizerKind};
+use crate::config::{TableOptimizer, TableOptimizerConfig};
 use crate::device::{Accelerator, LookedUp, Staged};
 use crate::embedding::{
     DeviceGradients, DeviceStore, Embeddings, Lookup, LookupGradients, Placement, Shard, Status, Table,
@@ -64,7 +64,7 @@ impl Machine {
 
 /// The optimizer that is measured.
 pub(super) fn optimizer() -> TableOptimizerConfig {
-    TableOptimizerConfig::new(TableOptimizerKind::RowWiseAdagrad, 0.01)
+    TableOptimizerConfig::new(TableOptimizer::RowWiseAdagrad, 0.01)
 }
 
 /// The value of all gradients: they come from the dense model, which is not measured.

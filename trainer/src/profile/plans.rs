@@ -7,7 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::progress::Reporter;
-use onefold_sharding::{ACCESS_BATCH, Plan, ShardFeatures, ShardLoad, TABLES_FILE, TableFile, kendall_tau};
+use onefold_sharding::{ACCESS_BATCH, Plan, ShardFeatures, ShardLoad, TableFile, kendall_tau};
+use onefold_sharding_benchmark::TABLES_FILE;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;

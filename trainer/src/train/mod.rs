@@ -42,7 +42,9 @@ use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
 use crate::evaluate::{Evaluation, checked_rows, label_ranges, open_whatever_size, rank_of};
+use crate::kernels::processor::check_precision;
 use crate::memory::ModelSize;
+use crate::metrics::Task;
 use crate::normalize::{self, Normalizers};
 use crate::preprocess::Preprocessing;
 use crate::run::{RUN_FILE, Run};
@@ -210,7 +212,8 @@ impl<'a> Prepared<'a> {
         }
         let parameters = config.parameters(&features, schema.dense.len());
         check_streams(config, options, snapshot.buckets)?;
-        config.check_precision(options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch))?;
+        let torch_device = options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch);
+        check_precision(config, torch_device)?;
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
         let eval = config.eval_partitions()?;
@@ -326,7 +329,7 @@ impl<'a> Prepared<'a> {
         check_shared(&collectives.agree(run.files(out))?, &*collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
-            Evaluation { config: &self.config.evaluation, tasks: self.config.metric_tasks(&self.schema)? };
+            Evaluation { config: &self.config.evaluation, tasks: Task::of(self.config, &self.schema)? };
         let mut training = Training::new(&self, &evaluation, &run, out)?;
         let outcome = training.run(self.reader.samples(), self.held_out.as_ref(), reporter);
         let mut directory = directory;

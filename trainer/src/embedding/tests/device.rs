@@ -66,8 +66,8 @@ proptest! {
     fn ranks_on_devices_see_and_learn_what_those_in_memory_do(
         (shards, plain) in jobs(), form in 0_usize..3,
         kind in prop::sample::select(vec![
-            TableOptimizerKind::Sgd, TableOptimizerKind::Adagrad, TableOptimizerKind::Adam,
-            TableOptimizerKind::RowWiseAdagrad,
+            TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam,
+            TableOptimizer::RowWiseAdagrad,
         ]),
         dtype in dtypes(), max_norm in prop::option::of(0.5_f32..20.0), sharing in sharing(),
         wire in prop::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16]),
@@ -141,7 +141,7 @@ fn devices_send_what_the_host_does() {
         shard(2, 0, 0..ROWS, 0..3),
         shard(2, 1, 0..ROWS, 0..3),
     ];
-    let (optimizer, configs) = (optimizer(TableOptimizerKind::Sgd), configs(DataType::Fp32, SHARING[0]));
+    let (optimizer, configs) = (optimizer(TableOptimizer::Sgd), configs(DataType::Fp32, SHARING[0]));
     let sent = |on_device: bool| {
         on_ranks(2, |collectives| {
             let placement = Placement { shards: shards.clone(), collectives, dtype: DataType::Bf16 };

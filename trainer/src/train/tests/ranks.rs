@@ -8,7 +8,7 @@ use onefold_sharding::{AnalyticCost, ShardingType, Table as Planned, TablePlan, 
 use serde_json::Value;
 
 use super::*;
-use crate::config::TableOptimizerKind;
+use crate::config::TableOptimizer;
 use crate::distributed::threads;
 use crate::trace::{Kind, Timeline};
 
@@ -254,12 +254,8 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
 #[test]
 fn ranks_train_as_one_does() {
     let mut jobs = Jobs::new();
-    let kinds = [
-        TableOptimizerKind::Adagrad,
-        TableOptimizerKind::Sgd,
-        TableOptimizerKind::Adam,
-        TableOptimizerKind::RowWiseAdagrad,
-    ];
+    let kinds =
+        [TableOptimizer::Adagrad, TableOptimizer::Sgd, TableOptimizer::Adam, TableOptimizer::RowWiseAdagrad];
     for kind in kinds {
         jobs.config.optimizer.tables.kind = kind;
         for (form, dedupe) in [Dedupe::Off, Dedupe::Exact, Dedupe::Window].into_iter().enumerate() {
@@ -271,7 +267,7 @@ fn ranks_train_as_one_does() {
                 let ranks = 2 + (number + form) as u32 % 3;
                 let name = format!("{kind:?}-{form}-{division:?}-{ranks}");
                 let columns = matches!(division, Division::Columns | Division::Mixed);
-                let reference = if columns && kind == TableOptimizerKind::RowWiseAdagrad {
+                let reference = if columns && kind == TableOptimizer::RowWiseAdagrad {
                     // Two ranks divide the columns as any number does.
                     let of_two = jobs.summary(&format!("{name}-of-two"), &job(2, division, dedupe));
                     assert_ne!(losses(&of_two), losses(&one), "an accumulator a shard");
@@ -298,12 +294,8 @@ fn ranks_train_as_one_does() {
 #[test]
 fn ranks_on_devices_train_as_those_in_memory() {
     let mut jobs = Jobs::new();
-    let kinds = [
-        TableOptimizerKind::Adagrad,
-        TableOptimizerKind::Sgd,
-        TableOptimizerKind::Adam,
-        TableOptimizerKind::RowWiseAdagrad,
-    ];
+    let kinds =
+        [TableOptimizer::Adagrad, TableOptimizer::Sgd, TableOptimizer::Adam, TableOptimizer::RowWiseAdagrad];
     let divisions = [Division::Mixed, Division::Rows, Division::Columns, Division::Replicas, Division::Even];
     let dedupes = [Dedupe::Exact, Dedupe::Window, Dedupe::Off];
     let wires = [DataType::Fp32, DataType::Bf16, DataType::Fp16];
@@ -343,7 +335,7 @@ fn ranks_on_devices_train_as_those_in_memory() {
 #[test]
 fn jobs_move_between_devices_and_memory() {
     let mut jobs = Jobs::new();
-    jobs.config.optimizer.tables.kind = TableOptimizerKind::Adagrad;
+    jobs.config.optimizer.tables.kind = TableOptimizer::Adagrad;
     let whole = jobs.summary("whole", &job(2, Division::Mixed, Dedupe::Exact));
     let turns = [
         (2, Division::Mixed, true),
@@ -373,9 +365,7 @@ fn ranks_share_tables() {
         jobs.config.tables.entry(feature.to_owned()).or_default().table = Some(table.to_owned());
     }
     jobs.config.optimizer.tables.max_row_grad_norm = Some(0.01);
-    for (number, kind) in
-        [TableOptimizerKind::Adagrad, TableOptimizerKind::RowWiseAdagrad].into_iter().enumerate()
-    {
+    for (number, kind) in [TableOptimizer::Adagrad, TableOptimizer::RowWiseAdagrad].into_iter().enumerate() {
         jobs.config.optimizer.tables.kind = kind;
         // A column shard's gradient is shorter than its table's.
         let divisions: &[Division] = &[Division::Even, Division::Rows, Division::Replicas];
@@ -391,7 +381,7 @@ fn ranks_share_tables() {
             }
         }
     }
-    jobs.config.optimizer.tables.kind = TableOptimizerKind::Adagrad;
+    jobs.config.optimizer.tables.kind = TableOptimizer::Adagrad;
     jobs.config.optimizer.tables.max_row_grad_norm = None;
     let whole = jobs.summary("whole", &job(1, Division::Even, Dedupe::Exact));
     let turns = [(3, Division::Columns), (4, Division::Mixed), (1, Division::Even), (2, Division::Replicas)];
@@ -414,7 +404,7 @@ fn jobs_are_resumed_by_any_ranks_and_plan() {
     for division in [Division::Mixed, Division::Rows] {
         // Adagrad's accumulators are those of one table, however it is divided.
         let mut jobs = Jobs { config: jobs.config.clone(), ..Jobs::new() };
-        jobs.config.optimizer.tables.kind = TableOptimizerKind::Adagrad;
+        jobs.config.optimizer.tables.kind = TableOptimizer::Adagrad;
         let whole = jobs.summary("whole", &job(2, division, Dedupe::Exact));
         let same = Job { stop_at: Some(8), ..job(2, division, Dedupe::Exact) };
         assert_eq!(jobs.summary("same", &same).ended, Ending::Stopped);

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use crate::{Costs, Fit, ModelFile, PretrainOptions, claim_output, pretrain, repeatability};
 use anyhow::{Context, Result};
 use onefold_datasets::units::format_count;
+use onefold_sharding::{Costs, Fit, ModelFile, PretrainOptions, claim_output, pretrain, repeatability};
 use onefold_terminal::Printer;
 use serde_json::json;
 
-use super::cli::PretrainArguments;
+use crate::cli::PretrainArguments;
 
 pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer) -> Result<()> {
     let started = Instant::now();

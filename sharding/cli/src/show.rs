@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use crate::{Plan, TableChange, claim_output, diff, html, torchrec};
 use anyhow::Result;
 use onefold_datasets::commit;
 use onefold_datasets::units::format_count;
+use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
 use onefold_terminal::Printer;
 use serde_json::json;
 
-use super::cli::{DiffArguments, ExportArguments, ShowArguments};
-use super::{counted, plan_figures, rank_table};
+use crate::cli::{DiffArguments, ExportArguments, ShowArguments};
+use crate::{counted, plan_figures, rank_table};
 
 /// Tables that a summary lists.
 const LISTED: usize = 24;

@@ -3,7 +3,7 @@ use onefold_sharding::Pooling;
 
 use super::*;
 
-pub(crate) const WHOLE: &str = r#"
+const WHOLE: &str = r#"
 format_version = 1
 [data]
 train = "split=train"
@@ -97,10 +97,7 @@ fn all_but_data_and_model_have_defaults() {
     assert_eq!(dense("[optimizer.dense]\nlearning_rate = 0.01\n").max_grad_norm, None);
     assert_eq!(dense("[optimizer.dense]\nmax_grad_norm = 2.0\n").max_grad_norm, Some(2.0));
     let tables = parse("[optimizer.tables]\neps = 1e-4\n").unwrap().optimizer.tables;
-    assert_eq!(
-        (tables.kind, tables.learning_rate, tables.eps),
-        (TableOptimizerKind::RowWiseAdagrad, 0.02, 1e-4)
-    );
+    assert_eq!((tables.kind, tables.learning_rate, tables.eps), (TableOptimizer::RowWiseAdagrad, 0.02, 1e-4));
     for part in ["dense", "tables"] {
         let error = parse(&format!("[optimizer.{part}]\nkind = \"adam\"\n")).unwrap_err().to_string();
         assert!(error.contains("`learning_rate` is missing"), "{error}");
@@ -141,10 +138,10 @@ fn tasks_are_checked() {
         kept: Vec::new(),
         groups: Vec::new(),
     };
-    let found = config.check_labels(&schema(&["like", "view", "click"])).unwrap();
-    let columns: Vec<_> = found.iter().map(|(task, weight)| (task.column, *weight)).collect();
+    let found = config.tasks_of(&schema(&["like", "view", "click"])).unwrap();
+    let columns: Vec<_> = found.iter().map(|(task, column)| (*column, task.weight)).collect();
     assert_eq!(columns, [(2, 1.0), (0, 0.5)]);
-    let unknown = config.check_labels(&schema(&["clicks", "like"])).unwrap_err().to_string();
+    let unknown = config.tasks_of(&schema(&["clicks", "like"])).unwrap_err().to_string();
     assert!(unknown.contains("`[[tasks]]` has the label `click`, which is no label"), "{unknown}");
     assert!(unknown.contains("did you mean `clicks`?"), "{unknown}");
 }
@@ -175,7 +172,7 @@ fn parameters_are_counted() {
     let count = config.parameters(&[narrow, other(Pooling::Mean)], 3);
     assert_eq!((count.embedding, count.bytes()), (800, 4 * (141 + 400 + 200) + 2 * 400));
     let mut adam = config.clone();
-    adam.optimizer.tables.kind = TableOptimizerKind::Adam;
+    adam.optimizer.tables.kind = TableOptimizer::Adam;
     assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (125 + 400 + 800));
     // Two layers of 12 x 3, 3 x 12 and 12; top 12-8-1: 104 + 9.
     let mut dcn = config.clone();
@@ -217,7 +214,7 @@ fn the_configuration_of_sequences_and_tasks_parses() {
             group("item", SparseKind::Sparse, 0..12),
         ],
     };
-    assert_eq!(config.check_labels(&schema).unwrap().len(), 2);
+    assert_eq!(config.tasks_of(&schema).unwrap().len(), 2);
     let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let targets: Vec<_> = tables.iter().filter_map(|table| table.target.as_deref()).collect();
     assert_eq!(targets, ["item_00", "item_00", "item_01"]);
@@ -255,7 +252,7 @@ fn the_mlperf_configuration_has_the_benchmarks_size() {
 }
 
 #[test]
-fn a_precision_is_one_that_the_device_gains_by() {
+fn a_precision_is_one_that_the_processor_gains_by() {
     let with = |name: &str| {
         let text = WHOLE.replace("epochs = 1", &format!("epochs = 1\nprecision = \"{name}\""));
         TrainConfig::parse(Path::new("train.toml"), &text)
@@ -263,11 +260,10 @@ fn a_precision_is_one_that_the_device_gains_by() {
     let precisions = [("fp32", Precision::Fp32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16)];
     for (name, precision) in precisions {
         assert_eq!(with(name).unwrap().train.precision, precision);
-        precision.check(tch::Device::Cuda(0)).unwrap();
     }
     assert!(with("fp16").unwrap_err().to_string().contains("fp16"));
-    Precision::Fp32.check(tch::Device::Cpu).unwrap();
-    let (message, hint) = Precision::Tf32.check(tch::Device::Cpu).unwrap_err();
+    Precision::Fp32.check_on_processor(false).unwrap();
+    let (message, hint) = Precision::Tf32.check_on_processor(true).unwrap_err();
     assert!(message.contains("`tf32`") && hint.contains("GPU"), "{message}: {hint}");
     let (message, hint) = Precision::Bf16.check_on_processor(false).unwrap_err();
     assert!(message.contains("AVX-512 BF16") && hint.contains("`fp32`"), "{message}: {hint}");

@@ -1,10 +1,9 @@
 //! A pool of tables like those of Meta's public benchmark data, drawn to its published marginals.
 
+use onefold_sharding::{ACCESS_BATCH, AccessBins, normal_cdf};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-use crate::access::{ACCESS_BATCH, AccessBins};
 
 /// Tables in the pool, as in `fbgemm_t856_bs65536` of facebookresearch/dlrm_datasets.
 pub const POOL_TABLES: usize = 856;
@@ -83,20 +82,12 @@ fn with_moments(x: &[f64], (mean, deviation): (f64, f64), empty: f64) -> Vec<f64
     bent.into_iter().map(|y| y * scale).collect()
 }
 
-/// The inverse of the standard normal distribution function, by bisection of Abramowitz and Stegun 26.2.17.
+/// The inverse of the standard normal distribution function, by bisection.
 fn normal_quantile(q: f64) -> f64 {
-    let cdf = |x: f64| {
-        let t = 1.0 / (1.0 + 0.231_641_9 * x.abs());
-        let series = t
-            * (0.319_381_530
-                + t * (-0.356_563_782 + t * (1.781_477_937 + t * (-1.821_255_978 + t * 1.330_274_429))));
-        let tail = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt() * series;
-        if x < 0.0 { tail } else { 1.0 - tail }
-    };
     let (mut low, mut high) = (-8.0, 8.0);
     for _ in 0..80 {
         let middle = 0.5 * (low + high);
-        if cdf(middle) < q { low = middle } else { high = middle }
+        if normal_cdf(middle) < q { low = middle } else { high = middle }
     }
     low
 }

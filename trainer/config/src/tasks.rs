@@ -3,9 +3,7 @@
 use onefold_datasets::{Schema, suggest};
 use serde::{Deserialize, Serialize};
 
-use super::{TrainConfig, WatchedMetric};
-use crate::metrics::{Loss, Task};
-use crate::{Error, Result};
+use super::{Error, Result, TrainConfig, WatchedMetric};
 
 /// One of `[[tasks]]`: a label that the model predicts beside others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,15 +47,6 @@ impl LossConfig {
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
     }
-
-    pub(crate) fn loss(self) -> Loss {
-        match self {
-            Self::Bce => Loss::BinaryCrossEntropy,
-            Self::Mse => Loss::SquaredError,
-            Self::Huber => Loss::Huber { delta: 1.0 },
-            Self::Poisson => Loss::Poisson,
-        }
-    }
 }
 
 fn one() -> f64 {
@@ -78,37 +67,27 @@ impl TrainConfig {
         }
     }
 
-    /// The tasks of the model with their columns among the labels of `schema`, and the weights of their losses.
+    /// The tasks of the model, each with its column among the labels of `schema`.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] for a label that the schema does not have.
-    pub(crate) fn check_labels(&self, schema: &Schema) -> Result<Vec<(Task, f64)>> {
-        let known = |TaskConfig { label, weight, loss }: TaskConfig| match schema
-            .labels
-            .iter()
-            .position(|known| *known == label)
-        {
-            Some(column) => Ok((Task { name: label, column, loss: loss.loss() }, weight)),
-            None => Err(Error::Config {
+    pub fn tasks_of(&self, schema: &Schema) -> Result<Vec<(TaskConfig, usize)>> {
+        let with_column = |task: TaskConfig| {
+            let label = &task.label;
+            if let Some(column) = schema.labels.iter().position(|known| known == label) {
+                return Ok((task, column));
+            }
+            Err(Error::Config {
                 path: self.path.clone(),
                 message: match &self.data.label {
                     Some(_) => format!("`[data].label` is `{label}`, which is no label of the dataset"),
                     None => format!("`[[tasks]]` has the label `{label}`, which is no label of the dataset"),
                 },
-                hint: suggest(&label, schema.labels.iter().map(String::as_str)),
-            }),
+                hint: suggest(label, schema.labels.iter().map(String::as_str)),
+            })
         };
-        self.all_tasks().into_iter().map(known).collect()
-    }
-
-    /// The tasks of the model, with their columns among the labels of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// As [`check_labels`](Self::check_labels).
-    pub(crate) fn metric_tasks(&self, schema: &Schema) -> Result<Vec<Task>> {
-        Ok(self.check_labels(schema)?.into_iter().map(|(task, _)| task).collect())
+        self.all_tasks().into_iter().map(with_column).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use serde::Serialize;
 
-use super::{Interaction, TableOptimizerKind, TrainConfig};
+use super::{Interaction, TableOptimizer, TrainConfig};
 
 impl TrainConfig {
     /// Parameters of the model with these sparse features and this number of dense ones.
@@ -60,12 +60,12 @@ pub struct ParameterCount {
 
 impl ParameterCount {
     /// The same dense part with other tables, or with shards of them.
-    pub(crate) fn with_tables(self, config: &TrainConfig, tables: &[TableConfig]) -> Self {
+    pub fn with_tables(self, config: &TrainConfig, tables: &[TableConfig]) -> Self {
         let state = |table: &TableConfig| match config.optimizer.tables.kind {
-            TableOptimizerKind::RowWiseAdagrad => table.rows,
-            TableOptimizerKind::Adagrad => table.rows * table.dim,
-            TableOptimizerKind::Sgd => 0,
-            TableOptimizerKind::Adam => 2 * table.rows * table.dim,
+            TableOptimizer::RowWiseAdagrad => table.rows,
+            TableOptimizer::Adagrad => table.rows * table.dim,
+            TableOptimizer::Sgd => 0,
+            TableOptimizer::Adam => 2 * table.rows * table.dim,
         };
         Self {
             embedding: tables.iter().map(|table| table.rows * table.dim).sum(),

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
-use crate::{Comparison, MethodFigures, Plan, Task, compare, searches};
 use anyhow::Result;
+use onefold_sharding::{Plan, searches};
+use onefold_sharding_benchmark::{Comparison, MethodFigures, Task, compare};
 use onefold_terminal::Printer;
 use serde_json::{Value, json};
 
-use super::cli::CompareArguments;
-use super::{Staged, cost_model, counted};
+use crate::cli::CompareArguments;
+use crate::{Staged, cost_model, counted};
 
 pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -> Result<()> {
     let tasks = Task::load_all(&arguments.tasks)?;

@@ -1,11 +1,11 @@
-//! The commands of `onefold-shard`, one function each.
+//! The command line of `onefold-shard`: its commands, one function each.
+#![forbid(unsafe_code)]
 
 mod cli;
 mod compare;
 mod pretrain;
 mod show;
 mod tables;
-mod train_config;
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::{
+use anyhow::{Context, Result};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_sharding::{
     AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile, Topology,
     claim_output, searches,
 };
-use anyhow::{Context, Result};
-use onefold_datasets::units::{format_bytes, format_count};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 

@@ -6,9 +6,11 @@ use std::path::Path;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use onefold_sharding::{
+    Error, Result, Shard, ShardLoad, ShardingType, Table, TableFile, TableOptimizer, Topology,
+};
+
 use crate::pool::{PoolTable, pool};
-use crate::table::exchange_buffer_bytes;
-use crate::{Error, Result, ShardingType, Table, TableFile, TableOptimizer, Topology};
 
 /// What tasks are drawn from.
 #[derive(Debug, Clone)]
@@ -130,8 +132,10 @@ fn draw(
         for i in 0..count {
             let source = &pool[rng.random_range(0..pool.len())];
             let table = table(i, source, dims[rng.random_range(0..dims.len())]);
-            let buffers =
-                exchange_buffer_bytes(&table, ShardingType::TableWise, table.dim, 1, topology, batch_size);
+            let shard = Shard::whole(&table, 0);
+            let sharding_type = ShardingType::TableWise;
+            let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
+            let buffers = load.buffer_bytes(topology, batch_size);
             bytes += u128::from(table.memory_bytes()?) + u128::from(buffers);
             tables.push(table);
         }

@@ -253,7 +253,7 @@ fn a_model_that_learned_nothing_is_not_blessed() {
 #[test]
 fn a_damaged_model_is_refused() {
     let dir = Dir::new();
-    let text = fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/cpu.json")).unwrap();
+    let text = fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/cpu.json")).unwrap();
     let refused = |from: &str, to: &str| {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()

@@ -3,21 +3,22 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::{
-    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, KnownIds, Table, TableFile, TaskOptions,
-    check_ids, claim_output, measure_features, resolve_tables, tables_of, tasks, torchrec,
-};
 use anyhow::{Context, Result, bail};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
+use onefold_sharding::{
+    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, claim_output,
+    measure_features, tables_of, torchrec,
+};
+use onefold_sharding_benchmark::{TaskOptions, tasks};
 use onefold_terminal::Printer;
+use onefold_train_config::TrainConfig;
 use serde_json::json;
 
-use super::cli::{GroupFactor, TablesArguments, TasksArguments};
-use super::train_config::TrainConfig;
-use super::{Staged, counted};
+use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
+use crate::{Staged, counted};
 
 /// Why a cost is lower than what training will take.
 const ATTENTION_NOTE: &str = "one vector per id is priced, the attention block itself is not";
@@ -67,7 +68,7 @@ fn of_dataset(
             (table.dedupe_factor, table.list_dedupe_factor) = (factor, None);
         }
     }
-    TableFile::new(training.config.train.batch_size, shared(tables, &training.configs))
+    TableFile::new(training.config.train.batch_size as u64, shared(tables, &training.configs))
         .with_context(|| format!("`{}`", config_path.display()))
 }
 
@@ -98,21 +99,15 @@ impl<'a> Training<'a> {
         let config = TrainConfig::load(config_path)?;
         let snapshot = Snapshot::load(data)?;
         let in_config = || format!("`{}`", config_path.display());
-        let directory = config_path.parent().unwrap_or(Path::new(""));
-        let steps = config.data.preprocess.as_ref().map(|path| PreprocessConfig::load(&directory.join(path)));
+        let steps = config.data.preprocess.as_ref();
+        let steps = steps.map(|path| PreprocessConfig::load(&config.directory().join(path)));
         let steps = steps.transpose()?;
         let schema = match &steps {
             None => snapshot.schema.clone(),
             Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
-        // Of ids that preprocessing gives nothing is known.
-        let known = if steps.is_none() { KnownIds::of_snapshot(&snapshot) } else { KnownIds::default() };
-        let configs =
-            resolve_tables(&config.embedding, &config.tables, &schema, &known).with_context(in_config)?;
-        if steps.is_none() {
-            check_ids(&configs, &snapshot.statistics.features).with_context(in_config)?;
-        }
-        let filter = PartitionFilter::parse(&config.data.train).with_context(in_config)?;
+        let configs = config.features(&snapshot, &schema, &[])?;
+        let filter = config.train_partitions().with_context(in_config)?;
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
 
@@ -137,7 +132,7 @@ impl<'a> Training<'a> {
     /// Reads batches as training does, and counts in them what statistics do not say.
     fn count(&self, tables: &mut [Table], samples: u64, printer: &Printer) -> Result<()> {
         let checked = self.configs.iter().filter(|config| config.ids == IdPolicy::Checked);
-        let batch_size = usize::try_from(self.config.train.batch_size).unwrap_or(usize::MAX);
+        let batch_size = self.config.train.batch_size;
         let options = ReaderOptions {
             partitions: self.filter.clone(),
             shuffle: self.config.data.shuffle,

@@ -4,9 +4,9 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use onefold_sharding::{
-    AnalyticCost, CostModel, LearnedCost, ModelFile, Shard, ShardLoad, ShardingType, Task, TaskOptions,
-    searches, tasks,
+    AnalyticCost, CostModel, LearnedCost, ModelFile, Shard, ShardLoad, ShardingType, searches,
 };
+use onefold_sharding_benchmark::{Task, TaskOptions, tasks};
 
 /// 120 tables of dimensions up to 32 for 8 ranks.
 fn task() -> Task {

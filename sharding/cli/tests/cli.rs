@@ -307,6 +307,9 @@ label = "label"
 [train]
 batch_size = 512
 epochs = 1
+[model]
+bottom_mlp = [16]
+top_mlp = [1]
 [embedding]
 dim = 16
 rows = 1000
@@ -451,10 +454,10 @@ fn a_configuration_that_does_not_fit_the_dataset_is_refused() {
          set `rows = 5000` under `[tables.history]`, or `ids = \"hashed\"` there"
     );
     let error = refused("pooling = ", "poling = ");
-    assert!(error.contains("unknown field `poling`") && error.contains("line 13"), "{error}");
-    assert!(error.contains("\n  hint: correct it; "), "{error}");
+    assert!(error.contains("unknown field `poling`") && error.contains("line 16"), "{error}");
+    assert!(error.contains("\n  hint: the README shows a whole `train.toml`"), "{error}");
     let error = refused("\"adagrad\"", "\"adadelta\"");
-    assert!(error.contains("unknown variant `adadelta`") && error.contains("line 15"), "{error}");
+    assert!(error.contains("unknown variant `adadelta`") && error.contains("line 18"), "{error}");
     assert!(
         refused("format_version = 1", "format_version = 7")
             .contains("`format_version` is 7, this program reads 1")

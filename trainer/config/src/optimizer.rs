@@ -1,5 +1,6 @@
 //! `[optimizer]` and `[schedule]`.
 
+use onefold_sharding::TableOptimizer;
 use serde::{Deserialize, Serialize};
 
 /// `[optimizer]`.
@@ -17,7 +18,7 @@ pub struct OptimizerConfig {
 #[serde(try_from = "GivenTableOptimizer")]
 pub struct TableOptimizerConfig {
     /// The algorithm.
-    pub kind: TableOptimizerKind,
+    pub kind: TableOptimizer,
     /// Learning rate.
     pub learning_rate: f32,
     /// Added to the denominator.
@@ -35,7 +36,7 @@ pub struct TableOptimizerConfig {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GivenTableOptimizer {
-    kind: Option<TableOptimizerKind>,
+    kind: Option<TableOptimizer>,
     learning_rate: Option<f32>,
     eps: Option<f32>,
     beta1: Option<f32>,
@@ -68,13 +69,13 @@ fn missing_rate() -> String {
 impl Default for TableOptimizerConfig {
     /// The values that the search in the manual found.
     fn default() -> Self {
-        Self::new(TableOptimizerKind::RowWiseAdagrad, 0.02)
+        Self::new(TableOptimizer::RowWiseAdagrad, 0.02)
     }
 }
 
 impl TableOptimizerConfig {
     /// An algorithm with defaults for all that is not given.
-    pub fn new(kind: TableOptimizerKind, learning_rate: f32) -> Self {
+    pub fn new(kind: TableOptimizer, learning_rate: f32) -> Self {
         let (eps, beta1, beta2) = (tiny(), beta1(), beta2());
         Self { kind, learning_rate, eps, beta1, beta2, max_row_grad_norm: None }
     }
@@ -98,20 +99,6 @@ impl TableOptimizerConfig {
         }
         Ok(())
     }
-}
-
-/// Algorithms for tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableOptimizerKind {
-    /// One accumulator per row: the mean of the squared gradient.
-    RowWiseAdagrad,
-    /// One accumulator per weight (Duchi et al. 2011).
-    Adagrad,
-    /// Plain stochastic gradient descent.
-    Sgd,
-    /// Two moments per weight (Kingma and Ba 2015), which only rows of the batch move.
-    Adam,
 }
 
 fn tiny() -> f32 {
@@ -232,7 +219,7 @@ impl DenseOptimizerConfig {
     }
 
     /// What state there is: the algorithm, and whether it keeps momentum.
-    pub(crate) fn state_kind(&self) -> (DenseOptimizerKind, bool) {
+    pub fn state_kind(&self) -> (DenseOptimizerKind, bool) {
         (self.kind, self.momentum > 0.0)
     }
 

@@ -3,22 +3,9 @@
 use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
+use onefold_sharding::{CostModel, Error, Plan, Result, Search};
 
-use crate::{Beam, CostModel, Error, Greedy, Plan, Result, Search, Task, TorchrecDefault};
-
-/// Every search that there is: ours, and the baselines.
-pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
-    vec![
-        Box::new(Greedy::Random { seed }),
-        Box::new(Greedy::BySize),
-        Box::new(Greedy::ByDimension),
-        Box::new(Greedy::ByLookups),
-        Box::new(Greedy::BySizeTimesLookups),
-        Box::new(TorchrecDefault),
-        Box::new(Beam::Neuroshard),
-        Box::new(Beam::Full),
-    ]
-}
+use crate::Task;
 
 /// What one search did on all tasks.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +46,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 /// All searches on all tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// By search, as [`searches`] has them.
+    /// By search, in the order that was asked for.
     pub methods: Vec<MethodFigures>,
 }
 
@@ -109,4 +96,47 @@ pub fn compare(
     }
     reporter.end();
     Ok(Comparison { methods })
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_sharding::{AnalyticCost, Beam, LearnedCost, ModelFile, searches};
+
+    use super::*;
+    use crate::{TaskOptions, tasks};
+
+    #[test]
+    fn generated_tasks_all_get_a_plan_below_the_baselines() {
+        let options = TaskOptions { max_dim: 128, ..TaskOptions::new(10..=40, 4, 3, 5) };
+        let tasks = tasks(&options).unwrap();
+        let found = compare(
+            &tasks,
+            &searches(1),
+            &|_| Ok(Box::new(AnalyticCost)),
+            &mut |_, _| Ok(()),
+            &onefold_datasets::progress::Silent,
+        )
+        .unwrap();
+        let ours = found.methods.last().unwrap();
+        assert_eq!((ours.search.as_str(), ours.valid()), ("beam", 3));
+        for method in &found.methods[..7] {
+            let (theirs, ours) = method.common_means_ms(ours).unwrap_or((f64::INFINITY, 0.0));
+            assert!(ours < theirs, "{} {ours} {theirs}", method.search);
+        }
+    }
+
+    #[test]
+    fn plans_do_not_depend_on_threads() {
+        let options = TaskOptions { max_dim: 64, ..TaskOptions::new(40..=40, 8, 1, 11) };
+        let task = tasks(&options).unwrap().remove(0);
+        let learned = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &task.topology, true).unwrap();
+        for model in [&AnalyticCost as &dyn CostModel, &learned] {
+            let planned = |threads: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let Task { tables, topology, .. } = &task;
+                pool.install(|| Beam::Full.plan(&tables.tables, topology, model, tables.batch_size)).unwrap()
+            };
+            assert_eq!(planned(1), planned(5), "{}", model.id());
+        }
+    }
 }

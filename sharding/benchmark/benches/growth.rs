@@ -1,4 +1,4 @@
-//! How planning time grows with tables and ranks: `cargo bench -p onefold-sharding --bench growth -- growth.svg`.
+//! How planning time grows with tables and ranks: `cargo bench -p onefold-sharding-benchmark --bench growth -- growth.svg`.
 //!
 //! Prints a line per size, and draws them if a file is named. Criterion has no part in it: what is of interest is one
 //! plan of each size, cold, with the memory that it took.
@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::units::format_bytes;
-use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TaskOptions, TorchrecDefault, tasks};
+use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TorchrecDefault};
+use onefold_sharding_benchmark::{TaskOptions, tasks};
 
 const SIZES: [(usize, u32); 10] = [
     (30, 4),

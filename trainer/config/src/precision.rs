@@ -1,9 +1,6 @@
 //! `precision` under `[train]`.
 
 use serde::{Deserialize, Serialize};
-use tch::Device;
-
-use crate::kernels::processor::{has_amx_bf16, has_avx512_bf16};
 
 /// What the dense part's products are computed with: those of linear layers, of the interaction and of attention.
 /// Parameters, their gradients, the optimizer, normalizations, softmax, the loss and metrics are of 32-bit floats whichever
@@ -35,17 +32,13 @@ impl Precision {
         *self == Self::default()
     }
 
-    /// Refuses a precision by which nothing would be gained in training on `device`: why, and what to do. Whatever a model
-    /// was trained with, it can be evaluated anywhere.
-    pub(crate) fn check(self, device: Device) -> Result<(), (String, &'static str)> {
-        if device != Device::Cpu {
-            return Ok(());
-        }
-        self.check_on_processor(has_amx_bf16() || has_avx512_bf16())
-    }
-
-    /// The same on a processor that has instructions for bfloat16, or has not.
-    pub(crate) fn check_on_processor(self, has_bf16: bool) -> Result<(), (String, &'static str)> {
+    /// Refuses a precision by which nothing would be gained on a processor that has instructions for bfloat16, or has not:
+    /// why, and what to do.
+    ///
+    /// # Errors
+    ///
+    /// A message and a hint.
+    pub fn check_on_processor(self, has_bf16: bool) -> Result<(), (String, &'static str)> {
         match self {
             Self::Tf32 => Err((
                 "`[train].precision` is `tf32`, which processors do not have".to_owned(),

@@ -62,7 +62,7 @@ pub enum Interaction {
 
 impl Interaction {
     /// Values that the top MLP is given for a sample of `vectors` vectors of `dim`.
-    pub(crate) fn width(self, vectors: i64, dim: i64, has_bottom: bool) -> i64 {
+    pub fn width(self, vectors: i64, dim: i64, has_bottom: bool) -> i64 {
         match self {
             Self::Dot => vectors * (vectors - 1) / 2 + if has_bottom { dim } else { 0 },
             Self::Dcn => vectors * dim,
@@ -92,7 +92,7 @@ fn is_encoder_heads(heads: &i64) -> bool {
 
 impl ModelConfig {
     /// Width of the encoder block's hidden layer.
-    pub(crate) fn encoder_hidden_width(&self, dim: i64) -> i64 {
+    pub fn encoder_hidden_width(&self, dim: i64) -> i64 {
         self.encoder_hidden.unwrap_or(4 * dim)
     }
 

@@ -1,6 +1,10 @@
 //! `train.toml`: data, model, tables, optimizers, and the loop around them.
+//!
+//! The trainer reads it to train, the planner to know the tables. This crate does not need libtorch.
+#![forbid(unsafe_code)]
 
 mod dense;
+mod error;
 mod model;
 mod optimizer;
 mod parameters;
@@ -13,16 +17,16 @@ use std::path::{Path, PathBuf};
 
 use onefold_datasets::versioned::parse_toml;
 use onefold_datasets::{PartitionFilter, SESSION_COLUMN, Schema, Snapshot, suggest};
+pub use onefold_sharding::TableOptimizer;
 use onefold_sharding::{EmbeddingConfig, FeatureConfig, KnownIds, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
-
 pub use self::dense::{DenseConfig, Normalization};
+pub use self::error::{Error, Result};
 pub use self::model::{Interaction, ModelConfig};
 pub use self::optimizer::{
     DenseOptimizerConfig, DenseOptimizerKind, OptimizerConfig, Schedule, ScheduleConfig, ScheduleKind,
-    TableOptimizerConfig, TableOptimizerKind,
+    TableOptimizerConfig,
 };
 pub use self::parameters::ParameterCount;
 pub use self::precision::Precision;
@@ -88,10 +92,19 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read, [`Error::Config`], with line or key, if it is not TOML, has an unknown
-    /// key, another version, or values that no model can have.
+    /// [`Error::Io`] if it cannot be read, [`Error::Config`], with line or key, if it is not there, is not TOML, has an
+    /// unknown key, another version, or values that no model can have.
     pub fn load(path: &Path) -> Result<Self> {
-        Self::parse(path, &fs_err::read_to_string(path)?)
+        match fs_err::read_to_string(path) {
+            Ok(text) => Self::parse(path, &text),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Config {
+                path: path.to_owned(),
+                message: "there is no such file".to_owned(),
+                hint: "give the `train.toml` of the model; `onefold-data` writes one beside the raw logs"
+                    .to_owned(),
+            }),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Parses the text of a `train.toml` that is (or would be) at `path`.
@@ -128,15 +141,6 @@ impl TrainConfig {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// Refuses a precision that training on `device` would not gain by.
-    pub(crate) fn check_precision(&self, device: tch::Device) -> Result<()> {
-        self.train.precision.check(device).map_err(|(message, hint)| Error::Config {
-            path: self.path.clone(),
-            message,
-            hint: hint.to_owned(),
-        })
-    }
-
     /// Where this was read from.
     pub fn path(&self) -> &Path {
         &self.path
@@ -161,12 +165,13 @@ impl TrainConfig {
     }
 
     /// Checks the configuration against a dataset, whose batches have `schema`, and gives what its features look up, in
-    /// schema order. `earlier` are those of the model that goes on, if one does. Allocates nothing. The ids that the dataset is known to hold are checked against the tables unless
-    /// batches are preprocessed; the reader checks them all.
+    /// schema order. `earlier` are those of the model that goes on, if one does. Allocates nothing. The ids that the
+    /// dataset is known to hold are checked against the tables unless batches are preprocessed; the reader checks them
+    /// all.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Sharding`]
+    /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Tables`]
     /// for tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for
     /// filters that choose nothing.
     pub fn tables(
@@ -176,7 +181,7 @@ impl TrainConfig {
         earlier: &[FeatureConfig],
     ) -> Result<Vec<FeatureConfig>> {
         let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
-        self.check_labels(schema)?;
+        self.tasks_of(schema)?;
         if schema.groups.is_empty() {
             return Err(wrong(
                 "the dataset has no sparse feature, so there is nothing to embed".to_owned(),
@@ -205,7 +210,29 @@ impl TrainConfig {
         if let Some(eval) = self.eval_partitions()? {
             snapshot.select(&eval)?;
         }
-        let refused = |source| Error::Sharding { path: self.path.clone(), source };
+        let tables = self.features(snapshot, schema, earlier)?;
+        if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
+            return Err(wrong(
+                format!("`[tables.{}]` has {} rows", table.feature, table.rows),
+                format!("this trainer holds tables of up to {} rows; hash the ids into fewer", u32::MAX),
+            ));
+        }
+        Ok(tables)
+    }
+
+    /// What the features of `schema`, which batches of the dataset have, look up, in schema order; as
+    /// [`tables`](Self::tables), for whoever does not train.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tables`] for tables that cannot be, name no feature, or are too small for the dataset's ids.
+    pub fn features(
+        &self,
+        snapshot: &Snapshot,
+        schema: &Schema,
+        earlier: &[FeatureConfig],
+    ) -> Result<Vec<FeatureConfig>> {
+        let refused = |source| Error::Tables { path: self.path.clone(), source };
         // Of ids that preprocessing gives nothing is known.
         let known = match &self.data.preprocess {
             None => KnownIds::of_snapshot(snapshot),
@@ -216,12 +243,6 @@ impl TrainConfig {
         let tables = resolve_tables(&self.embedding, &self.tables, schema, &known).map_err(refused)?;
         if self.data.preprocess.is_none() {
             check_ids(&tables, &snapshot.statistics.features).map_err(refused)?;
-        }
-        if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
-            return Err(wrong(
-                format!("`[tables.{}]` has {} rows", table.feature, table.rows),
-                format!("this trainer holds tables of up to {} rows; hash the ids into fewer", u32::MAX),
-            ));
         }
         Ok(tables)
     }

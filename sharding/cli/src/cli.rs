@@ -3,9 +3,9 @@
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use crate::{FeatureSet, MAX_RANKS, ModelFile, Topology};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_datasets::units::parse_bytes;
+use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
 use onefold_terminal::OutputOptions;
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
@@ -279,7 +279,7 @@ pub(crate) struct TablesArguments {
     pub(crate) dedupe_factor: Vec<GroupFactor>,
     /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
     /// statistics are used
-    #[arg(long, value_name = "N", default_value_t = crate::ACCESS_BATCH, conflicts_with = "torchrec")]
+    #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
     pub(crate) samples: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
@@ -408,7 +408,8 @@ mod tests {
 
     #[test]
     fn the_searches_are_those_that_there_are() {
-        let mut known: Vec<String> = crate::searches(1).iter().map(|search| search.id().to_owned()).collect();
+        let mut known: Vec<String> =
+            onefold_sharding::searches(1).iter().map(|search| search.id().to_owned()).collect();
         known.sort();
         let mut offered = SEARCHES.to_vec();
         offered.sort_unstable();

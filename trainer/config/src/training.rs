@@ -109,7 +109,7 @@ impl Default for EvaluationConfig {
 
 impl EvaluationConfig {
     /// The column that batches must carry for the groups; `None` where a sparse feature tells them.
-    pub(crate) fn kept_column(&self, schema: &Schema) -> Option<String> {
+    pub fn kept_column(&self, schema: &Schema) -> Option<String> {
         let is_feature = |name: &&String| schema.sparse_features().any(|feature| feature.name == **name);
         self.group.as_ref().filter(|name| !is_feature(name)).cloned()
     }

@@ -1,0 +1,38 @@
+//! The errors of a configuration.
+
+use std::path::PathBuf;
+
+/// What can be wrong with a `train.toml`, or with the dataset that it is for.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An operating-system error; `fs_err` puts the path into it.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+
+    /// The dataset.
+    #[error(transparent)]
+    Dataset(#[from] onefold_datasets::Error),
+
+    /// The tables.
+    #[error("`{}`: {source}", path.display())]
+    Tables {
+        /// The configuration file.
+        path: PathBuf,
+        /// What is wrong with its tables.
+        source: onefold_sharding::Error,
+    },
+
+    /// The file does not say what it should.
+    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
+    Config {
+        /// The configuration file.
+        path: PathBuf,
+        /// What is wrong, with the section or key.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
