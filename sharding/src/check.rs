@@ -59,9 +59,9 @@ impl Plan {
             )));
         }
         let loads = loads_by_rank(tables, &self.tables, topology)?;
-        for (prediction, loads) in self.ranks.iter().zip(&loads) {
-            let needed = (memory_bytes(loads)?, buffer_bytes(loads, topology, self.batch_size));
-            check_memory(prediction, needed, topology.memory_bytes)?;
+        let buffers = buffer_bytes(&loads, topology, self.batch_size);
+        for ((prediction, loads), buffers) in self.ranks.iter().zip(&loads).zip(buffers) {
+            check_memory(prediction, (memory_bytes(loads)?, buffers), topology.memory_bytes)?;
         }
         Ok(())
     }
@@ -400,7 +400,7 @@ mod tests {
         assert_fault(fault(copies(&[0])), "the data_parallel table `user` has no copy on rank 1");
         assert_fault(fault(copies(&[0, 0])), "the data_parallel table `user` has two copies on rank 0");
         // With both copies only the predicted bytes are left to be wrong.
-        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 2304, it needs 1280");
+        assert_fault(fault(copies(&[1, 0])), "`memory_bytes` of rank 1 is 1800, its shards take 3240");
     }
 
     #[test]
@@ -427,7 +427,7 @@ mod tests {
         let error = plan(2).check(&tables(), &smaller).unwrap_err().to_string();
         assert_fault(
             error,
-            "rank 0 would hold 1.4 KiB of tables and 2.2 KiB of buffers and has 1.5 KiB: 2.2 KiB too much",
+            "rank 0 would hold 1.4 KiB of tables and 3.8 KiB of buffers and has 1.5 KiB: 3.7 KiB too much",
         );
     }
 

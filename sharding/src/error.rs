@@ -86,18 +86,26 @@ pub enum Error {
 
     /// All tables together are larger than all ranks together.
     #[error(
-        "the tables do not fit: with optimizer state and buffers they need {}, {ranks} ranks have {} together, so {} are missing\n  hint: add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables",
-        format_bytes(*needed_bytes),
+        "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {} {}, so {} are \
+         missing\n  hint: {}",
+        format_bytes(*tables_bytes),
+        format_bytes(*buffer_bytes),
+        if *ranks == 1 { "1 rank has".to_owned() } else { format!("{ranks} ranks together have") },
         format_bytes(*capacity_bytes),
-        format_bytes(needed_bytes.saturating_sub(*capacity_bytes))
+        format_bytes(tables_bytes.saturating_add(*buffer_bytes).saturating_sub(*capacity_bytes)),
+        ranks_hint(*ranks, *enough_ranks)
     )]
     NoRoom {
         /// What all tables need.
-        needed_bytes: u64,
+        tables_bytes: u64,
+        /// What the buffers of all ranks need.
+        buffer_bytes: u64,
         /// What all ranks have.
         capacity_bytes: u64,
         /// The ranks.
         ranks: u32,
+        /// Ranks that have room; `None` if the buffers of many ranks leave no room in each.
+        enough_ranks: Option<u64>,
     },
 }
 
@@ -151,6 +159,21 @@ fn room_hint(needed: u64, capacity: u64, splits: bool) -> &'static str {
         "it does not split further, its columns only into multiples of 4 and its rows over the ranks; raise `memory_bytes` in the topology, add ranks, or lower the table's `rows` or `dim`"
     } else {
         "it is larger than a whole rank and this search does not split tables; plan with the option `search = beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+    }
+}
+
+/// More ranks bring memory, and more samples to exchange: they help where the buffers leave something of a rank.
+fn ranks_hint(ranks: u32, enough: Option<u64>) -> String {
+    match enough {
+        Some(enough) => {
+            let enough = enough.max(u64::from(ranks) + 1);
+            format!(
+                "plan for {enough} ranks or more, raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
+            )
+        }
+        None => "more ranks do not help, as they exchange more vectors; raise `memory_bytes` in the topology, or lower \
+                 `batch_size` in the tables' file, or `dim` of the tables"
+            .to_owned(),
     }
 }
 

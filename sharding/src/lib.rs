@@ -69,7 +69,7 @@ pub use search::torchrec::TorchrecDefault;
 pub use search::{Search, searches};
 pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error, normal_cdf};
-pub use table::{DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
+pub use table::{BufferBytes, DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
 pub use tables::{
     DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
     MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,

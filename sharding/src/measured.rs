@@ -16,7 +16,7 @@ pub struct MeasuredFeature {
     pub pooling_factor: f64,
     /// Ids of all samples ÷ ids of the batches' distinct lists, 1 or more.
     pub dedupe_factor: f64,
-    /// Samples ÷ the batches' distinct lists, 1 or more.
+    /// Samples ÷ the batches' distinct lists that are not empty, 1 or more.
     pub list_dedupe_factor: f64,
     /// How often the rows were looked up, once for every distinct list of a batch.
     pub access_bins: AccessBins,
@@ -35,7 +35,7 @@ pub struct MeasuredFeatures {
 struct Counting<'a> {
     config: &'a FeatureConfig,
     sample_ids: u64,
-    /// Distinct lists.
+    /// Distinct lists that are not empty.
     lists: u64,
     /// The table row of every id of a distinct list. Rows beyond 2³² are told apart by their lower half.
     rows: Vec<u32>,
@@ -87,7 +87,7 @@ impl Counting<'_> {
     fn add(&mut self, group: &Group, feature: &Feature) {
         let samples = 0..group.samples();
         self.sample_ids += samples.map(|sample| feature.sizes()[group.row_of(sample)] as u64).sum::<u64>();
-        self.lists += feature.rows() as u64;
+        self.lists += feature.sizes().iter().filter(|size| **size > 0).count() as u64;
         let ids = (0..feature.rows()).flat_map(|row| feature.row(row));
         match self.config.ids {
             IdPolicy::Checked => self.rows.extend(ids.map(|&id| id as u32)),
@@ -155,8 +155,10 @@ mod tests {
         for (found, expected) in [(work.lists, 1025.0), (work.ids, 2024.0), (work.vectors, 1025.0)] {
             assert!((found - expected).abs() < 1e-6, "{found} {expected}");
         }
-        let bytes = load.buffer_bytes(&topology, 1024);
-        assert!(bytes.abs_diff(2024 * 8 + 2 * 1025 * 64 * 4) <= 1, "{bytes}");
+        // Each of two ranks has half of them: one asks, the other serves.
+        let buffers = load.buffers(&topology, 1024);
+        let half = ((2024 + 1025) * 8 + 2 * 1025 * 64 * 4) / 2;
+        assert!(buffers.serving == 0 && buffers.asking.abs_diff(half) <= 1, "{buffers:?}");
         // As if all lists had one length, 506 times fewer would be expected.
         let alike = Table { list_dedupe_factor: None, ..table.clone() };
         let load = ShardLoad { table: &alike, ..load };

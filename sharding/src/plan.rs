@@ -175,14 +175,15 @@ impl Plan {
     ) -> Result<Self> {
         let loads = loads_by_rank(tables, &placed, topology)?;
         let costs = rank_costs(cost_model, &loads, topology, batch_size)?;
+        let buffers = buffer_bytes(&loads, topology, batch_size);
         let mut ranks = Vec::with_capacity(loads.len());
-        for ((rank, loads), cost) in (0..).zip(&loads).zip(costs) {
+        for (((rank, loads), cost), buffer_bytes) in (0..).zip(&loads).zip(costs).zip(buffers) {
             ranks.push(RankPrediction {
                 rank,
                 compute_ms: cost.compute_ms,
                 communication_ms: cost.communication_ms,
                 memory_bytes: memory_bytes(loads)?,
-                buffer_bytes: buffer_bytes(loads, topology, batch_size),
+                buffer_bytes,
             });
         }
         Ok(Self {
@@ -279,9 +280,18 @@ pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
     Ok(sum)
 }
 
-/// Bytes of a rank's buffers; a sum that saturates is over every limit.
-pub(crate) fn buffer_bytes(loads: &[ShardLoad<'_>], topology: &Topology, batch_size: u64) -> u64 {
-    loads.iter().fold(0, |sum: u64, load| sum.saturating_add(load.buffer_bytes(topology, batch_size)))
+/// Bytes of every rank's buffers: of serving its own shards, and of asking all that there are. A sum that saturates is
+/// over every limit.
+pub(crate) fn buffer_bytes(ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<u64> {
+    let mut asking = 0u64;
+    let mut serve = |load: &ShardLoad<'_>| {
+        let buffers = load.buffers(topology, batch_size);
+        asking = asking.saturating_add(buffers.asking);
+        buffers.serving
+    };
+    let serving: Vec<u64> =
+        ranks.iter().map(|loads| loads.iter().map(&mut serve).fold(0, u64::saturating_add)).collect();
+    serving.into_iter().map(|serving| serving.saturating_add(asking)).collect()
 }
 
 #[cfg(test)]
@@ -331,7 +341,8 @@ mod tests {
                 compute_ms: 2.0,
                 communication_ms: 1.0,
                 memory_bytes: 600,
-                buffer_bytes: 2 * (16 * (8 + 2 * 4 * 4))
+                // Every table is asked by one rank and served by the other.
+                buffer_bytes: 3 * (8 * (8 + 8 + 2 * 4 * 4))
             }
         );
         assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);

@@ -49,8 +49,8 @@ pub struct Table {
     /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more; 1 means no deduplication.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists, 1 or more; absent, it is taken to be `dedupe_factor`, as it is where all
-    /// lists are of one length.
+    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`,
+    /// as it is where all lists are of one length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub list_dedupe_factor: Option<f64>,
     /// How often its rows are looked up; absent, all rows are taken as equally likely.
@@ -75,7 +75,7 @@ pub struct FurtherFeature {
     /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists, 1 or more; absent, it is taken to be `dedupe_factor`.
+    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub list_dedupe_factor: Option<f64>,
     /// How often the feature looks up rows; absent, all rows are taken as equally likely.
@@ -92,7 +92,7 @@ pub struct Lookups {
     pub pooling_factor: f64,
     /// Ids of a batch's samples ÷ ids of its distinct lists.
     pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists.
+    /// Samples of a batch ÷ its distinct lists that are not empty.
     pub list_dedupe_factor: f64,
     access_bins: Option<AccessBins>,
 }
@@ -341,39 +341,65 @@ impl TableFile {
     }
 }
 
-/// Bytes that a shard needs to exchange ids and vectors with the other ranks: the ids it is sent, the vectors it sends,
-/// and their gradients. A data-parallel table needs a dense gradient instead; a single rank nothing.
+/// Bytes that a step needs to exchange what is asked of a shard, as the trainer allocates them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BufferBytes {
+    /// On every rank: what it sends the shard's rank and gets from there, to ask and to give back gradients.
+    pub asking: u64,
+    /// On the shard's rank besides: what it exchanges with the ranks that ask it, less what it does not ask itself.
+    pub serving: u64,
+}
+
+/// The buffers of a shard of so many columns, one of `parts` that the table's rows are divided into.
 ///
-/// `parts` are the row shards that the table's ids divide over, 1 unless it is row-wise.
-pub(crate) fn exchange_buffer_bytes(
+/// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as it is
+/// looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table has a vector from
+/// every shard that has a row of it. Every rank announces to all others which rows of a data-parallel table its batch
+/// has, and sends their gradients; what reduces the gradient of the whole table instead, as TorchRec does, needs a dense
+/// one: the larger of both is taken. A single rank needs nothing.
+pub(crate) fn exchange_buffers(
     table: &Table,
     sharding_type: ShardingType,
     columns: u64,
     parts: u64,
     topology: &Topology,
     batch_size: u64,
-) -> u64 {
-    if topology.ranks == 1 {
-        return 0;
+) -> BufferBytes {
+    let others = f64::from(topology.ranks.saturating_sub(1));
+    if others == 0.0 {
+        return BufferBytes::default();
     }
-    let columns = columns as f64;
-    let bytes = if sharding_type == ShardingType::DataParallel {
-        table.rows as f64 * columns * ACTIVATION_BYTES
-    } else {
-        let of_feature = |lookups: Lookups| {
-            let [lists, ids] = lookups.distinct(batch_size as f64 * f64::from(topology.ranks));
-            let ids = ids / parts.max(1) as f64;
-            let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
-            ids * ID_BYTES + 2.0 * vectors * columns * ACTIVATION_BYTES
-        };
-        table.lookups().map(of_feature).sum()
-    };
+    let (samples, vector_bytes) = (batch_size as f64, columns as f64 * ACTIVATION_BYTES);
     // A sum that saturates is over every limit.
-    bytes.ceil() as u64
+    let whole = |bytes: f64| bytes.ceil() as u64;
+    if sharding_type == ShardingType::DataParallel {
+        // At most: ids repeat.
+        let rows: f64 = table.lookups().map(|lookups| lookups.distinct(samples)[1]).sum();
+        let sent = 2.0 * others * rows.min(table.rows as f64) * (2.0 * WORD_BYTES + vector_bytes);
+        return BufferBytes { serving: whole(sent.max(table.rows as f64 * vector_bytes)), asking: 0 };
+    }
+    let of_feature = |lookups: Lookups| {
+        let [lists, ids] = lookups.distinct(samples);
+        let lists = shared_lists(lists, ids, parts);
+        let ids = ids / parts.max(1) as f64;
+        let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
+        (ids + lists) * 2.0 * WORD_BYTES + 2.0 * vectors * vector_bytes
+    };
+    let asked: f64 = table.lookups().map(of_feature).sum();
+    BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
+}
+
+/// How many of `lists` lists, with `ids` ids in all, have one in a given part of `parts` equal ones: every list is taken to
+/// have as many ids, and each id to be in any part. Of fewer ids than lists, each is taken to be a list of its own.
+fn shared_lists(lists: f64, ids: f64, parts: u64) -> f64 {
+    let part = 1.0 / parts.max(1) as f64;
+    if ids <= lists { ids * part } else { lists * (1.0 - (1.0 - part).powf(ids / lists)) }
 }
 
 /// Bytes of an id.
 pub(crate) const ID_BYTES: f64 = 8.0;
+/// Bytes of a word of a request.
+const WORD_BYTES: f64 = 4.0;
 /// Bytes of a value of optimizer state.
 const STATE_BYTES: u64 = 4;
 /// Vectors and gradients travel in single precision.
@@ -490,10 +516,11 @@ mod tests {
         let numbers = |lookups: Lookups| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
         let expected = [(Pooling::Attention, 20.0, 4.0), (Pooling::Sum, 1.0, 1.0)];
         assert_eq!(table.lookups().map(numbers).collect::<Vec<_>>(), expected);
-        // Weights once; ids and vectors of both: 5 ids a sample as they are, and one that is pooled, twice for 2 ranks.
-        let topology = Topology::h100(2, 1 << 30).unwrap();
-        let bytes = exchange_buffer_bytes(&table, ShardingType::TableWise, 4, 1, &topology, 8);
-        assert_eq!(bytes, 16 * 5 * (8 + 2 * 4 * 4) + 16 * (8 + 2 * 4 * 4));
+        // Weights once; words and vectors of both: 40 ids in two lists as they are, and eight that are pooled.
+        let topology = Topology::h100(3, 1 << 30).unwrap();
+        let buffers = exchange_buffers(&table, ShardingType::TableWise, 4, 1, &topology, 8);
+        let asking = (40 + 2) * 8 + 2 * 40 * 16 + (8 + 8) * 8 + 2 * 8 * 16;
+        assert_eq!(buffers, BufferBytes { serving: asking, asking });
         assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());
 
         let mut wrong = table.clone();
@@ -509,6 +536,29 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
+        assert_eq!(shared_lists(100.0, 1000.0, 1), 100.0);
+        // Of lists of two ids, a half has none in the other half's three quarters of the time.
+        assert_eq!(shared_lists(100.0, 200.0, 2), 75.0);
+        assert_eq!(shared_lists(100.0, 40.0, 4), 10.0);
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let of = |table: &Table, kind, parts| exchange_buffers(table, kind, 8, parts, &topology, 100);
+        let table = Table::new("t", 1000, 8);
+        let quarter = of(&table, ShardingType::RowWise, 4);
+        assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
+        // A copy sends the rows of its own batch to all others: of a table of few rows, all of them.
+        let few =
+            of(&Table { pooling_factor: 1000.0, ..Table::new("few", 10, 8) }, ShardingType::DataParallel, 1);
+        assert!(few.serving.abs_diff(2 * 3 * 10 * (8 + 32)) <= 1 && few.asking == 0, "{few:?}");
+        let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
+        assert_eq!(many.serving, 100_000 * 32);
+        assert_eq!(
+            exchange_buffers(&table, ShardingType::RowWise, 8, 1, &Topology::h100(1, 9).unwrap(), 9),
+            BufferBytes::default()
+        );
     }
 
     #[test]

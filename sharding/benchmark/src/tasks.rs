@@ -135,8 +135,9 @@ fn draw(
             let shard = Shard::whole(&table, 0);
             let sharding_type = ShardingType::TableWise;
             let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
-            let buffers = load.buffer_bytes(topology, batch_size);
-            bytes += u128::from(table.memory_bytes()?) + u128::from(buffers);
+            let buffers = load.buffers(topology, batch_size);
+            let asking = u128::from(buffers.asking) * u128::from(topology.ranks);
+            bytes += u128::from(table.memory_bytes()?) + u128::from(buffers.serving) + asking;
             tables.push(table);
         }
         if bytes <= limit {

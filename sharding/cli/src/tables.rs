@@ -21,7 +21,7 @@ use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
 use crate::{Staged, counted};
 
 /// Why a cost is lower than what training will take.
-const ATTENTION_NOTE: &str = "one vector per id is priced, the attention block itself is not";
+const SEQUENCE_NOTE: &str = "one vector per id is priced, the model's block that pools them is not";
 
 pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<()> {
     let out = &arguments.output.out;
@@ -271,14 +271,14 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
         counted(count as u64, "table"),
         out.display()
     );
-    let attention: Vec<&str> = file
+    let sequences: Vec<&str> = file
         .tables
         .iter()
         .filter(|table| table.lookups().any(|lookups| lookups.pooling.is_sequence()))
         .map(|table| table.name.as_str())
         .collect();
-    if !attention.is_empty() {
-        let _ = write!(text, "\nPooled by attention: {} ({ATTENTION_NOTE})", attention.join(", "));
+    if !sequences.is_empty() {
+        let _ = write!(text, "\nPooled by the model: {} ({SEQUENCE_NOTE})", sequences.join(", "));
     }
     if file.tables.iter().flat_map(Table::lookups).all(|lookups| lookups.dedupe_factor == 1.0) {
         text.push_str(
@@ -290,7 +290,7 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
         "tables": count,
         "batch_size": file.batch_size,
         "memory_bytes": bytes,
-        "attention_tables": attention,
+        "sequence_tables": sequences,
     });
     Ok(printer.summary(&text, &json)?)
 }

@@ -105,16 +105,16 @@ const PLAN: &str = "plan --tables tables.json --topology topology.json --out pla
 fn a_plan_is_printed_written_and_checked() {
     let dir = Dir::with_inputs();
     let summary = dir.run(&format!("{PLAN} --search greedy_by_size")).succeeded();
-    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. Each table has buffers of
-    // 512 · (2 · 8 + 2 · 64 · 4) B. A table computes
+    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. On both, each table has buffers of
+    // 256 · ((2 + 1) · 8 + 2 · 64 · 4) B. A table computes
     // (1,024 · 8 + 1,024 · 256 + 512 · 256) B · 1.15 · 3 ÷ 3.35e12 B/s and exchanges 2 · 512 · 256 B at 4.5e11 B/s.
     let lines: Vec<&str> = summary.lines().collect();
     assert_eq!(
         lines[..6],
         [
             "rank  shards      memory   compute ms   communication ms      cost ms",
-            "   0       1     1.0 MiB       0.0004             0.0006       0.0010",
-            "   1       2     1.1 MiB       0.0008             0.0012       0.0020",
+            "   0       1     1.1 MiB       0.0004             0.0006       0.0010",
+            "   1       2     1.0 MiB       0.0008             0.0012       0.0020",
             "",
             "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v1",
             "Memory: the fullest rank holds 1.1 MiB of 2.0 MiB",
@@ -144,7 +144,7 @@ fn json_has_the_same_figures_as_the_plan() {
     assert_eq!(figures["plan"], "plan.json");
     assert_eq!((figures["tables"].as_u64(), figures["ranks"].as_u64()), (Some(3), Some(2)));
     assert_eq!(figures["bottleneck_rank"], 1);
-    assert_eq!(figures["max_memory_bytes"], 2_500 * 65 * 4 + 2 * 512 * (16 + 512));
+    assert_eq!(figures["max_memory_bytes"], 3_000 * 65 * 4 + 3 * 256 * (24 + 512));
     assert!((figures["max_cost_ms"].as_f64().unwrap() - plan.max_cost_ms).abs() < 1e-12);
     assert!(figures["plan_seconds"].as_f64().unwrap() <= figures["wall_seconds"].as_f64().unwrap());
     let checked = dir.run("check plan.json --tables tables.json --topology topology.json --json").json();
@@ -224,20 +224,24 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     dir.run("topology --ranks 2 --memory 700000 --out topology.json --overwrite").succeeded();
     assert_eq!(
         dir.run(PLAN).failed(),
-        "error: the tables do not fit: with optimizer state and buffers they need 2.1 MiB, 2 ranks have 1.3 MiB together, \
-         so 821.3 KiB are missing\n  hint: add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of \
-         the tables"
+        "error: the tables do not fit: with optimizer state they need 1.4 MiB, and the buffers of a step 804.0 KiB; 2 \
+         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: more ranks do not help, as they exchange more \
+         vectors; raise `memory_bytes` in the topology, or lower `batch_size` in the tables' file, or `dim` of the tables"
     );
     assert_eq!(
         dir.run(&format!("{PLAN} --search greedy_by_size")).failed(),
-        "error: table `user` fits on no rank: it needs 1.0 MiB, rank 0 has the most left with 683.6 KiB of 683.6 KiB, so \
-         342.1 KiB are missing\n  hint: it is larger than a whole rank and this search does not split tables; plan with \
+        "error: table `user` fits on no rank: it needs 761.7 KiB, rank 0 has the most left with 281.6 KiB of 683.6 KiB, so \
+         480.1 KiB are missing\n  hint: it is larger than a whole rank and this search does not split tables; plan with \
          `--search beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
     );
     dir.run("topology --ranks 1 --memory 1MiB --out topology.json --overwrite").succeeded();
     let error = dir.run(PLAN).failed();
     assert!(error.starts_with("error: the tables do not fit"), "{error}");
-    assert!(error.contains("\n  hint: add ranks or raise `memory_bytes` in the topology"), "{error}");
+    assert!(error.contains("; 1 rank has 1.0 MiB, so 372.5 KiB are missing"), "{error}");
+    assert!(
+        error.contains("\n  hint: plan for 7 ranks or more, raise `memory_bytes` in the topology"),
+        "{error}"
+    );
     assert!(!dir.path("plan.json").exists());
 }
 
@@ -249,8 +253,8 @@ fn check_refuses_a_plan_of_other_tables_or_ranks() {
     dir.run("topology --ranks 2 --memory 700000 --out topology.json --overwrite").succeeded();
     assert_eq!(
         dir.run(check).failed(),
-        "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and 264.0 KiB of buffers \
-         and has 683.6 KiB: 342.1 KiB too much\n  hint: make the plan again with `onefold-shard plan`"
+        "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and 402.0 KiB of buffers \
+         and has 683.6 KiB: 480.1 KiB too much\n  hint: make the plan again with `onefold-shard plan`"
     );
     dir.run("topology --ranks 4 --memory 1MiB --out topology.json --overwrite").succeeded();
     assert!(
@@ -373,8 +377,8 @@ fn tables_come_from_the_configuration_and_the_statistics() {
     // (5,000 + 1,000) rows · 16 · 4 B, twice for Adagrad.
     assert_eq!(
         summary,
-        "2 tables of 750.0 KiB with optimizer state, written to `tables.json`\nPooled by attention: history (one vector \
-         per id is priced, the attention block itself is not)\n"
+        "2 tables of 750.0 KiB with optimizer state, written to `tables.json`\nPooled by the model: history (one vector \
+         per id is priced, the model's block that pools them is not)\n"
     );
     let file = TableFile::load(&dir.path("tables.json")).unwrap();
     assert_eq!(file.batch_size, 512);

@@ -4,7 +4,7 @@ pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
 
-use crate::table::{ACTIVATION_BYTES, Lookups, exchange_buffer_bytes};
+use crate::table::{ACTIVATION_BYTES, BufferBytes, Lookups, exchange_buffers};
 use crate::{Result, Shard, ShardingType, Table, Topology};
 
 /// A shard that stands on a rank, with what its cost depends on.
@@ -61,11 +61,11 @@ impl ShardLoad<'_> {
         self.shard.row_count() as f64 / self.table.rows as f64
     }
 
-    /// Bytes that the shard needs to exchange ids, vectors and gradients with the other ranks.
-    pub fn buffer_bytes(&self, topology: &Topology, batch_size: u64) -> u64 {
+    /// What ranks need to exchange ids, vectors and gradients of the shard.
+    pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         let parts = self.table.rows.div_ceil(self.shard.row_count().max(1));
         let columns = self.shard.column_count();
-        exchange_buffer_bytes(self.table, self.sharding_type, columns, parts, topology, batch_size)
+        exchange_buffers(self.table, self.sharding_type, columns, parts, topology, batch_size)
     }
 
     /// What the shard's rank sends for it in a step of `batch_size` samples per rank.

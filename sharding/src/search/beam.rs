@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::search::Search;
 use crate::search::explain::reasons;
-use crate::search::greedy::Greedy;
+use crate::search::greedy::{Greedy, whole_buffers};
 use crate::search::local::improve;
 use crate::search::placement::{Placement, by_memory, grid_search};
 use crate::search::problem::{Kind, Problem, Unit};
@@ -179,10 +179,11 @@ fn better(a: Placement, b: Placement) -> Placement {
 
 /// Whole tables; those larger than a rank are halved until their shards fit, or divided by rows.
 fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
-    let capacity = problem.topology.memory_bytes;
+    let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+    let capacity = problem.capacity(&whole);
     let mut state = Vec::new();
-    for table in 0..problem.tables.len() {
-        let (mut unit, mut pieces) = (problem.whole(table), 1);
+    for (table, unit) in whole.into_iter().enumerate() {
+        let (mut unit, mut pieces) = (unit, 1);
         while problem.priced(&unit).bytes > capacity && 2 * pieces <= problem.ranks {
             let Some(half) = unit.half() else { break };
             (unit, pieces) = (half, 2 * pieces);
@@ -230,11 +231,26 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
 fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error {
     let capacity = problem.topology.memory_bytes;
     let table = &problem.tables[unit.table];
-    let whole: u64 = (0..problem.tables.len())
-        .fold(0, |sum: u64, table| sum.saturating_add(problem.priced(&problem.whole(table)).bytes));
-    let all = capacity.saturating_mul(u64::from(problem.topology.ranks));
-    if whole > all {
-        return Error::NoRoom { needed_bytes: whole, capacity_bytes: all, ranks: problem.topology.ranks };
+    let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+    let asking = capacity - problem.capacity(&whole);
+    let ranks = u64::from(problem.topology.ranks);
+    let standing = whole.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add);
+    let needed_bytes = standing.saturating_add(asking.saturating_mul(ranks));
+    let capacity_bytes = capacity.saturating_mul(ranks);
+    if needed_bytes > capacity_bytes {
+        let tables = problem.tables.iter().map(|table| table.memory_bytes().unwrap_or(u64::MAX));
+        let tables_bytes = tables.fold(0, u64::saturating_add);
+        // Of many ranks, each asks for as much as it serves.
+        let two = Topology { ranks: ranks.max(2) as u32, ..problem.topology.clone() };
+        let asked = problem.tables.iter().map(|table| whole_buffers(table, &two, problem.batch_size).asking);
+        let left = capacity.saturating_sub(asked.fold(0, u64::saturating_add).saturating_mul(2));
+        return Error::NoRoom {
+            tables_bytes,
+            buffer_bytes: needed_bytes.saturating_sub(tables_bytes),
+            capacity_bytes,
+            ranks: problem.topology.ranks,
+            enough_ranks: tables_bytes.checked_div(left).map(|ranks| ranks.saturating_add(1)),
+        };
     }
     Error::DoesNotFit {
         table: table.name.clone(),
@@ -367,12 +383,26 @@ mod tests {
         }
         let error =
             Beam::Full.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8).unwrap_err();
-        assert!(error.to_string().starts_with("the tables do not fit: with optimizer state and buffers they need 2.5 MiB, 2 ranks have 2.0 MiB together, so "), "{error}");
+        let error = error.to_string();
+        assert!(
+            error.starts_with(
+                "the tables do not fit: with optimizer state they need 2.5 MiB, and the buffers of a step 16.5 KiB; 2 \
+                 ranks together have 2.0 MiB, so "
+            ),
+            "{error}"
+        );
+        assert!(error.contains("\n  hint: plan for 3 ranks or more, raise"), "{error}");
+        // Buffers grow with the ranks, and no rank has room for them.
+        let wide = [Table { pooling_factor: 50.0, ..Table::new("wide", 100_000, 64) }];
+        let error =
+            Beam::Full.plan(&wide, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 4096).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("hint: more ranks do not help"), "{error}");
         // An odd number of columns does not split, and blocks of two of five rows leave the fourth rank none.
         let error = Beam::Full
             .plan(
                 &[Table::new("odd", 5, (1 << 20) + 1)],
-                &Topology::h100(4, 40 << 20).unwrap(),
+                &Topology::h100(4, 30 << 20).unwrap(),
                 &AnalyticCost,
                 1,
             )

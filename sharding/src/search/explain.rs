@@ -51,7 +51,9 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
     let whole = problem.whole(table);
     let stands_whole = own.iter().any(|(unit, _)| *unit == whole);
     let needed = problem.priced(&whole).bytes;
-    let capacity = problem.topology.memory_bytes;
+    // Whole, the table is one shard to ask.
+    let others = placement.units.iter().filter(|unit| unit.table != table);
+    let capacity = problem.capacity(others.chain([&whole]));
     if !stands_whole && needed > capacity {
         return format!(
             "{}: whole it needs {}, a rank has {}",
@@ -63,7 +65,7 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
     for (unit, place) in &own {
         ranks.remove(problem, unit, *place);
     }
-    let elsewhere = best_elsewhere(problem, ranks, &whole, &own);
+    let elsewhere = best_elsewhere(problem, ranks, (&whole, capacity), &own);
     for (unit, place) in &own {
         ranks.add(problem, unit, *place);
     }
@@ -73,15 +75,18 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
             format!("{}: no other rank has room for its {}", how(&own), format_bytes(needed))
         }
         None => format!("{}: no rank has room for all {} of it", how(&own), format_bytes(needed)),
-        Some((rank, cost)) if cost > now * (1.0 + 1e-9) => {
-            let other = if stands_whole { "on" } else { "whole on" };
-            format!("{}: {other} rank {rank} the plan would cost {cost:.4} ms, not {now:.4}", how(&own))
+        Some((rank, cost)) if cost > now * NOTABLE => {
+            let (other, more) = (if stands_whole { "on" } else { "whole on" }, 100.0 * (cost / now - 1.0));
+            format!("{}: {other} rank {rank} the plan would cost {more:.1} % more ({cost:.4} ms)", how(&own))
         }
         Some((rank, _)) => {
             format!("{}: rank {rank} would do as well, the bottleneck is elsewhere", how(&own))
         }
     }
 }
+
+/// A plan that costs more than this times another is worth telling apart from it.
+const NOTABLE: f64 = 1.0005;
 
 fn how(own: &[(Unit, u32)]) -> String {
     match own {
@@ -99,12 +104,12 @@ fn how(own: &[(Unit, u32)]) -> String {
 fn best_elsewhere(
     problem: &Problem<'_>,
     ranks: &mut Ranks,
-    whole: &Unit,
+    (whole, capacity): (&Unit, u64),
     own: &[(Unit, u32)],
 ) -> Option<(u32, f64)> {
     let bytes = problem.priced(whole).bytes;
     let mut places: Vec<u32> = (0..problem.topology.ranks)
-        .filter(|place| ranks.bytes[*place as usize].saturating_add(bytes) <= problem.topology.memory_bytes)
+        .filter(|place| ranks.bytes[*place as usize].saturating_add(bytes) <= capacity)
         .filter(|place| !own.contains(&(*whole, *place)))
         .collect();
     places.sort_by(|a, b| ranks.compute_ms[*a as usize].total_cmp(&ranks.compute_ms[*b as usize]));

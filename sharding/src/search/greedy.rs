@@ -3,8 +3,8 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::table::{exchange_buffer_bytes, validate_tables};
-use crate::{CostModel, Error, Plan, Result, Search, ShardingType, Table, TablePlan, Topology};
+use crate::table::{exchange_buffers, validate_tables};
+use crate::{BufferBytes, CostModel, Error, Plan, Result, Search, ShardingType, Table, TablePlan, Topology};
 
 /// The table with the highest figure first, each whole onto the rank whose figures sum to the least, of those that have
 /// room; of equal tables and ranks the first. This is longest-processing-time-first scheduling (Graham 1969).
@@ -80,14 +80,16 @@ impl Greedy {
             Self::Random { seed } => Some(ChaCha8Rng::seed_from_u64(seed)),
             _ => None,
         };
-        let mut used = vec![0u64; topology.ranks as usize];
+        let buffers: Vec<BufferBytes> =
+            tables.iter().map(|table| whole_buffers(table, topology, batch_size)).collect();
+        // Every rank asks for every table.
+        let asking = buffers.iter().map(|buffers| buffers.asking).fold(0, u64::saturating_add);
+        let mut used = vec![asking; topology.ranks as usize];
         let mut sums = vec![0.0f64; used.len()];
         let mut placed = vec![0; tables.len()];
         for (figure, i) in order {
             let table = &tables[i];
-            let buffers =
-                exchange_buffer_bytes(table, ShardingType::TableWise, table.dim, 1, topology, batch_size);
-            let needed = table.memory_bytes()?.saturating_add(buffers);
+            let needed = table.memory_bytes()?.saturating_add(buffers[i].serving);
             let fits: Vec<usize> = (0..used.len())
                 .filter(|rank| used[*rank].saturating_add(needed) <= topology.memory_bytes)
                 .collect();
@@ -105,6 +107,10 @@ impl Greedy {
         }
         Ok(placed)
     }
+}
+
+pub(crate) fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64) -> BufferBytes {
+    exchange_buffers(table, ShardingType::TableWise, table.dim, 1, topology, batch_size)
 }
 
 fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -> Error {
@@ -183,8 +189,8 @@ mod tests {
     }
 
     /// A whole plan as it stands in the file. By hand, rank 0: 4 lists of 1 id, (4·8 + 4·128·4 + 4·128·4) bytes · 3 ÷
-    /// 1e6 B/s = 12.384 ms, and 2 · 4·128·4 bytes to exchange = 4.096 ms; (128 + 1)·4 rows·4 bytes of memory and
-    /// 4·8 + 2·4·128·4 of buffers.
+    /// 1e6 B/s = 12.384 ms, and 2 · 4·128·4 bytes to exchange = 4.096 ms; (128 + 1)·4 rows·4 bytes of memory. Of the
+    /// buffers, 2·8·2 + 2·2·128·4 are of `user`, which one rank asks the other for, and (1 + 4)·8 + 2·32·4 of `history`.
     #[test]
     fn a_small_plan_looks_like_this() {
         let topology = Topology {
@@ -222,13 +228,14 @@ mod tests {
     fn by_definition(tables: &[Table], topology: &Topology) -> Option<Vec<u32>> {
         let mut order: Vec<usize> = (0..tables.len()).collect();
         order.sort_by_key(|i| Reverse(tables[*i].memory_bytes().unwrap()));
-        let mut used = vec![0; topology.ranks as usize];
-        let mut sizes = used.clone();
+        let buffers = |table: &Table| whole_buffers(table, topology, 64);
+        let asking: u64 = tables.iter().map(|table| buffers(table).asking).sum();
+        let mut used = vec![asking; topology.ranks as usize];
+        let mut sizes = vec![0; used.len()];
         let mut ranks = vec![0; tables.len()];
         for i in order {
             let size = tables[i].memory_bytes().unwrap();
-            let kind = ShardingType::TableWise;
-            let bytes = size + exchange_buffer_bytes(&tables[i], kind, tables[i].dim, 1, topology, 64);
+            let bytes = size + buffers(&tables[i]).serving;
             let fits = (0..used.len()).filter(|rank| used[*rank] + bytes <= topology.memory_bytes);
             let rank = fits.min_by_key(|rank| sizes[*rank])?;
             used[rank] += bytes;

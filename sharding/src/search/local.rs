@@ -186,7 +186,7 @@ impl<'a> State<'a> {
             traffic.add(priced.traffic);
             bytes = bytes.saturating_add(priced.bytes);
         }
-        if bytes > problem.topology.memory_bytes {
+        if bytes > problem.capacity(&self.units) {
             return None;
         }
         let compute = problem.model.compute_ms(self.ranks.sum(rank), &change);

@@ -9,6 +9,7 @@ pub(crate) struct Ranks {
     width: usize,
     /// `[ranks, width]`.
     sums: Vec<f64>,
+    /// Without what they need to ask.
     pub(crate) bytes: Vec<u64>,
     pub(crate) traffic: Vec<Traffic>,
     pub(crate) compute_ms: Vec<f64>,
@@ -145,12 +146,13 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
         .sum();
     // A sum in another order may come out a little higher than the mean allows.
     let most_sent = limit * total / problem.ranks as f64 * (1.0 + 1e-9);
+    let capacity = problem.capacity(units);
     let mut ranks = Ranks::new(problem);
     let mut places = vec![0; units.len()];
     let mut taken = vec![Vec::new(); problem.tables.len()];
     for &i in order {
         let unit = &units[i];
-        let place = best_place(problem, &ranks, unit, most_sent, &taken[unit.table])?;
+        let place = best_place(problem, &ranks, unit, (capacity, most_sent), &taken[unit.table])?;
         ranks.add(problem, unit, place);
         places[i] = place;
         taken[unit.table].push(place);
@@ -165,12 +167,11 @@ fn best_place(
     problem: &Problem<'_>,
     ranks: &Ranks,
     unit: &Unit,
-    most_sent: f64,
+    (capacity, most_sent): (u64, f64),
     taken: &[u32],
 ) -> Option<u32> {
     let priced = problem.priced(unit);
     let sent = priced.traffic.forward.sum() + priced.traffic.backward.sum();
-    let capacity = problem.topology.memory_bytes;
     let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
     let mut best: Option<(f64, u32)> = None;
     for place in 0..problem.places(unit) {
@@ -204,11 +205,12 @@ fn best_place(
 pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placement, (Unit, u32, u64)> {
     let mut waiting: Vec<Unit> = units.to_vec();
     waiting.sort_by_key(|unit| (problem.priced(unit).bytes, std::cmp::Reverse(unit.table)));
-    let capacity = problem.topology.memory_bytes;
     let mut ranks = Ranks::new(problem);
     let mut taken = vec![Vec::new(); problem.tables.len()];
-    let (mut placed, mut places) = (Vec::new(), Vec::new());
+    let (mut placed, mut places): (Vec<Unit>, _) = (Vec::new(), Vec::new());
     while let Some(unit) = waiting.pop() {
+        // Less once units are divided: there are more shards to ask.
+        let capacity = problem.capacity(waiting.iter().chain(&placed).chain([&unit]));
         let needed = problem.priced(&unit).bytes;
         let fullest =
             |place: u32| problem.ranks_of(&unit, place).map(|rank| ranks.bytes[rank]).max().unwrap_or(0);
@@ -239,8 +241,14 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
             waiting.push(rows);
         } else {
             let rank = (0..problem.ranks).min_by_key(|rank| ranks.bytes[*rank]).unwrap_or_default();
-            return Err((unit, rank as u32, ranks.bytes[rank]));
+            let asking = problem.topology.memory_bytes - capacity;
+            return Err((unit, rank as u32, ranks.bytes[rank].saturating_add(asking)));
         }
     }
-    Ok(Placement::new(problem, placed, places))
+    let capacity = problem.capacity(&placed);
+    match (0..problem.ranks).find(|rank| ranks.bytes[*rank] > capacity) {
+        None => Ok(Placement::new(problem, placed, places)),
+        // What stood there before others were divided has no room any more.
+        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_bytes)),
+    }
 }

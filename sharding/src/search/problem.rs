@@ -46,8 +46,10 @@ impl Unit {
 pub(crate) struct Priced {
     pub(crate) contribution: Vec<f64>,
     pub(crate) traffic: Traffic,
-    /// Weights, optimizer state and buffers.
+    /// Weights, optimizer state, and the buffers to serve other ranks.
     pub(crate) bytes: u64,
+    /// What every rank of the topology needs to ask it.
+    pub(crate) asking: u64,
     /// The computation of a rank with this alone.
     pub(crate) alone_ms: f64,
 }
@@ -123,10 +125,13 @@ impl<'a> Problem<'a> {
             return Err(Error::invalid(message, "train the model again, or choose another"));
         }
         let weights = table.shard_bytes(rows, unit.columns)?;
+        let buffers = load.buffers(self.topology, self.batch_size);
+        let shards = self.ranks_of(&unit, 0).len() as u64;
         Ok(Priced {
             contribution,
             traffic: load.traffic(self.topology, self.batch_size),
-            bytes: weights.saturating_add(load.buffer_bytes(self.topology, self.batch_size)),
+            bytes: weights.saturating_add(buffers.serving),
+            asking: buffers.asking.saturating_mul(shards),
             alone_ms,
         })
     }
@@ -144,6 +149,12 @@ impl<'a> Problem<'a> {
     /// What a unit of this problem adds to a rank.
     pub(crate) fn priced(&self, unit: &Unit) -> &Priced {
         &self.priced[unit]
+    }
+
+    /// What is left of a rank's memory for units, once it can ask all of these.
+    pub(crate) fn capacity<'u>(&self, units: impl IntoIterator<Item = &'u Unit>) -> u64 {
+        let asking = units.into_iter().map(|unit| self.priced(unit).asking);
+        self.topology.memory_bytes.saturating_sub(asking.fold(0, u64::saturating_add))
     }
 
     /// The ranks that a unit at `place` stands on: a rank's number, or a node's for rows of a node.

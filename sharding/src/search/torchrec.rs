@@ -173,7 +173,7 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
         let choice = proposal[*table];
         (!everywhere(&choice.units[0]), std::cmp::Reverse(bytes(choice)), *table)
     });
-    let capacity = problem.topology.memory_bytes;
+    let capacity = problem.capacity(proposal.iter().flat_map(|choice| &choice.units));
     let mut costs = vec![0.0; problem.ranks];
     let mut ranks = Ranks::new(problem);
     let (mut units, mut places) = (Vec::new(), Vec::new());

@@ -7,6 +7,7 @@ use super::*;
 use crate::config::TableOptimizer;
 use crate::tensors;
 
+mod buffers;
 mod device;
 
 type Lists = Vec<Vec<i64>>;

@@ -193,7 +193,7 @@ fn multiply_units<'m, U: Unit, O: Output>(
 ) -> &'m mut [O] {
     let ((m, k), (rows, n)) = (a.size(), b.size());
     let in_place = a.transposed && !b.transposed && finish.is_nothing();
-    let is_narrow = in_place && is_narrow(m, n) && narrow::takes::<U>(a.elements);
+    let is_narrow = in_place && k > 0 && is_narrow(m, n) && narrow::takes::<U>(a.elements);
     assert_eq!(k, rows, "A has as many columns as B has rows");
     assert_eq!(output.len(), m * n, "the result has m × n elements");
     assert!(finish.bias.is_none_or(|bias| bias.len() == n), "the bias has n elements");

@@ -109,10 +109,17 @@ proptest! {
 
 #[test]
 fn long_sums_and_many_rows_equal_the_definition() {
-    for (number, size) in
-        [(3, 17, 2100), (130, 40, 513), (300, 33, 7), (29, 530, 1025), (80, 13, 700), (112, 5, 90)]
-            .into_iter()
-            .enumerate()
+    for (number, size) in [
+        (3, 17, 2100),
+        (130, 40, 513),
+        (300, 33, 7),
+        (29, 530, 1025),
+        (80, 13, 700),
+        (112, 5, 90),
+        (32, 5, 0),
+    ]
+    .into_iter()
+    .enumerate()
     {
         for transposed in [false, true] {
             assert_is_the_definition(size, transposed, !transposed, number);
