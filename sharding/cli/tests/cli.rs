@@ -116,7 +116,7 @@ fn a_plan_is_printed_written_and_checked() {
             "   0       1     1.1 MiB       0.0004             0.0006       0.0010",
             "   1       2     1.0 MiB       0.0008             0.0012       0.0020",
             "",
-            "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v1",
+            "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v2",
             "Memory: the fullest rank holds 1.1 MiB of 2.0 MiB",
         ]
     );

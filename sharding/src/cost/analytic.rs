@@ -4,7 +4,7 @@ use crate::cost::{LinkBytes, RankLoad};
 use crate::table::ID_BYTES;
 use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 
-/// `analytic_v1`: bytes moved ÷ bandwidth, the formulas of TorchRec's planner
+/// `analytic_v2`: bytes moved ÷ bandwidth, the formulas of TorchRec's planner
 /// (`torchrec/distributed/planner/shard_estimators.py` and `constants.py`, commit a48cef7, October 2025).
 ///
 /// For L ids per sample, B samples per rank, W ranks, a shard of d columns of e bytes each, and memory and
@@ -23,10 +23,11 @@ use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 /// data_parallel
 ///   forward       = (8·L·B  +  L·B·d·e  +  B·d·4) / m
 ///   backward      = 2 · forward  +  9.22 · rows·d·e / m                     a dense update
-///   communication = rows·d·4 · (W-1)/W / x, twice on two machines, four times on more
+///   communication = 2 · rows·d·4 · (W-1)/W / x                             an all-reduce on a ring
 /// ```
 ///
-/// Ours are five things. Dedupe factors divide B in what is of lists, and L·B in what is of ids, because distinct lists
+/// Ours are six things. TorchRec prices an all-reduce at half of what a ring sends on one machine, as much on two, and
+/// twice as much on more. Dedupe factors divide B in what is of lists, and L·B in what is of ids, because distinct lists
 /// alone are looked up and sent.
 /// Of a table that several features share, ids, rows and vectors are those of all; its dense update is one.
 /// A table that pools by attention sends one vector per id, L·B·W·d·4, as TorchRec's unpooled collection
@@ -55,7 +56,7 @@ const MS_PER_SECOND: f64 = 1e3;
 
 impl CostModel for AnalyticCost {
     fn id(&self) -> &str {
-        "analytic_v1"
+        "analytic_v2"
     }
 
     fn width(&self) -> usize {
@@ -268,7 +269,7 @@ mod tests {
         let (ids, bytes) = (512.0 * 3.0, 1000.0 * 64.0 * 4.0);
         let forward: f64 = ids * 8.0 + ids * 64.0 * 4.0 + 512.0 * 64.0 * 4.0;
         assert_close(copy.compute_ms, (3.0 * forward + 9.22 * bytes) / 1e6);
-        assert_close(copy.communication_ms, bytes * 0.75 / 1e6);
+        assert_close(copy.communication_ms, 2.0 * bytes * 0.75 / 1e6);
 
         // Two machines of two: within one of them only half of the bytes take the network.
         let two = Topology { ranks_per_node: 2, ..topology };

@@ -61,6 +61,11 @@ impl ShardLoad<'_> {
         self.shard.row_count() as f64 / self.table.rows as f64
     }
 
+    /// Bytes of the gradient of all weights.
+    pub(crate) fn gradient_bytes(&self) -> f64 {
+        self.shard.row_count() as f64 * self.shard.column_count() as f64 * ACTIVATION_BYTES
+    }
+
     /// What ranks need to exchange ids, vectors and gradients of the shard.
     pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         let parts = self.table.rows.div_ceil(self.shard.row_count().max(1));
@@ -73,20 +78,20 @@ impl ShardLoad<'_> {
     /// The forward pass sends pooled vectors, the backward pass their gradients. The bytes are those of TorchRec's
     /// formulas, which give all of them to the slowest link in use. Ours is the row-wise table on one machine among
     /// several: its partial sums are added up by the links inside, and what goes to the other machines is divided over
-    /// the machine's ranks. A data-parallel table all-reduces its gradient, twice its bytes on several machines
-    /// and four times on more than two, as there.
+    /// the machine's ranks. A data-parallel table all-reduces its gradient on a ring, on which W ranks send
+    /// 2 (W - 1) / W times its bytes each (Patarasuk and Yuan 2009).
     pub fn traffic(&self, topology: &Topology, batch_size: u64) -> Traffic {
         if topology.ranks == 1 {
             return Traffic::default();
         }
-        let nodes = topology.nodes();
+        let (nodes, ranks) = (topology.nodes(), f64::from(topology.ranks));
         let columns = self.shard.column_count() as f64;
         if self.sharding_type == ShardingType::DataParallel {
-            let gradient = self.table.rows as f64 * columns * ACTIVATION_BYTES;
-            let ranks = f64::from(topology.ranks);
-            let rounds = f64::from(nodes.min(2)) * if nodes > 2 { 2.0 } else { 1.0 };
-            let reduced = LinkBytes::slowest(topology, gradient * rounds * (ranks - 1.0) / ranks);
-            return Traffic { forward: LinkBytes::default(), backward: reduced };
+            let reduced = self.gradient_bytes() * 2.0 * (ranks - 1.0) / ranks;
+            return Traffic {
+                forward: LinkBytes::default(),
+                backward: LinkBytes::slowest(topology, reduced),
+            };
         }
         let sent = self.work(topology, batch_size).vectors * columns * ACTIVATION_BYTES;
         let in_node = self.sharding_type == ShardingType::RowWise && self.within_node && nodes > 1;
@@ -109,7 +114,8 @@ pub struct LinkBytes {
 }
 
 impl LinkBytes {
-    fn slowest(topology: &Topology, bytes: f64) -> Self {
+    /// All of them by the slowest link in use.
+    pub(crate) fn slowest(topology: &Topology, bytes: f64) -> Self {
         if topology.nodes() > 1 {
             Self { intra: 0.0, inter: bytes }
         } else {
@@ -207,6 +213,11 @@ pub trait CostModel: Send + Sync {
         out: &mut [f64],
     ) -> Result<()>;
 
+    /// What the shard's rank sends for it in a step of `batch_size` samples per rank.
+    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
+        load.traffic(topology, batch_size)
+    }
+
     /// The computation of a rank whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
     fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64;
 
@@ -235,7 +246,7 @@ pub(crate) fn rank_costs(
         for shard in shards {
             model.contribution(shard, topology, batch_size, &mut contribution)?;
             sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
-            load.traffic.add(shard.traffic(topology, batch_size));
+            load.traffic.add(model.traffic(shard, topology, batch_size));
         }
         load.compute_ms = if shards.is_empty() { 0.0 } else { model.compute_ms(&sum, &zeros) };
         loads.push(load);

@@ -129,7 +129,7 @@ impl<'a> Problem<'a> {
         let shards = self.ranks_of(&unit, 0).len() as u64;
         Ok(Priced {
             contribution,
-            traffic: load.traffic(self.topology, self.batch_size),
+            traffic: self.model.traffic(&load, self.topology, self.batch_size),
             bytes: weights.saturating_add(buffers.serving),
             asking: buffers.asking.saturating_mul(shards),
             alone_ms,

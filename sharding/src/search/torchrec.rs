@@ -2,14 +2,16 @@
 
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Problem, Unit};
-use crate::{AnalyticCost, CostModel, Error, Plan, Result, Search, Table, Topology};
+use crate::{
+    AnalyticCost, CostModel, Error, LinkBytes, Plan, RankLoad, Result, Search, ShardLoad, ShardingType,
+    Table, Topology, Traffic,
+};
 
 /// What `EmbeddingShardingPlanner` of TorchRec does by default, for GPU memory only (read in commit a48cef7, October
 /// 2025):
 ///
 /// - Options of a table: table-wise, row-wise, row-wise on one machine (`table_row_wise`), data-parallel, and
-///   column-wise in shards of at least 128 columns. Each is priced by `analytic_v1` for whole lists: TorchRec knows no
-///   dedupe factor. These are all that its enumerator proposes for GPUs without constraints, but one (`sharding_types`
+///   column-wise in shards of at least 128 columns. Each is priced by TorchRec's own formulas, which know no dedupe factor. These are all that its enumerator proposes for GPUs without constraints, but one (`sharding_types`
 ///   of `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`; release 1.6.1): `table_column_wise`
 ///   puts the column shards of a table on one machine at the price of column-wise ones, so it offers no cheaper plan.
 ///   On one machine `table_row_wise` places what row-wise does, and is one option here. For CPUs TorchRec proposes no
@@ -42,7 +44,7 @@ impl Search for TorchrecDefault {
         batch_size: u64,
     ) -> Result<Plan> {
         let plain: Vec<Table> = tables.iter().map(Table::without_deduplication).collect();
-        let problem = Problem::new(&plain, topology, &AnalyticCost, batch_size)?;
+        let problem = Problem::new(&plain, topology, &TorchrecCost, batch_size)?;
         let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
         let placed = problem.table_plans(&best.units, &best.places);
         Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
@@ -54,9 +56,54 @@ impl TorchrecDefault {
     /// none.
     pub(crate) fn units(self, problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
         let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
-        let own = Problem::new(&plain, problem.topology, &AnalyticCost, problem.batch_size).ok()?;
+        let own = Problem::new(&plain, problem.topology, &TorchrecCost, problem.batch_size).ok()?;
         let best = propose(&own, most_proposals)?;
         Some(Placement::new(problem, best.units, best.places))
+    }
+}
+
+/// TorchRec's formulas, as it has them: our analytic model but for the all-reduce of a data-parallel table.
+struct TorchrecCost;
+
+impl CostModel for TorchrecCost {
+    fn id(&self) -> &str {
+        "torchrec"
+    }
+
+    fn width(&self) -> usize {
+        AnalyticCost.width()
+    }
+
+    fn contribution(
+        &self,
+        load: &ShardLoad<'_>,
+        topology: &Topology,
+        batch_size: u64,
+        out: &mut [f64],
+    ) -> Result<()> {
+        AnalyticCost.contribution(load, topology, batch_size, out)
+    }
+
+    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
+        if load.sharding_type != ShardingType::DataParallel || topology.ranks == 1 {
+            return load.traffic(topology, batch_size);
+        }
+        let rounds = match topology.nodes() {
+            1 => 1.0,
+            2 => 2.0,
+            _ => 4.0,
+        };
+        let ranks = f64::from(topology.ranks);
+        let reduced = load.gradient_bytes() * rounds * (ranks - 1.0) / ranks;
+        Traffic { forward: LinkBytes::default(), backward: LinkBytes::slowest(topology, reduced) }
+    }
+
+    fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
+        AnalyticCost.compute_ms(sum, added)
+    }
+
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        AnalyticCost.communication_ms(ranks, topology)
     }
 }
 
@@ -158,8 +205,8 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
 /// Computation and communication of a shard: TorchRec adds them up.
 fn shard_ms(problem: &Problem<'_>, unit: &Unit) -> f64 {
     let priced = problem.priced(unit);
-    let load = crate::RankLoad { compute_ms: priced.alone_ms, traffic: priced.traffic };
-    priced.alone_ms + AnalyticCost.communication_ms(&[load], problem.topology)[0]
+    let load = RankLoad { compute_ms: priced.alone_ms, traffic: priced.traffic };
+    priced.alone_ms + TorchrecCost.communication_ms(&[load], problem.topology)[0]
 }
 
 /// TorchRec's `GreedyPerfPartitioner`; `None` if a shard has no room.

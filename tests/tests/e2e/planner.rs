@@ -83,7 +83,7 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
 
     dir.command("onefold-shard topology --ranks 4 --memory 2MiB --out topology.json").works();
     let planned = dir.command(&format!("{PLAN} --out plan.json")).json();
-    assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v1")));
+    assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v2")));
     let valid =
         dir.command("onefold-shard check plan.json --tables tables.json --topology topology.json").json();
     assert_eq!(valid["valid"], true);
@@ -264,7 +264,7 @@ fn a_cost_model_comes_with_the_program() {
     assert_eq!(default["cost_model"], model);
     let analytic =
         dir.command(&format!("{plan} --topology topology.json --model analytic --out analytic.json")).json();
-    assert_eq!(analytic["cost_model"], "analytic_v1");
+    assert_eq!(analytic["cost_model"], "analytic_v2");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn the_ranks_of_plans_are_measured() {
 
     let one = "onefold-train measure-plans --tables tasks/task-000/tables.json";
     let text = dir.command(&format!("{one} plans/task-000/beam.json plans/task-000/random.json")).works();
-    assert!(text.contains("beam by analytic_v1") && text.contains("Costs of a task's plans: tau"), "{text}");
+    assert!(text.contains("beam by analytic_v2") && text.contains("Costs of a task's plans: tau"), "{text}");
     dir.command(&format!("{one} plans/task-001/beam.json")).fails(&["plans/task-001/beam.json"]);
     dir.command(&format!("{one} nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
     dir.command("onefold-train measure-plans --tasks tasks --plans nothing")
