@@ -41,8 +41,8 @@ pub fn diff(before: &Plan, after: &Plan) -> PlanDiff {
             Some(other) if same(table, other) => unchanged += 1,
             other => changes.push(TableChange {
                 table: table.name.clone(),
-                before: Some(described(table)),
-                after: other.map(|other| described(other)),
+                before: Some(table.described()),
+                after: other.map(|other| other.described()),
                 moved_elements: other.map_or(0, |other| moved(Some(table), other)),
             }),
         }
@@ -51,7 +51,7 @@ pub fn diff(before: &Plan, after: &Plan) -> PlanDiff {
         changes.push(TableChange {
             table: table.name.clone(),
             before: None,
-            after: Some(described(table)),
+            after: Some(table.described()),
             moved_elements: moved(None, table),
         });
     }
@@ -65,20 +65,6 @@ fn same(a: &TablePlan, b: &TablePlan) -> bool {
         shards
     };
     (a.rows, a.dim, a.sharding_type) == (b.rows, b.dim, b.sharding_type) && sorted(a) == sorted(b)
-}
-
-/// `column_wise on 0 (0..32), 3 (32..64)`.
-fn described(table: &TablePlan) -> String {
-    const SHOWN: usize = 6;
-    let shard = |shard: &crate::Shard| match table.sharding_type {
-        crate::ShardingType::ColumnWise => format!("{} ({:?})", shard.rank, shard.columns),
-        _ => shard.rank.to_string(),
-    };
-    let mut shards: Vec<String> = table.shards.iter().take(SHOWN).map(shard).collect();
-    if table.shards.len() > SHOWN {
-        shards.push(format!("… ({} in all)", table.shards.len()));
-    }
-    format!("{} on {}", table.sharding_type.name(), shards.join(", "))
 }
 
 /// Elements that ranks hold in `after` and not in `before`.

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod alternatives;
 mod check;
 mod cost;
 mod costs;
@@ -52,6 +53,7 @@ mod topology;
 pub mod torchrec;
 
 pub use access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
+pub use alternatives::Alternative;
 pub use cost::analytic::AnalyticCost;
 pub use cost::features::{FeatureSet, ShardFeatures};
 pub use cost::learned::{Ablation, Fit, LearnedCost, ModelFile, ModelReport, Repeated};

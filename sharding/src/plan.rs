@@ -88,6 +88,22 @@ pub struct TablePlan {
     pub reason: Option<String>,
 }
 
+impl TablePlan {
+    /// Where it stands: `column_wise on 0 (0..32), 3 (32..64)`.
+    pub fn described(&self) -> String {
+        const SHOWN: usize = 6;
+        let shard = |shard: &Shard| match self.sharding_type {
+            ShardingType::ColumnWise => format!("{} ({:?})", shard.rank, shard.columns),
+            _ => shard.rank.to_string(),
+        };
+        let mut shards: Vec<String> = self.shards.iter().take(SHOWN).map(shard).collect();
+        if self.shards.len() > SHOWN {
+            shards.push(format!("… ({} in all)", self.shards.len()));
+        }
+        format!("{} on {}", self.sharding_type.name(), shards.join(", "))
+    }
+}
+
 /// The ways to divide a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

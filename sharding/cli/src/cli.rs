@@ -89,6 +89,9 @@ pub(crate) struct PlanArguments {
     /// Seed of the search `random`; the others take no chances
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Also print what the plan would cost if this table stood elsewhere; may be given several times
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) explain: Vec<String>,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }

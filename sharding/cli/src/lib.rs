@@ -16,8 +16,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_sharding::{
-    AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile, Topology,
-    claim_output, searches,
+    Alternative, AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile,
+    Topology, claim_output, searches,
 };
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
@@ -85,16 +85,66 @@ pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
     let plan = search.plan(&tables.tables, &topology, model.as_ref(), tables.batch_size)?;
     let plan_seconds = planning.elapsed().as_secs_f64();
     plan.check(&tables.tables, &topology)?;
+    let mut explained = Vec::new();
+    for name in &arguments.explain {
+        explained.push((name.as_str(), plan.alternatives(name, &tables.tables, model.as_ref())?));
+    }
     plan.store(out)?;
 
     let mut text = rank_table(&plan);
+    explained.iter().for_each(|(name, alternatives)| text.push_str(&explanation(&plan, name, alternatives)));
     let _ =
         writeln!(text, "\nPlanned in {plan_seconds:.3} s by {}, written to `{}`", plan.search, out.display());
     let mut json = plan_figures(&plan);
     json["plan"] = json!(out);
     json["plan_seconds"] = json!(plan_seconds);
+    if !explained.is_empty() {
+        let figures = explained.iter().map(|(name, alternatives)| explanation_figures(name, alternatives));
+        json["explained"] = figures.collect();
+    }
     json["wall_seconds"] = json!(started.elapsed().as_secs_f64());
     Ok(printer.summary(&text, &json)?)
+}
+
+/// Alternatives of a table that are printed.
+const PRINTED: usize = 8;
+
+/// Why a table stands where it does: what the plan would cost otherwise.
+fn explanation(plan: &Plan, name: &str, alternatives: &[Alternative]) -> String {
+    let Some(table) = plan.tables.iter().find(|table| table.name == name) else { return String::new() };
+    let mut text = format!("\n\nTable `{name}` is {}", table.described());
+    if let Some(reason) = &table.reason {
+        let _ = write!(text, " ({reason})");
+    }
+    let _ = write!(text, "; the plan costs {:.4} ms. It would cost", plan.max_cost_ms);
+    for alternative in alternatives.iter().take(PRINTED) {
+        let (placed, cost) = (alternative.placed.described(), alternative.max_cost_ms);
+        let _ = write!(text, "\n  {cost:>10.4} ms  {placed}");
+        if alternative.missing_bytes > 0 {
+            let _ = write!(text, ", for which {} are missing", format_bytes(alternative.missing_bytes));
+        }
+    }
+    match alternatives.len().checked_sub(PRINTED) {
+        Some(more) if more > 0 => {
+            let _ = write!(text, "\n  and as much or more in {} ways", format_count(more as u64));
+        }
+        _ if alternatives.is_empty() => text.push_str(" nothing else: there is one rank"),
+        _ => {}
+    }
+    text.push('\n');
+    text
+}
+
+fn explanation_figures(name: &str, alternatives: &[Alternative]) -> Value {
+    let figures = |alternative: &Alternative| {
+        json!({
+            "sharding_type": alternative.placed.sharding_type,
+            "ranks": alternative.placed.shards.iter().map(|shard| shard.rank).collect::<Vec<_>>(),
+            "max_cost_ms": alternative.max_cost_ms,
+            "missing_bytes": alternative.missing_bytes,
+        })
+    };
+    json!({ "table": name, "alternatives": alternatives.iter().map(figures).collect::<Vec<_>>() })
 }
 
 /// What `--json` says about a plan.

@@ -137,6 +137,35 @@ fn a_plan_is_printed_written_and_checked() {
 }
 
 #[test]
+fn a_table_is_explained_by_what_else_there_is() {
+    let dir = Dir::with_inputs();
+    let text = dir.run(&format!("{PLAN} --search greedy_by_size --explain city")).succeeded();
+    assert!(
+        text.contains("\n\nTable `city` is table_wise on 1; the plan costs 0.0020 ms. It would cost\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains(" ms  table_wise on 0\n") && text.contains(" ms  data_parallel on 0, 1\n"),
+        "{text}"
+    );
+    let json = dir.run(&format!("{PLAN} --explain city --explain user --overwrite --json")).json();
+    let explained = json["explained"].as_array().unwrap();
+    assert_eq!(explained.iter().map(|table| &table["table"]).collect::<Vec<_>>(), ["city", "user"]);
+    let costs: Vec<f64> = explained[0]["alternatives"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|other| other["max_cost_ms"].as_f64().unwrap())
+        .collect();
+    // The plan is the cheapest that its search found, and places with room come in the order of their costs.
+    assert!(costs[0] >= json["max_cost_ms"].as_f64().unwrap() * (1.0 - 1e-9), "{costs:?}");
+    let before = dir.read("plan.json");
+    let error = dir.run(&format!("{PLAN} --explain town --overwrite")).failed();
+    assert_eq!(error, "error: there is no table `town`\n  hint: known names: `user`, `item`, `city`");
+    assert_eq!(dir.read("plan.json"), before);
+}
+
+#[test]
 fn json_has_the_same_figures_as_the_plan() {
     let dir = Dir::with_inputs();
     let figures = dir.run(&format!("{PLAN} --search greedy_by_size --json")).json();

@@ -224,7 +224,7 @@ impl<'a> Problem<'a> {
 }
 
 /// Rows in equal blocks, of which the last may be shorter: TorchRec finds a row's rank by dividing.
-fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
+pub(crate) fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
     let block = table.rows.div_ceil(ranks.len() as u64);
     let shard = |(i, rank): (u64, usize)| Shard {
         rank: rank as u32,

@@ -1,0 +1,171 @@
+//! What a plan would cost if one of its tables stood elsewhere.
+
+use std::ops::Range;
+
+use crate::search::problem::{COLUMN_STEP, row_shards};
+use crate::{CostModel, Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TablePlan};
+
+/// Another way to place a table, and what the plan would be with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alternative {
+    /// Where the table would stand.
+    pub placed: TablePlan,
+    /// The predicted cost of the most expensive rank, in milliseconds per step.
+    pub max_cost_ms: f64,
+    /// Bytes that the fullest rank would lack; 0 if there is room.
+    pub missing_bytes: u64,
+}
+
+impl Plan {
+    /// Every other way to place the table of this name: whole on every rank; in two, four, … parts of its columns on the
+    /// ranks that cost least without it; its rows on all ranks, or on those of each machine; and a copy on every rank. Those
+    /// with room come first, the cheapest first. All other tables stay where they are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there is no such table, and what [`predict`](Self::predict) finds wrong.
+    pub fn alternatives(
+        &self,
+        name: &str,
+        tables: &[Table],
+        cost_model: &dyn CostModel,
+    ) -> Result<Vec<Alternative>> {
+        let found = tables.iter().position(|table| table.name == name);
+        let place = self.tables.iter().position(|table| table.name == name);
+        let (Some(found), Some(place)) = (found, place) else {
+            let hint = onefold_datasets::suggest(name, tables.iter().map(|table| table.name.as_str()));
+            return Err(Error::invalid(format!("there is no table `{name}`"), hint));
+        };
+        let with = |placed: Option<&TablePlan>| {
+            let mut all = self.tables.clone();
+            match placed {
+                Some(placed) => all[place] = placed.clone(),
+                None => drop(all.remove(place)),
+            }
+            Self::predict(&self.search, tables, all, &self.topology, cost_model, self.batch_size)
+        };
+        let mut order = with(None)?.ranks;
+        order.sort_by(|a, b| a.cost_ms().total_cmp(&b.cost_ms()));
+        let ranks: Vec<u32> = order.iter().map(|rank| rank.rank).collect();
+        let now = &self.tables[place];
+        let mut alternatives = Vec::new();
+        for placed in self.placements(&tables[found], &ranks) {
+            if (placed.sharding_type, &placed.shards) == (now.sharding_type, &now.shards) {
+                continue;
+            }
+            let plan = with(Some(&placed))?;
+            let fullest = plan.ranks.iter().map(RankPrediction::total_bytes).max().unwrap_or(0);
+            alternatives.push(Alternative {
+                placed,
+                max_cost_ms: plan.max_cost_ms,
+                missing_bytes: fullest.saturating_sub(self.topology.memory_bytes),
+            });
+        }
+        alternatives.sort_by(|a, b| {
+            let room = |alternative: &Alternative| alternative.missing_bytes > 0;
+            room(a).cmp(&room(b)).then(a.max_cost_ms.total_cmp(&b.max_cost_ms))
+        });
+        Ok(alternatives)
+    }
+
+    /// The ways to place a table, with columns on the first of `ranks`.
+    fn placements(&self, table: &Table, ranks: &[u32]) -> Vec<TablePlan> {
+        let of =
+            |sharding_type, shards| TablePlan { sharding_type, shards, ..TablePlan::table_wise(table, 0) };
+        let mut all: Vec<TablePlan> =
+            (0..self.topology.ranks).map(|rank| TablePlan::table_wise(table, rank)).collect();
+        let mut parts = 2;
+        while parts <= ranks.len() && table.dim.is_multiple_of(parts as u64 * COLUMN_STEP) {
+            let width = table.dim / parts as u64;
+            let shard = |(i, rank): (u64, &u32)| Shard {
+                rank: *rank,
+                rows: 0..table.rows,
+                columns: i * width..(i + 1) * width,
+            };
+            all.push(of(ShardingType::ColumnWise, (0..).zip(&ranks[..parts]).map(shard).collect()));
+            parts *= 2;
+        }
+        let (count, per_node) = (ranks.len(), self.topology.ranks_per_node as usize);
+        let mut add_rows = |on: Range<usize>| {
+            // Blocks of rows that leave nothing for the last rank are no way to divide a table.
+            let parts = on.len() as u64;
+            if parts > 1 && (parts - 1) * table.rows.div_ceil(parts) < table.rows {
+                all.push(of(ShardingType::RowWise, row_shards(table, on)));
+            }
+        };
+        add_rows(0..count);
+        if self.topology.nodes() > 1 {
+            (0..self.topology.nodes() as usize)
+                .for_each(|node| add_rows(node * per_node..(node + 1) * per_node));
+        }
+        if count > 1 {
+            let copies = (0..self.topology.ranks).map(|rank| Shard::whole(table, rank));
+            all.push(of(ShardingType::DataParallel, copies.collect()));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AnalyticCost, Beam, Search, Topology};
+
+    fn tables() -> Vec<Table> {
+        vec![
+            Table { pooling_factor: 20.0, ..Table::new("large", 50_000, 64) },
+            Table { pooling_factor: 5.0, ..Table::new("middle", 20_000, 32) },
+            Table::new("small", 10, 6),
+        ]
+    }
+
+    #[test]
+    fn alternatives_are_whole_plans() {
+        let (tables, topology) =
+            (tables(), Topology { ranks_per_node: 2, ..Topology::h100(4, 1 << 30).unwrap() });
+        let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
+        // Whole on four ranks, two and four parts, rows of all and of each machine, copies: one is what there is.
+        assert_eq!(found.len(), 4 + 2 + 3 + 1 - 1, "{plan:?}");
+        assert!(found.windows(2).all(|pair| pair[0].max_cost_ms <= pair[1].max_cost_ms));
+        for alternative in &found {
+            assert_eq!(alternative.missing_bytes, 0);
+            let mut other = plan.clone();
+            other.tables[0] = alternative.placed.clone();
+            let Plan { search, tables: placed, topology, batch_size, .. } = other;
+            let other =
+                Plan::predict(&search, &tables, placed, &topology, &AnalyticCost, batch_size).unwrap();
+            other.check(&tables, &topology).unwrap();
+            assert_eq!(other.max_cost_ms, alternative.max_cost_ms);
+        }
+        // Six columns do not divide into parts of four.
+        let small = plan.alternatives("small", &tables, &AnalyticCost).unwrap();
+        assert!(small.iter().all(|other| other.placed.sharding_type != ShardingType::ColumnWise));
+        let error = plan.alternatives("smal", &tables, &AnalyticCost).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no table `smal`\n  hint: did you mean `small`? Known names: `large`, `middle`, `small`"
+        );
+    }
+
+    #[test]
+    fn places_without_room_come_last_and_say_what_is_missing() {
+        let tables = tables();
+        // The large table takes 12.4 MiB, and a rank has 10.
+        let topology = Topology::h100(2, 10 << 20).unwrap();
+        let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap();
+        let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
+        let (room, full): (Vec<_>, Vec<_>) = found.iter().partition(|other| other.missing_bytes == 0);
+        assert_eq!(found.iter().filter(|other| other.missing_bytes == 0).count(), room.len());
+        assert!(found[room.len()..].iter().all(|other| other.missing_bytes > 0));
+        let whole = full.iter().filter(|other| other.placed.sharding_type == ShardingType::TableWise);
+        assert_eq!(whole.count(), 2);
+    }
+
+    #[test]
+    fn one_rank_has_no_alternative() {
+        let tables = tables();
+        let plan = Beam::Full.plan(&tables, &Topology::h100(1, 1 << 30).unwrap(), &AnalyticCost, 64).unwrap();
+        assert_eq!(plan.alternatives("large", &tables, &AnalyticCost).unwrap(), []);
+    }
+}
