@@ -11,7 +11,7 @@
 //! (`plan.json`: the exact row and column range of every shard, its rank, and what each rank is predicted
 //! to cost). A [`Search`] places shards, a [`CostModel`] prices what stands on a rank; neither does I/O, so
 //! both are tested without a machine. [`Plan::check`] is independent of both: it proves a plan valid,
-//! whoever made it.
+//! whichever search made it.
 //!
 //! [`resolve_tables`] turns the `[embedding]` and `[tables]` sections of a training configuration into one
 //! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the

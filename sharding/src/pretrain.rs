@@ -324,8 +324,8 @@ fn untrained(train: &[&Sample], work: &[usize], rng: &mut ChaCha8Rng) -> SetMode
     }
 }
 
-/// Weights by which the work of a sample's items sums up to about its time, in units of `scale_ms`: a line through
-/// the origin that never falls.
+/// Weights by which the work of a sample's items sums up to about its time, in units of `scale_ms`: non-negative least
+/// squares without intercept.
 fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> Vec<f64> {
     let row = |sample: &&Sample| -> Vec<f64> {
         let sum = |i: &usize| sample.items.iter().map(|item| item[*i]).sum::<f64>();
@@ -340,7 +340,7 @@ fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) 
     for (i, weight) in work.iter().chain([&width]).zip(found) {
         weights[*i] = weight;
     }
-    // An item without any work would have no way to cost something.
+    // An item without work must still be able to cost something.
     weights[width] = weights[width].max(1e-6);
     weights
 }

@@ -189,7 +189,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if there is none, or a file of one is missing or wrong.
+    /// [`Error::File`] if the directory has no tasks, or if a file of one is missing or wrong.
     pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
         let wrong = |message: &str| Error::File {
             path: directory.to_owned(),

@@ -79,9 +79,9 @@ pub enum FeatureSet {
     /// and written, and logarithms, on which the place in the cache hierarchy depends.
     #[default]
     Full,
-    /// As full, by one who does not know how often rows are looked up: all rows are taken as equally likely.
+    /// `Full` without reuse: all rows are taken as equally likely.
     WithoutReuse,
-    /// As full, by one who does not know that lists are deduplicated.
+    /// `Full` without deduplication: every sample is taken to have a list of its own.
     WithoutDedupe,
 }
 

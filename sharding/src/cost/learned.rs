@@ -104,7 +104,7 @@ pub struct Fit {
 ///
 /// Items' times span five orders of magnitude, which is hard for a network and easy for a product: an item's code is
 /// multiplied by its **work**, a weighted sum of what its time grows with in proportion, and the head predicts what is
-/// to be added to the sum of the work. The network then learns how dear the work is, a number of one order of
+/// to be added to the sum of the work. The network then learns the cost per unit of work, a number of one order of
 /// magnitude, and a step of twice as many samples costs about twice as much even where none was measured. Without
 /// weights the work is 1 and nothing is added to it: NeuroShard's network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -239,7 +239,7 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is none of that name.
+    /// [`Error::Invalid`] if there is no model of that name.
     pub fn shipped(name: &str) -> Result<Self> {
         let Some((_, text)) = MODELS.iter().find(|(other, _)| *other == name) else {
             return Err(Error::invalid(

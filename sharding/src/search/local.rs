@@ -66,7 +66,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Makes one change for the better; false if there is none.
+    /// Makes one change that lowers the cost; false if no change does.
     fn round(&mut self) -> bool {
         let Some(worst) =
             (0..self.costs.len()).reduce(|a, b| if self.costs[b] > self.costs[a] { b } else { a })

@@ -201,7 +201,11 @@ fn best_place(
 }
 
 /// Units by falling bytes, each where most memory is left; those that find no room are halved, or divided by rows.
-/// Costs play no part: this finds a placement where memory is tight. The unit without room if there is none.
+/// Costs play no part: this finds a placement where memory is tight.
+///
+/// # Errors
+///
+/// The unit that finds no room, the rank with the most memory left, and what is used of it.
 pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placement, (Unit, u32, u64)> {
     let mut waiting: Vec<Unit> = units.to_vec();
     waiting.sort_by_key(|unit| (problem.priced(unit).bytes, std::cmp::Reverse(unit.table)));
