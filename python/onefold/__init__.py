@@ -59,6 +59,7 @@ __all__ = [
     "import_logs",
     "plan",
     "predict",
+    "replan",
     "report",
     "report_runs",
     "tables",

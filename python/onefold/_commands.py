@@ -28,6 +28,7 @@ COMMANDS = {
     "tables": ("onefold-shard", "tables"),
     "topology": ("onefold-shard", "topology"),
     "plan": ("onefold-shard", "plan"),
+    "replan": ("onefold-shard", "replan"),
 }
 """By the name of the function: the program and its command."""
 

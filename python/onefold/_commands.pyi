@@ -186,7 +186,22 @@ def plan(
     any_hardware: bool = False,
     search: str = "beam",
     seed: int = 1,
+    explain: Iterable[str] | None = None,
     overwrite: bool = False,
     progress: _Progress = None,
 ) -> _Summary:
     """Place tables on the ranks of a topology."""
+
+def replan(
+    *,
+    plan: _Path,
+    tables: _Path,
+    budget: _Size,
+    out: _Path,
+    topology: _Path | None = None,
+    model: _Path | None = None,
+    any_hardware: bool = False,
+    overwrite: bool = False,
+    progress: _Progress = None,
+) -> _Summary:
+    """Change the plan of a job that goes on, without moving much."""

@@ -100,6 +100,12 @@ def test_summaries_are_those_of_the_commands(run, tmp_path, monkeypatch):
         "onefold-shard", "plan", "--tables", "tables.json", "--topology", "topology.json", "--out", "plan.json",
     )  # fmt: skip
     assert planned["ranks"] == 2 and planned["max_cost_ms"] > 0
+    again = both(
+        onefold.replan, {"plan": "plan.json", "tables": "tables.json", "budget": "1GiB", "out": "again.json"},
+        "onefold-shard", "replan", "--plan", "plan.json", "--tables", "tables.json", "--budget", "1GiB",
+        "--out", "again.json",
+    )  # fmt: skip
+    assert again["max_cost_ms"] <= planned["max_cost_ms"] * (1 + 1e-9)
     history = both(onefold.history, {"dataset": "data"}, "onefold-ingest", "history", "data")
     assert len(history["snapshots"]) == 1
     assert both(onefold.vacuum, {"dataset": "data"}, "onefold-ingest", "vacuum", "data")["files_removed"] == 0

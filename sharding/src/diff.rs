@@ -68,7 +68,7 @@ fn same(a: &TablePlan, b: &TablePlan) -> bool {
 }
 
 /// Elements that ranks hold in `after` and not in `before`.
-fn moved(before: Option<&TablePlan>, after: &TablePlan) -> u128 {
+pub(crate) fn moved(before: Option<&TablePlan>, after: &TablePlan) -> u128 {
     let overlap = |a: &std::ops::Range<u64>, b: &std::ops::Range<u64>| {
         u128::from(a.end.min(b.end).saturating_sub(a.start.max(b.start)))
     };

@@ -67,6 +67,7 @@ pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
 pub use pretrain::{PretrainOptions, pretrain, repeatability};
 pub use search::beam::Beam;
 pub use search::greedy::Greedy;
+pub use search::replan::{Replanned, replan};
 pub use search::torchrec::TorchrecDefault;
 pub use search::{Search, searches};
 pub use show::html;

@@ -25,6 +25,9 @@ From a dataset to a plan:
   onefold-shard plan --tables tables.json --topology topology.json --out plan.json
   onefold-shard show plan.json --html plan.html
 
+A job that goes on with other tables or ranks:
+  onefold-shard replan --plan plan.json --tables new.json --budget 10GiB --out new-plan.json
+
 The searches beside each other:
   onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out tasks
   onefold-shard compare --tasks tasks";
@@ -38,6 +41,13 @@ pub(crate) enum Command {
     /// places the shards so that the most expensive rank is as cheap as can be found. A plan never exceeds the memory
     /// of a rank; if a table fits nowhere, nothing is written and the error says how much is missing.
     Plan(PlanArguments),
+    /// Change the plan of a job that goes on, without moving much
+    ///
+    /// Begins at the old plan, and moves what must move: shards of ranks that are gone, and shards that their ranks have no
+    /// room for. Then it moves, halves, divides and copies tables as long as the most expensive rank gets cheaper and no
+    /// more than `--budget` of weights and optimizer state goes to ranks that do not have it. Resume the training with the
+    /// new plan: it takes what it needs from the checkpoint's files.
+    Replan(ReplanArguments),
     /// Describe the tables of a model, from its training configuration and dataset
     ///
     /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give it, with
@@ -92,6 +102,26 @@ pub(crate) struct PlanArguments {
     /// Also print what the plan would cost if this table stood elsewhere; may be given several times
     #[arg(long, value_name = "TABLE")]
     pub(crate) explain: Vec<String>,
+    #[command(flatten)]
+    pub(crate) output: OutputFile,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplanArguments {
+    /// The plan that the job has
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: PathBuf,
+    /// The tables as they are now (`onefold-shard tables` writes the file)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tables: PathBuf,
+    /// The topology, if it is another one than the plan's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
+    /// Weights and optimizer state that may move to other ranks, at most; with 0 only what moves nothing is changed
+    #[arg(long, value_name = "SIZE", value_parser = parse_budget)]
+    pub(crate) budget: u64,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -387,6 +417,11 @@ fn parse_features(text: &str) -> Result<FeatureSet, String> {
         let names = FeatureSet::ALL.map(|features| format!("`{}`", features.name()));
         format!("`{text}` is not a set of features; give {}", names.join(", "))
     })
+}
+
+/// A size, or `0`.
+fn parse_budget(text: &str) -> Result<u64, String> {
+    if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
 /// Bytes per second: a number like `3.35e12`, or a size like `450GB`.

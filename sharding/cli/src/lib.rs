@@ -16,13 +16,16 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_sharding::{
-    Alternative, AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, TableFile,
-    Topology, claim_output, searches,
+    Alternative, AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, Replanned,
+    TableFile, Topology, claim_output, replan, searches,
 };
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
-use cli::{CheckArguments, Cli, Command, ModelChoice, ModelOptions, PlanArguments, TopologyArguments};
+use cli::{
+    CheckArguments, Cli, Command, ModelChoice, ModelOptions, PlanArguments, ReplanArguments,
+    TopologyArguments,
+};
 
 /// The program, to be called in another program's process.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -40,6 +43,7 @@ impl CommandLine for Cli {
     fn run(&self, printer: &Printer) -> Result<()> {
         match &self.command {
             Command::Plan(arguments) => plan(arguments, printer),
+            Command::Replan(arguments) => replan_command(arguments, printer),
             Command::Tables(arguments) => tables::tables(arguments, printer),
             Command::Tasks(arguments) => tables::tasks_command(arguments, printer),
             Command::Compare(arguments) => compare::compare_command(arguments, printer),
@@ -103,6 +107,41 @@ pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
         json["explained"] = figures.collect();
     }
     json["wall_seconds"] = json!(started.elapsed().as_secs_f64());
+    Ok(printer.summary(&text, &json)?)
+}
+
+pub(crate) fn replan_command(arguments: &ReplanArguments, printer: &Printer) -> Result<()> {
+    let out = &arguments.output.out;
+    claim_output(out, arguments.output.overwrite)?;
+    let before = Plan::load(&arguments.plan)?;
+    let tables = TableFile::load(&arguments.tables)?;
+    let topology = match &arguments.topology {
+        Some(path) => Topology::load(path)?,
+        None => before.topology.clone(),
+    };
+    let model = cost_model(&arguments.model, &topology)?;
+    let batch_size = tables.batch_size;
+    let found = replan(&before, &tables.tables, &topology, model.as_ref(), batch_size, arguments.budget)?;
+    let Replanned { plan, kept_cost_ms, moved_bytes, required_bytes } = &found;
+    plan.check(&tables.tables, &topology)?;
+    plan.store(out)?;
+
+    let mut text = rank_table(plan);
+    let (moved, budget) = (format_bytes(*moved_bytes), format_bytes(arguments.budget));
+    let _ = writeln!(
+        text,
+        "\n{moved} of {budget} move to other ranks, of which {} must; without the rest a step would take {kept_cost_ms:.4} ms, \
+         {:.1} % more",
+        format_bytes(*required_bytes),
+        100.0 * (kept_cost_ms / plan.max_cost_ms - 1.0)
+    );
+    let _ = writeln!(text, "Written to `{}`", out.display());
+    let mut json = plan_figures(plan);
+    json["plan"] = json!(out);
+    json["kept_cost_ms"] = json!(kept_cost_ms);
+    json["moved_bytes"] = json!(moved_bytes);
+    json["required_bytes"] = json!(required_bytes);
+    json["budget_bytes"] = json!(arguments.budget);
     Ok(printer.summary(&text, &json)?)
 }
 

@@ -521,7 +521,7 @@ fn what_is_missing_is_named() {
     let dir = with_dataset();
     let error = dir.run("tables nowhere.toml --data dataset --out tables.json").failed();
     assert!(
-        error.starts_with("error: `nowhere.toml`: there is no such file\n  hint: give the `train.toml`"),
+        error.contains("`nowhere.toml`: No such file") && error.contains("\n  hint: check the path"),
         "{error}"
     );
     let error = dir.run("tables train.toml --data nowhere --out tables.json").failed();
@@ -540,4 +540,31 @@ fn wrong_options_are_usage_errors() {
         assert_eq!(dir.run(options).output.status.code(), Some(2), "{options}");
     }
     assert!(!dir.path("x").exists());
+}
+
+#[test]
+fn a_job_is_planned_again_within_a_budget() {
+    let dir = Dir::with_inputs();
+    dir.run(&format!("{PLAN} --search random --seed 2")).succeeded();
+    let before = Plan::load(&dir.path("plan.json")).unwrap();
+    let replan = "replan --plan plan.json --tables tables.json --out new.json";
+    let json = dir.run(&format!("{replan} --budget 10MiB --json")).json();
+    let after = Plan::load(&dir.path("new.json")).unwrap();
+    assert_eq!(after.search, "replan");
+    assert!(after.max_cost_ms <= before.max_cost_ms);
+    assert!(json["moved_bytes"].as_u64().unwrap() <= 10 << 20, "{json}");
+    assert_eq!(json["required_bytes"], 0);
+    let text = dir.run(&format!("{replan} --budget 0 --overwrite")).succeeded();
+    assert!(text.contains("\n0 B of 0 B move to other ranks, of which 0 B must; "), "{text}");
+    assert_eq!(Plan::load(&dir.path("new.json")).unwrap().tables, before.tables);
+
+    // Fewer ranks have to take over what the others had.
+    dir.run("topology --ranks 1 --memory 4MiB --out one.json").succeeded();
+    let error = dir.run(&format!("{replan} --topology one.json --budget 1KB --overwrite")).failed();
+    assert!(error.contains("must move to other ranks") && error.contains("the budget is 1000 B"), "{error}");
+    dir.run(&format!("{replan} --topology one.json --budget 4MiB --overwrite")).succeeded();
+    dir.run("check new.json --tables tables.json --topology one.json").succeeded();
+    let error =
+        dir.run("replan --plan nowhere.json --tables tables.json --budget 1MiB --out other.json").failed();
+    assert!(error.starts_with("error: `nowhere.json`: there is no such file"), "{error}");
 }

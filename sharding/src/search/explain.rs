@@ -14,10 +14,7 @@ const ALTERNATIVES: usize = 8;
 
 /// A sentence for each large or expensive table, by table; `None` for the others, and where there is one rank.
 pub(crate) fn reasons(problem: &Problem<'_>, placement: &Placement) -> Vec<Option<String>> {
-    let mut ranks = Ranks::new(problem);
-    for (unit, place) in placement.units.iter().zip(&placement.places) {
-        ranks.add(problem, unit, *place);
-    }
+    let mut ranks = Ranks::of(problem, &placement.units, &placement.places);
     let mut reasons = vec![None; problem.tables.len()];
     if problem.ranks == 1 {
         return reasons;

@@ -28,9 +28,28 @@ enum Move {
 /// Improves a placement: units of the most expensive rank go elsewhere, change places with others, or are halved and
 /// shared, whatever lowers the higher of the two ranks' costs most; until nothing does.
 pub(crate) fn improve(problem: &Problem<'_>, placement: Placement) -> Placement {
+    improve_within(problem, placement, Order::ByCost, &|_, _| true)
+}
+
+/// Which changes are tried first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Those after which the two ranks are cheapest.
+    ByCost,
+    /// Those that gain most for each byte that moves.
+    ByCostPerByte,
+}
+
+/// The same with changes that lead to units at places which are `allowed` alone.
+pub(crate) fn improve_within(
+    problem: &Problem<'_>,
+    placement: Placement,
+    order: Order,
+    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+) -> Placement {
     let mut state = State::new(problem, placement);
     for _ in 0..MAX_ROUNDS {
-        if !state.round() {
+        if !state.round(order, allowed) {
             break;
         }
     }
@@ -50,10 +69,7 @@ struct State<'a> {
 
 impl<'a> State<'a> {
     fn new(problem: &'a Problem<'a>, placement: Placement) -> Self {
-        let mut ranks = Ranks::new(problem);
-        for (unit, place) in placement.units.iter().zip(&placement.places) {
-            ranks.add(problem, unit, *place);
-        }
+        let ranks = Ranks::of(problem, &placement.units, &placement.places);
         let taken = placement.units.iter().zip(&placement.places);
         Self {
             problem,
@@ -67,16 +83,20 @@ impl<'a> State<'a> {
     }
 
     /// Makes one change that lowers the cost; false if no change does.
-    fn round(&mut self) -> bool {
+    fn round(&mut self, order: Order, allowed: &dyn Fn(&[Unit], &[u32]) -> bool) -> bool {
         let Some(worst) =
             (0..self.costs.len()).reduce(|a, b| if self.costs[b] > self.costs[a] { b } else { a })
         else {
             return false;
         };
         let mut moves = self.moves(worst);
-        moves.sort_by(|a, b| a.0.total_cmp(&b.0));
-        moves.truncate(TRIED);
         let before = self.costs[worst];
+        let key = |(cost, change): &(f64, Move)| match order {
+            Order::ByCost => *cost,
+            Order::ByCostPerByte => (cost - before) / self.bytes_of(*change).max(1) as f64,
+        };
+        moves.sort_by(|a, b| key(a).total_cmp(&key(b)));
+        moves.truncate(TRIED);
         for (_, change) in moves {
             let saved = (self.units.clone(), self.places.clone(), self.ranks.clone());
             self.apply(change);
@@ -86,6 +106,7 @@ impl<'a> State<'a> {
             if costs[worst] < before * (1.0 - GAIN)
                 && most <= before
                 && self.changed_below(&costs, change, before)
+                && allowed(&self.units, &self.places)
             {
                 self.costs = costs;
                 self.taken = self.units.iter().zip(&self.places).map(|(u, p)| (u.table, *p)).collect();
@@ -98,6 +119,16 @@ impl<'a> State<'a> {
             (self.units, self.places, self.ranks) = saved;
         }
         false
+    }
+
+    /// Bytes of the units that a change moves.
+    fn bytes_of(&self, change: Move) -> u64 {
+        let bytes = |i: usize| self.problem.priced(&self.units[i]).bytes;
+        match change {
+            Move::To(i, _) => bytes(i),
+            Move::Swap(i, j) => bytes(i).saturating_add(bytes(j)),
+            Move::Split(i, _) => bytes(i) / 2,
+        }
     }
 
     /// Whether the rank that took something over stays below the old bottleneck.

@@ -6,6 +6,7 @@ pub(crate) mod greedy;
 pub(crate) mod local;
 pub(crate) mod placement;
 pub(crate) mod problem;
+pub(crate) mod replan;
 pub(crate) mod torchrec;
 
 use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefault};

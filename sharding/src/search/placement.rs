@@ -32,6 +32,19 @@ impl Ranks {
         }
     }
 
+    /// With units at places.
+    pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
+        let mut ranks = Self::new(problem);
+        units.iter().zip(places).for_each(|(unit, place)| ranks.add(problem, unit, *place));
+        ranks
+    }
+
+    /// Whether no rank is over its memory, once it can ask all of these units, which stand on the ranks.
+    pub(crate) fn has_room(&self, problem: &Problem<'_>, units: &[Unit]) -> bool {
+        let capacity = problem.capacity(units);
+        self.bytes.iter().all(|bytes| *bytes <= capacity)
+    }
+
     pub(crate) fn sum(&self, rank: usize) -> &[f64] {
         &self.sums[rank * self.width..][..self.width]
     }
@@ -101,10 +114,7 @@ pub(crate) struct Placement {
 impl Placement {
     /// A placement of units at places, priced.
     pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
-        let mut ranks = Ranks::new(problem);
-        for (unit, place) in units.iter().zip(&places) {
-            ranks.add(problem, unit, *place);
-        }
+        let ranks = Ranks::of(problem, &units, &places);
         let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
         Self { units, places, cost_ms }
     }

@@ -327,7 +327,12 @@ fn tables_that_cannot_be_planned() {
         // How much is missing.
         (
             r#"{"name": "large", "rows": 1000000, "dim": 8, "pooling_factor": 1}"#,
-            &["the tables do not fit", "2 ranks have 2.0 MiB together", "are missing", "add ranks"],
+            &[
+                "the tables do not fit",
+                "2 ranks together have 2.0 MiB",
+                "are missing",
+                "plan for 35 ranks or more",
+            ],
         ),
         (
             r#"{"name": "none", "rows": 0, "dim": 8, "pooling_factor": 1}"#,

@@ -92,19 +92,10 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read, [`Error::Config`], with line or key, if it is not there, is not TOML, has an
-    /// unknown key, another version, or values that no model can have.
+    /// [`Error::Io`] if it cannot be read, [`Error::Config`], with line or key, if it is not TOML, has an unknown
+    /// key, another version, or values that no model can have.
     pub fn load(path: &Path) -> Result<Self> {
-        match fs_err::read_to_string(path) {
-            Ok(text) => Self::parse(path, &text),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Config {
-                path: path.to_owned(),
-                message: "there is no such file".to_owned(),
-                hint: "give the `train.toml` of the model; `onefold-data` writes one beside the raw logs"
-                    .to_owned(),
-            }),
-            Err(error) => Err(error.into()),
-        }
+        Self::parse(path, &fs_err::read_to_string(path)?)
     }
 
     /// Parses the text of a `train.toml` that is (or would be) at `path`.

@@ -101,7 +101,7 @@ fn training_configurations_that_do_not_fit() {
     }
     dir.write("logs/train.toml", TRAIN_CONFIG);
     dir.command("onefold-train run logs/nothing.toml --data dataset --out run")
-        .fails(&["logs/nothing.toml", "there is no such file", "give the `train.toml` of the model"]);
+        .fails(&["logs/nothing.toml", "check the path"]);
     dir.command("onefold-train run logs/train.toml --data logs --out run")
         .fails(&["`logs` is not a dataset"]);
     assert!(!dir.path("run").exists());

@@ -1,0 +1,380 @@
+//! A new plan for a job that goes on: cheaper, and not many bytes away from the old one.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use onefold_datasets::units::format_bytes;
+
+use crate::diff::moved;
+use crate::search::local::{Order, improve_within};
+use crate::search::placement::{Placement, Ranks};
+use crate::search::problem::{Kind, Problem, Unit, row_shards};
+use crate::{CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
+
+/// Tables of the most expensive rank that are tried in another form, those that cost most first.
+const TABLES: usize = 8;
+/// How often a table may change its form.
+const FORMS: usize = 8;
+
+/// A plan in place of another one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replanned {
+    /// The new plan.
+    pub plan: Plan,
+    /// What the most expensive rank would cost if nothing moved but what must, in milliseconds per step.
+    pub kept_cost_ms: f64,
+    /// Bytes of weights and optimizer state that a rank holds in the new plan and did not hold in the old one.
+    pub moved_bytes: u64,
+    /// How many of them must move: a rank is gone, or has no room any more.
+    pub required_bytes: u64,
+}
+
+/// Plans `tables` on `topology` as a local search from `before` on, which moves no more than `budget_bytes` of weights
+/// and optimizer state between ranks. Rows that a table has gained since and tables that are new move nothing.
+///
+/// What must move is moved first: shards of ranks that the topology does not have, rows over another number of ranks,
+/// shards that their ranks have no room for. Then shards of the most expensive rank go elsewhere, change places or are
+/// halved, and tables change between whole, divided and copied, as long as that makes the plan cheaper. The search runs
+/// twice, once by the gain of a change and once by its gain for each byte moved, and the cheaper plan counts.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if more must move than the budget allows, if tables find no room beside those that stay, and for
+/// tables or a topology that cannot exist; the cost model's errors.
+pub fn replan(
+    before: &Plan,
+    tables: &[Table],
+    topology: &Topology,
+    cost_model: &dyn CostModel,
+    batch_size: u64,
+    budget_bytes: u64,
+) -> Result<Replanned> {
+    let problem = Problem::new(tables, topology, cost_model, batch_size)?;
+    let old: HashMap<&str, &TablePlan> =
+        before.tables.iter().map(|table| (table.name.as_str(), table)).collect();
+    let search = Replan { problem: &problem, old };
+    let start = search.start()?;
+    let required_bytes = search.moved_bytes(&start.units, &start.places)?;
+    if required_bytes > budget_bytes {
+        let needed = format_bytes(required_bytes);
+        return Err(Error::invalid(
+            format!(
+                "{needed} must move to other ranks, as ranks or tables are not those of the old plan, and the budget is {}",
+                format_bytes(budget_bytes)
+            ),
+            format!("raise the budget to {needed} or more, or make a new plan with `onefold-shard plan`"),
+        ));
+    }
+    let kept_cost_ms = start.cost_ms;
+    let allowed = |units: &[Unit], places: &[u32]| {
+        search.moved_bytes(units, places).is_ok_and(|moved| moved <= budget_bytes)
+    };
+    let found = [Order::ByCost, Order::ByCostPerByte].map(|order| search.improve(&start, order, &allowed));
+    let best =
+        found.into_iter().fold(start, |best, other| if other.cost_ms < best.cost_ms { other } else { best });
+    let moved_bytes = search.moved_bytes(&best.units, &best.places)?;
+    let placed = problem.table_plans(&best.units, &best.places);
+    let plan = Plan::predict("replan", tables, placed, topology, cost_model, batch_size)?;
+    Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
+}
+
+struct Replan<'a> {
+    problem: &'a Problem<'a>,
+    /// By table.
+    old: HashMap<&'a str, &'a TablePlan>,
+}
+
+impl Replan<'_> {
+    /// The old plan with what must be different.
+    fn start(&self) -> Result<Placement> {
+        let problem = self.problem;
+        let (mut units, mut places, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, table) in problem.tables.iter().enumerate() {
+            let standing = self.old.get(table.name.as_str()).and_then(|old| self.standing(number, old));
+            match standing {
+                Some(standing) => {
+                    units.extend(standing.iter().map(|(unit, _)| *unit));
+                    places.extend(standing.iter().map(|(_, place)| *place));
+                }
+                None => waiting.push(number),
+            }
+        }
+        waiting.sort_by_key(|table| Reverse(problem.priced(&problem.whole(*table)).bytes));
+        self.make_room(&mut units, &mut places)?;
+        for table in waiting {
+            let (unit, place) = self.new_place(table, &units, &places).ok_or_else(|| self.no_room(table))?;
+            units.push(unit);
+            places.push(place);
+        }
+        self.make_room(&mut units, &mut places)?;
+        Ok(Placement::new(problem, units, places))
+    }
+
+    /// The units of a table as it stands; `None` if it cannot stand like that any more.
+    fn standing(&self, number: usize, old: &TablePlan) -> Option<Vec<(Unit, u32)>> {
+        let (problem, table) = (self.problem, &self.problem.tables[number]);
+        if old.dim != table.dim || old.shards.iter().any(|shard| shard.rank as usize >= problem.ranks) {
+            return None;
+        }
+        let unit = |kind, columns| Unit { table: number, kind, columns };
+        let known = |unit: Unit, place| problem.get(&unit).is_some().then_some((unit, place));
+        match old.sharding_type {
+            ShardingType::TableWise | ShardingType::ColumnWise => {
+                let of = |shard: &crate::Shard| known(unit(Kind::Columns, shard.column_count()), shard.rank);
+                old.shards.iter().map(of).collect()
+            }
+            ShardingType::DataParallel => {
+                let is_everywhere = old.shards.len() == problem.ranks;
+                is_everywhere.then(|| known(unit(Kind::Copies, table.dim), 0))?.map(|one| vec![one])
+            }
+            ShardingType::RowWise => {
+                let kinds = [Kind::RowsOfAll, Kind::RowsOfNode];
+                let ways = kinds.into_iter().flat_map(|kind| {
+                    let unit = unit(kind, table.dim);
+                    (0..problem.places(&unit)).map(move |place| (unit, place))
+                });
+                let ranks = |shards: &[crate::Shard]| {
+                    let mut ranks: Vec<u32> = shards.iter().map(|shard| shard.rank).collect();
+                    ranks.sort_unstable();
+                    ranks
+                };
+                let same = |(unit, place): &(Unit, u32)| {
+                    problem.get(unit).is_some()
+                        && ranks(&row_shards(table, problem.ranks_of(unit, *place))) == ranks(&old.shards)
+                };
+                ways.into_iter().find(same).map(|one| vec![one])
+            }
+        }
+    }
+
+    /// Where a table costs least beside the others, of the ways in which it has room.
+    fn new_place(&self, table: usize, units: &[Unit], places: &[u32]) -> Option<(Unit, u32)> {
+        let problem = self.problem;
+        let whole = problem.whole(table);
+        let forms = std::iter::once(whole).chain(self.forms(table));
+        let ways = forms.flat_map(|unit| (0..problem.places(&unit)).map(move |place| (unit, place)));
+        let with = |(unit, place): (Unit, u32)| {
+            let units = [units, &[unit]].concat();
+            let places = [places, &[place]].concat();
+            let fits = Ranks::of(problem, &units, &places).has_room(problem, &units);
+            fits.then(|| (Placement::new(problem, units, places).cost_ms, unit, place))
+        };
+        let best = ways.filter_map(with).reduce(|best, other| if other.0 < best.0 { other } else { best });
+        best.map(|(_, unit, place)| (unit, place))
+    }
+
+    /// A table by rows, and copied, as far as it can be.
+    fn forms(&self, table: usize) -> impl Iterator<Item = Unit> + use<'_> {
+        let columns = self.problem.tables[table].dim;
+        let kinds = [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies];
+        let units = kinds.into_iter().map(move |kind| Unit { table, kind, columns });
+        units.filter(|unit| self.problem.get(unit).is_some())
+    }
+
+    /// Moves column shards from ranks that are over their memory to those with the most room.
+    fn make_room(&self, units: &mut [Unit], places: &mut [u32]) -> Result<()> {
+        let problem = self.problem;
+        for _ in 0..=units.len() {
+            let ranks = Ranks::of(problem, units, places);
+            let capacity = problem.capacity(&*units);
+            let Some(full) = (0..problem.ranks).find(|rank| ranks.bytes[*rank] > capacity) else {
+                return Ok(());
+            };
+            let excess = ranks.bytes[full] - capacity;
+            let bytes = |i: &usize| problem.priced(&units[*i]).bytes;
+            let mut movable: Vec<usize> = (0..units.len())
+                .filter(|i| units[*i].kind == Kind::Columns && places[*i] as usize == full)
+                .collect();
+            // The smallest that is enough, or else the largest.
+            movable.sort_by_key(|i| {
+                (bytes(i) < excess, if bytes(i) < excess { u64::MAX - bytes(i) } else { bytes(i) })
+            });
+            let to = |i: usize| {
+                let free = |rank: &usize| {
+                    let shares = |j: usize| units[j].table == units[i].table && places[j] as usize == *rank;
+                    *rank != full && !(0..units.len()).any(shares)
+                };
+                let emptiest = (0..problem.ranks).filter(free).min_by_key(|rank| ranks.bytes[*rank])?;
+                (ranks.bytes[emptiest].saturating_add(bytes(&i)) <= capacity).then_some((i, emptiest as u32))
+            };
+            let Some((i, rank)) = movable.iter().find_map(|i| to(*i)) else {
+                let table = movable.first().map_or(0, |i| units[*i].table);
+                return Err(self.no_room(table));
+            };
+            places[i] = rank;
+        }
+        Err(self.no_room(units.first().map_or(0, |unit| unit.table)))
+    }
+
+    fn no_room(&self, table: usize) -> Error {
+        Error::invalid(
+            format!(
+                "table `{}` has no room beside those that stay where they are",
+                self.problem.tables[table].name
+            ),
+            "make a new plan with `onefold-shard plan`, or raise `memory_bytes` in the topology",
+        )
+    }
+
+    fn improve(
+        &self,
+        start: &Placement,
+        order: Order,
+        allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+    ) -> Placement {
+        let mut best = improve_within(self.problem, start.clone(), order, allowed);
+        for _ in 0..FORMS {
+            let Some(other) = self.other_form(&best, allowed) else { break };
+            best = improve_within(self.problem, other, order, allowed);
+        }
+        best
+    }
+
+    /// The cheapest placement in which one table of the most expensive rank has another form; `None` if all cost more.
+    fn other_form(&self, now: &Placement, allowed: &dyn Fn(&[Unit], &[u32]) -> bool) -> Option<Placement> {
+        let problem = self.problem;
+        let costs = Ranks::of(problem, &now.units, &now.places).costs_ms(problem);
+        let worst = (0..costs.len()).reduce(|a, b| if costs[b] > costs[a] { b } else { a })?;
+        let stands = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
+        let mut tables: Vec<usize> =
+            (0..now.units.len()).filter(stands).map(|i| now.units[i].table).collect();
+        let alone = |table: usize| problem.priced(&problem.whole(table)).alone_ms;
+        tables.sort_by(|a, b| alone(*b).total_cmp(&alone(*a)).then(a.cmp(b)));
+        tables.dedup();
+        let mut best: Option<Placement> = None;
+        for table in tables.into_iter().take(TABLES) {
+            let kept = (0..now.units.len()).filter(|i| now.units[*i].table != table);
+            let (units, places): (Vec<Unit>, Vec<u32>) = kept.map(|i| (now.units[i], now.places[i])).unzip();
+            let ways = std::iter::once(problem.whole(table)).chain(self.forms(table));
+            for (unit, place) in
+                ways.flat_map(|unit| (0..problem.places(&unit)).map(move |place| (unit, place)))
+            {
+                let (units, places) = ([&units[..], &[unit]].concat(), [&places[..], &[place]].concat());
+                let least = best.as_ref().map_or(now.cost_ms, |best| best.cost_ms);
+                if !Ranks::of(problem, &units, &places).has_room(problem, &units) {
+                    continue;
+                }
+                let other = Placement::new(problem, units, places);
+                if other.cost_ms < least * (1.0 - 1e-9) && allowed(&other.units, &other.places) {
+                    best = Some(other);
+                }
+            }
+        }
+        best
+    }
+
+    /// Bytes of weights and optimizer state that a rank has in a placement and has not in the old plan.
+    fn moved_bytes(&self, units: &[Unit], places: &[u32]) -> Result<u64> {
+        let placed = self.problem.table_plans(units, places);
+        let mut sum = 0u64;
+        for (table, mut plan) in self.problem.tables.iter().zip(placed) {
+            let Some(old) = self.old.get(table.name.as_str()).filter(|old| old.dim == table.dim) else {
+                continue;
+            };
+            for shard in &mut plan.shards {
+                // Rows that the old plan does not have are new, too.
+                shard.rows = shard.rows.start.min(old.rows)..shard.rows.end.min(old.rows);
+            }
+            let elements = moved(Some(old), &plan);
+            let row_bytes = table.shard_bytes(1, table.dim)?;
+            let bytes = elements * u128::from(row_bytes) / u128::from(table.dim);
+            sum = sum.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+        }
+        Ok(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{AnalyticCost, Beam, Greedy, Search};
+
+    fn table(i: usize) -> impl Strategy<Value = Table> {
+        let dims = prop::sample::select(vec![4u64, 8, 16, 64]);
+        (1u64..2000, dims, 0.1..50.0f64).prop_map(move |(rows, dim, pooling_factor)| Table {
+            pooling_factor,
+            ..Table::new(format!("table_{i}"), rows, dim)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        /// A new plan is valid, never costs more than the old one, and moves what it says and no more than it may.
+        #[test]
+        fn budgets_are_kept(
+            tables in (2usize..12).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>()),
+            ranks in 2u32..6, share in 0.0..1.2f64,
+        ) {
+            let topology = Topology::h100(ranks, 1 << 30).unwrap();
+            let before = Greedy::Random { seed: 3 }.plan(&tables, &topology, &AnalyticCost, 256).unwrap();
+            let all: u64 = tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
+            let budget = (all as f64 * share) as u64;
+            let found = replan(&before, &tables, &topology, &AnalyticCost, 256, budget).unwrap();
+            found.plan.check(&tables, &topology).unwrap();
+            prop_assert!(found.moved_bytes <= budget && found.required_bytes == 0);
+            prop_assert!((found.kept_cost_ms / before.max_cost_ms - 1.0).abs() < 1e-9);
+            prop_assert!(found.plan.max_cost_ms <= before.max_cost_ms * (1.0 + 1e-9));
+            let moved: u64 = tables.iter().zip(&before.tables).zip(&found.plan.tables)
+                .map(|((table, old), new)| {
+                    let row = u128::from(table.shard_bytes(1, table.dim).unwrap());
+                    (moved(Some(old), new) * row / u128::from(table.dim)) as u64
+                })
+                .sum();
+            prop_assert_eq!(moved, found.moved_bytes);
+            if budget == 0 {
+                prop_assert_eq!(&found.plan.tables, &before.tables);
+            }
+        }
+    }
+
+    fn tables() -> Vec<Table> {
+        (0..8).map(|i| Table { pooling_factor: 10.0, ..Table::new(format!("t{i}"), 10_000, 64) }).collect()
+    }
+
+    #[test]
+    fn a_plan_with_all_on_one_rank_is_spread_as_far_as_the_budget_goes() {
+        let (tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
+        let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
+        let before = Plan::predict("test", &tables, placed, &topology, &AnalyticCost, 512).unwrap();
+        let one = tables[0].memory_bytes().unwrap();
+        let cost = |budget| {
+            let found = replan(&before, &tables, &topology, &AnalyticCost, 512, budget).unwrap();
+            assert!(found.moved_bytes <= budget, "{found:?}");
+            found.plan.max_cost_ms
+        };
+        let costs = [0, one, 3 * one, 5 * one, 100 * one].map(cost);
+        assert!(costs.windows(2).all(|pair| pair[1] < pair[0]), "{costs:?}");
+        let new = Beam::Full.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        assert!(costs[4] <= 1.05 * new.max_cost_ms, "{costs:?} {}", new.max_cost_ms);
+    }
+
+    #[test]
+    fn ranks_that_are_gone_and_tables_that_grew_must_move() {
+        let (mut tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
+        let before = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let fewer = Topology::h100(3, 1 << 30).unwrap();
+        let on_last = 2 * tables[0].memory_bytes().unwrap();
+        let error = replan(&before, &tables, &fewer, &AnalyticCost, 512, 1000).unwrap_err().to_string();
+        assert!(error.starts_with("5.0 MiB must move to other ranks"), "{error}");
+        let found = replan(&before, &tables, &fewer, &AnalyticCost, 512, on_last).unwrap();
+        assert_eq!((found.required_bytes, found.moved_bytes), (on_last, on_last));
+        found.plan.check(&tables, &fewer).unwrap();
+        // New rows and new tables are no moves.
+        tables[0].rows += 500;
+        tables.push(Table::new("new", 100, 16));
+        let found = replan(&before, &tables, &topology, &AnalyticCost, 512, 0).unwrap();
+        assert_eq!((found.required_bytes, found.moved_bytes), (0, 0));
+        found.plan.check(&tables, &topology).unwrap();
+        // A rank without room for what it has gained gives something away.
+        let topology = Topology::h100(4, 13_000_000).unwrap();
+        tables[0].rows = 30_000;
+        let found = replan(&before, &tables, &topology, &AnalyticCost, 512, 1 << 30).unwrap();
+        assert!(found.required_bytes > 0, "{found:?}");
+        found.plan.check(&tables, &topology).unwrap();
+        let small = Topology::h100(4, 4 << 20).unwrap();
+        let error = replan(&before, &tables, &small, &AnalyticCost, 512, 1 << 30).unwrap_err().to_string();
+        assert!(error.contains("has no room beside those that stay"), "{error}");
+    }
+}
