@@ -23,6 +23,7 @@ from ._commands import (
     history,
     import_logs,
     plan,
+    replan,
     report,
     tables,
     topology,
