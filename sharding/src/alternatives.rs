@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::search::problem::{COLUMN_STEP, row_shards};
+use crate::search::problem::{COLUMN_STEP, has_rows_for, row_shards};
 use crate::{CostModel, Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TablePlan};
 
 /// Another way to place a table, and what the plan would be with it.
@@ -87,9 +87,7 @@ impl Plan {
         }
         let (count, per_node) = (ranks.len(), self.topology.ranks_per_node as usize);
         let mut add_rows = |on: Range<usize>| {
-            // Blocks of rows that leave nothing for the last rank are no way to divide a table.
-            let parts = on.len() as u64;
-            if parts > 1 && (parts - 1) * table.rows.div_ceil(parts) < table.rows {
+            if on.len() > 1 && has_rows_for(table.rows, on.len() as u64) {
                 all.push(of(ShardingType::RowWise, row_shards(table, on)));
             }
         };
@@ -156,7 +154,7 @@ mod tests {
         let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap();
         let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
         let (room, full): (Vec<_>, Vec<_>) = found.iter().partition(|other| other.missing_bytes == 0);
-        assert_eq!(found.iter().filter(|other| other.missing_bytes == 0).count(), room.len());
+        assert!(!room.is_empty());
         assert!(found[room.len()..].iter().all(|other| other.missing_bytes > 0));
         let whole = full.iter().filter(|other| other.placed.sharding_type == ShardingType::TableWise);
         assert_eq!(whole.count(), 2);

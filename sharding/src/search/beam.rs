@@ -60,7 +60,7 @@ impl Search for Beam {
 
 impl Beam {
     fn search(self, problem: &Problem<'_>) -> Result<Placement> {
-        let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+        let whole = problem.whole_tables();
         let memory = by_memory(problem, &whole).or_else(|fault| {
             // Where memory is tight, a baseline may cut tables as no packing did.
             let found = if self == Self::Full { baselines(problem) } else { Vec::new() };
@@ -179,7 +179,7 @@ fn better(a: Placement, b: Placement) -> Placement {
 
 /// Whole tables; those larger than a rank are halved until their shards fit, or divided by rows.
 fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
-    let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+    let whole = problem.whole_tables();
     let capacity = problem.capacity(&whole);
     let mut state = Vec::new();
     for (table, unit) in whole.into_iter().enumerate() {
@@ -217,7 +217,7 @@ fn state_budget(problem: &Problem<'_>, step: usize) -> usize {
 
 /// What the baselines that find room place.
 fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
-    let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+    let whole = problem.whole_tables();
     let mut found = Vec::new();
     for greedy in [Greedy::BySize, Greedy::ByDimension, Greedy::ByLookups, Greedy::BySizeTimesLookups] {
         if let Ok(places) = greedy.place(problem.tables, problem.topology, problem.batch_size) {
@@ -231,7 +231,7 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
 fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error {
     let capacity = problem.topology.memory_bytes;
     let table = &problem.tables[unit.table];
-    let whole: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+    let whole = problem.whole_tables();
     let asking = capacity - problem.capacity(&whole);
     let ranks = u64::from(problem.topology.ranks);
     let standing = whole.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add);
@@ -318,7 +318,7 @@ mod tests {
 
     /// The cost of the cheapest placement of whole tables, by trying all.
     fn cheapest_whole(problem: &Problem<'_>) -> f64 {
-        let units: Vec<Unit> = (0..problem.tables.len()).map(|table| problem.whole(table)).collect();
+        let units = problem.whole_tables();
         let mut best = f64::INFINITY;
         for code in 0..problem.ranks.pow(units.len() as u32) {
             let place = |i: usize| (code / problem.ranks.pow(i as u32) % problem.ranks) as u32;

@@ -12,7 +12,7 @@ const TRIED: usize = 12;
 /// Ranks that may take over, the cheapest first.
 const TARGETS: usize = 16;
 /// What counts as better.
-const GAIN: f64 = 1e-9;
+pub(crate) const GAIN: f64 = 1e-9;
 
 /// A change of the placement. Numbers are indices of units.
 #[derive(Debug, Clone, Copy)]

@@ -39,12 +39,6 @@ impl Ranks {
         ranks
     }
 
-    /// Whether no rank is over its memory, once it can ask all of these units, which stand on the ranks.
-    pub(crate) fn has_room(&self, problem: &Problem<'_>, units: &[Unit]) -> bool {
-        let capacity = problem.capacity(units);
-        self.bytes.iter().all(|bytes| *bytes <= capacity)
-    }
-
     pub(crate) fn sum(&self, rank: usize) -> &[f64] {
         &self.sums[rank * self.width..][..self.width]
     }
@@ -115,6 +109,19 @@ impl Placement {
     /// A placement of units at places, priced.
     pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
         let ranks = Ranks::of(problem, &units, &places);
+        Self::on(problem, &ranks, units, places)
+    }
+
+    /// The same, if no rank is over its memory.
+    pub(crate) fn with_room(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Option<Self> {
+        let ranks = Ranks::of(problem, &units, &places);
+        let capacity = problem.capacity(&units);
+        let has_room = ranks.bytes.iter().all(|bytes| *bytes <= capacity);
+        has_room.then(|| Self::on(problem, &ranks, units, places))
+    }
+
+    /// Of units that stand on `ranks`.
+    fn on(problem: &Problem<'_>, ranks: &Ranks, units: Vec<Unit>, places: Vec<u32>) -> Self {
         let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
         Self { units, places, cost_ms }
     }

@@ -87,9 +87,8 @@ impl<'a> Problem<'a> {
         let Table { rows, dim, .. } = self.tables[table];
         let mut units: Vec<Unit> =
             std::iter::successors(Some(self.whole(table)), |unit| unit.half()).collect();
-        // Blocks of rows that leave nothing for the last rank are no way to cut a table.
         let mut add = |kind, parts: u64| {
-            if self.ranks > 1 && (parts - 1) * rows.div_ceil(parts) < rows {
+            if self.ranks > 1 && has_rows_for(rows, parts) {
                 units.push(Unit { table, kind, columns: dim });
             }
         };
@@ -139,6 +138,11 @@ impl<'a> Problem<'a> {
     /// A table on one rank.
     pub(crate) fn whole(&self, table: usize) -> Unit {
         Unit { table, kind: Kind::Columns, columns: self.tables[table].dim }
+    }
+
+    /// Every table on one rank.
+    pub(crate) fn whole_tables(&self) -> Vec<Unit> {
+        (0..self.tables.len()).map(|table| self.whole(table)).collect()
     }
 
     /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
@@ -221,6 +225,11 @@ impl<'a> Problem<'a> {
             reason: None,
         }
     }
+}
+
+/// Whether equal blocks of rows for so many ranks leave some for the last one.
+pub(crate) fn has_rows_for(rows: u64, parts: u64) -> bool {
+    (parts - 1) * rows.div_ceil(parts) < rows
 }
 
 /// Rows in equal blocks, of which the last may be shorter: TorchRec finds a row's rank by dividing.

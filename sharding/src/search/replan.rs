@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use onefold_datasets::units::format_bytes;
 
 use crate::diff::moved;
-use crate::search::local::{Order, improve_within};
+use crate::search::local::{GAIN, Order, improve_within};
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Problem, Unit, row_shards};
 use crate::{CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
@@ -102,9 +102,8 @@ impl Replan<'_> {
         waiting.sort_by_key(|table| Reverse(problem.priced(&problem.whole(*table)).bytes));
         self.make_room(&mut units, &mut places)?;
         for table in waiting {
-            let (unit, place) = self.new_place(table, &units, &places).ok_or_else(|| self.no_room(table))?;
-            units.push(unit);
-            places.push(place);
+            let with = self.cheapest_with(table, (&units, &places), f64::INFINITY, &|_, _| true);
+            Placement { units, places, .. } = with.ok_or_else(|| self.no_room(table))?;
         }
         self.make_room(&mut units, &mut places)?;
         Ok(Placement::new(problem, units, places))
@@ -147,20 +146,30 @@ impl Replan<'_> {
         }
     }
 
-    /// Where a table costs least beside the others, of the ways in which it has room.
-    fn new_place(&self, table: usize, units: &[Unit], places: &[u32]) -> Option<(Unit, u32)> {
+    /// The cheapest placement of a table that is whole, divided by rows or copied beside others, of those that have room,
+    /// are `allowed` and cost less than `below`; `None` if there is none.
+    fn cheapest_with(
+        &self,
+        table: usize,
+        (units, places): (&[Unit], &[u32]),
+        mut below: f64,
+        allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+    ) -> Option<Placement> {
         let problem = self.problem;
-        let whole = problem.whole(table);
-        let forms = std::iter::once(whole).chain(self.forms(table));
-        let ways = forms.flat_map(|unit| (0..problem.places(&unit)).map(move |place| (unit, place)));
-        let with = |(unit, place): (Unit, u32)| {
-            let units = [units, &[unit]].concat();
-            let places = [places, &[place]].concat();
-            let fits = Ranks::of(problem, &units, &places).has_room(problem, &units);
-            fits.then(|| (Placement::new(problem, units, places).cost_ms, unit, place))
-        };
-        let best = ways.filter_map(with).reduce(|best, other| if other.0 < best.0 { other } else { best });
-        best.map(|(_, unit, place)| (unit, place))
+        let mut best = None;
+        for unit in std::iter::once(problem.whole(table)).chain(self.forms(table)) {
+            for place in 0..problem.places(&unit) {
+                let (units, places) = ([units, &[unit]].concat(), [places, &[place]].concat());
+                let other = Placement::with_room(problem, units, places);
+                let other =
+                    other.filter(|other| other.cost_ms < below && allowed(&other.units, &other.places));
+                if let Some(other) = other {
+                    below = other.cost_ms;
+                    best = Some(other);
+                }
+            }
+        }
+        best
     }
 
     /// A table by rows, and copied, as far as it can be.
@@ -245,20 +254,8 @@ impl Replan<'_> {
         for table in tables.into_iter().take(TABLES) {
             let kept = (0..now.units.len()).filter(|i| now.units[*i].table != table);
             let (units, places): (Vec<Unit>, Vec<u32>) = kept.map(|i| (now.units[i], now.places[i])).unzip();
-            let ways = std::iter::once(problem.whole(table)).chain(self.forms(table));
-            for (unit, place) in
-                ways.flat_map(|unit| (0..problem.places(&unit)).map(move |place| (unit, place)))
-            {
-                let (units, places) = ([&units[..], &[unit]].concat(), [&places[..], &[place]].concat());
-                let least = best.as_ref().map_or(now.cost_ms, |best| best.cost_ms);
-                if !Ranks::of(problem, &units, &places).has_room(problem, &units) {
-                    continue;
-                }
-                let other = Placement::new(problem, units, places);
-                if other.cost_ms < least * (1.0 - 1e-9) && allowed(&other.units, &other.places) {
-                    best = Some(other);
-                }
-            }
+            let least = best.as_ref().map_or(now.cost_ms, |best| best.cost_ms) * (1.0 - GAIN);
+            best = self.cheapest_with(table, (&units, &places), least, allowed).or(best);
         }
         best
     }

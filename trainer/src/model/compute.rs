@@ -118,8 +118,7 @@ impl Compute {
             Some(arithmetic) => ours(arithmetic),
             None => {
                 let kind = self.kind_of(input);
-                let has_kernel = in_memory && kind == Kind::Float && processor::has_vectors();
-                let narrow = has_kernel.then(|| Arc::new(ours(Arithmetic::Floats)));
+                let narrow = (in_memory && kind == Kind::Float).then(|| Arc::new(ours(Arithmetic::Floats)));
                 Products::Libtorch { kind, narrow }
             }
         };

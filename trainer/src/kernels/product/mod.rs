@@ -178,7 +178,7 @@ pub fn multiply<'m, O: Output>(
 /// Whether the gradient `[m, n]` of weights is computed without packing what it is made of, which is faster than any
 /// other product.
 pub(crate) fn is_narrow(m: usize, n: usize) -> bool {
-    m.is_multiple_of(WIDE) && (1..=narrow::COLUMNS).contains(&n)
+    processor::has_vectors() && m.is_multiple_of(WIDE) && (1..=narrow::COLUMNS).contains(&n)
 }
 
 /// Multiplications of a product that other threads are not woken for: they take about ten microseconds.
