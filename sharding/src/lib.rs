@@ -34,12 +34,14 @@
 
 mod access;
 mod alternatives;
+mod buffers;
 mod check;
 mod cost;
 mod costs;
 mod diff;
 mod error;
 mod files;
+mod lookups;
 mod measured;
 mod nn;
 mod plan;
@@ -54,6 +56,7 @@ pub mod torchrec;
 
 pub use access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 pub use alternatives::Alternative;
+pub use buffers::BufferBytes;
 pub use cost::analytic::AnalyticCost;
 pub use cost::features::{FeatureSet, ShardFeatures};
 pub use cost::learned::{Ablation, Fit, LearnedCost, ModelFile, ModelReport, Repeated};
@@ -62,6 +65,7 @@ pub use costs::{ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample};
 pub use diff::{PlanDiff, TableChange, diff};
 pub use error::{Error, Result};
 pub use files::claim_output;
+pub use lookups::{FurtherFeature, Lookups};
 pub use measured::{MeasuredFeature, MeasuredFeatures, measure_features};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
 pub use pretrain::{PretrainOptions, pretrain, repeatability};
@@ -72,7 +76,7 @@ pub use search::torchrec::TorchrecDefault;
 pub use search::{Search, searches};
 pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error, normal_cdf};
-pub use table::{BufferBytes, DataType, FurtherFeature, Lookups, Table, TableFile, TableOptimizer};
+pub use table::{DataType, Table, TableFile, TableOptimizer};
 pub use tables::{
     DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
     MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,

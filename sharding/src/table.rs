@@ -5,18 +5,16 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::access::{ACCESS_BATCH, AccessBins};
+use crate::access::AccessBins;
 use crate::files::{self, FileKind};
+use crate::lookups::{FurtherFeature, Lookups, one};
 use crate::tables::check_size;
-use crate::{Error, Pooling, Result, ShardingType, Topology};
+use crate::{Error, Pooling, Result};
 
 const KIND: FileKind = FileKind {
     version: 1,
     hint: "write a new one with `onefold-shard tables train.toml --data DATASET --out FILE`, or correct it",
 };
-
-/// More ids in a sample's list than any log holds; keeps predicted costs finite.
-const MAX_POOLING_FACTOR: f64 = 1e12;
 
 /// An embedding table as a search sees it: its size, and how often it is looked up.
 ///
@@ -59,76 +57,6 @@ pub struct Table {
     /// The features that share the table with the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further_features: Vec<FurtherFeature>,
-}
-
-/// How a feature looks up a table that it shares: as [`Table`]'s own fields say of the first feature.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FurtherFeature {
-    /// The feature.
-    pub feature: String,
-    /// How a list's vectors become one.
-    #[serde(default)]
-    pub pooling: Pooling,
-    /// Mean number of ids per sample, 0 or more.
-    pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more.
-    #[serde(default = "one")]
-    pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub list_dedupe_factor: Option<f64>,
-    /// How often the feature looks up rows; absent, all rows are taken as equally likely.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub access_bins: Option<AccessBins>,
-}
-
-/// How one feature looks up its table.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lookups {
-    /// How a list's vectors become one.
-    pub pooling: Pooling,
-    /// Mean number of ids per sample.
-    pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists.
-    pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty.
-    pub list_dedupe_factor: f64,
-    access_bins: Option<AccessBins>,
-}
-
-impl Lookups {
-    /// The distinct lists of so many samples, and the ids in them.
-    pub(crate) fn distinct(&self, samples: f64) -> [f64; 2] {
-        [samples / self.list_dedupe_factor, samples * self.pooling_factor / self.dedupe_factor]
-    }
-
-    /// How often the rows of a table of `rows` rows are looked up: as given, or as if all were equally likely.
-    pub fn accesses(&self, rows: u64) -> AccessBins {
-        let looked_up = self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor;
-        self.access_bins.unwrap_or_else(|| AccessBins::uniform(rows, looked_up))
-    }
-
-    fn validate(&self) -> Result<()> {
-        if !(0.0..=MAX_POOLING_FACTOR).contains(&self.pooling_factor) {
-            let message = format!("`pooling_factor` is {}", self.pooling_factor);
-            return Err(Error::invalid(message, "give the mean number of ids per sample, 0 or more"));
-        }
-        for (name, factor, of) in [
-            ("dedupe_factor", self.dedupe_factor, "ids of a batch ÷ those"),
-            ("list_dedupe_factor", self.list_dedupe_factor, "samples of a batch ÷ the number"),
-        ] {
-            if !factor.is_finite() || factor < 1.0 {
-                let hint = format!("give the {of} of its distinct lists; 1 is no deduplication");
-                return Err(Error::invalid(format!("`{name}` is {factor}"), hint));
-            }
-        }
-        self.access_bins.map_or(Ok(()), |bins| bins.validate())
-    }
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 /// The type of a table's weights.
@@ -341,65 +269,8 @@ impl TableFile {
     }
 }
 
-/// Bytes that a step needs to exchange what is asked of a shard, as the trainer allocates them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BufferBytes {
-    /// On every rank: what it sends the shard's rank and gets from there, to ask and to give back gradients.
-    pub asking: u64,
-    /// On the shard's rank besides: what it exchanges with the ranks that ask it, less what it does not ask itself.
-    pub serving: u64,
-}
-
-/// The buffers of a shard of so many columns, one of `parts` that the table's rows are divided into.
-///
-/// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as it is
-/// looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table has a vector from
-/// every shard that has a row of it. Every rank announces to all others which rows of a data-parallel table its batch
-/// has, and sends their gradients; what reduces the gradient of the whole table instead, as TorchRec does, needs a dense
-/// one: the larger of both is taken. A single rank needs nothing.
-pub(crate) fn exchange_buffers(
-    table: &Table,
-    sharding_type: ShardingType,
-    columns: u64,
-    parts: u64,
-    topology: &Topology,
-    batch_size: u64,
-) -> BufferBytes {
-    let others = f64::from(topology.ranks.saturating_sub(1));
-    if others == 0.0 {
-        return BufferBytes::default();
-    }
-    let (samples, vector_bytes) = (batch_size as f64, columns as f64 * ACTIVATION_BYTES);
-    // A sum that saturates is over every limit.
-    let whole = |bytes: f64| bytes.ceil() as u64;
-    if sharding_type == ShardingType::DataParallel {
-        // At most: ids repeat.
-        let rows: f64 = table.lookups().map(|lookups| lookups.distinct(samples)[1]).sum();
-        let sent = 2.0 * others * rows.min(table.rows as f64) * (2.0 * WORD_BYTES + vector_bytes);
-        return BufferBytes { serving: whole(sent.max(table.rows as f64 * vector_bytes)), asking: 0 };
-    }
-    let of_feature = |lookups: Lookups| {
-        let [lists, ids] = lookups.distinct(samples);
-        let lists = shared_lists(lists, ids, parts);
-        let ids = ids / parts.max(1) as f64;
-        let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
-        (ids + lists) * 2.0 * WORD_BYTES + 2.0 * vectors * vector_bytes
-    };
-    let asked: f64 = table.lookups().map(of_feature).sum();
-    BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
-}
-
-/// How many of `lists` lists, with `ids` ids in all, have one in a given part of `parts` equal ones: every list is taken to
-/// have as many ids, and each id to be in any part. Of fewer ids than lists, each is taken to be a list of its own.
-fn shared_lists(lists: f64, ids: f64, parts: u64) -> f64 {
-    let part = 1.0 / parts.max(1) as f64;
-    if ids <= lists { ids * part } else { lists * (1.0 - (1.0 - part).powf(ids / lists)) }
-}
-
 /// Bytes of an id.
 pub(crate) const ID_BYTES: f64 = 8.0;
-/// Bytes of a word of a request.
-const WORD_BYTES: f64 = 4.0;
 /// Bytes of a value of optimizer state.
 const STATE_BYTES: u64 = 4;
 /// Vectors and gradients travel in single precision.
@@ -429,6 +300,8 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffers::exchange_buffers;
+    use crate::{BufferBytes, ShardingType, Topology};
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {
@@ -536,29 +409,6 @@ mod tests {
                 "{error}"
             );
         }
-    }
-
-    #[test]
-    fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
-        assert_eq!(shared_lists(100.0, 1000.0, 1), 100.0);
-        // Of lists of two ids, a half has none in the other half's three quarters of the time.
-        assert_eq!(shared_lists(100.0, 200.0, 2), 75.0);
-        assert_eq!(shared_lists(100.0, 40.0, 4), 10.0);
-        let topology = Topology::h100(4, 1 << 30).unwrap();
-        let of = |table: &Table, kind, parts| exchange_buffers(table, kind, 8, parts, &topology, 100);
-        let table = Table::new("t", 1000, 8);
-        let quarter = of(&table, ShardingType::RowWise, 4);
-        assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
-        // A copy sends the rows of its own batch to all others: of a table of few rows, all of them.
-        let few =
-            of(&Table { pooling_factor: 1000.0, ..Table::new("few", 10, 8) }, ShardingType::DataParallel, 1);
-        assert!(few.serving.abs_diff(2 * 3 * 10 * (8 + 32)) <= 1 && few.asking == 0, "{few:?}");
-        let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
-        assert_eq!(many.serving, 100_000 * 32);
-        assert_eq!(
-            exchange_buffers(&table, ShardingType::RowWise, 8, 1, &Topology::h100(1, 9).unwrap(), 9),
-            BufferBytes::default()
-        );
     }
 
     #[test]

@@ -4,8 +4,9 @@ pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
 
-use crate::table::{ACTIVATION_BYTES, BufferBytes, Lookups, exchange_buffers};
-use crate::{Result, Shard, ShardingType, Table, Topology};
+use crate::buffers::exchange_buffers;
+use crate::table::ACTIVATION_BYTES;
+use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
 
 /// A shard that stands on a rank, with what its cost depends on.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,8 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::table::{exchange_buffers, validate_tables};
+use crate::buffers::exchange_buffers;
+use crate::table::validate_tables;
 use crate::{BufferBytes, CostModel, Error, Plan, Result, Search, ShardingType, Table, TablePlan, Topology};
 
 /// The table with the highest figure first, each whole onto the rank whose figures sum to the least, of those that have
