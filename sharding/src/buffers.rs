@@ -2,7 +2,7 @@
 
 use crate::lookups::Lookups;
 use crate::table::ACTIVATION_BYTES;
-use crate::{ShardingType, Table, Topology};
+use crate::{Shard, ShardingType, Table, Topology};
 
 /// Bytes of a word of a request.
 const WORD_BYTES: f64 = 4.0;
@@ -16,7 +16,7 @@ pub struct BufferBytes {
     pub serving: u64,
 }
 
-/// The buffers of a shard of so many columns, one of `parts` that the table's rows are divided into.
+/// The buffers of a shard of a table. A row shard is asked for the share of ids that its rows have.
 ///
 /// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as it is
 /// looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table has a vector from
@@ -26,8 +26,7 @@ pub struct BufferBytes {
 pub(crate) fn exchange_buffers(
     table: &Table,
     sharding_type: ShardingType,
-    columns: u64,
-    parts: u64,
+    shard: &Shard,
     topology: &Topology,
     batch_size: u64,
 ) -> BufferBytes {
@@ -35,7 +34,7 @@ pub(crate) fn exchange_buffers(
     if others == 0.0 {
         return BufferBytes::default();
     }
-    let (samples, vector_bytes) = (batch_size as f64, columns as f64 * ACTIVATION_BYTES);
+    let (samples, vector_bytes) = (batch_size as f64, shard.column_count() as f64 * ACTIVATION_BYTES);
     // A sum that saturates is over every limit.
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
@@ -44,10 +43,10 @@ pub(crate) fn exchange_buffers(
         let sent = 2.0 * others * rows.min(table.rows as f64) * (2.0 * WORD_BYTES + vector_bytes);
         return BufferBytes { serving: whole(sent.max(table.rows as f64 * vector_bytes)), asking: 0 };
     }
-    let of_feature = |lookups: Lookups| {
+    let of_feature = |lookups: Lookups<'_>| {
         let [lists, ids] = lookups.distinct(samples);
-        let lists = shared_lists(lists, ids, parts);
-        let ids = ids / parts.max(1) as f64;
+        let part = lookups.share_of(&shard.rows, table.rows);
+        let (lists, ids) = (shared_lists(lists, ids, part), ids * part);
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         (ids + lists) * 2.0 * WORD_BYTES + 2.0 * vectors * vector_bytes
     };
@@ -55,10 +54,9 @@ pub(crate) fn exchange_buffers(
     BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
 }
 
-/// How many of `lists` lists, with `ids` ids in all, have one in a given part of `parts` equal ones: every list is taken to
-/// have as many ids, and each id to be in any part. Of fewer ids than lists, each is taken to be a list of its own.
-fn shared_lists(lists: f64, ids: f64, parts: u64) -> f64 {
-    let part = 1.0 / parts.max(1) as f64;
+/// How many of `lists` lists, with `ids` ids in all, have an id of which `part` of all, 0 to 1, are: every list is taken
+/// to have as many ids. Of fewer ids than lists, each is taken to be a list of its own.
+fn shared_lists(lists: f64, ids: f64, part: f64) -> f64 {
     if ids <= lists { ids * part } else { lists * (1.0 - (1.0 - part).powf(ids / lists)) }
 }
 
@@ -68,12 +66,15 @@ mod tests {
 
     #[test]
     fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
-        assert_eq!(shared_lists(100.0, 1000.0, 1), 100.0);
+        assert_eq!(shared_lists(100.0, 1000.0, 1.0), 100.0);
         // Of lists of two ids, a half has none in the other half's three quarters of the time.
-        assert_eq!(shared_lists(100.0, 200.0, 2), 75.0);
-        assert_eq!(shared_lists(100.0, 40.0, 4), 10.0);
+        assert_eq!(shared_lists(100.0, 200.0, 0.5), 75.0);
+        assert_eq!(shared_lists(100.0, 40.0, 0.25), 10.0);
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let of = |table: &Table, kind, parts| exchange_buffers(table, kind, 8, parts, &topology, 100);
+        let of = |table: &Table, kind, parts| {
+            let shard = Shard { rank: 0, rows: 0..table.rows / parts, columns: 0..8 };
+            exchange_buffers(table, kind, &shard, &topology, 100)
+        };
         let table = Table::new("t", 1000, 8);
         let quarter = of(&table, ShardingType::RowWise, 4);
         assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
@@ -84,7 +85,13 @@ mod tests {
         let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
         assert_eq!(many.serving, 100_000 * 32);
         assert_eq!(
-            exchange_buffers(&table, ShardingType::RowWise, 8, 1, &Topology::h100(1, 9).unwrap(), 9),
+            exchange_buffers(
+                &table,
+                ShardingType::RowWise,
+                &Shard::whole(&table, 0),
+                &Topology::h100(1, 9).unwrap(),
+                9
+            ),
             BufferBytes::default()
         );
     }

@@ -7,10 +7,10 @@ use onefold_ikjt::hash::SigridHash;
 use onefold_ikjt::{Feature, Group, Reader, ReaderOptions, Workers};
 
 use crate::tables::HASH_SALT;
-use crate::{AccessBins, FeatureConfig, IdPolicy, Result};
+use crate::{AccessBins, FeatureConfig, IdPolicy, LookupShares, Result};
 
 /// What was counted for one feature.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredFeature {
     /// Mean number of ids per sample.
     pub pooling_factor: f64,
@@ -20,6 +20,8 @@ pub struct MeasuredFeature {
     pub list_dedupe_factor: f64,
     /// How often the rows were looked up, once for every distinct list of a batch.
     pub access_bins: AccessBins,
+    /// Which share of lookups fell on which rows, likewise; `None` if they are even, as far as so many lookups can say.
+    pub lookup_shares: Option<LookupShares>,
 }
 
 /// What was counted for all features.
@@ -108,6 +110,10 @@ impl Counting<'_> {
                 .max(1.0),
             list_dedupe_factor: (samples.max(1) as f64 / self.lists.max(1) as f64).max(1.0),
             access_bins: AccessBins::from_counts(counts),
+            // Rows beyond 2³² are not told apart.
+            lookup_shares: (self.config.rows <= 1 << 32)
+                .then(|| LookupShares::from_lookups(&self.rows, self.config.rows))
+                .flatten(),
         }
     }
 }

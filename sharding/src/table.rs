@@ -1,6 +1,7 @@
 //! What a search knows about a table, and the file that holds it: `tables.json`.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use crate::access::AccessBins;
 use crate::files::{self, FileKind};
 use crate::lookups::{FurtherFeature, Lookups, one};
 use crate::tables::check_size;
-use crate::{Error, Pooling, Result};
+use crate::{Error, LookupShares, Pooling, Result};
 
 const KIND: FileKind = FileKind {
     version: 1,
@@ -54,6 +55,9 @@ pub struct Table {
     /// How often its rows are looked up; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
+    /// Which share of lookups falls on which rows; absent, they are taken to be spread evenly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lookup_shares: Option<LookupShares>,
     /// The features that share the table with the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further_features: Vec<FurtherFeature>,
@@ -117,6 +121,7 @@ impl Table {
             dedupe_factor: 1.0,
             list_dedupe_factor: None,
             access_bins: None,
+            lookup_shares: None,
             further_features: Vec::new(),
         }
     }
@@ -128,16 +133,40 @@ impl Table {
     }
 
     /// The lookups of each of them.
-    pub fn lookups(&self) -> impl Iterator<Item = Lookups> {
+    pub fn lookups(&self) -> impl Iterator<Item = Lookups<'_>> {
         let Self { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *self;
-        let list_dedupe_factor = self.list_dedupe_factor.unwrap_or(dedupe_factor);
-        let first = Lookups { pooling, pooling_factor, dedupe_factor, list_dedupe_factor, access_bins };
-        let further = self.further_features.iter().map(|further| {
-            let FurtherFeature { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *further;
-            let list_dedupe_factor = further.list_dedupe_factor.unwrap_or(dedupe_factor);
-            Lookups { pooling, pooling_factor, dedupe_factor, list_dedupe_factor, access_bins }
-        });
-        std::iter::once(first).chain(further)
+        let first = Lookups {
+            pooling,
+            pooling_factor,
+            dedupe_factor,
+            list_dedupe_factor: self.list_dedupe_factor.unwrap_or(dedupe_factor),
+            access_bins,
+            shares: self.lookup_shares.as_ref(),
+        };
+        std::iter::once(first).chain(self.further_features.iter().map(FurtherFeature::lookups))
+    }
+
+    /// Whether every feature's lookups are taken to be spread evenly over the rows.
+    pub(crate) fn has_even_lookups(&self) -> bool {
+        self.lookups().all(|lookups| lookups.shares.is_none())
+    }
+
+    /// Of `parts` equal blocks of rows, of which the last may be shorter, the one that is looked up most: the first of
+    /// equals.
+    pub(crate) fn busiest_block(&self, parts: u64) -> Range<u64> {
+        let mut blocks = row_blocks(self.rows, parts);
+        let first = blocks.next().unwrap_or(0..self.rows);
+        if self.has_even_lookups() {
+            return first;
+        }
+        let ids = |rows: &Range<u64>| -> f64 {
+            self.lookups().map(|lookups| lookups.distinct(1.0)[1] * lookups.share_of(rows, self.rows)).sum()
+        };
+        let busier = |(most, block), rows| {
+            let found = ids(&rows);
+            if found > most { (found, rows) } else { (most, block) }
+        };
+        blocks.fold((ids(&first), first), busier).1
     }
 
     /// The same table, no list of which is deduplicated.
@@ -201,7 +230,7 @@ impl Table {
             return wrong(message, "give `rows` and `dim` the size of the table");
         }
         for (feature, lookups) in self.feature_names().zip(self.lookups()) {
-            if let Err(Error::Invalid { message, hint }) = lookups.validate() {
+            if let Err(Error::Invalid { message, hint }) = lookups.validate(self.rows) {
                 let shared = !self.further_features.is_empty();
                 let message = if shared { format!("feature `{feature}`: {message}") } else { message };
                 return wrong(message, &hint);
@@ -252,7 +281,7 @@ impl TableFile {
     ///
     /// [`Error::Io`] if it cannot be written; an old file is then untouched.
     pub fn store(&self, path: &Path) -> Result<()> {
-        files::store(path, self)
+        files::store_wide(path, self)
     }
 
     /// Checks what serde cannot.
@@ -267,6 +296,12 @@ impl TableFile {
         }
         validate_tables(&self.tables)
     }
+}
+
+/// Equal blocks of rows, of which the last may be shorter: TorchRec finds a row's shard by dividing.
+pub(crate) fn row_blocks(rows: u64, parts: u64) -> impl Iterator<Item = Range<u64>> {
+    let block = rows.div_ceil(parts.max(1));
+    (0..parts).map(move |part| (part * block).min(rows)..((part + 1) * block).min(rows))
 }
 
 /// Bytes of an id.
@@ -301,7 +336,7 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::buffers::exchange_buffers;
-    use crate::{BufferBytes, ShardingType, Topology};
+    use crate::{BufferBytes, Shard, ShardingType, Topology};
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {
@@ -386,12 +421,13 @@ mod tests {
         let table: Table = serde_json::from_str(text).unwrap();
         table.validate().unwrap();
         assert_eq!(table.feature_names().collect::<Vec<_>>(), ["history", "item"]);
-        let numbers = |lookups: Lookups| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
+        let numbers = |lookups: Lookups<'_>| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
         let expected = [(Pooling::Attention, 20.0, 4.0), (Pooling::Sum, 1.0, 1.0)];
         assert_eq!(table.lookups().map(numbers).collect::<Vec<_>>(), expected);
         // Weights once; words and vectors of both: 40 ids in two lists as they are, and eight that are pooled.
         let topology = Topology::h100(3, 1 << 30).unwrap();
-        let buffers = exchange_buffers(&table, ShardingType::TableWise, 4, 1, &topology, 8);
+        let buffers =
+            exchange_buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 8);
         let asking = (40 + 2) * 8 + 2 * 40 * 16 + (8 + 8) * 8 + 2 * 8 * 16;
         assert_eq!(buffers, BufferBytes { serving: asking, asking });
         assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());

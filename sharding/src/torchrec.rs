@@ -118,12 +118,11 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
     }
     let (dedupe_factor, access_bins) = (config.dedupe_factor.unwrap_or(1.0), config.access_bins);
     let further = further.iter().zip(&factors[1..]).map(|(feature, pooling_factor)| FurtherFeature {
-        feature: feature.clone(),
         pooling,
         pooling_factor: *pooling_factor,
         dedupe_factor,
-        list_dedupe_factor: None,
         access_bins,
+        ..FurtherFeature::new(feature)
     });
     Ok(Table {
         feature: (first != name).then(|| first.clone()),
@@ -232,14 +231,7 @@ mod tests {
         let file = load(&format!(
             r#"{{"batch_size": 64, "tables": [{shared}, "pooling_factors": [20, 1], "dedupe_factor": 2}}]}}"#
         ));
-        let further = FurtherFeature {
-            feature: "g".into(),
-            pooling: Pooling::Sum,
-            pooling_factor: 1.0,
-            dedupe_factor: 2.0,
-            list_dedupe_factor: None,
-            access_bins: None,
-        };
+        let further = FurtherFeature { dedupe_factor: 2.0, ..FurtherFeature::new("g") };
         let table = Table { pooling_factor: 20.0, dedupe_factor: 2.0, ..Table::new("t", 100, 8) };
         assert_eq!(file.unwrap().tables, [Table { further_features: vec![further], ..table }]);
     }

@@ -88,6 +88,7 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
                 dedupe_factor: own.dedupe_factor,
                 list_dedupe_factor: own.list_dedupe_factor,
                 access_bins: own.access_bins,
+                lookup_shares: own.lookup_shares,
             }),
         }
     }
@@ -149,6 +150,7 @@ impl<'a> Training<'a> {
             table.dedupe_factor = found.dedupe_factor;
             table.list_dedupe_factor = Some(found.list_dedupe_factor);
             table.access_bins = Some(found.access_bins);
+            table.lookup_shares = found.lookup_shares;
         }
         if measured.samples < ACCESS_BATCH.min(samples) {
             printer.remark(&format!(

@@ -196,12 +196,10 @@ mod tests {
         let item = Table { pooling_factor: 1.0, dedupe_factor: 2.0, ..Table::new("item", 1000, 64) };
         let mut shared = Table { name: "items".into(), feature: Some("history".into()), ..history.clone() };
         shared.further_features.push(FurtherFeature {
-            feature: "item".into(),
             pooling: item.pooling,
             pooling_factor: item.pooling_factor,
             dedupe_factor: item.dedupe_factor,
-            list_dedupe_factor: None,
-            access_bins: None,
+            ..FurtherFeature::new("item")
         });
         let topology = torchrec(4);
         let of = |table: &Table| cost(table, &topology);

@@ -530,12 +530,10 @@ mod tests {
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
         let further = |pooling_factor: f64| FurtherFeature {
-            feature: "other".into(),
             pooling: Pooling::Attention,
             pooling_factor: 8.0 - pooling_factor,
             dedupe_factor: 2.0,
-            list_dedupe_factor: None,
-            access_bins: None,
+            ..FurtherFeature::new("other")
         };
         let check = |drawn: Vec<(u64, u64, f64)>| {
             let tables: Vec<Table> = drawn

@@ -35,8 +35,8 @@ pub struct Work {
 impl ShardLoad<'_> {
     /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank, over all features of its table.
     ///
-    /// A row shard is taken to get ids in proportion to its rows, and gives a partial sum for every list. A
-    /// data-parallel table serves its own rank's samples only. One dedupe factor divides samples into
+    /// A row shard gets the share of ids that its rows have, and gives a partial sum for every list. A data-parallel
+    /// table serves its own rank's samples only. One dedupe factor divides samples into
     /// distinct lists, the other their ids.
     pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
         let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
@@ -48,18 +48,13 @@ impl ShardLoad<'_> {
     }
 
     /// The same of one feature.
-    pub(crate) fn work_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
+    pub(crate) fn work_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
         let ranks =
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
         let [lists, ids] = lookups.distinct(batch_size as f64 * ranks);
-        let ids = ids * self.row_share();
+        let ids = ids * lookups.share_of(&self.shard.rows, self.table.rows);
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
-    }
-
-    /// The shard's part of the table's rows, 0 to 1.
-    pub fn row_share(&self) -> f64 {
-        self.shard.row_count() as f64 / self.table.rows as f64
     }
 
     /// Bytes of the gradient of all weights.
@@ -69,9 +64,7 @@ impl ShardLoad<'_> {
 
     /// What ranks need to exchange ids, vectors and gradients of the shard.
     pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
-        let parts = self.table.rows.div_ceil(self.shard.row_count().max(1));
-        let columns = self.shard.column_count();
-        exchange_buffers(self.table, self.sharding_type, columns, parts, topology, batch_size)
+        exchange_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
     }
 
     /// What the shard's rank sends for it in a step of `batch_size` samples per rank.

@@ -5,7 +5,9 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::buffers::exchange_buffers;
 use crate::table::validate_tables;
-use crate::{BufferBytes, CostModel, Error, Plan, Result, Search, ShardingType, Table, TablePlan, Topology};
+use crate::{
+    BufferBytes, CostModel, Error, Plan, Result, Search, Shard, ShardingType, Table, TablePlan, Topology,
+};
 
 /// The table with the highest figure first, each whole onto the rank whose figures sum to the least, of those that have
 /// room; of equal tables and ranks the first. This is longest-processing-time-first scheduling (Graham 1969).
@@ -111,7 +113,7 @@ impl Greedy {
 }
 
 pub(crate) fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64) -> BufferBytes {
-    exchange_buffers(table, ShardingType::TableWise, table.dim, 1, topology, batch_size)
+    exchange_buffers(table, ShardingType::TableWise, &Shard::whole(table, 0), topology, batch_size)
 }
 
 fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -> Error {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::cost::Traffic;
-use crate::table::validate_tables;
+use crate::table::{row_blocks, validate_tables};
 use crate::{CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology};
 
 /// Column shards are this many columns wide, or a multiple: 16 bytes, what NeuroShard and FBGEMM ask for.
@@ -41,7 +41,8 @@ impl Unit {
     }
 }
 
-/// What a unit adds to each rank that it stands on; of unequal row shards, the largest.
+/// What a unit adds to each rank that it stands on; of unequal row shards, the bytes of the largest and the work of the
+/// one that is looked up most.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
     pub(crate) contribution: Vec<f64>,
@@ -102,12 +103,8 @@ impl<'a> Problem<'a> {
 
     fn price(&self, unit: Unit) -> Result<Priced> {
         let table = &self.tables[unit.table];
-        let rows = match unit.kind {
-            Kind::RowsOfNode => table.rows.div_ceil(u64::from(self.topology.ranks_per_node)),
-            Kind::RowsOfAll => table.rows.div_ceil(u64::from(self.topology.ranks)),
-            Kind::Columns | Kind::Copies => table.rows,
-        };
-        let shard = Shard { rank: 0, rows: 0..rows, columns: 0..unit.columns };
+        let parts = self.row_parts(&unit);
+        let shard = Shard { rank: 0, rows: table.busiest_block(parts), columns: 0..unit.columns };
         let load = ShardLoad {
             table,
             sharding_type: unit.kind.sharding_type(),
@@ -123,16 +120,34 @@ impl<'a> Problem<'a> {
                 format!("cost model `{}` gives {alone_ms} ms for table `{}`", self.model.id(), table.name);
             return Err(Error::invalid(message, "train the model again, or choose another"));
         }
-        let weights = table.shard_bytes(rows, unit.columns)?;
+        let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
         let buffers = load.buffers(self.topology, self.batch_size);
-        let shards = self.ranks_of(&unit, 0).len() as u64;
         Ok(Priced {
             contribution,
             traffic: self.model.traffic(&load, self.topology, self.batch_size),
             bytes: weights.saturating_add(buffers.serving),
-            asking: buffers.asking.saturating_mul(shards),
+            asking: self.asking(&unit, &load),
             alone_ms,
         })
+    }
+
+    /// The blocks that the unit's rows are divided into.
+    fn row_parts(&self, unit: &Unit) -> u64 {
+        u64::from(match unit.kind {
+            Kind::RowsOfNode => self.topology.ranks_per_node,
+            Kind::RowsOfAll => self.topology.ranks,
+            Kind::Columns | Kind::Copies => 1,
+        })
+    }
+
+    /// What a rank needs to ask all shards of a unit, of which `load` is the one that is looked up most.
+    fn asking(&self, unit: &Unit, load: &ShardLoad<'_>) -> u64 {
+        let of_load = |load: &ShardLoad<'_>| load.buffers(self.topology, self.batch_size).asking;
+        if load.table.has_even_lookups() {
+            return of_load(load).saturating_mul(self.ranks_of(unit, 0).len() as u64);
+        }
+        let of_rows = |rows| of_load(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
+        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).fold(0, u64::saturating_add)
     }
 
     /// A table on one rank.

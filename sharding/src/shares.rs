@@ -1,0 +1,312 @@
+//! Which rows of a table a feature's lookups fall on.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The most points that lookups are described by.
+const MOST_POINTS: usize = 64;
+/// How far a described share may be from the counted one.
+const TOLERANCE: f64 = 1e-3;
+/// Of n lookups that are independent, none of the shares of the first rows is further than this ÷ √n from the expected
+/// one, 19 times of 20 (Kolmogorov's test).
+const CHANCE: f64 = 1.36;
+
+/// Which share of a feature's lookups falls on which of its table's rows, as training looks them up: hashed ids by the
+/// rows that they are hashed to.
+///
+/// A point `(row, share)` says that so much of the lookups, 0 to 1, falls on the rows before `row`. Between two points,
+/// and before the first one, they are spread evenly. The last point is the number of the table's rows and 1. In a
+/// vocabulary that is numbered by frequency most lookups fall on the first rows, so that of equal blocks of rows the
+/// first has most of the work.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LookupShares(pub Vec<(u64, f64)>);
+
+impl LookupShares {
+    /// Of the rows that were looked up, in ascending order, each as often as it was. Any block's share is within 0.2 %
+    /// of all lookups of the counted one, or of what chance makes of them if that is more, where 64 points can say that.
+    /// `None` if lookups are as even as that, or there are none.
+    pub fn from_lookups(sorted: &[u32], rows: u64) -> Option<Self> {
+        if sorted.is_empty() {
+            return None;
+        }
+        let all = sorted.len() as f64;
+        let tolerance = TOLERANCE.max(CHANCE / all.sqrt()) * all;
+        let end = Point { row: rows, lookups: sorted.len() };
+        let mut segments = vec![Segment::new(Point { row: 0, lookups: 0 }, end, sorted)];
+        while segments.len() < MOST_POINTS {
+            let worst =
+                (0..segments.len()).max_by(|a, b| segments[*a].error.total_cmp(&segments[*b].error))?;
+            let Segment { from, to, furthest, error } = segments[worst];
+            if error <= tolerance {
+                break;
+            }
+            segments[worst] = Segment::new(from, furthest, sorted);
+            segments.push(Segment::new(furthest, to, sorted));
+        }
+        // A share is written with six digits.
+        let share = |lookups: usize| (lookups as f64 / all * 1e6).round() / 1e6;
+        let mut points: Vec<(u64, f64)> =
+            segments.iter().map(|part| (part.to.row, share(part.to.lookups))).collect();
+        points.sort_by_key(|(row, _)| *row);
+        (points.len() > 1).then_some(Self(points))
+    }
+
+    /// The share of lookups that falls on `rows`, 0 to 1.
+    pub fn share(&self, rows: &Range<u64>) -> f64 {
+        (self.before(rows.end) - self.before(rows.start)).max(0.0)
+    }
+
+    /// The share of lookups that falls on the rows before `row`.
+    fn before(&self, row: u64) -> f64 {
+        let next = self.0.partition_point(|(point, _)| *point < row);
+        let Some(&(end, share)) = self.0.get(next) else { return 1.0 };
+        let (start, so_far) = next.checked_sub(1).map_or((0, 0.0), |last| self.0[last]);
+        if end == start {
+            return share;
+        }
+        so_far + (share - so_far) * (row - start) as f64 / (end - start) as f64
+    }
+
+    /// Checks that these are the shares of a table of `rows` rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if rows do not ascend from 1, shares fall or are no numbers from 0 to 1, or the last point is
+    /// not `rows` and 1.
+    pub fn validate(&self, rows: u64) -> Result<()> {
+        let hint = "give pairs of a row and the share of lookups that falls on the rows before it, the last one of all \
+                    rows and 1; or measure again; or leave `lookup_shares` out, if lookups are even";
+        let wrong = |message: String| Err(Error::invalid(format!("`lookup_shares` {message}"), hint));
+        let (mut last_row, mut last_share) = (0, 0.0);
+        for (place, &(row, share)) in self.0.iter().enumerate() {
+            if row <= last_row {
+                return wrong(format!("has row {row} in place {place}, after {last_row}"));
+            }
+            if !(last_share..=1.0).contains(&share) {
+                return wrong(format!("has the share {share} in place {place}, after {last_share}"));
+            }
+            (last_row, last_share) = (row, share);
+        }
+        if (last_row, last_share) != (rows, 1.0) {
+            return wrong(format!(
+                "ends with row {last_row} and share {last_share}, the table has {rows} rows"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// So many lookups fall on the rows before this one.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    row: u64,
+    lookups: usize,
+}
+
+/// Rows between two points, whose lookups are taken to be even.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    from: Point,
+    to: Point,
+    /// Where the lookups differ most from even ones, and by how many.
+    furthest: Point,
+    error: f64,
+}
+
+impl Segment {
+    fn new(from: Point, to: Point, sorted: &[u32]) -> Self {
+        let slope = (to.lookups - from.lookups) as f64 / (to.row - from.row).max(1) as f64;
+        let mut segment = Self { from, to, furthest: to, error: 0.0 };
+        let mut lookups = from.lookups;
+        for same in sorted[from.lookups..to.lookups].chunk_by(|a, b| a == b) {
+            let row = u64::from(same[0]);
+            // Before the row and after it.
+            for point in [Point { row, lookups }, Point { row: row + 1, lookups: lookups + same.len() }] {
+                let even = from.lookups as f64 + slope * (point.row - from.row) as f64;
+                let error = (point.lookups as f64 - even).abs();
+                if error > segment.error {
+                    (segment.furthest, segment.error) = (point, error);
+                }
+            }
+            lookups += same.len();
+        }
+        segment
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::table::row_blocks;
+    use crate::{
+        AnalyticCost, Beam, Plan, Search, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology,
+    };
+
+    const ROWS: u64 = 100_000;
+
+    /// Lookups of a vocabulary that is numbered by frequency, by Zipf's law with an exponent of 1.
+    fn by_frequency(lookups: usize) -> Vec<u32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let row = |_| ((ROWS as f64).powf(rng.random_range(0.0..1.0)) - 1.0) as u32;
+        let mut rows: Vec<u32> = (0..lookups).map(row).collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    fn counted(sorted: &[u32], rows: &Range<u64>) -> f64 {
+        let before = |row: u64| sorted.partition_point(|found| u64::from(*found) < row) as f64;
+        (before(rows.end) - before(rows.start)) / sorted.len() as f64
+    }
+
+    #[test]
+    fn shares_of_any_blocks_are_those_counted() {
+        let lookups = by_frequency(2_000_000);
+        let shares = LookupShares::from_lookups(&lookups, ROWS).unwrap();
+        shares.validate(ROWS).unwrap();
+        assert!(shares.0.len() <= MOST_POINTS, "{}", shares.0.len());
+        for parts in [1, 2, 3, 4, 7, 128, 1024] {
+            let blocks: Vec<f64> = row_blocks(ROWS, parts).map(|rows| shares.share(&rows)).collect();
+            assert!((blocks.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{parts}");
+            for (rows, share) in row_blocks(ROWS, parts).zip(&blocks) {
+                let counted = counted(&lookups, &rows);
+                assert!((share - counted).abs() < 0.0025, "{parts}, {rows:?}: {share} {counted}");
+            }
+            let hottest = counted(&lookups, &row_blocks(ROWS, parts).next().unwrap());
+            assert!((blocks[0] / hottest - 1.0).abs() < 0.01, "{parts}: {} {hottest}", blocks[0]);
+        }
+        let text = serde_json::to_string(&shares).unwrap();
+        assert!(text.starts_with("[[") && text.ends_with("[100000,1.0]]"), "{text}");
+        assert_eq!(serde_json::from_str::<LookupShares>(&text).unwrap(), shares);
+    }
+
+    #[test]
+    fn even_lookups_are_not_described_and_a_row_of_its_own_is() {
+        let mut rng = ChaCha8Rng::seed_from_u64(8);
+        for lookups in [0, 1, 10, 1_000, 100_000] {
+            let mut even: Vec<u32> = (0..lookups).map(|_| rng.random_range(0..ROWS as u32)).collect();
+            even.sort_unstable();
+            assert_eq!(LookupShares::from_lookups(&even, ROWS), None, "{lookups}");
+        }
+        // As of a hashed id that a third of the lookups has.
+        let mut hot: Vec<u32> = (0..100_000).map(|_| rng.random_range(0..ROWS as u32)).collect();
+        hot.extend([70_000; 50_000]);
+        hot.sort_unstable();
+        let shares = LookupShares::from_lookups(&hot, ROWS).unwrap();
+        for (rows, expected) in
+            [(70_000..70_001, 1.0 / 3.0), (0..50_000, 1.0 / 3.0), (50_000..ROWS, 2.0 / 3.0)]
+        {
+            assert!((shares.share(&rows) - expected).abs() < 0.008, "{rows:?}: {}", shares.share(&rows));
+        }
+    }
+
+    #[test]
+    fn impossible_shares_are_refused_by_table_and_place() {
+        let refused = |points: &[(u64, f64)]| {
+            let lookup_shares = Some(LookupShares(points.to_vec()));
+            let table = Table { lookup_shares, ..Table::new("t", 10, 4) };
+            table.validate().unwrap_err().to_string()
+        };
+        let error = refused(&[(4, 0.5), (4, 0.6), (10, 1.0)]);
+        assert!(
+            error.starts_with("table `t`: `lookup_shares` has row 4 in place 1, after 4\n  hint: give pairs"),
+            "{error}"
+        );
+        assert!(refused(&[(0, 0.5), (10, 1.0)]).contains("has row 0 in place 0"));
+        assert!(
+            refused(&[(4, 0.5), (8, 0.4), (10, 1.0)]).contains("has the share 0.4 in place 1, after 0.5")
+        );
+        assert!(refused(&[(4, f64::NAN), (10, 1.0)]).contains("has the share NaN in place 0"));
+        assert!(
+            refused(&[(4, 0.5), (9, 1.0)]).contains("ends with row 9 and share 1, the table has 10 rows")
+        );
+        assert!(refused(&[]).contains("ends with row 0 and share 0"));
+    }
+
+    /// A table on four ranks by rows, whose vocabulary is numbered by frequency.
+    fn by_rows(table: &Table) -> TablePlan {
+        let shard = |(rank, rows)| Shard { rank, rows, columns: 0..table.dim };
+        let shards = (0..).zip(row_blocks(table.rows, 4)).map(shard).collect();
+        TablePlan { sharding_type: ShardingType::RowWise, shards, ..TablePlan::table_wise(table, 0) }
+    }
+
+    fn table(lookups: &[u32]) -> Table {
+        let lookup_shares = LookupShares::from_lookups(lookups, ROWS);
+        Table { lookup_shares, pooling_factor: 20.0, ..Table::new("t", ROWS, 64) }
+    }
+
+    #[test]
+    fn a_row_shard_gets_the_ids_that_its_rows_have() {
+        let lookups = by_frequency(2_000_000);
+        let (table, topology) = (table(&lookups), Topology::h100(4, 1 << 30).unwrap());
+        let plan = by_rows(&table);
+        let ids = |shard| {
+            let sharding_type = ShardingType::RowWise;
+            ShardLoad { table: &table, sharding_type, shard, within_node: true }.work(&topology, 1_000).ids
+        };
+        let predicted: Vec<f64> = plan.shards.iter().map(ids).collect();
+        assert!((predicted.iter().sum::<f64>() - 80_000.0).abs() < 1e-6, "{predicted:?}");
+        for (shard, ids) in plan.shards.iter().zip(&predicted) {
+            let counted = counted(&lookups, &shard.rows) * 80_000.0;
+            assert!((ids / counted - 1.0).abs() < 0.05, "{:?}: {ids} {counted}", shard.rows);
+        }
+        assert!(predicted[0] > 0.8 * 80_000.0, "{predicted:?}");
+    }
+
+    #[test]
+    fn a_plan_that_has_room_by_rows_alone_is_refused() {
+        let lookups = by_frequency(100_000);
+        let table = Table { pooling: crate::Pooling::Attention, ..table(&lookups) };
+        let even = Table { lookup_shares: None, ..table.clone() };
+        let predict = |table: &Table, topology: &Topology| {
+            let tables = [table.clone()];
+            let plan = Plan::predict("test", &tables, vec![by_rows(table)], topology, &AnalyticCost, 1_000);
+            plan.map(|plan| (plan.check(&tables, topology), plan)).unwrap()
+        };
+        let most = |plan: &Plan| plan.ranks.iter().map(|rank| rank.total_bytes()).max().unwrap();
+        let large = Topology::h100(4, 1 << 30).unwrap();
+        let [(_, even_plan), (_, plan)] = [&even, &table].map(|table| predict(table, &large));
+        // Whoever asks needs room for the same vectors; who serves the first rows needs more.
+        assert!(most(&plan) > most(&even_plan) + (10 << 20), "{} {}", most(&plan), most(&even_plan));
+        let memory_bytes = (most(&plan) + most(&even_plan)) / 2;
+        let small = Topology { memory_bytes, ..large };
+        predict(&even, &small).0.unwrap();
+        let error = predict(&table, &small).0.unwrap_err().to_string();
+        assert!(error.contains("rank 0 would hold"), "{error}");
+        // A search finds another plan, or none.
+        match Beam::Full.plan(&[table.clone()], &small, &AnalyticCost, 1_000) {
+            Ok(plan) => plan.check(&[table], &small).unwrap(),
+            Err(error) => assert!(error.to_string().contains("`t`"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_search_prices_rows_by_the_block_that_is_looked_up_most() {
+        let lookups = by_frequency(100_000);
+        let table = Table { dim: 4, pooling_factor: 100.0, ..table(&lookups) };
+        let even = Table { lookup_shares: None, ..table.clone() };
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let plan =
+            |table: &Table| Beam::Full.plan(&[table.clone()], &topology, &AnalyticCost, 8_192).unwrap();
+        // A table of four columns can only be divided by rows, which is best where lookups are even.
+        assert_eq!(plan(&even).tables[0].sharding_type, ShardingType::RowWise);
+        let by_rows = vec![by_rows(&table)];
+        let rows = Plan::predict("rows", &[table.clone()], by_rows, &topology, &AnalyticCost, 8_192).unwrap();
+        let found = plan(&table);
+        assert!(found.max_cost_ms <= rows.max_cost_ms, "{} {}", found.max_cost_ms, rows.max_cost_ms);
+        assert!(rows.max_cost_ms > 2.0 * plan(&even).max_cost_ms);
+        // The same, numbered the other way round.
+        let mut last: Vec<u32> = lookups.iter().map(|row| ROWS as u32 - 1 - row).collect();
+        last.sort_unstable();
+        let last = Table { lookup_shares: LookupShares::from_lookups(&last, ROWS), ..table.clone() };
+        assert_eq!((table.busiest_block(4), last.busiest_block(4)), (0..25_000, 75_000..100_000));
+        assert_eq!(even.busiest_block(4), 0..25_000);
+        assert!((plan(&last).max_cost_ms / found.max_cost_ms - 1.0).abs() < 0.02);
+    }
+}
