@@ -12,17 +12,18 @@ const WORD_BYTES: f64 = 4.0;
 pub struct BufferBytes {
     /// On every rank: what it sends the shard's rank and gets from there, to ask and to give back gradients.
     pub asking: u64,
-    /// On the shard's rank besides: what it exchanges with the ranks that ask it, less what it does not ask itself.
+    /// On the shard's rank besides: what it exchanges with the ranks that ask it, less what it does not ask
+    /// itself.
     pub serving: u64,
 }
 
 /// The buffers of a shard of a table. A row shard is asked for the share of ids that its rows have.
 ///
-/// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as it is
-/// looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table has a vector from
-/// every shard that has a row of it. Every rank announces to all others which rows of a data-parallel table its batch
-/// has, and sends their gradients; what reduces the gradient of the whole table instead, as TorchRec does, needs a dense
-/// one: the larger of both is taken. A single rank needs nothing.
+/// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as
+/// it is looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table
+/// has a vector from every shard that has a row of it. Every rank announces to all others which rows of a
+/// data-parallel table its batch has, and sends their gradients; what reduces the gradient of the whole table
+/// instead, as TorchRec does, needs a dense one: the larger of both is taken. A single rank needs nothing.
 pub(crate) fn exchange_buffers(
     table: &Table,
     sharding_type: ShardingType,
@@ -39,37 +40,56 @@ pub(crate) fn exchange_buffers(
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
         // At most: ids repeat.
-        let rows: f64 = table.lookups().map(|lookups| lookups.distinct(samples)[1]).sum();
+        let rows: f64 = table.lookups().map(|lookups| lookups.elements(lookups.distinct(samples)[1])).sum();
         let sent = 2.0 * others * rows.min(table.rows as f64) * (2.0 * WORD_BYTES + vector_bytes);
         return BufferBytes { serving: whole(sent.max(table.rows as f64 * vector_bytes)), asking: 0 };
     }
     let of_feature = |lookups: Lookups<'_>| {
         let [lists, ids] = lookups.distinct(samples);
         let part = lookups.share_of(&shard.rows, table.rows);
-        let (lists, ids) = (shared_lists(lists, ids, part), ids * part);
+        let lists = shared_lists(lists, ids, lookups.list_length_deviation, part);
+        let ids = lookups.elements(ids * part);
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
-        (ids + lists) * 2.0 * WORD_BYTES + 2.0 * vectors * vector_bytes
+        // Where lists overlap, a request says where each begins.
+        let begins = if lookups.window_factor > 1.0 && !lookups.pooling.is_sequence() { lists } else { 0.0 };
+        (ids + lists) * 2.0 * WORD_BYTES + begins * WORD_BYTES + 2.0 * vectors * vector_bytes
     };
     let asked: f64 = table.lookups().map(of_feature).sum();
     BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
 }
 
-/// How many of `lists` lists, with `ids` ids in all, have an id of which `part` of all, 0 to 1, are: every list is taken
-/// to have as many ids. Of fewer ids than lists, each is taken to be a list of its own.
-fn shared_lists(lists: f64, ids: f64, part: f64) -> f64 {
-    if ids <= lists { ids * part } else { lists * (1.0 - (1.0 - part).powf(ids / lists)) }
+/// How many of `lists` lists, with `ids` ids in all, have an id of which `part` of all, 0 to 1, are.
+///
+/// A list of k ids has none with the probability (1 - part)^k. Of fewer ids than lists, each is taken to be a
+/// list of its own. Otherwise a list is taken to have one id, and besides a number that has a negative
+/// binomial distribution with the mean and deviation of the lengths: z (1 + (1 - z) s)^(-m / s) is the mean
+/// of z^k for m further ids on average, where s is their variance ÷ m, less 1. Without a deviation, s is -1
+/// and all lists have as many ids; for variances less than m the same formula is the binomial distribution's.
+fn shared_lists(lists: f64, ids: f64, deviation: f64, part: f64) -> f64 {
+    if ids <= lists {
+        return ids * part;
+    }
+    let further = ids / lists - 1.0;
+    let spread = deviation * deviation / further - 1.0;
+    // The limit is Poisson's distribution.
+    let rate = if spread.abs() < 1e-9 { part } else { (part * spread).ln_1p() / spread };
+    lists * (1.0 - (1.0 - part) * (-further * rate).exp())
 }
 
 #[cfg(test)]
 mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
     use super::*;
+    use crate::Pooling;
 
     #[test]
     fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
-        assert_eq!(shared_lists(100.0, 1000.0, 1.0), 100.0);
+        assert_eq!(shared_lists(100.0, 1000.0, 0.0, 1.0), 100.0);
         // Of lists of two ids, a half has none in the other half's three quarters of the time.
-        assert_eq!(shared_lists(100.0, 200.0, 0.5), 75.0);
-        assert_eq!(shared_lists(100.0, 40.0, 0.25), 10.0);
+        assert_eq!(shared_lists(100.0, 200.0, 0.0, 0.5), 75.0);
+        assert_eq!(shared_lists(100.0, 40.0, 0.0, 0.25), 10.0);
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let of = |table: &Table, kind, parts| {
             let shard = Shard { rank: 0, rows: 0..table.rows / parts, columns: 0..8 };
@@ -94,5 +114,65 @@ mod tests {
             ),
             BufferBytes::default()
         );
+    }
+
+    /// Lists of these lengths, whose ids are drawn evenly: their mean and deviation, and which part of them
+    /// has an id in the first `part` of the rows.
+    fn counted(lengths: impl Fn(&mut ChaCha8Rng) -> u32, part: f64) -> [f64; 3] {
+        const LISTS: u32 = 20_000;
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        let (mut ids, mut squares, mut sharing) = (0.0, 0.0, 0.0);
+        for _ in 0..LISTS {
+            let length = lengths(&mut rng);
+            let shares = (0..length).fold(false, |found, _| rng.random_bool(part) || found);
+            (ids, squares) = (ids + f64::from(length), squares + f64::from(length).powi(2));
+            sharing += f64::from(u8::from(shares));
+        }
+        let lists = f64::from(LISTS);
+        let mean = ids / lists;
+        [mean, (squares / lists - mean * mean).sqrt(), sharing / lists]
+    }
+
+    #[test]
+    fn lists_that_share_a_part_are_those_counted_however_long_they_are() {
+        let geometric =
+            |rng: &mut ChaCha8Rng| 1 + (rng.random_range(1e-9..1.0f64).ln() / 0.85f64.ln()) as u32;
+        let uniform = |rng: &mut ChaCha8Rng| rng.random_range(1..=8);
+        let narrow = |rng: &mut ChaCha8Rng| rng.random_range(9..=11);
+        let few_long = |rng: &mut ChaCha8Rng| if rng.random_bool(0.1) { 50 } else { 1 };
+        for part in [0.9, 0.5, 0.25, 1.0 / 16.0] {
+            let found = [counted(geometric, part), counted(uniform, part), counted(narrow, part)];
+            for [mean, deviation, sharing] in found {
+                let expected = shared_lists(1.0, mean, deviation, part);
+                assert!(
+                    (expected / sharing - 1.0).abs() < 0.03,
+                    "{part}: {mean} ± {deviation}: {expected} {sharing}"
+                );
+            }
+            // Mean and deviation do not say that most lists have one id: more is reserved, but less than
+            // without.
+            let [mean, deviation, sharing] = counted(few_long, part);
+            let (expected, alike) =
+                (shared_lists(1.0, mean, deviation, part), shared_lists(1.0, mean, 0.0, part));
+            assert!(sharing < expected && expected < alike, "{part}: {sharing} {expected} {alike}");
+        }
+        assert_eq!(shared_lists(100.0, 1000.0, 3.0, 1.0), 100.0);
+    }
+
+    #[test]
+    fn windows_are_asked_for_by_the_elements_of_their_timelines() {
+        let topology = Topology::h100(2, 1 << 30).unwrap();
+        let of = |pooling, window_factor| {
+            let table = Table { pooling, pooling_factor: 12.0, window_factor, ..Table::new("t", 1000, 8) };
+            table.validate().unwrap();
+            let shard = Shard::whole(&table, 0);
+            exchange_buffers(&table, ShardingType::TableWise, &shard, &topology, 100).asking
+        };
+        let (id, vector) = (8, 2 * 8 * 4);
+        assert_eq!(of(Pooling::Attention, 1.0), 1200 * (id + vector) + 100 * id);
+        assert_eq!(of(Pooling::Attention, 4.0), 300 * (id + vector) + 100 * id);
+        // A pooled list has one vector, and the place in the timeline where it begins.
+        assert_eq!(of(Pooling::Sum, 1.0), 1200 * id + 100 * (id + vector));
+        assert_eq!(of(Pooling::Sum, 4.0), 300 * id + 100 * (id + vector) + 100 * 4);
     }
 }

@@ -10,7 +10,8 @@ use crate::{Error, LookupShares, Pooling, Result};
 /// More ids in a sample's list than any log holds; keeps predicted costs finite.
 const MAX_POOLING_FACTOR: f64 = 1e12;
 
-/// How a feature looks up a table that it shares: as [`Table`](crate::Table)'s own fields say of the first feature.
+/// How a feature looks up a table that it shares: as [`Table`](crate::Table)'s own fields say of the first
+/// feature.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FurtherFeature {
@@ -24,12 +25,21 @@ pub struct FurtherFeature {
     /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`.
+    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be
+    /// `dedupe_factor`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub list_dedupe_factor: Option<f64>,
     /// How often the feature looks up rows; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
+    /// Standard deviation of the number of ids of distinct lists that are not empty, 0 or more; absent, all
+    /// have as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_length_deviation: Option<f64>,
+    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of, 1 or more; 1
+    /// means that no lists overlap, as they do with `--dedupe window` only.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub window_factor: f64,
     /// Which share of lookups falls on which rows; absent, they are taken to be spread evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lookup_shares: Option<LookupShares>,
@@ -45,17 +55,21 @@ impl FurtherFeature {
             dedupe_factor: 1.0,
             list_dedupe_factor: None,
             access_bins: None,
+            list_length_deviation: None,
+            window_factor: 1.0,
             lookup_shares: None,
         }
     }
 
     pub(crate) fn lookups(&self) -> Lookups<'_> {
-        let Self { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *self;
+        let Self { pooling, pooling_factor, dedupe_factor, access_bins, window_factor, .. } = *self;
         Lookups {
             pooling,
             pooling_factor,
             dedupe_factor,
             list_dedupe_factor: self.list_dedupe_factor.unwrap_or(dedupe_factor),
+            list_length_deviation: self.list_length_deviation.unwrap_or(0.0),
+            window_factor,
             access_bins,
             shares: self.lookup_shares.as_ref(),
         }
@@ -73,6 +87,10 @@ pub struct Lookups<'a> {
     pub dedupe_factor: f64,
     /// Samples of a batch ÷ its distinct lists that are not empty.
     pub list_dedupe_factor: f64,
+    /// Standard deviation of the number of ids of distinct lists that are not empty.
+    pub list_length_deviation: f64,
+    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of.
+    pub window_factor: f64,
     pub(crate) access_bins: Option<AccessBins>,
     pub(crate) shares: Option<&'a LookupShares>,
 }
@@ -83,6 +101,18 @@ impl Lookups<'_> {
         [samples / self.list_dedupe_factor, samples * self.pooling_factor / self.dedupe_factor]
     }
 
+    /// What is looked up of so many ids of distinct lists. A sequence's vectors are those of its timeline's
+    /// elements, which windows share; a pooled list is the sum of all its ids' vectors.
+    pub(crate) fn looked_up(&self, ids: f64) -> f64 {
+        if self.pooling.is_sequence() { self.elements(ids) } else { ids }
+    }
+
+    /// The elements of timelines for so many ids of distinct lists: what ranks send each other to ask for
+    /// them.
+    pub(crate) fn elements(&self, ids: f64) -> f64 {
+        ids / self.window_factor
+    }
+
     /// The share of lookups that falls on some of a table's `all` rows, 0 to 1: as given, or in proportion.
     pub fn share_of(&self, rows: &Range<u64>, all: u64) -> f64 {
         match self.shares {
@@ -91,9 +121,10 @@ impl Lookups<'_> {
         }
     }
 
-    /// How often the rows of a table of `rows` rows are looked up: as given, or as if all were equally likely.
+    /// How often the rows of a table of `rows` rows are looked up: as given, or as if all were equally
+    /// likely.
     pub fn accesses(&self, rows: u64) -> AccessBins {
-        let looked_up = self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor;
+        let looked_up = self.looked_up(self.distinct(ACCESS_BATCH as f64)[1]);
         self.access_bins.unwrap_or_else(|| AccessBins::uniform(rows, looked_up))
     }
 
@@ -112,9 +143,23 @@ impl Lookups<'_> {
                 return Err(Error::invalid(format!("`{name}` is {factor}"), hint));
             }
         }
+        let (factor, deviation) = (self.window_factor, self.list_length_deviation);
+        if !factor.is_finite() || factor < 1.0 {
+            let hint = "give the ids of a batch's distinct lists ÷ the elements of their timelines; 1 is without windows";
+            return Err(Error::invalid(format!("`window_factor` is {factor}"), hint));
+        }
+        if !(0.0..=MAX_POOLING_FACTOR).contains(&deviation) {
+            let hint = "give the standard deviation of the number of ids of distinct lists, 0 or more";
+            return Err(Error::invalid(format!("`list_length_deviation` is {deviation}"), hint));
+        }
         self.access_bins.map_or(Ok(()), |bins| bins.validate())?;
         self.shares.map_or(Ok(()), |shares| shares.validate(rows))
     }
+}
+
+/// Whether a factor divides nothing, and need not be written.
+pub(crate) fn is_one(factor: &f64) -> bool {
+    *factor == 1.0
 }
 
 /// No deduplication.

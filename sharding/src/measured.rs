@@ -18,9 +18,15 @@ pub struct MeasuredFeature {
     pub dedupe_factor: f64,
     /// Samples ÷ the batches' distinct lists that are not empty, 1 or more.
     pub list_dedupe_factor: f64,
-    /// How often the rows were looked up, once for every distinct list of a batch.
+    /// Standard deviation of the number of ids of the batches' distinct lists that are not empty.
+    pub list_length_deviation: f64,
+    /// Ids of the batches' distinct lists ÷ elements of the timelines that they are windows of, 1 or more.
+    pub window_factor: f64,
+    /// How often the rows were looked up, once for every distinct list of a batch; where the model pools
+    /// sequences, once for every element of their timelines.
     pub access_bins: AccessBins,
-    /// Which share of lookups fell on which rows, likewise; `None` if they are even, as far as so many lookups can say.
+    /// Which share of lookups fell on which rows, likewise; `None` if they are even, as far as so many
+    /// lookups can say.
     pub lookup_shares: Option<LookupShares>,
 }
 
@@ -39,14 +45,20 @@ struct Counting<'a> {
     sample_ids: u64,
     /// Distinct lists that are not empty.
     lists: u64,
-    /// The table row of every id of a distinct list. Rows beyond 2³² are told apart by their lower half.
+    /// Ids of distinct lists, and the sum of the squares of their numbers.
+    list_ids: u64,
+    squared_sizes: f64,
+    /// Elements of the lists' timelines: ids that windows share once.
+    elements: u64,
+    /// The table row of everything that is looked up: ids of distinct lists, or elements of sequences'
+    /// timelines. Rows beyond 2³² are told apart by their lower half.
     rows: Vec<u32>,
 }
 
 /// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
 /// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are
 /// formed, preprocessed and deduplicated as `options` say, so the factors are those that training with them has. Keeps
-/// 4 bytes for every id of a distinct list.
+/// 4 bytes for every id that is looked up.
 ///
 /// # Errors
 ///
@@ -60,8 +72,7 @@ pub fn measure_features(
     reporter: &dyn Reporter,
 ) -> Result<MeasuredFeatures> {
     let reader = Reader::open(dataset, options, &Workers::of_machine()?)?;
-    let counting = |config| Counting { config, sample_ids: 0, lists: 0, rows: Vec::new() };
-    let mut counts: Vec<Counting<'_>> = configs.iter().map(counting).collect();
+    let mut counts: Vec<Counting<'_>> = configs.iter().map(Counting::new).collect();
     let mut read = 0;
     reporter.begin("Counting lookups", Some(samples.min(reader.samples())), "samples");
     for batch in reader.batches()? {
@@ -85,30 +96,49 @@ pub fn measure_features(
     })
 }
 
-impl Counting<'_> {
+impl<'a> Counting<'a> {
+    fn new(config: &'a FeatureConfig) -> Self {
+        let rows = Vec::new();
+        Self { config, sample_ids: 0, lists: 0, list_ids: 0, squared_sizes: 0.0, elements: 0, rows }
+    }
+
     fn add(&mut self, group: &Group, feature: &Feature) {
         let samples = 0..group.samples();
         self.sample_ids += samples.map(|sample| feature.sizes()[group.row_of(sample)] as u64).sum::<u64>();
         self.lists += feature.sizes().iter().filter(|size| **size > 0).count() as u64;
-        let ids = (0..feature.rows()).flat_map(|row| feature.row(row));
+        self.list_ids += feature.total_size();
+        self.squared_sizes += feature.sizes().iter().map(|size| f64::from(*size).powi(2)).sum::<f64>();
+        let elements = elements(feature);
+        self.elements += elements.clone().count() as u64;
+        if self.config.pooling.is_sequence() {
+            self.look_up(elements);
+        } else {
+            self.look_up((0..feature.rows()).flat_map(|row| feature.row(row)).copied());
+        }
+    }
+
+    fn look_up(&mut self, ids: impl Iterator<Item = i64>) {
         match self.config.ids {
-            IdPolicy::Checked => self.rows.extend(ids.map(|&id| id as u32)),
+            IdPolicy::Checked => self.rows.extend(ids.map(|id| id as u32)),
             IdPolicy::Hashed => {
                 let hash = SigridHash::new(HASH_SALT, self.config.rows.min(i64::MAX as u64) as i64);
-                self.rows.extend(ids.map(|&id| hash.hash(id) as u32));
+                self.rows.extend(ids.map(|id| hash.hash(id) as u32));
             }
         }
     }
 
     fn finish(mut self, samples: u64) -> MeasuredFeature {
-        let distinct_ids = self.rows.len() as f64;
+        let (distinct_ids, lists) = (self.list_ids as f64, self.lists.max(1) as f64);
+        let mean = distinct_ids / lists;
         self.rows.sort_unstable();
         let counts = self.rows.chunk_by(|a, b| a == b).map(|same| same.len() as u64);
         MeasuredFeature {
             pooling_factor: self.sample_ids as f64 / samples.max(1) as f64,
             dedupe_factor: if distinct_ids > 0.0 { self.sample_ids as f64 / distinct_ids } else { 1.0 }
                 .max(1.0),
-            list_dedupe_factor: (samples.max(1) as f64 / self.lists.max(1) as f64).max(1.0),
+            list_dedupe_factor: (samples.max(1) as f64 / lists).max(1.0),
+            list_length_deviation: (self.squared_sizes / lists - mean * mean).max(0.0).sqrt(),
+            window_factor: (distinct_ids / self.elements.max(1) as f64).max(1.0),
             access_bins: AccessBins::from_counts(counts),
             // Rows beyond 2³² are not told apart.
             lookup_shares: (self.config.rows <= 1 << 32)
@@ -118,8 +148,25 @@ impl Counting<'_> {
     }
 }
 
+/// The ids of a feature that are in a row, those that rows share once.
+fn elements(feature: &Feature) -> impl Iterator<Item = i64> + Clone {
+    let mut begins = vec![0_i32; feature.values().len() + 1];
+    for (&offset, &size) in feature.offsets().iter().zip(feature.sizes().iter()) {
+        begins[offset as usize] += 1;
+        begins[(offset + size) as usize] -= 1;
+    }
+    let rows = begins.into_iter().scan(0, |rows, begins| {
+        *rows += begins;
+        Some(*rows)
+    });
+    feature.values().iter().copied().zip(rows).filter(|(_, rows)| *rows > 0).map(|(id, _)| id)
+}
+
 #[cfg(test)]
 mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
     use super::*;
     use crate::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
 
@@ -131,19 +178,7 @@ mod tests {
         let inverse: Vec<i32> = std::iter::repeat_n(0, 1024).chain(1..=1024).collect();
         let feature = Feature::from_rows("f", &rows).unwrap();
         let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
-        let config = FeatureConfig {
-            feature: "f".into(),
-            table: None,
-            rows: 1024,
-            dim: 64,
-            pooling: Pooling::Sum,
-            target: None,
-            ids: IdPolicy::Checked,
-            dtype: DataType::Fp32,
-        };
-        let mut counting = Counting { config: &config, sample_ids: 0, lists: 0, rows: Vec::new() };
-        counting.add(&group, &group.features()[0]);
-        let found = counting.finish(2048);
+        let found = found(&config(Pooling::Sum, 1024, IdPolicy::Checked), &group);
         assert_eq!((found.pooling_factor, found.list_dedupe_factor), (500.5, 2048.0 / 1025.0));
         assert_eq!(found.dedupe_factor, 1_025_024.0 / 2024.0);
 
@@ -169,5 +204,82 @@ mod tests {
         let alike = Table { list_dedupe_factor: None, ..table.clone() };
         let load = ShardLoad { table: &alike, ..load };
         assert!(load.work(&topology, 1024).lists < 5.0);
+    }
+
+    fn config(pooling: Pooling, rows: u64, ids: IdPolicy) -> FeatureConfig {
+        let (table, target) = (None, None);
+        FeatureConfig {
+            feature: "f".into(),
+            table,
+            rows,
+            dim: 64,
+            pooling,
+            target,
+            ids,
+            dtype: DataType::Fp32,
+        }
+    }
+
+    fn found(config: &FeatureConfig, group: &Group) -> MeasuredFeature {
+        let mut counting = Counting::new(config);
+        counting.add(group, &group.features()[0]);
+        counting.finish(group.samples() as u64)
+    }
+
+    #[test]
+    fn windows_share_the_elements_of_a_timeline() {
+        // The last id of the buffer is in no row.
+        let (values, offsets, sizes) = (vec![1_i64, 2, 3, 4, 5, 9], vec![0, 1, 2, 3], vec![3, 3, 3, 0]);
+        let feature = Feature::try_new("f", values, None, offsets, sizes).unwrap();
+        let inverse: Vec<i32> = vec![0, 0, 1, 2, 3];
+        let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
+        let [sequence, sum] = [Pooling::Attention, Pooling::Sum]
+            .map(|pooling| found(&config(pooling, 16, IdPolicy::Checked), &group));
+        for measured in [&sequence, &sum] {
+            assert_eq!((measured.window_factor, measured.list_length_deviation), (9.0 / 5.0, 0.0));
+            assert_eq!((measured.dedupe_factor, measured.list_dedupe_factor), (12.0 / 9.0, 5.0 / 3.0));
+        }
+        // Five elements are looked up once each; or nine ids, of which two are in two lists and one in three.
+        assert_eq!(sequence.access_bins, AccessBins::from_counts([1, 1, 1, 1, 1]));
+        assert_eq!(sum.access_bins, AccessBins::from_counts([1, 2, 3, 2, 1]));
+        // Vectors of a sequence are those of its elements.
+        let table = Table {
+            pooling: Pooling::Attention,
+            pooling_factor: sequence.pooling_factor,
+            dedupe_factor: sequence.dedupe_factor,
+            list_dedupe_factor: Some(sequence.list_dedupe_factor),
+            window_factor: sequence.window_factor,
+            ..Table::new("f", 16, 64)
+        };
+        let (topology, shard) = (Topology::h100(1, 1 << 30).unwrap(), Shard::whole(&table, 0));
+        let sharding_type = ShardingType::TableWise;
+        let work =
+            ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true }.work(&topology, 5);
+        for (found, expected) in [(work.lists, 3.0), (work.ids, 5.0), (work.vectors, 5.0)] {
+            assert!((found - expected).abs() < 1e-9, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn rows_are_counted_where_training_looks_them_up() {
+        // Ids by frequency, in lists of one and of three.
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let mut id = || (10_000f64.powf(rng.random_range(0.0..1.0)) - 1.0) as i64;
+        let rows: Vec<Vec<i64>> = (0..20_000).map(|i| (0..1 + 2 * (i % 2)).map(|_| id()).collect()).collect();
+        let group = Group::try_new("g", None, vec![Feature::from_rows("f", &rows).unwrap()]).unwrap();
+        let checked = found(&config(Pooling::Sum, 10_000, IdPolicy::Checked), &group);
+        assert_eq!(
+            (checked.pooling_factor, checked.list_length_deviation, checked.window_factor),
+            (2.0, 1.0, 1.0)
+        );
+        let first = rows.iter().flatten().filter(|id| **id < 2_500).count() as f64 / 40_000.0;
+        let share = checked.lookup_shares.unwrap().share(&(0..2_500));
+        assert!(first > 0.8 && (share / first - 1.0).abs() < 0.02, "{share} {first}");
+        // Hashed, frequent ids are anywhere.
+        let hashed = found(&config(Pooling::Sum, 10_000, IdPolicy::Hashed), &group);
+        let hash = SigridHash::new(HASH_SALT, 10_000);
+        let first = rows.iter().flatten().filter(|id| hash.hash(**id) < 2_500).count() as f64 / 40_000.0;
+        let share = hashed.lookup_shares.map_or(0.25, |shares| shares.share(&(0..2_500)));
+        assert!(first < 0.6 && (share - first).abs() < 0.014, "{share} {first}");
     }
 }

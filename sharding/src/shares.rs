@@ -10,25 +10,25 @@ use crate::{Error, Result};
 const MOST_POINTS: usize = 64;
 /// How far a described share may be from the counted one.
 const TOLERANCE: f64 = 1e-3;
-/// Of n lookups that are independent, none of the shares of the first rows is further than this ÷ √n from the expected
-/// one, 19 times of 20 (Kolmogorov's test).
+/// Of n lookups that are independent, none of the shares of the first rows is further than this ÷ √n from the
+/// expected one, 19 times of 20 (Kolmogorov's test).
 const CHANCE: f64 = 1.36;
 
-/// Which share of a feature's lookups falls on which of its table's rows, as training looks them up: hashed ids by the
-/// rows that they are hashed to.
+/// Which share of a feature's lookups falls on which of its table's rows, as training looks them up: hashed
+/// ids by the rows that they are hashed to.
 ///
-/// A point `(row, share)` says that so much of the lookups, 0 to 1, falls on the rows before `row`. Between two points,
-/// and before the first one, they are spread evenly. The last point is the number of the table's rows and 1. In a
-/// vocabulary that is numbered by frequency most lookups fall on the first rows, so that of equal blocks of rows the
-/// first has most of the work.
+/// A point `(row, share)` says that so much of the lookups, 0 to 1, falls on the rows before `row`. Between
+/// two points, and before the first one, they are spread evenly. The last point is the number of the table's
+/// rows and 1. In a vocabulary that is numbered by frequency most lookups fall on the first rows, so that of
+/// equal blocks of rows the first has most of the work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LookupShares(pub Vec<(u64, f64)>);
 
 impl LookupShares {
-    /// Of the rows that were looked up, in ascending order, each as often as it was. Any block's share is within 0.2 %
-    /// of all lookups of the counted one, or of what chance makes of them if that is more, where 64 points can say that.
-    /// `None` if lookups are as even as that, or there are none.
+    /// Of the rows that were looked up, in ascending order, each as often as it was. Any block's share is
+    /// within 0.2 % of all lookups of the counted one, or of what chance makes of them if that is more, where
+    /// 64 points can say that. `None` if lookups are as even as that, or there are none.
     pub fn from_lookups(sorted: &[u32], rows: u64) -> Option<Self> {
         if sorted.is_empty() {
             return None;
@@ -75,8 +75,8 @@ impl LookupShares {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if rows do not ascend from 1, shares fall or are no numbers from 0 to 1, or the last point is
-    /// not `rows` and 1.
+    /// [`Error::Invalid`] if rows do not ascend from 1, shares fall or are no numbers from 0 to 1, or the
+    /// last point is not `rows` and 1.
     pub fn validate(&self, rows: u64) -> Result<()> {
         let hint = "give pairs of a row and the share of lookups that falls on the rows before it, the last one of all \
                     rows and 1; or measure again; or leave `lookup_shares` out, if lookups are even";
@@ -140,6 +140,8 @@ impl Segment {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
@@ -280,7 +282,7 @@ mod tests {
         let error = predict(&table, &small).0.unwrap_err().to_string();
         assert!(error.contains("rank 0 would hold"), "{error}");
         // A search finds another plan, or none.
-        match Beam::Full.plan(&[table.clone()], &small, &AnalyticCost, 1_000) {
+        match Beam::Full.plan(slice::from_ref(&table), &small, &AnalyticCost, 1_000) {
             Ok(plan) => plan.check(&[table], &small).unwrap(),
             Err(error) => assert!(error.to_string().contains("`t`"), "{error}"),
         }
@@ -293,11 +295,12 @@ mod tests {
         let even = Table { lookup_shares: None, ..table.clone() };
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let plan =
-            |table: &Table| Beam::Full.plan(&[table.clone()], &topology, &AnalyticCost, 8_192).unwrap();
+            |table: &Table| Beam::Full.plan(slice::from_ref(table), &topology, &AnalyticCost, 8_192).unwrap();
         // A table of four columns can only be divided by rows, which is best where lookups are even.
         assert_eq!(plan(&even).tables[0].sharding_type, ShardingType::RowWise);
         let by_rows = vec![by_rows(&table)];
-        let rows = Plan::predict("rows", &[table.clone()], by_rows, &topology, &AnalyticCost, 8_192).unwrap();
+        let rows =
+            Plan::predict("rows", slice::from_ref(&table), by_rows, &topology, &AnalyticCost, 8_192).unwrap();
         let found = plan(&table);
         assert!(found.max_cost_ms <= rows.max_cost_ms, "{} {}", found.max_cost_ms, rows.max_cost_ms);
         assert!(rows.max_cost_ms > 2.0 * plan(&even).max_cost_ms);

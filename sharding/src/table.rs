@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::access::AccessBins;
 use crate::files::{self, FileKind};
-use crate::lookups::{FurtherFeature, Lookups, one};
+use crate::lookups::{FurtherFeature, Lookups, is_one, one};
 use crate::tables::check_size;
 use crate::{Error, LookupShares, Pooling, Result};
 
@@ -55,6 +55,14 @@ pub struct Table {
     /// How often its rows are looked up; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
+    /// Standard deviation of the number of ids of distinct lists that are not empty, 0 or more; absent, all
+    /// have as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_length_deviation: Option<f64>,
+    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of, 1 or more; 1
+    /// means that no lists overlap, as they do with `--dedupe window` only.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub window_factor: f64,
     /// Which share of lookups falls on which rows; absent, they are taken to be spread evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lookup_shares: Option<LookupShares>,
@@ -121,6 +129,8 @@ impl Table {
             dedupe_factor: 1.0,
             list_dedupe_factor: None,
             access_bins: None,
+            list_length_deviation: None,
+            window_factor: 1.0,
             lookup_shares: None,
             further_features: Vec::new(),
         }
@@ -134,12 +144,14 @@ impl Table {
 
     /// The lookups of each of them.
     pub fn lookups(&self) -> impl Iterator<Item = Lookups<'_>> {
-        let Self { pooling, pooling_factor, dedupe_factor, access_bins, .. } = *self;
+        let Self { pooling, pooling_factor, dedupe_factor, access_bins, window_factor, .. } = *self;
         let first = Lookups {
             pooling,
             pooling_factor,
             dedupe_factor,
             list_dedupe_factor: self.list_dedupe_factor.unwrap_or(dedupe_factor),
+            list_length_deviation: self.list_length_deviation.unwrap_or(0.0),
+            window_factor,
             access_bins,
             shares: self.lookup_shares.as_ref(),
         };
@@ -151,8 +163,8 @@ impl Table {
         self.lookups().all(|lookups| lookups.shares.is_none())
     }
 
-    /// Of `parts` equal blocks of rows, of which the last may be shorter, the one that is looked up most: the first of
-    /// equals.
+    /// Of `parts` equal blocks of rows, of which the last may be shorter, the one that is looked up most: the
+    /// first of equals.
     pub(crate) fn busiest_block(&self, parts: u64) -> Range<u64> {
         let mut blocks = row_blocks(self.rows, parts);
         let first = blocks.next().unwrap_or(0..self.rows);
@@ -171,9 +183,10 @@ impl Table {
 
     /// The same table, no list of which is deduplicated.
     pub(crate) fn without_deduplication(&self) -> Self {
-        let mut plain = Self { dedupe_factor: 1.0, list_dedupe_factor: None, ..self.clone() };
+        let mut plain =
+            Self { dedupe_factor: 1.0, list_dedupe_factor: None, window_factor: 1.0, ..self.clone() };
         for further in &mut plain.further_features {
-            (further.dedupe_factor, further.list_dedupe_factor) = (1.0, None);
+            (further.dedupe_factor, further.list_dedupe_factor, further.window_factor) = (1.0, None, 1.0);
         }
         plain
     }
@@ -382,6 +395,14 @@ mod tests {
         assert!(
             refused(|table| table.access_bins = Some(AccessBins([0.1; 17])))
                 .starts_with("table `t`: `access_bins` sum to 1.7")
+        );
+        assert!(
+            refused(|table| table.window_factor = 0.5)
+                .starts_with("table `t`: `window_factor` is 0.5\n  hint: ")
+        );
+        assert!(
+            refused(|table| table.list_length_deviation = Some(-1.0))
+                .contains("`list_length_deviation` is -1")
         );
         assert!(refused(|table| table.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: "));
     }

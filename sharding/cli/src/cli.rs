@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_datasets::units::parse_bytes;
+use onefold_ikjt::Dedupe;
 use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
 use onefold_terminal::OutputOptions;
 
@@ -50,11 +51,11 @@ pub(crate) enum Command {
     Replan(ReplanArguments),
     /// Describe the tables of a model, from its training configuration and dataset
     ///
-    /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give it, with
-    /// the optimizer state of `[optimizer.tables]`, after the preprocessing that `[data]` names. Ids per sample are
-    /// those of the partitions that `[data].train` chooses; dedupe factors, and how often rows are looked up, are
-    /// counted in their first batches. With `--torchrec` the tables come from JSON with the fields of TorchRec's
-    /// `EmbeddingBagConfig` instead.
+    /// Writes `tables.json`: one table per sparse feature, of the size that `[embedding]` and `[tables]` give
+    /// it, with the optimizer state of `[optimizer.tables]`, after the preprocessing that `[data]` names. Ids
+    /// per sample are those of the partitions that `[data].train` chooses; dedupe factors, how often rows are
+    /// looked up, and which ones most, are counted in their first batches. With `--torchrec` the tables come
+    /// from JSON with the fields of TorchRec's `EmbeddingBagConfig` instead.
     Tables(TablesArguments),
     /// Draw placement tasks like those of NeuroShard's benchmark
     ///
@@ -310,12 +311,35 @@ pub(crate) struct TablesArguments {
     /// Dedupe factor of a feature group [default: as counted in the samples that are read]
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
+    /// How the training deduplicates batches: its own option `--dedupe`
+    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact, conflicts_with = "torchrec")]
+    pub(crate) dedupe: DedupeArgument,
     /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
     /// statistics are used
     #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
     pub(crate) samples: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum DedupeArgument {
+    /// Every sample carries and computes its lists
+    Off,
+    /// Every distinct row of a feature group once per batch
+    Exact,
+    /// The same, and what sliding windows share once
+    Window,
+}
+
+impl DedupeArgument {
+    pub(crate) fn of_reader(self) -> Dedupe {
+        match self {
+            Self::Off => Dedupe::Off,
+            Self::Exact => Dedupe::Exact,
+            Self::Window => Dedupe::Window,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -60,12 +60,13 @@ fn of_dataset(
     let factors = dedupe_factors(&arguments.dedupe_factor, &training.schema.groups)?;
     let mut tables = training.tables(arguments.samples)?;
     if arguments.samples > 0 {
-        training.count(&mut tables, arguments.samples, printer)?;
+        training.count(&mut tables, arguments, printer)?;
     }
     for table in &mut tables {
         table.optimizer = training.config.optimizer.tables.kind;
         if let Some(factor) = factor_of(&table.name, &factors) {
-            (table.dedupe_factor, table.list_dedupe_factor) = (factor, None);
+            (table.dedupe_factor, table.list_dedupe_factor, table.list_length_deviation) =
+                (factor, None, None);
         }
     }
     TableFile::new(training.config.train.batch_size as u64, shared(tables, &training.configs))
@@ -88,6 +89,8 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
                 dedupe_factor: own.dedupe_factor,
                 list_dedupe_factor: own.list_dedupe_factor,
                 access_bins: own.access_bins,
+                list_length_deviation: own.list_length_deviation,
+                window_factor: own.window_factor,
                 lookup_shares: own.lookup_shares,
             }),
         }
@@ -131,13 +134,15 @@ impl<'a> Training<'a> {
     }
 
     /// Reads batches as training does, and counts in them what statistics do not say.
-    fn count(&self, tables: &mut [Table], samples: u64, printer: &Printer) -> Result<()> {
+    fn count(&self, tables: &mut [Table], arguments: &TablesArguments, printer: &Printer) -> Result<()> {
+        let samples = arguments.samples;
         let checked = self.configs.iter().filter(|config| config.ids == IdPolicy::Checked);
         let batch_size = self.config.train.batch_size;
         let options = ReaderOptions {
             partitions: self.filter.clone(),
             shuffle: self.config.data.shuffle,
             streams: self.config.data.streams,
+            dedupe: arguments.dedupe.of_reader(),
             preprocess: self.steps.clone(),
             table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
             ..ReaderOptions::new(batch_size)
@@ -150,6 +155,8 @@ impl<'a> Training<'a> {
             table.dedupe_factor = found.dedupe_factor;
             table.list_dedupe_factor = Some(found.list_dedupe_factor);
             table.access_bins = Some(found.access_bins);
+            table.list_length_deviation = Some(found.list_length_deviation);
+            table.window_factor = found.window_factor;
             table.lookup_shares = found.lookup_shares;
         }
         if measured.samples < ACCESS_BATCH.min(samples) {
@@ -260,6 +267,46 @@ impl<'a> Counts<'a> {
     }
 }
 
+/// The tables of which a quarter of the rows, of four equal ones, has more than half of a feature's lookups.
+fn uneven_lookups(tables: &[Table]) -> Option<String> {
+    let mut uneven = Vec::new();
+    for table in tables {
+        let block = table.rows.div_ceil(4);
+        let quarters = (0..4).map(|i| (i * block).min(table.rows)..((i + 1) * block).min(table.rows));
+        let share =
+            |rows| table.lookups().map(|lookups| lookups.share_of(&rows, table.rows)).fold(0.0, f64::max);
+        let most = quarters.map(share).fold(0.0, f64::max);
+        if table.rows >= 4 && most > 0.5 {
+            uneven.push(format!("{} ({:.0} %)", table.name, most * 100.0));
+        }
+    }
+    let listed = listed(&uneven)?;
+    Some(format!(
+        "A quarter of the rows has most of the lookups: {listed}; a row-wise shard of them is as busy"
+    ))
+}
+
+/// The features whose lists are windows that share their timelines' elements.
+fn shared_elements(tables: &[Table]) -> Option<String> {
+    let features = tables.iter().flat_map(|table| table.feature_names().zip(table.lookups()));
+    let windows = features.filter(|(_, lookups)| lookups.window_factor >= 1.01);
+    let windows: Vec<String> =
+        windows.map(|(feature, lookups)| format!("{feature} ({:.2})", lookups.window_factor)).collect();
+    Some(format!("Windows share elements, ids an element: {}", listed(&windows)?))
+}
+
+/// The first of these, and how many there are; `None` if there are none.
+fn listed(names: &[String]) -> Option<String> {
+    const SHOWN: usize = 8;
+    match names {
+        [] => None,
+        [shown @ .., _] if shown.len() >= SHOWN => {
+            Some(format!("{}, … ({} in all)", names[..SHOWN].join(", "), names.len()))
+        }
+        _ => Some(names.join(", ")),
+    }
+}
+
 fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Printer) -> Result<()> {
     let mut bytes = 0u64;
     for table in &file.tables {
@@ -286,6 +333,9 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
         text.push_str(
             "\nEvery dedupe factor is 1: nothing is deduplicated, or nothing was read (`--samples 0`)",
         );
+    }
+    for line in [uneven_lookups(&file.tables), shared_elements(&file.tables)].into_iter().flatten() {
+        let _ = write!(text, "\n{line}");
     }
     let json = json!({
         "table_file": out,

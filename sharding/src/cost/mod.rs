@@ -26,7 +26,7 @@ pub struct ShardLoad<'a> {
 pub struct Work {
     /// Distinct lists.
     pub lists: f64,
-    /// Ids in them that the shard has rows for.
+    /// Ids in them that the shard has rows for; of sequences the elements of their timelines.
     pub ids: f64,
     /// Vectors that come out: one a list, or one an id where the list is pooled elsewhere.
     pub vectors: f64,
@@ -35,8 +35,8 @@ pub struct Work {
 impl ShardLoad<'_> {
     /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank, over all features of its table.
     ///
-    /// A row shard gets the share of ids that its rows have, and gives a partial sum for every list. A data-parallel
-    /// table serves its own rank's samples only. One dedupe factor divides samples into
+    /// A row shard gets the share of ids that its rows have, and gives a partial sum for every list. A
+    /// data-parallel table serves its own rank's samples only. One dedupe factor divides samples into
     /// distinct lists, the other their ids.
     pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
         let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
@@ -52,7 +52,7 @@ impl ShardLoad<'_> {
         let ranks =
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
         let [lists, ids] = lookups.distinct(batch_size as f64 * ranks);
-        let ids = ids * lookups.share_of(&self.shard.rows, self.table.rows);
+        let ids = lookups.looked_up(ids * lookups.share_of(&self.shard.rows, self.table.rows));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
     }

@@ -41,8 +41,8 @@ impl Unit {
     }
 }
 
-/// What a unit adds to each rank that it stands on; of unequal row shards, the bytes of the largest and the work of the
-/// one that is looked up most.
+/// What a unit adds to each rank that it stands on; of unequal row shards, the bytes of the largest and the
+/// work of the one that is looked up most.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
     pub(crate) contribution: Vec<f64>,
