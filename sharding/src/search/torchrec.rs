@@ -11,13 +11,17 @@ use crate::{
 /// 2025):
 ///
 /// - Options of a table: table-wise, row-wise, row-wise on one machine (`table_row_wise`), data-parallel, and
-///   column-wise in shards of at least 128 columns. Each is priced by TorchRec's own formulas, which know no dedupe factor. These are all that its enumerator proposes for GPUs without constraints, but one (`sharding_types`
-///   of `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`; release 1.6.1): `table_column_wise`
-///   puts the column shards of a table on one machine at the price of column-wise ones, so it offers no cheaper plan.
-///   On one machine `table_row_wise` places what row-wise does, and is one option here. For CPUs TorchRec proposes no
-///   row-wise sharding at all; here it may, so the baseline is not weaker than the original.
-/// - Proposals: the greedy proposer begins with every table's cheapest option and then steps the largest table to its
-///   next one (by the sum of its shards and by the highest shard); the uniform proposer gives all tables one type.
+///   column-wise in shards of at least 128 columns. Each is priced by TorchRec's own formulas, which know no
+///   dedupe factor. They take all rows as equally likely, too; here a row-wise table is priced by its busiest
+///   shard where that is known. These are all that its enumerator proposes for GPUs without constraints, but
+///   one (`sharding_types` of `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`;
+///   release 1.6.1): `table_column_wise` puts the column shards of a table on one machine at the price of
+///   column-wise ones, so it offers no cheaper plan. On one machine `table_row_wise` places what row-wise
+///   does, and is one option here. For CPUs TorchRec proposes no row-wise sharding at all; here it may, so
+///   the baseline is not weaker than the original.
+/// - Proposals: the greedy proposer begins with every table's cheapest option (by the sum of its shards and
+///   by the highest shard), and then steps the table with the largest shard to its next one; the uniform
+///   proposer gives all tables one type.
 /// - Partitioner: row-wise and data-parallel tables first, then tables by falling bytes, each shard to the rank with
 ///   the lowest cost that has room. The plan whose most expensive rank is cheapest wins.
 ///
@@ -140,7 +144,7 @@ fn propose(problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
     best
 }
 
-/// The table of the most bytes goes on to its next option, until none has another.
+/// The table whose largest shard has the most bytes goes on to its next option, until none has another.
 fn greedy_proposals(
     problem: &Problem<'_>,
     options: &[Vec<Choice>],
@@ -157,11 +161,11 @@ fn greedy_proposals(
             order
         })
         .collect();
-    let bytes = |table: usize, choice: usize| -> u64 {
+    // Of the largest shard, and then of all.
+    let bytes = |table: usize, choice: usize| -> (u64, u64) {
         let units = &options[table][choice].units;
-        let of_unit =
-            |unit: &Unit| problem.priced(unit).bytes.saturating_mul(problem.ranks_of(unit, 0).len() as u64);
-        units.iter().map(of_unit).fold(0, u64::saturating_add)
+        let largest = units.iter().map(|unit| problem.priced(unit).bytes).max();
+        (largest.unwrap_or(0), total_bytes(problem, units))
     };
     let mut at = vec![0; options.len()];
     while *left > 0 {
@@ -209,16 +213,20 @@ fn shard_ms(problem: &Problem<'_>, unit: &Unit) -> f64 {
     priced.alone_ms + TorchrecCost.communication_ms(&[load], problem.topology)[0]
 }
 
+/// Bytes of all shards.
+fn total_bytes(problem: &Problem<'_>, units: &[Unit]) -> u64 {
+    let of_unit =
+        |unit: &Unit| problem.priced(unit).bytes.saturating_mul(problem.ranks_of(unit, 0).len() as u64);
+    units.iter().map(of_unit).fold(0, u64::saturating_add)
+}
+
 /// TorchRec's `GreedyPerfPartitioner`; `None` if a shard has no room.
 fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     let everywhere = |unit: &Unit| matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
     let mut order: Vec<usize> = (0..proposal.len()).collect();
-    let bytes = |choice: &Choice| {
-        choice.units.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add)
-    };
     order.sort_by_key(|table| {
         let choice = proposal[*table];
-        (!everywhere(&choice.units[0]), std::cmp::Reverse(bytes(choice)), *table)
+        (!everywhere(&choice.units[0]), std::cmp::Reverse(total_bytes(problem, &choice.units)), *table)
     });
     let capacity = problem.capacity(proposal.iter().flat_map(|choice| &choice.units));
     let mut costs = vec![0.0; problem.ranks];

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use onefold_sharding::{AnalyticCost, Beam, Plan, Search, TableFile, TablePlan, Topology, TorchrecDefault};
 use onefold_tests::Dir;
 use serde_json::{Value, json};
 
@@ -18,12 +19,23 @@ fn table(name: &str, kind: &str, shards: &[(u32, [u64; 2], [u64; 2])]) -> Value 
     })
 }
 
+/// What a script of the planner prints, run with TorchRec in the folder; it must succeed.
+fn run_script(dir: &Dir, name: &str, arguments: &[String]) -> String {
+    let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sharding/scripts").join(name);
+    let mut command = Command::new("python3");
+    command.arg(script).args(arguments).current_dir(dir.root()).env("PYTHONPATH", packages);
+    let output = command.output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name} {arguments:?}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
 /// TorchRec builds its `ShardingPlan` from what `export --torchrec` writes, shards a model by it over two processes,
 /// and trains a step.
 #[test]
 #[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
 fn torchrec_builds_and_trains_an_exported_plan() {
-    let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
     let dir = Dir::new();
     let names = ["whole", "columns", "rows", "copies"];
     // Each is shared by two features.
@@ -52,22 +64,50 @@ fn torchrec_builds_and_trains_an_exported_plan() {
             "onefold-shard export {name}.json --torchrec --module ebc --device cpu --out {out}"
         ))
         .works();
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sharding/scripts/load_torchrec_plan.py");
-        let output = Command::new("python3")
-            .arg(script)
-            .args([&out, "--train", "tables.json"])
-            .current_dir(dir.root())
-            .env("PYTHONPATH", &packages)
-            .output()
-            .unwrap();
-        let (stdout, stderr) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{name}\n{stdout}\n{stderr}");
+        let arguments = [out, "--train".to_owned(), "tables.json".to_owned()];
+        let stdout = run_script(&dir, "load_torchrec_plan.py", &arguments);
         for part in ["rank 0: a step was trained", "rank 1: a step was trained"] {
-            assert!(stdout.contains(part), "{name}: no `{part}`\n{stdout}\n{stderr}");
+            assert!(stdout.contains(part), "{name}: no `{part}`\n{stdout}");
         }
         for table in names {
             assert!(stdout.contains(table), "{name}: no table `{table}`\n{stdout}");
         }
+    }
+}
+
+/// TorchRec's own `EmbeddingShardingPlanner` places tables of random tasks. Its plans are valid here and cost what
+/// it says; the baseline of its name places tables as well, and the search at least as well.
+#[test]
+#[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
+fn torchrecs_own_planner_places_tables_no_better() {
+    let dir = Dir::new();
+    let sizes = "--tables 10-30 --ranks 4 --max-dim 256 --samples 8192 --memory 8GiB";
+    dir.command(&format!("onefold-shard tasks {sizes} --count 4 --seed 5 --out tasks")).works();
+    for task in 0..4 {
+        let file = |name: &str| format!("tasks/task-{task:03}/{name}");
+        let (tables, topology, out) = (file("tables.json"), file("topology.json"), file("placed.json"));
+        let arguments = [tables.clone(), topology.clone(), "--out".to_owned(), out.clone()];
+        run_script(&dir, "torchrec_planner.py", &arguments);
+        let TableFile { batch_size, tables, .. } = TableFile::load(&dir.path(tables)).unwrap();
+        let topology = Topology::load(&dir.path(topology)).unwrap();
+        let written: Value = serde_json::from_str(&dir.text(out)).unwrap();
+        let placed: Vec<TablePlan> = serde_json::from_value(written["tables"].clone()).unwrap();
+        let theirs =
+            Plan::predict("torchrec", &tables, placed, &topology, &AnalyticCost, batch_size).unwrap();
+        theirs.check(&tables, &topology).unwrap();
+        let of = |search: &dyn Search| {
+            let plan = search.plan(&tables, &topology, &AnalyticCost, batch_size).unwrap();
+            plan.check(&tables, &topology).unwrap();
+            plan.max_cost_ms
+        };
+        let (baseline, beam) = (of(&TorchrecDefault), of(&Beam::Full));
+        let (cost, own) = (theirs.max_cost_ms, written["max_cost_ms"].as_f64().unwrap());
+        let costs = format!(
+            "task {task}: TorchRec {cost} (by itself {own}), torchrec_default {baseline}, beam {beam}"
+        );
+        println!("{costs}");
+        assert!((cost / own - 1.0).abs() < 0.01, "{costs}");
+        assert!(baseline <= 1.02 * cost, "{costs}");
+        assert!(beam <= cost, "{costs}");
     }
 }
