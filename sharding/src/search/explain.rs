@@ -113,7 +113,7 @@ fn best_elsewhere(
     let mut best: Option<(u32, f64)> = None;
     for place in places.into_iter().take(ALTERNATIVES) {
         ranks.add(problem, whole, place);
-        let cost = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+        let cost = ranks.most_ms(problem);
         ranks.remove(problem, whole, place);
         if best.is_none_or(|(_, least)| cost < least) {
             best = Some((place, cost));

@@ -1,6 +1,5 @@
 //! A placement problem as the searches see it: every way to cut a table, priced once.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -61,7 +60,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) model: &'a dyn CostModel,
     pub(crate) batch_size: u64,
     pub(crate) ranks: usize,
-    priced: HashMap<Unit, Priced>,
+    /// By table; few units each, so that looking one up is cheaper than hashing it.
+    priced: Vec<Vec<(Unit, Priced)>>,
 }
 
 impl<'a> Problem<'a> {
@@ -75,9 +75,10 @@ impl<'a> Problem<'a> {
         validate_tables(tables)?;
         topology.validate()?;
         let ranks = topology.ranks as usize;
-        let mut problem = Self { tables, topology, model, batch_size, ranks, priced: HashMap::new() };
-        let units: Vec<Unit> = (0..tables.len()).flat_map(|table| problem.units(table)).collect();
-        let priced = units.par_iter().map(|unit| Ok((*unit, problem.price(*unit)?)));
+        let mut problem = Self { tables, topology, model, batch_size, ranks, priced: Vec::new() };
+        let price = |unit: Unit| Ok((unit, problem.price(unit)?));
+        let priced = (0..tables.len()).into_par_iter();
+        let priced = priced.map(|table| problem.units(table).into_iter().map(price).collect());
         problem.priced = priced.collect::<Result<_>>()?;
         Ok(problem)
     }
@@ -147,12 +148,16 @@ impl<'a> Problem<'a> {
 
     /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
     pub(crate) fn get(&self, unit: &Unit) -> Option<&Priced> {
-        self.priced.get(unit)
+        let of_table = &self.priced[unit.table];
+        of_table.iter().find(|(other, _)| other == unit).map(|(_, priced)| priced)
     }
 
     /// What a unit of this problem adds to a rank.
     pub(crate) fn priced(&self, unit: &Unit) -> &Priced {
-        &self.priced[unit]
+        match self.get(unit) {
+            Some(priced) => priced,
+            None => unreachable!("{unit:?} is of another problem"),
+        }
     }
 
     /// What is left of a rank's memory for units, once it can ask all of these.
@@ -182,18 +187,22 @@ impl<'a> Problem<'a> {
 
     /// Units at places as a plan has them, in table order.
     pub(crate) fn table_plans(&self, units: &[Unit], places: &[u32]) -> Vec<TablePlan> {
+        let placed = self.placed(units, places);
+        self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
+    }
+
+    /// The units of every table with their places, by place.
+    pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
         let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
         for (unit, place) in units.iter().zip(places) {
             of_table[unit.table].push((*place, *unit));
         }
-        let plan = |(table, mut units): (&Table, Vec<(u32, Unit)>)| {
-            units.sort_by_key(|(place, _)| *place);
-            self.table_plan(table, &units)
-        };
-        self.tables.iter().zip(of_table).map(plan).collect()
+        of_table.iter_mut().for_each(|units| units.sort_by_key(|(place, _)| *place));
+        of_table
     }
 
-    fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
+    /// A table whose units stand at these places.
+    pub(crate) fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
         let (sharding_type, shards) = match units {
             [(rank, unit)] if unit.kind == Kind::Columns => {
                 (ShardingType::TableWise, vec![Shard::whole(table, *rank)])

@@ -216,7 +216,7 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     let bytes = |choice: &Choice| {
         choice.units.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add)
     };
-    order.sort_by_key(|table| {
+    order.sort_by_cached_key(|table| {
         let choice = proposal[*table];
         (!everywhere(&choice.units[0]), std::cmp::Reverse(bytes(choice)), *table)
     });
@@ -239,15 +239,14 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
             let free = |place: &u32| !places[first..].contains(place);
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
             let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;
-            for rank in problem.ranks_of(unit, place) {
-                costs[rank] += shard_ms(problem, unit);
-            }
+            let added = shard_ms(problem, unit);
+            problem.ranks_of(unit, place).for_each(|rank| costs[rank] += added);
             ranks.add(problem, unit, place);
             units.push(*unit);
             places.push(place);
         }
     }
-    let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+    let cost_ms = ranks.most_ms(problem);
     Some(Placement { units, places, cost_ms })
 }
 
