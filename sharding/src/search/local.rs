@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
 /// Rounds, each of which changes the placement once.
 const MAX_ROUNDS: usize = 400;
@@ -63,7 +63,7 @@ struct State<'a> {
     ranks: Ranks,
     costs: Vec<f64>,
     /// What a rank has room for: see [`Problem::capacity`].
-    capacity: u64,
+    capacity: Capacity<'a>,
     /// Which tables have a column shard on which rank.
     taken: HashSet<(usize, u32)>,
     best: Placement,
@@ -149,7 +149,7 @@ impl<'a> State<'a> {
     fn all_have_room(&self, change: Move) -> bool {
         let splits = matches!(change, Move::Split(..));
         let capacity = || self.problem.capacity(&self.units);
-        !splits || self.ranks.bytes.iter().max() <= Some(&capacity())
+        !splits || capacity().exceeded(&self.ranks.bytes).is_none()
     }
 
     /// Changes with an estimate of the higher cost of the two ranks, below the present one's.
@@ -218,20 +218,22 @@ impl<'a> State<'a> {
         let mut bytes = self.ranks.bytes[rank];
         for unit in lost {
             let priced = problem.priced(unit);
-            change.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum -= part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             traffic.subtract(priced.traffic);
             bytes = bytes.saturating_sub(priced.bytes);
         }
         for unit in gained {
             let priced = problem.priced(unit);
-            change.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum += part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             traffic.add(priced.traffic);
             bytes = bytes.saturating_add(priced.bytes);
         }
-        if bytes > self.capacity {
+        if bytes > self.capacity.of(rank) {
             return None;
         }
-        let compute = problem.model.compute_ms(self.ranks.sum(rank), &change);
+        let compute = problem.model.compute_ms(rank as u32, self.ranks.sum(rank), &change);
         let old = self.ranks.traffic[rank];
         let sent = |traffic: crate::cost::Traffic| traffic.forward.sum() + traffic.backward.sum();
         let ratio = if sent(old) > 0.0 { sent(traffic) / sent(old) } else { 1.0 };

@@ -1,7 +1,9 @@
 //! The inner search: where units stand, given how tables are cut.
 
+use std::cmp::Reverse;
+
 use crate::cost::{RankLoad, Traffic};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
 /// What stands on every rank, kept up to date as units come and go.
 #[derive(Clone)]
@@ -57,7 +59,8 @@ impl Ranks {
         let priced = problem.priced(unit);
         for rank in problem.ranks_of(unit, place) {
             let sum = &mut self.sums[rank * self.width..][..self.width];
-            sum.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum += part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             self.bytes[rank] = self.bytes[rank].saturating_add(priced.bytes);
             self.traffic[rank].add(priced.traffic);
             self.units[rank] += 1;
@@ -66,8 +69,11 @@ impl Ranks {
 
     /// Predicts the computation of a rank.
     fn compute(&mut self, problem: &Problem<'_>, rank: usize) {
-        self.compute_ms[rank] =
-            if self.units[rank] == 0 { 0.0 } else { problem.model.compute_ms(self.sum(rank), &self.zeros) };
+        self.compute_ms[rank] = if self.units[rank] == 0 {
+            0.0
+        } else {
+            problem.model.compute_ms(rank as u32, self.sum(rank), &self.zeros)
+        };
     }
 
     /// What stands on a rank, to be [put back](Self::restore): a unit that comes and goes may change last bits.
@@ -97,7 +103,8 @@ impl Ranks {
         let priced = problem.priced(unit);
         for rank in problem.ranks_of(unit, place) {
             let sum = &mut self.sums[rank * self.width..][..self.width];
-            sum.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum -= part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             self.bytes[rank] = self.bytes[rank].saturating_sub(priced.bytes);
             self.traffic[rank].subtract(priced.traffic);
             self.units[rank] -= 1;
@@ -197,6 +204,9 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
     // A sum in another order may come out a little higher than the mean allows.
     let most_sent = limit * total / problem.ranks as f64 * (1.0 + 1e-9);
     let capacity = problem.capacity(units);
+    if !capacity.suffices_to_ask() {
+        return None;
+    }
     let mut ranks = Ranks::new(problem);
     let mut places = vec![0; units.len()];
     let mut taken = vec![Vec::new(); problem.tables.len()];
@@ -216,17 +226,21 @@ fn best_place(
     problem: &Problem<'_>,
     ranks: &Ranks,
     unit: &Unit,
-    (capacity, most_sent): (u64, f64),
+    (capacity, most_sent): (Capacity<'_>, f64),
     taken: &[u32],
 ) -> Option<u32> {
     let priced = problem.priced(unit);
     let sent = priced.traffic.forward.sum() + priced.traffic.backward.sum();
     let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
+    let compute_ms = |rank: usize| {
+        let contribution = priced.contribution(problem.kinds[rank]);
+        problem.model.compute_ms(rank as u32, ranks.sum(rank), contribution)
+    };
     let mut best: Option<(f64, u32)> = None;
     for place in 0..problem.places(unit) {
         let mut stands_on = problem.ranks_of(unit, place);
         let fits = |rank: usize| {
-            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity
+            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity.of(rank)
                 && (everywhere || ranks.sent(rank) + sent <= most_sent)
         };
         if taken.contains(&place) || !stands_on.clone().all(fits) {
@@ -234,13 +248,8 @@ fn best_place(
         }
         let cost = match everywhere {
             true => 0.0,
-            false if stands_on.len() == 1 => {
-                let rank = stands_on.next().unwrap_or_default();
-                problem.model.compute_ms(ranks.sum(rank), &priced.contribution)
-            }
-            false => stands_on
-                .map(|rank| problem.model.compute_ms(ranks.sum(rank), &priced.contribution))
-                .fold(0.0, f64::max),
+            false if stands_on.len() == 1 => compute_ms(stands_on.next().unwrap_or_default()),
+            false => stands_on.map(compute_ms).fold(0.0, f64::max),
         };
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, place));
@@ -257,18 +266,23 @@ fn best_place(
 /// The unit that finds no room, the rank with the most memory left, and what is used of it.
 pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placement, (Unit, u32, u64)> {
     let mut waiting: Vec<Unit> = units.to_vec();
-    waiting.sort_by_key(|unit| (problem.priced(unit).bytes, std::cmp::Reverse(unit.table)));
+    waiting.sort_by_key(|unit| (problem.priced(unit).bytes, Reverse(unit.table)));
     let mut ranks = Ranks::new(problem);
     let mut taken = vec![Vec::new(); problem.tables.len()];
     let (mut placed, mut places): (Vec<Unit>, _) = (Vec::new(), Vec::new());
     let mut capacity = problem.capacity(&waiting);
     while let Some(unit) = waiting.pop() {
         let needed = problem.priced(&unit).bytes;
-        let fullest =
-            |place: u32| problem.ranks_of(&unit, place).map(|rank| ranks.bytes[rank]).max().unwrap_or(0);
+        let left = |place: u32| {
+            problem.ranks_of(&unit, place).map(|rank| problem.left(rank, ranks.bytes[rank])).min()
+        };
+        let has_room = |place: &u32| {
+            let mut stands_on = problem.ranks_of(&unit, *place);
+            stands_on.all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
+        };
         let free = (0..problem.places(&unit)).filter(|place| !taken[unit.table].contains(place));
-        let place = free.min_by_key(|place| (fullest(*place), *place));
-        if let Some(place) = place.filter(|place| fullest(*place).saturating_add(needed) <= capacity) {
+        let place = free.min_by_key(|place| (Reverse(left(*place)), *place));
+        if let Some(place) = place.filter(has_room) {
             ranks.add(problem, &unit, place);
             taken[unit.table].push(place);
             placed.push(unit);
@@ -295,14 +309,14 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
             waiting.push(rows);
             capacity = problem.capacity(waiting.iter().chain(&placed));
         } else {
-            let rank = (0..problem.ranks).min_by_key(|rank| ranks.bytes[*rank]).unwrap_or_default();
-            let asking = problem.topology.memory_bytes - capacity;
-            return Err((unit, rank as u32, ranks.bytes[rank].saturating_add(asking)));
+            let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
+            let rank = (0..problem.ranks).min_by_key(left).unwrap_or_default();
+            return Err((unit, rank as u32, ranks.bytes[rank].saturating_add(capacity.asking)));
         }
     }
-    match (0..problem.ranks).find(|rank| ranks.bytes[*rank] > capacity) {
+    match capacity.exceeded(&ranks.bytes) {
         None => Ok(Placement::new(problem, placed, places)),
         // What stood there before others were divided has no room any more.
-        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_bytes)),
+        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_of(rank as u32))),
     }
 }

@@ -43,14 +43,54 @@ impl Unit {
 /// What a unit adds to each rank that it stands on; of unequal row shards, the largest.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
-    pub(crate) contribution: Vec<f64>,
+    /// `[kinds, width]`.
+    contributions: Vec<f64>,
     pub(crate) traffic: Traffic,
     /// Weights, optimizer state, and the buffers to serve other ranks.
     pub(crate) bytes: u64,
     /// What every rank of the topology needs to ask it.
     pub(crate) asking: u64,
-    /// The computation of a rank with this alone.
+    /// The computation of a rank with this alone, by the kind of the rank.
+    pub(crate) alone_by_kind: Vec<f64>,
+    /// The mean of that over all ranks.
     pub(crate) alone_ms: f64,
+}
+
+impl Priced {
+    /// What a rank of this kind gets.
+    pub(crate) fn contribution(&self, kind: usize) -> &[f64] {
+        let width = self.contributions.len() / self.alone_by_kind.len();
+        &self.contributions[kind * width..][..width]
+    }
+}
+
+/// What ranks have for units, once they can ask all there are.
+#[derive(Clone, Copy)]
+pub(crate) struct Capacity<'a> {
+    memory: &'a [u64],
+    /// What each rank needs to ask.
+    pub(crate) asking: u64,
+}
+
+impl Capacity<'_> {
+    pub(crate) fn of(&self, rank: usize) -> u64 {
+        self.memory[rank].saturating_sub(self.asking)
+    }
+
+    /// Of the rank that has most.
+    pub(crate) fn most(&self) -> u64 {
+        self.memory.iter().max().map_or(0, |memory| memory.saturating_sub(self.asking))
+    }
+
+    /// Whether every rank can ask all there are, if it holds nothing.
+    pub(crate) fn suffices_to_ask(&self) -> bool {
+        self.memory.iter().all(|memory| self.asking <= *memory)
+    }
+
+    /// The first rank that holds and asks more than it has memory for.
+    pub(crate) fn exceeded(&self, bytes: &[u64]) -> Option<usize> {
+        (0..bytes.len()).find(|rank| bytes[*rank].saturating_add(self.asking) > self.memory[*rank])
+    }
 }
 
 /// Tables, ranks, and the price of every unit.
@@ -60,6 +100,10 @@ pub(crate) struct Problem<'a> {
     pub(crate) model: &'a dyn CostModel,
     pub(crate) batch_size: u64,
     pub(crate) ranks: usize,
+    /// Of every rank: see [`Topology::kinds`].
+    pub(crate) kinds: Vec<usize>,
+    /// Of every rank.
+    memory: Vec<u64>,
     /// By table; few units each, so that looking one up is cheaper than hashing it.
     priced: Vec<Vec<(Unit, Priced)>>,
 }
@@ -75,7 +119,10 @@ impl<'a> Problem<'a> {
         validate_tables(tables)?;
         topology.validate()?;
         let ranks = topology.ranks as usize;
-        let mut problem = Self { tables, topology, model, batch_size, ranks, priced: Vec::new() };
+        let memory = (0..topology.ranks).map(|rank| topology.memory_of(rank)).collect();
+        let kinds = topology.kinds();
+        let mut problem =
+            Self { tables, topology, model, batch_size, ranks, kinds, memory, priced: Vec::new() };
         let price = |unit: Unit| Ok((unit, problem.price(unit)?));
         let priced = (0..tables.len()).into_par_iter();
         let priced = priced.map(|table| problem.units(table).into_iter().map(price).collect());
@@ -115,25 +162,44 @@ impl<'a> Problem<'a> {
             shard: &shard,
             within_node: unit.kind == Kind::RowsOfNode || self.topology.nodes() == 1,
         };
-        let mut contribution = vec![0.0; self.model.width()];
-        self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
-        let zeros = vec![0.0; contribution.len()];
-        let alone_ms = self.model.compute_ms(&contribution, &zeros);
-        if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
-            let message =
-                format!("cost model `{}` gives {alone_ms} ms for table `{}`", self.model.id(), table.name);
-            return Err(Error::invalid(message, "train the model again, or choose another"));
-        }
+        let (contributions, alone_by_kind) = self.price_by_kind(load)?;
+        let alone_ms = match &alone_by_kind[..] {
+            [alone] => *alone,
+            several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
+        };
         let weights = table.shard_bytes(rows, unit.columns)?;
         let buffers = load.buffers(self.topology, self.batch_size);
         let shards = self.ranks_of(&unit, 0).len() as u64;
         Ok(Priced {
-            contribution,
+            contributions,
             traffic: self.model.traffic(&load, self.topology, self.batch_size),
             bytes: weights.saturating_add(buffers.serving),
             asking: buffers.asking.saturating_mul(shards),
+            alone_by_kind,
             alone_ms,
         })
+    }
+
+    /// The contribution of a shard to a rank of every kind, `[kinds, width]`, and what that rank computes with it alone.
+    fn price_by_kind(&self, load: ShardLoad<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
+        let zeros = vec![0.0; self.model.width()];
+        let (mut contributions, mut alone) = (Vec::new(), Vec::new());
+        for kind in 0..=self.kinds.iter().copied().max().unwrap_or(0) {
+            let rank = self.kinds.iter().position(|other| *other == kind).unwrap_or(0) as u32;
+            let shard = Shard { rank, ..load.shard.clone() };
+            let load = ShardLoad { shard: &shard, ..load };
+            let mut contribution = zeros.clone();
+            self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
+            let alone_ms = self.model.compute_ms(rank, &contribution, &zeros);
+            if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
+                let (model, table) = (self.model.id(), &load.table.name);
+                let message = format!("cost model `{model}` gives {alone_ms} ms for table `{table}`");
+                return Err(Error::invalid(message, "train the model again, or choose another"));
+            }
+            contributions.extend(contribution);
+            alone.push(alone_ms);
+        }
+        Ok((contributions, alone))
     }
 
     /// A table on one rank.
@@ -160,10 +226,16 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// What is left of a rank's memory for units, once it can ask all of these.
-    pub(crate) fn capacity<'u>(&self, units: impl IntoIterator<Item = &'u Unit>) -> u64 {
+    /// What is left of the ranks' memory for units, once they can ask all of these.
+    pub(crate) fn capacity<'u>(&self, units: impl IntoIterator<Item = &'u Unit>) -> Capacity<'_> {
         let asking = units.into_iter().map(|unit| self.priced(unit).asking);
-        self.topology.memory_bytes.saturating_sub(asking.fold(0, u64::saturating_add))
+        Capacity { memory: &self.memory, asking: asking.fold(0, u64::saturating_add) }
+    }
+
+    /// How many bytes of a rank's memory are not taken by `bytes` of units; for comparisons among ranks, less than 0 if
+    /// they are more.
+    pub(crate) fn left(&self, rank: usize, bytes: u64) -> i128 {
+        i128::from(self.memory[rank]) - i128::from(bytes)
     }
 
     /// The ranks that a unit at `place` stands on: a rank's number, or a node's for rows of a node.

@@ -167,7 +167,7 @@ impl Replan<'_> {
             for place in 0..problem.places(&unit) {
                 let saved: Vec<_> = problem.ranks_of(&unit, place).map(|rank| ranks.saved(rank)).collect();
                 ranks.add(problem, &unit, place);
-                let has_room = ranks.bytes.iter().all(|bytes| *bytes <= capacity);
+                let has_room = capacity.exceeded(&ranks.bytes).is_none();
                 let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
                 saved.into_iter().for_each(|rank| ranks.restore(rank));
                 if !has_room || cost_ms >= below {
@@ -197,10 +197,10 @@ impl Replan<'_> {
         for _ in 0..=units.len() {
             let ranks = Ranks::of(problem, units, places);
             let capacity = problem.capacity(&*units);
-            let Some(full) = (0..problem.ranks).find(|rank| ranks.bytes[*rank] > capacity) else {
+            let Some(full) = capacity.exceeded(&ranks.bytes) else {
                 return Ok(());
             };
-            let excess = ranks.bytes[full] - capacity;
+            let excess = ranks.bytes[full] - capacity.of(full);
             let bytes = |i: &usize| problem.priced(&units[*i]).bytes;
             let mut movable: Vec<usize> = (0..units.len())
                 .filter(|i| units[*i].kind == Kind::Columns && places[*i] as usize == full)
@@ -214,8 +214,10 @@ impl Replan<'_> {
                     let shares = |j: usize| units[j].table == units[i].table && places[j] as usize == *rank;
                     *rank != full && !(0..units.len()).any(shares)
                 };
-                let emptiest = (0..problem.ranks).filter(free).min_by_key(|rank| ranks.bytes[*rank])?;
-                (ranks.bytes[emptiest].saturating_add(bytes(&i)) <= capacity).then_some((i, emptiest as u32))
+                let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
+                let emptiest = (0..problem.ranks).filter(free).min_by_key(left)?;
+                (ranks.bytes[emptiest].saturating_add(bytes(&i)) <= capacity.of(emptiest))
+                    .then_some((i, emptiest as u32))
             };
             let Some((i, rank)) = movable.iter().find_map(|i| to(*i)) else {
                 let table = movable.first().map_or(0, |i| units[*i].table);
