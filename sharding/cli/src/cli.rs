@@ -78,7 +78,8 @@ pub(crate) enum Command {
     /// Describe the ranks that train together
     ///
     /// Writes `topology.json`, to be edited. The bandwidths default to GPUs of the H100 class: 3.35 TB/s of
-    /// HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s network port for each GPU.
+    /// HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s network port for each GPU. Ranks that are not alike are
+    /// `groups` in the file, each with a number of ranks and what they have.
     Topology(TopologyArguments),
     /// Check that a plan fits tables and a topology
     ///
