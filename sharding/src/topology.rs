@@ -366,6 +366,9 @@ mod tests {
         assert_eq!(memory, [2, 2, 1, 1, 1, 2, 2, 2]);
         assert_eq!(topology.total_memory_bytes(), 13 << 30);
         assert_eq!([4, 5].map(|rank| topology.memory_bandwidth_of(rank)), [3.35e12, 1e12]);
+        // Where no rank can ask the others, none of them is to blame.
+        assert!(topology.cannot_ask(1 << 30).is_none() && topology.cannot_ask(3 << 30).is_none());
+        assert!(matches!(topology.cannot_ask(2 << 30), Some(Error::CannotAsk { rank: 2, .. })));
         assert_eq!([1, 2, 5].map(|rank| topology.hardware_of(rank)), [None, Some("old"), None]);
         assert_eq!(topology.kinds(), [0, 0, 1, 1, 1, 2, 2, 2]);
         let text = serde_json::to_string(&topology).unwrap();
