@@ -12,7 +12,7 @@ pub struct Alternative {
     pub placed: TablePlan,
     /// The predicted cost of the most expensive rank, in milliseconds per step.
     pub max_cost_ms: f64,
-    /// Bytes that the fullest rank would lack; 0 if there is room.
+    /// Bytes that a rank would lack, at most; 0 if there is room.
     pub missing_bytes: u64,
 }
 
@@ -54,11 +54,12 @@ impl Plan {
                 continue;
             }
             let plan = with(Some(&placed))?;
-            let fullest = plan.ranks.iter().map(RankPrediction::total_bytes).max().unwrap_or(0);
+            let missing =
+                |rank: &RankPrediction| rank.total_bytes().saturating_sub(self.topology.memory_of(rank.rank));
             alternatives.push(Alternative {
                 placed,
                 max_cost_ms: plan.max_cost_ms,
-                missing_bytes: fullest.saturating_sub(self.topology.memory_bytes),
+                missing_bytes: plan.ranks.iter().map(missing).max().unwrap_or(0),
             });
         }
         alternatives.sort_by(|a, b| {

@@ -61,7 +61,7 @@ impl Plan {
         let loads = loads_by_rank(tables, &self.tables, topology)?;
         let buffers = buffer_bytes(&loads, topology, self.batch_size);
         for ((prediction, loads), buffers) in self.ranks.iter().zip(&loads).zip(buffers) {
-            check_memory(prediction, (memory_bytes(loads)?, buffers), topology.memory_bytes)?;
+            check_memory(prediction, (memory_bytes(loads)?, buffers), topology.memory_of(prediction.rank))?;
         }
         Ok(())
     }

@@ -84,6 +84,22 @@ pub enum Error {
         splits: bool,
     },
 
+    /// A rank with less memory than others cannot even ask for what they hold.
+    #[error(
+        "rank {rank} has {}, and its buffers to ask for the other ranks' rows and vectors need {}\n  hint: raise \
+         `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in the tables' file",
+        format_bytes(*capacity_bytes),
+        format_bytes(*asking_bytes)
+    )]
+    CannotAsk {
+        /// The rank.
+        rank: u32,
+        /// What its buffers need.
+        asking_bytes: u64,
+        /// What it has.
+        capacity_bytes: u64,
+    },
+
     /// All tables together are larger than all ranks together.
     #[error(
         "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {} {}, so {} are \

@@ -61,6 +61,7 @@ pub use buffers::BufferBytes;
 pub use cost::analytic::AnalyticCost;
 pub use cost::features::{FeatureSet, ShardFeatures};
 pub use cost::learned::{Ablation, Fit, LearnedCost, ModelFile, ModelReport, Repeated};
+pub use cost::several::LearnedCosts;
 pub use cost::{CostModel, LinkBytes, RankCost, RankLoad, ShardLoad, Traffic, Work};
 pub use costs::{ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample};
 pub use diff::{PlanDiff, TableChange, diff};
@@ -83,4 +84,4 @@ pub use tables::{
     DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
     MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,
 };
-pub use topology::{MAX_RANKS, Topology};
+pub use topology::{MAX_RANKS, RankGroup, Topology};

@@ -245,6 +245,14 @@ impl Plan {
         loads_by_rank(tables, &self.tables, &self.topology)
     }
 
+    /// The rank that has filled the largest part of its memory.
+    pub fn fullest(&self) -> Option<&RankPrediction> {
+        let part = |rank: &RankPrediction| {
+            rank.total_bytes() as f64 / self.topology.memory_of(rank.rank).max(1) as f64
+        };
+        self.ranks.iter().max_by(|a, b| part(a).total_cmp(&part(b)))
+    }
+
     /// The rank with the highest predicted cost; of equal ones the first.
     pub fn bottleneck(&self) -> Option<&RankPrediction> {
         self.ranks.iter().reduce(|worst, rank| if rank.cost_ms() > worst.cost_ms() { rank } else { worst })
@@ -332,7 +340,7 @@ mod tests {
             Ok(())
         }
 
-        fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
+        fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
             sum[0] + added[0]
         }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use onefold_datasets::units::{format_bytes, format_count};
 
-use crate::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
+use crate::{Plan, RankGroup, RankPrediction, Shard, ShardingType, TablePlan, Topology};
 
 /// Tables listed in full; the rest are counted.
 const LISTED: usize = 200;
@@ -101,15 +101,14 @@ fn summary(page: &mut String, plan: &Plan) {
         (
             "Ranks",
             format!(
-                "{} on {}, {} each for tables and buffers{}",
+                "{} on {}, {}",
                 format_count(u64::from(topology.ranks)),
                 if topology.nodes() == 1 {
                     "one machine".to_owned()
                 } else {
                     format!("{} machines", format_count(u64::from(topology.nodes())))
                 },
-                format_bytes(topology.memory_bytes),
-                topology.hardware.as_ref().map(|name| format!(", {}", escaped(name))).unwrap_or_default()
+                hardware(topology)
             ),
         ),
         ("Search", escaped(&plan.search)),
@@ -125,6 +124,25 @@ fn summary(page: &mut String, plan: &Plan) {
     }
 }
 
+/// What ranks have and are: `80.0 GiB each for tables and buffers`, or that of each group.
+fn hardware(topology: &Topology) -> String {
+    let of = |rank: u32| {
+        let memory = format_bytes(topology.memory_of(rank));
+        let name = topology.hardware_of(rank).map(|name| format!(", {}", escaped(name)));
+        format!("{memory} each for tables and buffers{}", name.unwrap_or_default())
+    };
+    if topology.groups.is_empty() {
+        return of(0);
+    }
+    let mut first = 0;
+    let group = |group: &RankGroup| {
+        let text = format!("{} with {}", format_count(u64::from(group.ranks)), of(first));
+        first += group.ranks;
+        text
+    };
+    topology.groups.iter().map(group).collect::<Vec<_>>().join("; ")
+}
+
 fn legend(page: &mut String, entries: &[(&str, &str)]) {
     page.push_str("<p class=\"legend\">");
     for (class, text) in entries {
@@ -138,6 +156,8 @@ struct Bar {
     label: String,
     parts: Vec<(&'static str, f64)>,
     value: String,
+    /// Where it may not grow beyond, if that is another place than other bars'.
+    limit: Option<f64>,
 }
 
 /// Bars from the top down, all on the scale of `most`; a line at `limit`.
@@ -176,6 +196,13 @@ fn bars(page: &mut String, bars: &[Bar], most: f64, limit: Option<f64>) {
             );
             x += wide;
         }
+        if let Some(limit) = bar.limit {
+            let (x, bottom) = (LABEL_WIDTH + limit * scale, y + height);
+            let _ = write!(
+                page,
+                "<line class=\"limit\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{y:.1}\" y2=\"{bottom:.1}\"/>"
+            );
+        }
         if height > 12.0 {
             let _ = write!(
                 page,
@@ -205,6 +232,7 @@ fn cost_chart(page: &mut String, plan: &Plan) {
             label: format!("rank {}", rank.rank),
             parts: vec![(compute, rank.compute_ms), ("communication", rank.communication_ms)],
             value: format!("{:.4} + {:.4} ms", rank.compute_ms, rank.communication_ms),
+            limit: None,
         }
     };
     let all: Vec<Bar> = plan.ranks.iter().map(bar).collect();
@@ -212,13 +240,20 @@ fn cost_chart(page: &mut String, plan: &Plan) {
 }
 
 fn memory_chart(page: &mut String, plan: &Plan) {
+    let topology = &plan.topology;
+    let limits: Vec<f64> = plan.ranks.iter().map(|rank| topology.memory_of(rank.rank) as f64).collect();
+    let limit = limits.iter().copied().fold(0.0, f64::max);
+    let alike = limits.iter().all(|other| *other == limit);
     let bar = |rank: &RankPrediction| Bar {
         label: format!("rank {}", rank.rank),
+        limit: (!alike).then(|| topology.memory_of(rank.rank) as f64),
         parts: vec![("memory", rank.memory_bytes as f64), ("buffer", rank.buffer_bytes as f64)],
         value: format!("{} + {}", format_bytes(rank.memory_bytes), format_bytes(rank.buffer_bytes)),
     };
     let all: Vec<Bar> = plan.ranks.iter().map(bar).collect();
-    let limit = plan.topology.memory_bytes as f64;
+    if !alike {
+        return bars(page, &all, limit, None);
+    }
     let fullest = plan.ranks.iter().map(|rank| rank.total_bytes() as f64).fold(0.0, f64::max);
     // The limit is drawn where it does not squeeze the bars to nothing.
     if fullest * 4.0 < limit {
@@ -227,7 +262,7 @@ fn memory_chart(page: &mut String, plan: &Plan) {
             page,
             "<p>The fullest rank holds {:.1} % of the limit of {}.</p>",
             100.0 * fullest / limit,
-            format_bytes(plan.topology.memory_bytes)
+            format_bytes(limit as u64)
         );
     } else {
         bars(page, &all, limit, Some(limit));
@@ -292,7 +327,7 @@ fn ranks(table: &TablePlan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AnalyticCost, Beam, Search, Table, Topology};
+    use crate::{AnalyticCost, Beam, Search, Table};
 
     #[test]
     fn the_page_shows_every_rank_and_table_and_escapes_names() {

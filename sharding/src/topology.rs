@@ -20,7 +20,9 @@ pub const MAX_RANKS: u32 = 65_536;
 
 /// The ranks that train together: how many, what they hold, how fast they move bytes.
 ///
-/// All ranks are alike. Bandwidths are of one rank, in bytes per second and one direction.
+/// All ranks are alike, unless there are `groups`. Bandwidths are of one rank, in bytes per second and one direction.
+/// What a rank has is asked of [`memory_of`](Self::memory_of), [`memory_bandwidth_of`](Self::memory_bandwidth_of) and
+/// [`hardware_of`](Self::hardware_of), which know the groups; the fields are what groups that say nothing else have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
@@ -44,6 +46,26 @@ pub struct Topology {
     #[serde(deserialize_with = "bandwidth")]
     pub inter_node_bandwidth_bytes_per_second: f64,
     /// The hardware of a rank, as `onefold-train profile` names it; learned cost models are for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hardware: Option<String>,
+    /// Ranks that differ, in the order of their numbers; empty if all are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<RankGroup>,
+}
+
+/// Consecutive ranks that are alike. What a group does not say is as the topology says it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankGroup {
+    /// How many ranks.
+    pub ranks: u32,
+    /// Bytes that each has for tables, as [`Topology::memory_bytes`].
+    #[serde(default, deserialize_with = "some_bytes", skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bandwidth of the memory of each, in bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bandwidth_bytes_per_second: Option<f64>,
+    /// What each is, as [`Topology::hardware`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
 }
@@ -74,6 +96,7 @@ impl Topology {
             intra_node_bandwidth_bytes_per_second: Self::H100_INTRA_NODE_BANDWIDTH,
             inter_node_bandwidth_bytes_per_second: Self::H100_INTER_NODE_BANDWIDTH,
             hardware: None,
+            groups: Vec::new(),
         };
         topology.validate()?;
         Ok(topology)
@@ -99,6 +122,60 @@ impl Topology {
         files::store(path, self)
     }
 
+    fn group_of(&self, rank: u32) -> Option<&RankGroup> {
+        let mut end = 0u64;
+        self.groups.iter().find(|group| {
+            end += u64::from(group.ranks);
+            u64::from(rank) < end
+        })
+    }
+
+    /// Bytes that a rank has for tables, their optimizer state and exchange buffers.
+    pub fn memory_of(&self, rank: u32) -> u64 {
+        self.group_of(rank).and_then(|group| group.memory_bytes).unwrap_or(self.memory_bytes)
+    }
+
+    /// Bytes that all ranks have together; `u64::MAX` if they are more.
+    pub fn total_memory_bytes(&self) -> u64 {
+        (0..self.ranks).map(|rank| self.memory_of(rank)).fold(0, u64::saturating_add)
+    }
+
+    /// The error for the rank that has less than each needs to ask others; `None` if all or none have enough.
+    pub(crate) fn cannot_ask(&self, asking_bytes: u64) -> Option<Error> {
+        let can_ask = |rank: &u32| self.memory_of(*rank) >= asking_bytes;
+        let rank = (0..self.ranks).find(|rank| !can_ask(rank))?;
+        let error = Error::CannotAsk { rank, asking_bytes, capacity_bytes: self.memory_of(rank) };
+        (0..self.ranks).any(|rank| can_ask(&rank)).then_some(error)
+    }
+
+    /// Bandwidth of a rank's memory, in bytes per second.
+    pub fn memory_bandwidth_of(&self, rank: u32) -> f64 {
+        let own = self.group_of(rank).and_then(|group| group.memory_bandwidth_bytes_per_second);
+        own.unwrap_or(self.memory_bandwidth_bytes_per_second)
+    }
+
+    /// What a rank is, if the topology says it.
+    pub fn hardware_of(&self, rank: u32) -> Option<&str> {
+        let own = self.group_of(rank).and_then(|group| group.hardware.as_deref());
+        own.or(self.hardware.as_deref())
+    }
+
+    /// The kind of every rank: a number from 0 that ranks of the same speed and hardware have in common, counted in the
+    /// order of the ranks. A shard costs the same on all ranks of a kind.
+    pub(crate) fn kinds(&self) -> Vec<usize> {
+        let mut known: Vec<(f64, Option<&str>)> = Vec::new();
+        let mut kinds = Vec::with_capacity(self.ranks as usize);
+        for rank in 0..self.ranks {
+            let own = (self.memory_bandwidth_of(rank), self.hardware_of(rank));
+            let kind = known.iter().position(|other| *other == own).unwrap_or(known.len());
+            if kind == known.len() {
+                known.push(own);
+            }
+            kinds.push(kind);
+        }
+        kinds
+    }
+
     /// Machines.
     pub fn nodes(&self) -> u32 {
         self.ranks / self.ranks_per_node.max(1)
@@ -118,7 +195,8 @@ impl Topology {
     /// # Errors
     ///
     /// [`Error::Invalid`] if the version is another, there is no rank or more than [`MAX_RANKS`], the ranks
-    /// do not fill whole machines, a rank has no memory, or a bandwidth is not a positive number.
+    /// do not fill whole machines, a rank has no memory, a bandwidth is not a positive number, or groups are not of all
+    /// ranks together.
     pub fn validate(&self) -> Result<()> {
         if self.format_version != KIND.version {
             let message = format!(
@@ -136,23 +214,61 @@ impl Topology {
                 format!("{} ranks are not whole machines of {} ranks each", self.ranks, self.ranks_per_node);
             return Err(Error::invalid(message, "give a `ranks_per_node` that divides `ranks`"));
         }
-        if self.memory_bytes == 0 || i64::try_from(self.memory_bytes).is_err() {
-            let message = format!("`memory_bytes` is {}", self.memory_bytes);
-            return Err(Error::invalid(message, "give the bytes that a rank has for tables, like \"32GiB\""));
-        }
+        check_memory(self.memory_bytes, "")?;
         let bandwidths = [
             ("memory_bandwidth_bytes_per_second", self.memory_bandwidth_bytes_per_second),
             ("intra_node_bandwidth_bytes_per_second", self.intra_node_bandwidth_bytes_per_second),
             ("inter_node_bandwidth_bytes_per_second", self.inter_node_bandwidth_bytes_per_second),
         ];
         for (name, bandwidth) in bandwidths {
-            if !bandwidth.is_finite() || bandwidth < 1.0 {
-                let message = format!("`{name}` is {bandwidth}");
-                return Err(Error::invalid(message, "give bytes per second, at least 1, like 4.5e11"));
+            check_bandwidth(name, bandwidth, "")?;
+        }
+        self.check_groups()
+    }
+
+    fn check_groups(&self) -> Result<()> {
+        for (number, group) in self.groups.iter().enumerate() {
+            let place = format!(" of group {number}");
+            if group.ranks == 0 {
+                let message = format!("`ranks`{place} is 0");
+                return Err(Error::invalid(message, "leave the group out, or give the number of its ranks"));
+            }
+            if let Some(bytes) = group.memory_bytes {
+                check_memory(bytes, &place)?;
+            }
+            if let Some(bandwidth) = group.memory_bandwidth_bytes_per_second {
+                check_bandwidth("memory_bandwidth_bytes_per_second", bandwidth, &place)?;
             }
         }
-        Ok(())
+        let ranks: u64 = self.groups.iter().map(|group| u64::from(group.ranks)).sum();
+        if self.groups.is_empty() || ranks == u64::from(self.ranks) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("`groups` have {ranks} ranks together, and `ranks` is {}", self.ranks),
+            "every rank belongs to one group: correct the groups' `ranks`, or add a group for those that are missing",
+        ))
     }
+}
+
+fn check_memory(bytes: u64, place: &str) -> Result<()> {
+    if bytes == 0 || i64::try_from(bytes).is_err() {
+        let message = format!("`memory_bytes`{place} is {bytes}");
+        return Err(Error::invalid(message, "give the bytes that a rank has for tables, like \"32GiB\""));
+    }
+    Ok(())
+}
+
+fn check_bandwidth(name: &str, bandwidth: f64, place: &str) -> Result<()> {
+    if !bandwidth.is_finite() || bandwidth < 1.0 {
+        let message = format!("`{name}`{place} is {bandwidth}");
+        return Err(Error::invalid(message, "give bytes per second, at least 1, like 4.5e11"));
+    }
+    Ok(())
+}
+
+fn some_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    bytes(deserializer).map(Some)
 }
 
 /// A number of bytes, or a text that [`units::parse_bytes`] knows.
@@ -162,7 +278,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         type Value = u64;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number of bytes or a size like \"32GiB\", the same for all ranks")
+            f.write_str("a number of bytes or a size like \"32GiB\"")
         }
 
         fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<u64, E> {
@@ -181,8 +297,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 }
 
 /// Why there is no list of ranks' sizes or speeds.
-const UNEQUAL: &str =
-    "these ranks are unequal, and plans are for ranks that are alike: give one number, the least of them";
+const UNEQUAL: &str = "these ranks are unequal: give one number here, and what other ranks have in `groups`";
 
 /// A number; not one for each rank.
 fn bandwidth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -191,7 +306,7 @@ fn bandwidth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error
         type Value = f64;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number of bytes per second, the same for all ranks")
+            f.write_str("a number of bytes per second")
         }
 
         fn visit_f64<E: de::Error>(self, bandwidth: f64) -> Result<f64, E> {
@@ -232,12 +347,48 @@ mod tests {
         assert!(parse("\"32 parsecs\"").unwrap_err().to_string().contains("`32 parsecs` is not a size"));
         assert!(parse("-5").unwrap_err().to_string().contains("expected a number of bytes or a size"));
         assert!(parse("1.5").is_err());
-        // Ranks of unequal memory are not planned for.
+        // Ranks of unequal memory are groups.
         let unequal = parse("[1024, 2048]").unwrap_err().to_string();
         assert!(
-            unequal.starts_with("these ranks are unequal") && unequal.contains("the least of them"),
+            unequal.starts_with("these ranks are unequal") && unequal.contains("in `groups`"),
             "{unequal}"
         );
+    }
+
+    #[test]
+    fn groups_have_what_they_say_and_else_what_the_topology_says() {
+        let text = r#"[{"ranks": 2}, {"ranks": 3, "memory_bytes": "1GiB", "hardware": "old"},
+            {"ranks": 3, "memory_bandwidth_bytes_per_second": 1e12}]"#;
+        let groups: Vec<RankGroup> = serde_json::from_str(text).unwrap();
+        let topology = Topology { groups, ..Topology::h100(8, 2 << 30).unwrap() };
+        topology.validate().unwrap();
+        let memory: Vec<u64> = (0..8).map(|rank| topology.memory_of(rank) >> 30).collect();
+        assert_eq!(memory, [2, 2, 1, 1, 1, 2, 2, 2]);
+        assert_eq!(topology.total_memory_bytes(), 13 << 30);
+        assert_eq!([4, 5].map(|rank| topology.memory_bandwidth_of(rank)), [3.35e12, 1e12]);
+        // Where no rank can ask the others, none of them is to blame.
+        assert!(topology.cannot_ask(1 << 30).is_none() && topology.cannot_ask(3 << 30).is_none());
+        assert!(matches!(topology.cannot_ask(2 << 30), Some(Error::CannotAsk { rank: 2, .. })));
+        assert_eq!([1, 2, 5].map(|rank| topology.hardware_of(rank)), [None, Some("old"), None]);
+        assert_eq!(topology.kinds(), [0, 0, 1, 1, 1, 2, 2, 2]);
+        let text = serde_json::to_string(&topology).unwrap();
+        assert_eq!(serde_json::from_str::<Topology>(&text).unwrap(), topology);
+        assert!(!serde_json::to_string(&Topology::h100(8, 1).unwrap()).unwrap().contains("groups"));
+        let refused = |change: fn(&mut Topology)| {
+            let mut topology = topology.clone();
+            change(&mut topology);
+            topology.validate().unwrap_err().to_string()
+        };
+        let error = refused(|topology| topology.groups[1].ranks = 2);
+        assert!(
+            error.starts_with("`groups` have 7 ranks together, and `ranks` is 8\n  hint: every"),
+            "{error}"
+        );
+        assert!(refused(|topology| topology.groups[0].ranks = 0).starts_with("`ranks` of group 0 is 0"));
+        let error = refused(|topology| topology.groups[1].memory_bytes = Some(0));
+        assert!(error.starts_with("`memory_bytes` of group 1 is 0\n  hint: give the bytes"), "{error}");
+        let error = refused(|topology| topology.groups[2].memory_bandwidth_bytes_per_second = Some(0.5));
+        assert!(error.starts_with("`memory_bandwidth_bytes_per_second` of group 2 is 0.5"), "{error}");
     }
 
     #[test]

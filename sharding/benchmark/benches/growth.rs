@@ -12,7 +12,7 @@ use onefold_datasets::units::format_bytes;
 use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TorchrecDefault};
 use onefold_sharding_benchmark::{TaskOptions, tasks};
 
-const SIZES: [(usize, u32); 10] = [
+const SIZES: [(usize, u32); 11] = [
     (30, 4),
     (60, 4),
     (120, 8),
@@ -23,6 +23,7 @@ const SIZES: [(usize, u32); 10] = [
     (1000, 64),
     (1000, 128),
     (2000, 128),
+    (5000, 1024),
 ];
 
 struct Measured {
@@ -80,7 +81,7 @@ fn main() {
 fn drawn(all: &[Measured], names: &[String]) -> String {
     const COLOURS: [&str; 4] = ["#93a4b3", "#e0a100", "#2f6db3", "#c8442f"];
     let size = |measured: &Measured| (measured.tables as f64 * f64::from(measured.ranks)).log10();
-    let x = |measured: &Measured| 60.0 + (size(measured) - 2.0) / 3.6 * 560.0;
+    let x = |measured: &Measured| 60.0 + (size(measured) - 2.0) / 4.8 * 560.0;
     let y = |seconds: f64| 330.0 - (seconds.max(1e-6).log10() + 5.0) / 6.5 * 300.0;
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 820 380\" font-family=\"system-ui,sans-serif\" font-size=\"12\"><rect width=\"820\" height=\"380\" fill=\"#fff\"/>",

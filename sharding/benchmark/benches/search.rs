@@ -62,7 +62,7 @@ fn prices(criterion: &mut Criterion) {
         });
         let zeros = vec![0.0; model.width()];
         group.bench_function(BenchmarkId::new("rank", name), |bencher| {
-            bencher.iter(|| model.compute_ms(black_box(&contribution), black_box(&zeros)));
+            bencher.iter(|| model.compute_ms(0, black_box(&contribution), black_box(&zeros)));
         });
     }
 }

@@ -87,7 +87,7 @@ pub fn compare(
                     keep(task, &plan)?;
                     Some(plan.max_cost_ms)
                 }
-                Err(Error::DoesNotFit { .. } | Error::NoRoom { .. }) => None,
+                Err(Error::DoesNotFit { .. } | Error::NoRoom { .. } | Error::CannotAsk { .. }) => None,
                 Err(error) => return Err(error),
             });
         }

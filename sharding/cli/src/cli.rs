@@ -79,7 +79,8 @@ pub(crate) enum Command {
     /// Describe the ranks that train together
     ///
     /// Writes `topology.json`, to be edited. The bandwidths default to GPUs of the H100 class: 3.35 TB/s of
-    /// HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s network port for each GPU.
+    /// HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s network port for each GPU. Ranks that are not alike are
+    /// `groups` in the file, each with a number of ranks and what they have.
     Topology(TopologyArguments),
     /// Check that a plan fits tables and a topology
     ///
@@ -144,10 +145,11 @@ const SEARCHES: [&str; 8] = [
 pub(crate) struct ModelOptions {
     /// A learned cost model's file (`onefold-shard pretrain` writes one), `cpu` for the one that comes with this
     /// program, or `analytic` for TorchRec's formulas [default: the model that comes with this program if the topology
-    /// names its hardware, else the formulas]
+    /// names its hardware, else the formulas]; may be given several times, for ranks of several kinds of hardware
     #[arg(long, value_name = "MODEL", value_parser = parse_model)]
-    pub(crate) model: Option<ModelChoice>,
-    /// Take the model though it was trained on other hardware than the topology names
+    pub(crate) model: Vec<ModelChoice>,
+    /// Take the model though it was trained on other hardware than the topology names; of several models, the first for
+    /// ranks whose hardware has none
     #[arg(long, requires = "model")]
     pub(crate) any_hardware: bool,
 }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_sharding::{
-    Alternative, AnalyticCost, CostModel, Error, LearnedCost, ModelFile, Plan, RankPrediction, Replanned,
+    Alternative, AnalyticCost, CostModel, Error, LearnedCost, LearnedCosts, ModelFile, Plan, Replanned,
     TableFile, Topology, claim_output, replan, searches,
 };
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
@@ -57,23 +57,40 @@ impl CommandLine for Cli {
     }
 }
 
-/// The cost model that was asked for; if none was, one that comes with the program and is of the topology's hardware.
+/// The cost model that was asked for; if none was, those that come with the program and are of the topology's hardware.
 pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
-    let file = match &options.model {
-        Some(ModelChoice::Analytic) => None,
-        Some(ModelChoice::Shipped(name)) => Some(ModelFile::shipped(name)?),
-        Some(ModelChoice::File(path)) => Some(ModelFile::load(path)?),
-        None if topology.hardware.is_none() => None,
-        None => {
-            let shipped = ModelFile::SHIPPED.into_iter().map(ModelFile::shipped);
-            let shipped = shipped.collect::<Result<Vec<_>, _>>()?;
-            shipped.into_iter().find(|file| topology.hardware.as_deref() == Some(file.machine.as_str()))
+    let mut files = Vec::new();
+    for choice in &options.model {
+        match choice {
+            ModelChoice::Analytic if options.model.len() == 1 => {}
+            ModelChoice::Analytic => {
+                return Err(Error::invalid(
+                    "`--model analytic` stands beside other models",
+                    "give it alone: the formulas price ranks of every kind, by their memory bandwidths",
+                ));
+            }
+            ModelChoice::Shipped(name) => files.push(ModelFile::shipped(name)?),
+            ModelChoice::File(path) => files.push(ModelFile::load(path)?),
         }
-    };
-    Ok(match file {
-        None => Box::new(AnalyticCost),
-        Some(file) => Box::new(LearnedCost::new(file, topology, options.any_hardware)?),
+    }
+    if options.model.is_empty() {
+        files = shipped_for(topology)?;
+    }
+    Ok(match files.len() {
+        0 => Box::new(AnalyticCost),
+        1 => Box::new(LearnedCost::new(files.swap_remove(0), topology, options.any_hardware)?),
+        _ => Box::new(LearnedCosts::new(files, topology, options.any_hardware)?),
     })
+}
+
+/// The models that come with the program for the hardware of all ranks; none if one of them has none.
+fn shipped_for(topology: &Topology) -> Result<Vec<ModelFile>, Error> {
+    let mut files = ModelFile::SHIPPED.into_iter().map(ModelFile::shipped).collect::<Result<Vec<_>, _>>()?;
+    let hardware: Vec<Option<&str>> = (0..topology.ranks).map(|rank| topology.hardware_of(rank)).collect();
+    files.retain(|file| hardware.contains(&Some(file.machine.as_str())));
+    let is_known =
+        |hardware: &Option<&str>| files.iter().any(|file| *hardware == Some(file.machine.as_str()));
+    Ok(if hardware.iter().all(is_known) { files } else { Vec::new() })
 }
 
 pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
@@ -197,14 +214,14 @@ pub(crate) fn plan_figures(plan: &Plan) -> Value {
         "max_cost_ms": plan.max_cost_ms,
         "notes": plan.notes,
         "bottleneck_rank": plan.bottleneck().map(|rank| rank.rank),
-        "max_memory_bytes": fullest_bytes(plan),
-        "memory_limit_bytes": plan.topology.memory_bytes,
+        "max_memory_bytes": fullest(plan)[0],
+        "memory_limit_bytes": fullest(plan)[1],
     })
 }
 
-/// The memory of the fullest rank.
-fn fullest_bytes(plan: &Plan) -> u64 {
-    plan.ranks.iter().map(RankPrediction::total_bytes).max().unwrap_or(0)
+/// The bytes that the fullest rank holds, and those that it has.
+fn fullest(plan: &Plan) -> [u64; 2] {
+    plan.fullest().map_or([0, 0], |rank| [rank.total_bytes(), plan.topology.memory_of(rank.rank)])
 }
 
 /// One line per rank, and which is the slowest.
@@ -232,7 +249,7 @@ pub(crate) fn rank_table(plan: &Plan) -> String {
         format_count(plan.batch_size),
         plan.cost_model
     );
-    let (fullest, limit) = (format_bytes(fullest_bytes(plan)), format_bytes(plan.topology.memory_bytes));
+    let [fullest, limit] = fullest(plan).map(format_bytes);
     let _ = write!(text, "Memory: the fullest rank holds {fullest} of {limit}");
     for note in &plan.notes {
         let _ = write!(text, "\n{note}");
@@ -241,19 +258,21 @@ pub(crate) fn rank_table(plan: &Plan) -> String {
 }
 
 pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()> {
-    let plan = Plan::load(&arguments.plan)?;
+    let mut plan = Plan::load(&arguments.plan)?;
     let tables = TableFile::load(&arguments.inputs.tables)?;
     let topology = Topology::load(&arguments.inputs.topology)?;
     plan.check(&tables.tables, &topology).with_context(|| format!("`{}`", arguments.plan.display()))?;
 
     let (path, count, ranks) = (arguments.plan.display(), plan.tables.len(), topology.ranks);
-    let (fullest, limit) = (format_bytes(fullest_bytes(&plan)), format_bytes(topology.memory_bytes));
+    let current = predictions_are_for(&plan, &topology, tables.batch_size);
+    // What ranks have is what this topology says.
+    plan.topology = topology.clone();
+    let [fullest, limit] = fullest(&plan).map(format_bytes);
     let mut text = format!(
         "`{path}` is valid: {} on {}, the fullest rank holds {fullest} of {limit}",
         counted(count as u64, "table"),
         counted(u64::from(ranks), "rank"),
     );
-    let current = predictions_are_for(&plan, &topology, tables.batch_size);
     if !current {
         text.push_str(
             "\nIts predicted times are for other bandwidths or another batch size; plan again to renew them",
@@ -263,23 +282,22 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
     json["plan"] = json!(arguments.plan);
     json["valid"] = json!(true);
     json["predictions_current"] = json!(current);
-    json["memory_limit_bytes"] = json!(topology.memory_bytes);
     Ok(printer.summary(&text, &json)?)
 }
 
 /// Whether the plan's times were predicted for this topology and batch size.
 fn predictions_are_for(plan: &Plan, topology: &Topology, batch_size: u64) -> bool {
     let bandwidths = |topology: &Topology| {
-        [
-            topology.memory_bandwidth_bytes_per_second,
-            topology.intra_node_bandwidth_bytes_per_second,
-            topology.inter_node_bandwidth_bytes_per_second,
-        ]
+        [topology.intra_node_bandwidth_bytes_per_second, topology.inter_node_bandwidth_bytes_per_second]
     };
     // A number that went through a JSON file may come back with another last bit.
     let close = |(a, b): (f64, f64)| (a - b).abs() <= 1e-9 * b;
     plan.batch_size == batch_size
         && bandwidths(&plan.topology).into_iter().zip(bandwidths(topology)).all(close)
+        && (0..topology.ranks).all(|rank| {
+            let of = |topology: &Topology| topology.memory_bandwidth_of(rank);
+            close((of(&plan.topology), of(topology)))
+        })
 }
 
 pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Result<()> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use onefold_sharding::{
-    AccessBins, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile, Plan,
+    AccessBins, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile, Plan, RankGroup,
     ShardFeatures, TableFile, Topology,
 };
 use rand::{Rng, SeedableRng};
@@ -331,4 +331,49 @@ fn tables_come_from_torchrec_configurations() {
     assert!(!Path::new(&dir.path("other.json")).exists());
     assert_eq!(dir.run("tables --torchrec model.json --data d --out x").status.code(), Some(2));
     assert_eq!(dir.run("tables --out x").status.code(), Some(2));
+}
+
+#[test]
+fn ranks_of_two_kinds_of_hardware_are_planned_with_a_model_of_each() {
+    let dir = Dir::new();
+    for machine in ["old", "new"] {
+        let mut file = ModelFile::shipped("cpu").unwrap();
+        file.machine = machine.into();
+        file.store(&dir.path(&format!("{machine}.json"))).unwrap();
+    }
+    dir.succeeds("tasks --tables 12 --ranks 4 --max-dim 64 --count 1 --seed 3 --memory 4GiB --out tasks");
+    let mut topology = Topology::load(&dir.path("tasks/task-000/topology.json")).unwrap();
+    let group = |ranks, memory: u64, hardware: &str| RankGroup {
+        ranks,
+        memory_bytes: Some(memory << 30),
+        memory_bandwidth_bytes_per_second: None,
+        hardware: Some(hardware.into()),
+    };
+    topology.groups = vec![group(3, 4, "old"), group(1, 16, "new")];
+    topology.store(&dir.path("topology.json")).unwrap();
+    let inputs = "--tables tasks/task-000/tables.json --topology topology.json";
+    let plan = format!("plan {inputs} --out plan.json --overwrite");
+    let error = dir.fails(&format!("{plan} --model old.json"));
+    assert!(error.contains("are of `new`, for which there is no model"), "{error}");
+    let error = dir.fails(&format!("{plan} --model old.json --model analytic"));
+    assert!(
+        error.contains("`--model analytic` stands beside other models\n  hint: give it alone"),
+        "{error}"
+    );
+    let error = dir.fails(&format!("{plan} --model old.json --model old.json"));
+    assert!(error.contains("two cost models were trained on `old`"), "{error}");
+    let planned = dir.json(&format!("{plan} --model new.json --model old.json"));
+    let models = planned["cost_model"].as_str().unwrap();
+    assert!(models.contains("(new, ") && models.contains(" and ") && models.contains("(old, "), "{models}");
+    let limit = planned["memory_limit_bytes"].as_u64().unwrap() >> 30;
+    assert!([4, 16].contains(&limit) && planned["max_memory_bytes"].as_u64().unwrap() <= limit << 30);
+    dir.succeeds(&format!("check plan.json {inputs}"));
+    dir.succeeds("show plan.json --html plan.html");
+    let page = fs_err::read_to_string(dir.path("plan.html")).unwrap();
+    assert!(page.contains("3 with 4.0 GiB each for tables and buffers, old; 1 with 16.0 GiB each"), "{page}");
+    dir.succeeds(&format!("{plan} --model new.json --any-hardware"));
+    topology.groups[0].ranks = 2;
+    topology.store(&dir.path("topology.json")).unwrap();
+    let error = dir.fails(&plan);
+    assert!(error.contains("topology.json`: `groups` have 3 ranks together, and `ranks` is 4"), "{error}");
 }

@@ -74,7 +74,7 @@ impl CostModel for AnalyticCost {
         Ok(())
     }
 
-    fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
+    fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
         sum[0] + added[0]
     }
 
@@ -110,7 +110,7 @@ fn shard_compute_ms(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) 
     };
     let forward_bytes =
         (work.ids * ID_BYTES + work.ids * read_columns as f64 * weight_bytes + output_bytes) * penalty;
-    let ms = |bytes: f64| bytes / topology.memory_bandwidth_bytes_per_second * MS_PER_SECOND;
+    let ms = |bytes: f64| bytes / topology.memory_bandwidth_of(load.shard.rank) * MS_PER_SECOND;
     ms(forward_bytes) * (1.0 + BACKWARD_MULTIPLIER) + ms(extra_bytes)
 }
 

@@ -304,7 +304,7 @@ impl ModelFile {
 #[derive(Debug, Clone)]
 pub struct LearnedCost {
     id: String,
-    file: ModelFile,
+    pub(crate) file: ModelFile,
     bias: Vec<f64>,
     output: Vec<f64>,
     output_bias: f64,
@@ -318,9 +318,14 @@ impl LearnedCost {
     /// [`Error::Invalid`] if the topology does not name the hardware that the model was trained on, unless
     /// `any_hardware`.
     pub fn new(file: ModelFile, topology: &Topology, any_hardware: bool) -> Result<Self> {
-        if !any_hardware && topology.hardware.as_deref() != Some(file.machine.as_str()) {
+        let other = (0..topology.ranks).map(|rank| topology.hardware_of(rank));
+        let other = other.into_iter().find(|hardware| *hardware != Some(file.machine.as_str()));
+        if let Some(other) = other.filter(|_| !any_hardware) {
             let machine = &file.machine;
-            let other = match &topology.hardware {
+            let other = match other {
+                Some(hardware) if !topology.groups.is_empty() => {
+                    format!("ranks of the topology are of `{hardware}`, for which there is no model")
+                }
                 Some(hardware) => format!("the topology is of `{hardware}`"),
                 None => "the topology does not say what hardware it is of".to_owned(),
             };
@@ -402,7 +407,7 @@ impl CostModel for LearnedCost {
         Ok(())
     }
 
-    fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
+    fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
         // Four lanes, so that additions need not wait for each other; the head's width is a multiple of that.
         const LANES: usize = 4;
         let mut lanes = [0.0; LANES];

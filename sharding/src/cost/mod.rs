@@ -3,6 +3,7 @@
 pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
+pub(crate) mod several;
 
 use crate::buffers::exchange_buffers;
 use crate::table::ACTIVATION_BYTES;
@@ -15,7 +16,7 @@ pub struct ShardLoad<'a> {
     pub table: &'a Table,
     /// How the table is sharded.
     pub sharding_type: ShardingType,
-    /// The part of it.
+    /// The part of it, and its rank, whose speed and hardware it has.
     pub shard: &'a Shard,
     /// Whether all shards of the table stand on one machine.
     pub within_node: bool,
@@ -194,7 +195,8 @@ pub trait CostModel: Send + Sync {
     /// Numbers of a contribution.
     fn width(&self) -> usize;
 
-    /// Writes the contribution of a shard, `[width]`, in a step of `batch_size` samples per rank.
+    /// Writes the contribution of a shard to its rank, `[width]`, in a step of `batch_size` samples per rank. Ranks of the
+    /// same hardware and memory bandwidth have the same.
     ///
     /// # Errors
     ///
@@ -212,8 +214,8 @@ pub trait CostModel: Send + Sync {
         load.traffic(topology, batch_size)
     }
 
-    /// The computation of a rank whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
-    fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64;
+    /// The computation of `rank`, whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
+    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64;
 
     /// The communication of every rank, in milliseconds per step.
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64>;
@@ -234,7 +236,7 @@ pub(crate) fn rank_costs(
     let width = model.width();
     let (zeros, mut contribution) = (vec![0.0; width], vec![0.0; width]);
     let mut loads = Vec::with_capacity(ranks.len());
-    for shards in ranks {
+    for (rank, shards) in (0..).zip(ranks) {
         let mut sum = vec![0.0; width];
         let mut load = RankLoad::default();
         for shard in shards {
@@ -242,7 +244,7 @@ pub(crate) fn rank_costs(
             sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
             load.traffic.add(model.traffic(shard, topology, batch_size));
         }
-        load.compute_ms = if shards.is_empty() { 0.0 } else { model.compute_ms(&sum, &zeros) };
+        load.compute_ms = if shards.is_empty() { 0.0 } else { model.compute_ms(rank, &sum, &zeros) };
         loads.push(load);
     }
     let communication = model.communication_ms(&loads, topology);

@@ -180,7 +180,7 @@ fn better(a: Placement, b: Placement) -> Placement {
 /// Whole tables; those larger than a rank are halved until their shards fit, or divided by rows.
 fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
     let whole = problem.whole_tables();
-    let capacity = problem.capacity(&whole);
+    let capacity = problem.capacity(&whole).most();
     let mut state = Vec::new();
     for (table, unit) in whole.into_iter().enumerate() {
         let (mut unit, mut pieces) = (unit, 1);
@@ -229,21 +229,24 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
 }
 
 fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error {
-    let capacity = problem.topology.memory_bytes;
+    let capacity = problem.topology.memory_of(rank);
     let table = &problem.tables[unit.table];
     let whole = problem.whole_tables();
-    let asking = capacity - problem.capacity(&whole);
+    let asking = problem.capacity(&whole).asking;
+    let memory = (0..problem.topology.ranks).map(|rank| problem.topology.memory_of(rank));
+    let asking = memory.map(|memory| memory.min(asking)).fold(0, u64::saturating_add);
     let ranks = u64::from(problem.topology.ranks);
     let standing = whole.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add);
-    let needed_bytes = standing.saturating_add(asking.saturating_mul(ranks));
-    let capacity_bytes = capacity.saturating_mul(ranks);
+    let needed_bytes = standing.saturating_add(asking);
+    let capacity_bytes = problem.topology.total_memory_bytes();
     if needed_bytes > capacity_bytes {
         let tables = problem.tables.iter().map(|table| table.memory_bytes().unwrap_or(u64::MAX));
         let tables_bytes = tables.fold(0, u64::saturating_add);
         // Of many ranks, each asks for as much as it serves.
-        let two = Topology { ranks: ranks.max(2) as u32, ..problem.topology.clone() };
+        let two = Topology { ranks: ranks.max(2) as u32, groups: Vec::new(), ..problem.topology.clone() };
         let asked = problem.tables.iter().map(|table| whole_buffers(table, &two, problem.batch_size).asking);
-        let left = capacity.saturating_sub(asked.fold(0, u64::saturating_add).saturating_mul(2));
+        let mean = capacity_bytes / ranks.max(1);
+        let left = mean.saturating_sub(asked.fold(0, u64::saturating_add).saturating_mul(2));
         return Error::NoRoom {
             tables_bytes,
             buffer_bytes: needed_bytes.saturating_sub(tables_bytes),
@@ -251,6 +254,9 @@ fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error
             ranks: problem.topology.ranks,
             enough_ranks: tables_bytes.checked_div(left).map(|ranks| ranks.saturating_add(1)),
         };
+    }
+    if let Some(error) = problem.topology.cannot_ask(problem.capacity(&whole).asking) {
+        return error;
     }
     Error::DoesNotFit {
         table: table.name.clone(),

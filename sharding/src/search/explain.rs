@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use onefold_datasets::units::format_bytes;
 
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
 /// Tables that are explained: the largest, and those that cost most.
 const EXPLAINED: usize = 12;
@@ -51,12 +51,12 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
     // Whole, the table is one shard to ask.
     let others = placement.units.iter().filter(|unit| unit.table != table);
     let capacity = problem.capacity(others.chain([&whole]));
-    if !stands_whole && needed > capacity {
+    if !stands_whole && needed > capacity.most() {
         return format!(
             "{}: whole it needs {}, a rank has {}",
             how(&own),
             format_bytes(needed),
-            format_bytes(capacity)
+            format_bytes(capacity.most())
         );
     }
     for (unit, place) in &own {
@@ -101,19 +101,19 @@ fn how(own: &[(Unit, u32)]) -> String {
 fn best_elsewhere(
     problem: &Problem<'_>,
     ranks: &mut Ranks,
-    (whole, capacity): (&Unit, u64),
+    (whole, capacity): (&Unit, Capacity<'_>),
     own: &[(Unit, u32)],
 ) -> Option<(u32, f64)> {
     let bytes = problem.priced(whole).bytes;
     let mut places: Vec<u32> = (0..problem.topology.ranks)
-        .filter(|place| ranks.bytes[*place as usize].saturating_add(bytes) <= capacity)
+        .filter(|place| ranks.bytes[*place as usize].saturating_add(bytes) <= capacity.of(*place as usize))
         .filter(|place| !own.contains(&(*whole, *place)))
         .collect();
     places.sort_by(|a, b| ranks.compute_ms[*a as usize].total_cmp(&ranks.compute_ms[*b as usize]));
     let mut best: Option<(u32, f64)> = None;
     for place in places.into_iter().take(ALTERNATIVES) {
         ranks.add(problem, whole, place);
-        let cost = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+        let cost = ranks.most_ms(problem);
         ranks.remove(problem, whole, place);
         if best.is_none_or(|(_, least)| cost < least) {
             best = Some((place, cost));

@@ -1,5 +1,7 @@
 //! The baselines: whole tables, by one figure of theirs or at random.
 
+use std::cmp::Reverse;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -87,15 +89,18 @@ impl Greedy {
             tables.iter().map(|table| whole_buffers(table, topology, batch_size)).collect();
         // Every rank asks for every table.
         let asking = buffers.iter().map(|buffers| buffers.asking).fold(0, u64::saturating_add);
+        if let Some(error) = topology.cannot_ask(asking) {
+            return Err(error);
+        }
+        let memory: Vec<u64> = (0..topology.ranks).map(|rank| topology.memory_of(rank)).collect();
         let mut used = vec![asking; topology.ranks as usize];
         let mut sums = vec![0.0f64; used.len()];
         let mut placed = vec![0; tables.len()];
         for (figure, i) in order {
             let table = &tables[i];
             let needed = table.memory_bytes()?.saturating_add(buffers[i].serving);
-            let fits: Vec<usize> = (0..used.len())
-                .filter(|rank| used[*rank].saturating_add(needed) <= topology.memory_bytes)
-                .collect();
+            let fits: Vec<usize> =
+                (0..used.len()).filter(|rank| used[*rank].saturating_add(needed) <= memory[*rank]).collect();
             let chosen = match &mut random {
                 Some(rng) if !fits.is_empty() => Some(fits[rng.random_range(0..fits.len())]),
                 // `min_by` takes the first of equal ranks.
@@ -117,13 +122,15 @@ pub(crate) fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64)
 }
 
 fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -> Error {
-    let (rank, used) = (0..).zip(used).min_by_key(|(rank, used)| (**used, *rank)).unwrap_or((0, &0));
+    let left = |(rank, used): (u32, &u64)| (topology.memory_of(rank).saturating_sub(*used), rank);
+    let most = (0..).zip(used).map(left).min_by_key(|(left, rank)| (Reverse(*left), *rank));
+    let (left_bytes, rank) = most.unwrap_or_default();
     Error::DoesNotFit {
         table: table.name.clone(),
         needed_bytes: needed,
         rank,
-        left_bytes: topology.memory_bytes.saturating_sub(*used),
-        capacity_bytes: topology.memory_bytes,
+        left_bytes,
+        capacity_bytes: topology.memory_of(rank),
         splits: false,
     }
 }
@@ -131,8 +138,6 @@ fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-
-    use std::cmp::Reverse;
 
     use super::*;
     use crate::AnalyticCost;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
 /// Rounds, each of which changes the placement once.
 const MAX_ROUNDS: usize = 400;
@@ -62,6 +62,8 @@ struct State<'a> {
     places: Vec<u32>,
     ranks: Ranks,
     costs: Vec<f64>,
+    /// What a rank has room for: see [`Problem::capacity`].
+    capacity: Capacity<'a>,
     /// Which tables have a column shard on which rank.
     taken: HashSet<(usize, u32)>,
     best: Placement,
@@ -75,6 +77,7 @@ impl<'a> State<'a> {
             problem,
             costs: ranks.costs_ms(problem),
             ranks,
+            capacity: problem.capacity(&placement.units),
             taken: taken.map(|(unit, place)| (unit.table, *place)).collect(),
             units: placement.units.clone(),
             places: placement.places.clone(),
@@ -98,25 +101,28 @@ impl<'a> State<'a> {
         moves.sort_by(|a, b| key(a).total_cmp(&key(b)));
         moves.truncate(TRIED);
         for (_, change) in moves {
-            let saved = (self.units.clone(), self.places.clone(), self.ranks.clone());
+            let target = self.target(change);
+            let saved = [worst, target].map(|rank| self.ranks.saved(rank));
             self.apply(change);
             let costs = self.ranks.costs_ms(self.problem);
             let most = costs.iter().copied().fold(0.0, f64::max);
             // Other ranks that were as expensive may still be; none may become more so.
             if costs[worst] < before * (1.0 - GAIN)
                 && most <= before
-                && self.changed_below(&costs, change, before)
+                && costs[target] < before * (1.0 - GAIN)
+                && self.all_have_room(change)
                 && allowed(&self.units, &self.places)
             {
                 self.costs = costs;
-                self.taken = self.units.iter().zip(&self.places).map(|(u, p)| (u.table, *p)).collect();
+                self.keep(change, worst as u32);
                 if most < self.best.cost_ms {
                     self.best =
                         Placement { units: self.units.clone(), places: self.places.clone(), cost_ms: most };
                 }
                 return true;
             }
-            (self.units, self.places, self.ranks) = saved;
+            self.undo(change, worst as u32);
+            saved.into_iter().for_each(|rank| self.ranks.restore(rank));
         }
         false
     }
@@ -131,14 +137,19 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Whether the rank that took something over stays below the old bottleneck.
-    fn changed_below(&self, costs: &[f64], change: Move, before: f64) -> bool {
-        let other = match change {
+    /// The rank that takes something over.
+    fn target(&self, change: Move) -> usize {
+        match change {
             Move::To(_, place) | Move::Split(_, place) => place as usize,
-            // After the swap, the first unit stands where the second did.
-            Move::Swap(unit, _) => self.places[unit] as usize,
-        };
-        costs[other] < before * (1.0 - GAIN)
+            Move::Swap(_, other) => self.places[other] as usize,
+        }
+    }
+
+    /// Whether every rank has room after a change: more shards are more to ask, for all ranks.
+    fn all_have_room(&self, change: Move) -> bool {
+        let splits = matches!(change, Move::Split(..));
+        let capacity = || self.problem.capacity(&self.units);
+        !splits || capacity().exceeded(&self.ranks.bytes).is_none()
     }
 
     /// Changes with an estimate of the higher cost of the two ranks, below the present one's.
@@ -207,20 +218,22 @@ impl<'a> State<'a> {
         let mut bytes = self.ranks.bytes[rank];
         for unit in lost {
             let priced = problem.priced(unit);
-            change.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum -= part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             traffic.subtract(priced.traffic);
             bytes = bytes.saturating_sub(priced.bytes);
         }
         for unit in gained {
             let priced = problem.priced(unit);
-            change.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum += part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             traffic.add(priced.traffic);
             bytes = bytes.saturating_add(priced.bytes);
         }
-        if bytes > problem.capacity(&self.units) {
+        if bytes > self.capacity.of(rank) {
             return None;
         }
-        let compute = problem.model.compute_ms(self.ranks.sum(rank), &change);
+        let compute = problem.model.compute_ms(rank as u32, self.ranks.sum(rank), &change);
         let old = self.ranks.traffic[rank];
         let sent = |traffic: crate::cost::Traffic| traffic.forward.sum() + traffic.backward.sum();
         let ratio = if sent(old) > 0.0 { sent(traffic) / sent(old) } else { 1.0 };
@@ -244,6 +257,40 @@ impl<'a> State<'a> {
                 self.units[i] = half;
                 self.units.push(half);
                 self.places.push(place);
+            }
+        }
+    }
+
+    /// Makes a change of the most expensive rank the last word: what is kept besides units and ranks follows.
+    fn keep(&mut self, change: Move, worst: u32) {
+        match change {
+            Move::To(i, place) => self.take((self.units[i].table, worst), (self.units[i].table, place)),
+            Move::Swap(i, j) => {
+                let (first, second) = (self.units[i].table, self.units[j].table);
+                self.take((first, worst), (first, self.places[i]));
+                self.take((second, self.places[i]), (second, worst));
+            }
+            Move::Split(i, place) => {
+                self.taken.insert((self.units[i].table, place));
+                self.capacity = self.problem.capacity(&self.units);
+            }
+        }
+    }
+
+    fn take(&mut self, left: (usize, u32), found: (usize, u32)) {
+        self.taken.remove(&left);
+        self.taken.insert(found);
+    }
+
+    /// Puts units back where they were before a change of the most expensive rank; not what stands on the ranks.
+    fn undo(&mut self, change: Move, worst: u32) {
+        match change {
+            Move::To(i, _) => self.places[i] = worst,
+            Move::Swap(i, j) => self.places.swap(i, j),
+            Move::Split(i, _) => {
+                self.units[i].columns *= 2;
+                self.units.pop();
+                self.places.pop();
             }
         }
     }

@@ -8,6 +8,8 @@ pub(crate) mod placement;
 pub(crate) mod problem;
 pub(crate) mod replan;
 pub(crate) mod torchrec;
+#[cfg(test)]
+mod unequal;
 
 use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefault};
 

@@ -1,7 +1,9 @@
 //! The inner search: where units stand, given how tables are cut.
 
+use std::cmp::Reverse;
+
 use crate::cost::{RankLoad, Traffic};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
 /// What stands on every rank, kept up to date as units come and go.
 #[derive(Clone)]
@@ -35,7 +37,10 @@ impl Ranks {
     /// With units at places.
     pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
         let mut ranks = Self::new(problem);
-        units.iter().zip(places).for_each(|(unit, place)| ranks.add(problem, unit, *place));
+        units.iter().zip(places).for_each(|(unit, place)| ranks.put(problem, unit, *place));
+        for rank in 0..problem.ranks {
+            ranks.compute(problem, rank);
+        }
         ranks
     }
 
@@ -45,15 +50,52 @@ impl Ranks {
 
     /// Puts `unit` at `place`.
     pub(crate) fn add(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
+        self.put(problem, unit, place);
+        problem.ranks_of(unit, place).for_each(|rank| self.compute(problem, rank));
+    }
+
+    /// The same, and leaves the ranks' computation as it was.
+    fn put(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
         for rank in problem.ranks_of(unit, place) {
             let sum = &mut self.sums[rank * self.width..][..self.width];
-            sum.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum += part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             self.bytes[rank] = self.bytes[rank].saturating_add(priced.bytes);
             self.traffic[rank].add(priced.traffic);
             self.units[rank] += 1;
-            self.compute_ms[rank] = problem.model.compute_ms(self.sum(rank), &self.zeros);
         }
+    }
+
+    /// Predicts the computation of a rank.
+    fn compute(&mut self, problem: &Problem<'_>, rank: usize) {
+        self.compute_ms[rank] = if self.units[rank] == 0 {
+            0.0
+        } else {
+            problem.model.compute_ms(rank as u32, self.sum(rank), &self.zeros)
+        };
+    }
+
+    /// What stands on a rank, to be [put back](Self::restore): a unit that comes and goes may change last bits.
+    pub(crate) fn saved(&self, rank: usize) -> SavedRank {
+        SavedRank {
+            rank,
+            sum: self.sum(rank).to_vec(),
+            bytes: self.bytes[rank],
+            traffic: self.traffic[rank],
+            compute_ms: self.compute_ms[rank],
+            units: self.units[rank],
+        }
+    }
+
+    /// Makes a rank what it was.
+    pub(crate) fn restore(&mut self, saved: SavedRank) {
+        let rank = saved.rank;
+        self.sums[rank * self.width..][..self.width].copy_from_slice(&saved.sum);
+        self.bytes[rank] = saved.bytes;
+        self.traffic[rank] = saved.traffic;
+        self.compute_ms[rank] = saved.compute_ms;
+        self.units[rank] = saved.units;
     }
 
     /// Takes `unit` away from `place`.
@@ -61,15 +103,12 @@ impl Ranks {
         let priced = problem.priced(unit);
         for rank in problem.ranks_of(unit, place) {
             let sum = &mut self.sums[rank * self.width..][..self.width];
-            sum.iter_mut().zip(&priced.contribution).for_each(|(sum, part)| *sum -= part);
+            let contribution = priced.contribution(problem.kinds[rank]);
+            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             self.bytes[rank] = self.bytes[rank].saturating_sub(priced.bytes);
             self.traffic[rank].subtract(priced.traffic);
             self.units[rank] -= 1;
-            self.compute_ms[rank] = if self.units[rank] == 0 {
-                0.0
-            } else {
-                problem.model.compute_ms(self.sum(rank), &self.zeros)
-            };
+            self.compute(problem, rank);
         }
     }
 
@@ -89,11 +128,26 @@ impl Ranks {
             .collect()
     }
 
+    /// The cost of the most expensive rank.
+    pub(crate) fn most_ms(&self, problem: &Problem<'_>) -> f64 {
+        self.costs_ms(problem).into_iter().fold(0.0, f64::max)
+    }
+
     /// The bytes of both directions that a rank sends.
     fn sent(&self, rank: usize) -> f64 {
         let traffic = &self.traffic[rank];
         traffic.forward.sum() + traffic.backward.sum()
     }
+}
+
+/// A rank as it was.
+pub(crate) struct SavedRank {
+    rank: usize,
+    sum: Vec<f64>,
+    bytes: u64,
+    traffic: Traffic,
+    compute_ms: f64,
+    units: u32,
 }
 
 /// Units and where they stand.
@@ -108,21 +162,7 @@ pub(crate) struct Placement {
 impl Placement {
     /// A placement of units at places, priced.
     pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
-        let ranks = Ranks::of(problem, &units, &places);
-        Self::on(problem, &ranks, units, places)
-    }
-
-    /// The same, if no rank is over its memory.
-    pub(crate) fn with_room(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Option<Self> {
-        let ranks = Ranks::of(problem, &units, &places);
-        let capacity = problem.capacity(&units);
-        let has_room = ranks.bytes.iter().all(|bytes| *bytes <= capacity);
-        has_room.then(|| Self::on(problem, &ranks, units, places))
-    }
-
-    /// Of units that stand on `ranks`.
-    fn on(problem: &Problem<'_>, ranks: &Ranks, units: Vec<Unit>, places: Vec<u32>) -> Self {
-        let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+        let cost_ms = Ranks::of(problem, &units, &places).most_ms(problem);
         Self { units, places, cost_ms }
     }
 }
@@ -164,6 +204,9 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
     // A sum in another order may come out a little higher than the mean allows.
     let most_sent = limit * total / problem.ranks as f64 * (1.0 + 1e-9);
     let capacity = problem.capacity(units);
+    if !capacity.suffices_to_ask() {
+        return None;
+    }
     let mut ranks = Ranks::new(problem);
     let mut places = vec![0; units.len()];
     let mut taken = vec![Vec::new(); problem.tables.len()];
@@ -174,8 +217,7 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
         places[i] = place;
         taken[unit.table].push(place);
     }
-    let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
-    Some(Placement { units: units.to_vec(), places, cost_ms })
+    Some(Placement { units: units.to_vec(), places, cost_ms: ranks.most_ms(problem) })
 }
 
 /// Where the unit keeps the slowest of its ranks fastest; two column shards of one table never share a rank, where one
@@ -184,17 +226,21 @@ fn best_place(
     problem: &Problem<'_>,
     ranks: &Ranks,
     unit: &Unit,
-    (capacity, most_sent): (u64, f64),
+    (capacity, most_sent): (Capacity<'_>, f64),
     taken: &[u32],
 ) -> Option<u32> {
     let priced = problem.priced(unit);
     let sent = priced.traffic.forward.sum() + priced.traffic.backward.sum();
     let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
+    let compute_ms = |rank: usize| {
+        let contribution = priced.contribution(problem.kinds[rank]);
+        problem.model.compute_ms(rank as u32, ranks.sum(rank), contribution)
+    };
     let mut best: Option<(f64, u32)> = None;
     for place in 0..problem.places(unit) {
         let mut stands_on = problem.ranks_of(unit, place);
         let fits = |rank: usize| {
-            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity
+            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity.of(rank)
                 && (everywhere || ranks.sent(rank) + sent <= most_sent)
         };
         if taken.contains(&place) || !stands_on.clone().all(fits) {
@@ -202,13 +248,8 @@ fn best_place(
         }
         let cost = match everywhere {
             true => 0.0,
-            false if stands_on.len() == 1 => {
-                let rank = stands_on.next().unwrap_or_default();
-                problem.model.compute_ms(ranks.sum(rank), &priced.contribution)
-            }
-            false => stands_on
-                .map(|rank| problem.model.compute_ms(ranks.sum(rank), &priced.contribution))
-                .fold(0.0, f64::max),
+            false if stands_on.len() == 1 => compute_ms(stands_on.next().unwrap_or_default()),
+            false => stands_on.map(compute_ms).fold(0.0, f64::max),
         };
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, place));
@@ -225,19 +266,23 @@ fn best_place(
 /// The unit that finds no room, the rank with the most memory left, and what is used of it.
 pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placement, (Unit, u32, u64)> {
     let mut waiting: Vec<Unit> = units.to_vec();
-    waiting.sort_by_key(|unit| (problem.priced(unit).bytes, std::cmp::Reverse(unit.table)));
+    waiting.sort_by_key(|unit| (problem.priced(unit).bytes, Reverse(unit.table)));
     let mut ranks = Ranks::new(problem);
     let mut taken = vec![Vec::new(); problem.tables.len()];
     let (mut placed, mut places): (Vec<Unit>, _) = (Vec::new(), Vec::new());
+    let mut capacity = problem.capacity(&waiting);
     while let Some(unit) = waiting.pop() {
-        // Less once units are divided: there are more shards to ask.
-        let capacity = problem.capacity(waiting.iter().chain(&placed).chain([&unit]));
         let needed = problem.priced(&unit).bytes;
-        let fullest =
-            |place: u32| problem.ranks_of(&unit, place).map(|rank| ranks.bytes[rank]).max().unwrap_or(0);
+        let left = |place: u32| {
+            problem.ranks_of(&unit, place).map(|rank| problem.left(rank, ranks.bytes[rank])).min()
+        };
+        let has_room = |place: &u32| {
+            let mut stands_on = problem.ranks_of(&unit, *place);
+            stands_on.all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
+        };
         let free = (0..problem.places(&unit)).filter(|place| !taken[unit.table].contains(place));
-        let place = free.min_by_key(|place| (fullest(*place), *place));
-        if let Some(place) = place.filter(|place| fullest(*place).saturating_add(needed) <= capacity) {
+        let place = free.min_by_key(|place| (Reverse(left(*place)), *place));
+        if let Some(place) = place.filter(has_room) {
             ranks.add(problem, &unit, place);
             taken[unit.table].push(place);
             placed.push(unit);
@@ -252,6 +297,8 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
                 let at = waiting.partition_point(|other| problem.priced(other).bytes <= bytes);
                 waiting.insert(at, half);
             }
+            // Less, as there are more shards to ask.
+            capacity = problem.capacity(waiting.iter().chain(&placed));
         } else if unit.kind == Kind::Columns && problem.get(&rows).is_some() {
             // All of the table's shards give way to its rows.
             waiting.retain(|other| other.table != unit.table);
@@ -260,16 +307,16 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
             }
             taken[unit.table].clear();
             waiting.push(rows);
+            capacity = problem.capacity(waiting.iter().chain(&placed));
         } else {
-            let rank = (0..problem.ranks).min_by_key(|rank| ranks.bytes[*rank]).unwrap_or_default();
-            let asking = problem.topology.memory_bytes - capacity;
-            return Err((unit, rank as u32, ranks.bytes[rank].saturating_add(asking)));
+            let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
+            let rank = (0..problem.ranks).min_by_key(left).unwrap_or_default();
+            return Err((unit, rank as u32, ranks.bytes[rank].saturating_add(capacity.asking)));
         }
     }
-    let capacity = problem.capacity(&placed);
-    match (0..problem.ranks).find(|rank| ranks.bytes[*rank] > capacity) {
+    match capacity.exceeded(&ranks.bytes) {
         None => Ok(Placement::new(problem, placed, places)),
         // What stood there before others were divided has no room any more.
-        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_bytes)),
+        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_of(rank as u32))),
     }
 }

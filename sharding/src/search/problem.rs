@@ -1,6 +1,5 @@
 //! A placement problem as the searches see it: every way to cut a table, priced once.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -45,14 +44,54 @@ impl Unit {
 /// work of the one that is looked up most.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
-    pub(crate) contribution: Vec<f64>,
+    /// `[kinds, width]`.
+    contributions: Vec<f64>,
     pub(crate) traffic: Traffic,
     /// Weights, optimizer state, and the buffers to serve other ranks.
     pub(crate) bytes: u64,
     /// What every rank of the topology needs to ask it.
     pub(crate) asking: u64,
-    /// The computation of a rank with this alone.
+    /// The computation of a rank with this alone, by the kind of the rank.
+    pub(crate) alone_by_kind: Vec<f64>,
+    /// The mean of that over all ranks.
     pub(crate) alone_ms: f64,
+}
+
+impl Priced {
+    /// What a rank of this kind gets.
+    pub(crate) fn contribution(&self, kind: usize) -> &[f64] {
+        let width = self.contributions.len() / self.alone_by_kind.len();
+        &self.contributions[kind * width..][..width]
+    }
+}
+
+/// What ranks have for units, once they can ask all there are.
+#[derive(Clone, Copy)]
+pub(crate) struct Capacity<'a> {
+    memory: &'a [u64],
+    /// What each rank needs to ask.
+    pub(crate) asking: u64,
+}
+
+impl Capacity<'_> {
+    pub(crate) fn of(&self, rank: usize) -> u64 {
+        self.memory[rank].saturating_sub(self.asking)
+    }
+
+    /// Of the rank that has most.
+    pub(crate) fn most(&self) -> u64 {
+        self.memory.iter().max().map_or(0, |memory| memory.saturating_sub(self.asking))
+    }
+
+    /// Whether every rank can ask all there are, if it holds nothing.
+    pub(crate) fn suffices_to_ask(&self) -> bool {
+        self.memory.iter().all(|memory| self.asking <= *memory)
+    }
+
+    /// The first rank that holds and asks more than it has memory for.
+    pub(crate) fn exceeded(&self, bytes: &[u64]) -> Option<usize> {
+        (0..bytes.len()).find(|rank| bytes[*rank].saturating_add(self.asking) > self.memory[*rank])
+    }
 }
 
 /// Tables, ranks, and the price of every unit.
@@ -62,7 +101,12 @@ pub(crate) struct Problem<'a> {
     pub(crate) model: &'a dyn CostModel,
     pub(crate) batch_size: u64,
     pub(crate) ranks: usize,
-    priced: HashMap<Unit, Priced>,
+    /// Of every rank: see [`Topology::kinds`].
+    pub(crate) kinds: Vec<usize>,
+    /// Of every rank.
+    memory: Vec<u64>,
+    /// By table; few units each, so that looking one up is cheaper than hashing it.
+    priced: Vec<Vec<(Unit, Priced)>>,
 }
 
 impl<'a> Problem<'a> {
@@ -76,9 +120,13 @@ impl<'a> Problem<'a> {
         validate_tables(tables)?;
         topology.validate()?;
         let ranks = topology.ranks as usize;
-        let mut problem = Self { tables, topology, model, batch_size, ranks, priced: HashMap::new() };
-        let units: Vec<Unit> = (0..tables.len()).flat_map(|table| problem.units(table)).collect();
-        let priced = units.par_iter().map(|unit| Ok((*unit, problem.price(*unit)?)));
+        let memory = (0..topology.ranks).map(|rank| topology.memory_of(rank)).collect();
+        let kinds = topology.kinds();
+        let mut problem =
+            Self { tables, topology, model, batch_size, ranks, kinds, memory, priced: Vec::new() };
+        let price = |unit: Unit| Ok((unit, problem.price(unit)?));
+        let priced = (0..tables.len()).into_par_iter();
+        let priced = priced.map(|table| problem.units(table).into_iter().map(price).collect());
         problem.priced = priced.collect::<Result<_>>()?;
         Ok(problem)
     }
@@ -111,22 +159,21 @@ impl<'a> Problem<'a> {
             shard: &shard,
             within_node: unit.kind == Kind::RowsOfNode || self.topology.nodes() == 1,
         };
-        let mut contribution = vec![0.0; self.model.width()];
-        self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
-        let zeros = vec![0.0; contribution.len()];
-        let alone_ms = self.model.compute_ms(&contribution, &zeros);
-        if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
-            let message =
-                format!("cost model `{}` gives {alone_ms} ms for table `{}`", self.model.id(), table.name);
-            return Err(Error::invalid(message, "train the model again, or choose another"));
-        }
+        let (contributions, alone_by_kind) = self.price_by_kind(load)?;
+        let alone_ms = match &alone_by_kind[..] {
+            [alone] => *alone,
+            several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
+        };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
         let buffers = load.buffers(self.topology, self.batch_size);
         Ok(Priced {
-            contribution,
+            contributions,
             traffic: self.model.traffic(&load, self.topology, self.batch_size),
             bytes: weights.saturating_add(buffers.serving),
-            asking: self.asking(&unit, &load),
+            asking: self
+                .over_blocks(&unit, &load, |load| load.buffers(self.topology, self.batch_size).asking as f64)
+                as u64,
+            alone_by_kind,
             alone_ms,
         })
     }
@@ -140,14 +187,35 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// What a rank needs to ask all shards of a unit, of which `load` is the one that is looked up most.
-    fn asking(&self, unit: &Unit, load: &ShardLoad<'_>) -> u64 {
-        let of_load = |load: &ShardLoad<'_>| load.buffers(self.topology, self.batch_size).asking;
+    /// The sum over all shards of a unit, of which `load` is the one that is looked up most.
+    fn over_blocks(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> f64) -> f64 {
         if load.table.has_even_lookups() {
-            return of_load(load).saturating_mul(self.ranks_of(unit, 0).len() as u64);
+            return of(load) * self.ranks_of(unit, 0).len() as f64;
         }
-        let of_rows = |rows| of_load(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
-        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).fold(0, u64::saturating_add)
+        let of_rows = |rows| of(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
+        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).sum()
+    }
+
+    /// The contribution of a shard to a rank of every kind, `[kinds, width]`, and what that rank computes with it alone.
+    fn price_by_kind(&self, load: ShardLoad<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
+        let zeros = vec![0.0; self.model.width()];
+        let (mut contributions, mut alone) = (Vec::new(), Vec::new());
+        for kind in 0..=self.kinds.iter().copied().max().unwrap_or(0) {
+            let rank = self.kinds.iter().position(|other| *other == kind).unwrap_or(0) as u32;
+            let shard = Shard { rank, ..load.shard.clone() };
+            let load = ShardLoad { shard: &shard, ..load };
+            let mut contribution = zeros.clone();
+            self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
+            let alone_ms = self.model.compute_ms(rank, &contribution, &zeros);
+            if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
+                let (model, table) = (self.model.id(), &load.table.name);
+                let message = format!("cost model `{model}` gives {alone_ms} ms for table `{table}`");
+                return Err(Error::invalid(message, "train the model again, or choose another"));
+            }
+            contributions.extend(contribution);
+            alone.push(alone_ms);
+        }
+        Ok((contributions, alone))
     }
 
     /// A table on one rank.
@@ -162,18 +230,28 @@ impl<'a> Problem<'a> {
 
     /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
     pub(crate) fn get(&self, unit: &Unit) -> Option<&Priced> {
-        self.priced.get(unit)
+        let of_table = &self.priced[unit.table];
+        of_table.iter().find(|(other, _)| other == unit).map(|(_, priced)| priced)
     }
 
     /// What a unit of this problem adds to a rank.
     pub(crate) fn priced(&self, unit: &Unit) -> &Priced {
-        &self.priced[unit]
+        match self.get(unit) {
+            Some(priced) => priced,
+            None => unreachable!("{unit:?} is of another problem"),
+        }
     }
 
-    /// What is left of a rank's memory for units, once it can ask all of these.
-    pub(crate) fn capacity<'u>(&self, units: impl IntoIterator<Item = &'u Unit>) -> u64 {
+    /// What is left of the ranks' memory for units, once they can ask all of these.
+    pub(crate) fn capacity<'u>(&self, units: impl IntoIterator<Item = &'u Unit>) -> Capacity<'_> {
         let asking = units.into_iter().map(|unit| self.priced(unit).asking);
-        self.topology.memory_bytes.saturating_sub(asking.fold(0, u64::saturating_add))
+        Capacity { memory: &self.memory, asking: asking.fold(0, u64::saturating_add) }
+    }
+
+    /// How many bytes of a rank's memory are not taken by `bytes` of units; for comparisons among ranks, less than 0 if
+    /// they are more.
+    pub(crate) fn left(&self, rank: usize, bytes: u64) -> i128 {
+        i128::from(self.memory[rank]) - i128::from(bytes)
     }
 
     /// The ranks that a unit at `place` stands on: a rank's number, or a node's for rows of a node.
@@ -197,18 +275,22 @@ impl<'a> Problem<'a> {
 
     /// Units at places as a plan has them, in table order.
     pub(crate) fn table_plans(&self, units: &[Unit], places: &[u32]) -> Vec<TablePlan> {
+        let placed = self.placed(units, places);
+        self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
+    }
+
+    /// The units of every table with their places, by place.
+    pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
         let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
         for (unit, place) in units.iter().zip(places) {
             of_table[unit.table].push((*place, *unit));
         }
-        let plan = |(table, mut units): (&Table, Vec<(u32, Unit)>)| {
-            units.sort_by_key(|(place, _)| *place);
-            self.table_plan(table, &units)
-        };
-        self.tables.iter().zip(of_table).map(plan).collect()
+        of_table.iter_mut().for_each(|units| units.sort_by_key(|(place, _)| *place));
+        of_table
     }
 
-    fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
+    /// A table whose units stand at these places.
+    pub(crate) fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
         let (sharding_type, shards) = match units {
             [(rank, unit)] if unit.kind == Kind::Columns => {
                 (ShardingType::TableWise, vec![Shard::whole(table, *rank)])

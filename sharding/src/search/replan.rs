@@ -1,5 +1,6 @@
 //! A new plan for a job that goes on: cheaper, and not many bytes away from the old one.
 
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
@@ -52,7 +53,8 @@ pub fn replan(
     let problem = Problem::new(tables, topology, cost_model, batch_size)?;
     let old: HashMap<&str, &TablePlan> =
         before.tables.iter().map(|table| (table.name.as_str(), table)).collect();
-    let search = Replan { problem: &problem, old };
+    let counted = RefCell::new(vec![Counted::default(); tables.len()]);
+    let search = Replan { problem: &problem, old, counted };
     let start = search.start()?;
     let required_bytes = search.moved_bytes(&start.units, &start.places)?;
     if required_bytes > budget_bytes {
@@ -82,6 +84,8 @@ struct Replan<'a> {
     problem: &'a Problem<'a>,
     /// By table.
     old: HashMap<&'a str, &'a TablePlan>,
+    /// By table.
+    counted: RefCell<Vec<Counted>>,
 }
 
 impl Replan<'_> {
@@ -156,16 +160,23 @@ impl Replan<'_> {
         allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
     ) -> Option<Placement> {
         let problem = self.problem;
+        let mut ranks = Ranks::of(problem, units, places);
         let mut best = None;
         for unit in std::iter::once(problem.whole(table)).chain(self.forms(table)) {
+            let capacity = problem.capacity(units.iter().chain([&unit]));
             for place in 0..problem.places(&unit) {
+                let saved: Vec<_> = problem.ranks_of(&unit, place).map(|rank| ranks.saved(rank)).collect();
+                ranks.add(problem, &unit, place);
+                let has_room = capacity.exceeded(&ranks.bytes).is_none();
+                let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
+                saved.into_iter().for_each(|rank| ranks.restore(rank));
+                if !has_room || cost_ms >= below {
+                    continue;
+                }
                 let (units, places) = ([units, &[unit]].concat(), [places, &[place]].concat());
-                let other = Placement::with_room(problem, units, places);
-                let other =
-                    other.filter(|other| other.cost_ms < below && allowed(&other.units, &other.places));
-                if let Some(other) = other {
-                    below = other.cost_ms;
-                    best = Some(other);
+                if allowed(&units, &places) {
+                    below = cost_ms;
+                    best = Some(Placement { units, places, cost_ms });
                 }
             }
         }
@@ -186,10 +197,10 @@ impl Replan<'_> {
         for _ in 0..=units.len() {
             let ranks = Ranks::of(problem, units, places);
             let capacity = problem.capacity(&*units);
-            let Some(full) = (0..problem.ranks).find(|rank| ranks.bytes[*rank] > capacity) else {
+            let Some(full) = capacity.exceeded(&ranks.bytes) else {
                 return Ok(());
             };
-            let excess = ranks.bytes[full] - capacity;
+            let excess = ranks.bytes[full] - capacity.of(full);
             let bytes = |i: &usize| problem.priced(&units[*i]).bytes;
             let mut movable: Vec<usize> = (0..units.len())
                 .filter(|i| units[*i].kind == Kind::Columns && places[*i] as usize == full)
@@ -203,8 +214,10 @@ impl Replan<'_> {
                     let shares = |j: usize| units[j].table == units[i].table && places[j] as usize == *rank;
                     *rank != full && !(0..units.len()).any(shares)
                 };
-                let emptiest = (0..problem.ranks).filter(free).min_by_key(|rank| ranks.bytes[*rank])?;
-                (ranks.bytes[emptiest].saturating_add(bytes(&i)) <= capacity).then_some((i, emptiest as u32))
+                let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
+                let emptiest = (0..problem.ranks).filter(free).min_by_key(left)?;
+                (ranks.bytes[emptiest].saturating_add(bytes(&i)) <= capacity.of(emptiest))
+                    .then_some((i, emptiest as u32))
             };
             let Some((i, rank)) = movable.iter().find_map(|i| to(*i)) else {
                 let table = movable.first().map_or(0, |i| units[*i].table);
@@ -262,23 +275,42 @@ impl Replan<'_> {
 
     /// Bytes of weights and optimizer state that a rank has in a placement and has not in the old plan.
     fn moved_bytes(&self, units: &[Unit], places: &[u32]) -> Result<u64> {
-        let placed = self.problem.table_plans(units, places);
+        let mut counted = self.counted.borrow_mut();
         let mut sum = 0u64;
-        for (table, mut plan) in self.problem.tables.iter().zip(placed) {
-            let Some(old) = self.old.get(table.name.as_str()).filter(|old| old.dim == table.dim) else {
-                continue;
-            };
-            for shard in &mut plan.shards {
-                // Rows that the old plan does not have are new, too.
-                shard.rows = shard.rows.start.min(old.rows)..shard.rows.end.min(old.rows);
+        for (table, placed) in self.problem.placed(units, places).into_iter().enumerate() {
+            // Of thousands of tables, one or two stand elsewhere than when they were counted last.
+            if counted[table].placed != placed {
+                let bytes = self.moved_of(table, &placed)?;
+                counted[table] = Counted { placed, bytes };
             }
-            let elements = moved(Some(old), &plan);
-            let row_bytes = table.shard_bytes(1, table.dim)?;
-            let bytes = elements * u128::from(row_bytes) / u128::from(table.dim);
-            sum = sum.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+            sum = sum.saturating_add(counted[table].bytes);
         }
         Ok(sum)
     }
+
+    /// The same of one table, whose units stand at these places.
+    fn moved_of(&self, table: usize, placed: &[(u32, Unit)]) -> Result<u64> {
+        let table = &self.problem.tables[table];
+        let Some(old) = self.old.get(table.name.as_str()).filter(|old| old.dim == table.dim) else {
+            return Ok(0);
+        };
+        let mut plan = self.problem.table_plan(table, placed);
+        for shard in &mut plan.shards {
+            // Rows that the old plan does not have are new, too.
+            shard.rows = shard.rows.start.min(old.rows)..shard.rows.end.min(old.rows);
+        }
+        let elements = moved(Some(old), &plan);
+        let row_bytes = table.shard_bytes(1, table.dim)?;
+        let bytes = elements * u128::from(row_bytes) / u128::from(table.dim);
+        Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+}
+
+/// How many bytes of a table move, where it stood when that was asked last.
+#[derive(Debug, Clone, Default)]
+struct Counted {
+    placed: Vec<(u32, Unit)>,
+    bytes: u64,
 }
 
 #[cfg(test)]

@@ -102,8 +102,8 @@ impl CostModel for TorchrecCost {
         Traffic { forward: LinkBytes::default(), backward: LinkBytes::slowest(topology, reduced) }
     }
 
-    fn compute_ms(&self, sum: &[f64], added: &[f64]) -> f64 {
-        AnalyticCost.compute_ms(sum, added)
+    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
+        AnalyticCost.compute_ms(rank, sum, added)
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -198,7 +198,7 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
         }
     }
     let choice = |units: Vec<Unit>| {
-        let cost = |unit: &Unit| shard_ms(problem, unit);
+        let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).alone_ms);
         let sum = units.iter().map(|unit| cost(unit) * problem.ranks_of(unit, 0).len() as f64).sum::<f64>();
         let highest_ms = units.iter().map(cost).fold(0.0, f64::max);
         Choice { units, highest_ms, sum_ms: sum }
@@ -207,10 +207,9 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
 }
 
 /// Computation and communication of a shard: TorchRec adds them up.
-fn shard_ms(problem: &Problem<'_>, unit: &Unit) -> f64 {
-    let priced = problem.priced(unit);
-    let load = RankLoad { compute_ms: priced.alone_ms, traffic: priced.traffic };
-    priced.alone_ms + TorchrecCost.communication_ms(&[load], problem.topology)[0]
+fn shard_ms(problem: &Problem<'_>, unit: &Unit, compute_ms: f64) -> f64 {
+    let load = RankLoad { compute_ms, traffic: problem.priced(unit).traffic };
+    compute_ms + TorchrecCost.communication_ms(&[load], problem.topology)[0]
 }
 
 /// Bytes of all shards.
@@ -224,11 +223,14 @@ fn total_bytes(problem: &Problem<'_>, units: &[Unit]) -> u64 {
 fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     let everywhere = |unit: &Unit| matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
     let mut order: Vec<usize> = (0..proposal.len()).collect();
-    order.sort_by_key(|table| {
+    order.sort_by_cached_key(|table| {
         let choice = proposal[*table];
         (!everywhere(&choice.units[0]), std::cmp::Reverse(total_bytes(problem, &choice.units)), *table)
     });
     let capacity = problem.capacity(proposal.iter().flat_map(|choice| &choice.units));
+    if !capacity.suffices_to_ask() {
+        return None;
+    }
     let mut costs = vec![0.0; problem.ranks];
     let mut ranks = Ranks::new(problem);
     let (mut units, mut places) = (Vec::new(), Vec::new());
@@ -241,33 +243,39 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
             let has_room = |place: &u32| {
                 problem
                     .ranks_of(unit, *place)
-                    .all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity)
+                    .all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
             };
             // Two column shards of one table on a rank would be one wider shard.
             let free = |place: &u32| !places[first..].contains(place);
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
             let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;
-            for rank in problem.ranks_of(unit, place) {
-                costs[rank] += shard_ms(problem, unit);
-            }
+            let priced = problem.priced(unit);
+            let added: Vec<f64> =
+                priced.alone_by_kind.iter().map(|alone_ms| shard_ms(problem, unit, *alone_ms)).collect();
+            problem.ranks_of(unit, place).for_each(|rank| costs[rank] += added[problem.kinds[rank]]);
             ranks.add(problem, unit, place);
             units.push(*unit);
             places.push(place);
         }
     }
-    let cost_ms = ranks.costs_ms(problem).into_iter().fold(0.0, f64::max);
+    let cost_ms = ranks.most_ms(problem);
     Some(Placement { units, places, cost_ms })
 }
 
 fn does_not_fit(problem: &Problem<'_>) -> Error {
     let largest = (0..problem.tables.len()).max_by_key(|table| problem.priced(&problem.whole(*table)).bytes);
     let largest = largest.unwrap_or_default();
+    if let Some(error) = problem.topology.cannot_ask(problem.capacity(&problem.whole_tables()).asking) {
+        return error;
+    }
+    let memory = |rank: &u32| problem.topology.memory_of(*rank);
+    let rank = (0..problem.topology.ranks).min_by_key(|rank| std::cmp::Reverse(memory(rank))).unwrap_or(0);
     Error::DoesNotFit {
         table: problem.tables[largest].name.clone(),
         needed_bytes: problem.priced(&problem.whole(largest)).bytes,
-        rank: 0,
-        left_bytes: problem.topology.memory_bytes,
-        capacity_bytes: problem.topology.memory_bytes,
+        rank,
+        left_bytes: memory(&rank),
+        capacity_bytes: memory(&rank),
         splits: true,
     }
 }

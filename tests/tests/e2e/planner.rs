@@ -388,7 +388,7 @@ fn topologies_that_cannot_be() {
     dir.command("onefold-shard topology --ranks 4 --memory 1MiB --out topology.json").works();
     let whole = json_of(&dir, "topology.json");
     let plan = format!("{PLAN} --out plan.json");
-    let unequal: &[&str] = &["topology.json", "ranks are unequal", "the least of them"];
+    let unequal: &[&str] = &["topology.json", "ranks are unequal", "in `groups`"];
     let cases: &[(&str, Value, &[&str])] = &[
         ("memory_bytes", json!([1 << 20, 2 << 20, 1 << 20, 1 << 20]), unequal),
         ("memory_bandwidth_bytes_per_second", json!([1e9, 2e9, 1e9, 1e9]), unequal),

@@ -1,0 +1,188 @@
+//! Learned cost models of several kinds of hardware, for ranks that are not alike.
+
+use crate::cost::RankLoad;
+use crate::{CostModel, Error, LearnedCost, ModelFile, Result, ShardLoad, Topology};
+
+/// A learned model for the ranks of each hardware.
+///
+/// Contributions are those of the rank's own model, with zeros behind them where another one's are wider. Every rank's
+/// exchange is what its own model says of it.
+#[derive(Debug, Clone)]
+pub struct LearnedCosts {
+    id: String,
+    models: Vec<LearnedCost>,
+    /// The model of every rank.
+    of_rank: Vec<usize>,
+}
+
+impl LearnedCosts {
+    /// The models of these files for the ranks of a topology, each for those of its hardware.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there is no model, two are of one hardware, or a rank's hardware has none; with
+    /// `any_hardware` ranks without a model take the first.
+    pub fn new(files: Vec<ModelFile>, topology: &Topology, any_hardware: bool) -> Result<Self> {
+        let machines: Vec<&str> = files.iter().map(|file| file.machine.as_str()).collect();
+        if files.is_empty() {
+            return Err(Error::invalid(
+                "there is no cost model",
+                "name one for each hardware of the topology",
+            ));
+        }
+        if let Some(twice) = (1..machines.len()).find(|i| machines[..*i].contains(&machines[*i])) {
+            let message = format!("two cost models were trained on `{}`", machines[twice]);
+            return Err(Error::invalid(message, "give one model for each hardware of the topology"));
+        }
+        let mut of_rank = Vec::with_capacity(topology.ranks as usize);
+        for rank in 0..topology.ranks {
+            let hardware = topology.hardware_of(rank);
+            let own = machines.iter().position(|machine| hardware == Some(*machine));
+            match own.or(any_hardware.then_some(0)) {
+                Some(model) => of_rank.push(model),
+                None => return Err(no_model(rank, hardware, &machines)),
+            }
+        }
+        let models = files.into_iter().map(|file| LearnedCost::new(file, topology, true));
+        let models = models.collect::<Result<Vec<_>>>()?;
+        let id = models.iter().map(CostModel::id).collect::<Vec<_>>().join(" and ");
+        Ok(Self { id, models, of_rank })
+    }
+
+    fn model(&self, rank: u32) -> &LearnedCost {
+        &self.models[self.of_rank[rank as usize]]
+    }
+}
+
+fn no_model(rank: u32, hardware: Option<&str>, machines: &[&str]) -> Error {
+    let known: Vec<String> = machines.iter().map(|machine| format!("`{machine}`")).collect();
+    let (message, hint) = match hardware {
+        Some(hardware) => (
+            format!("there is no cost model for `{hardware}`, which rank {rank} is"),
+            "give another `--model`, trained on it, or accept wrong costs with `--any-hardware`",
+        ),
+        None => (
+            format!("the topology does not say what hardware rank {rank} is of"),
+            "set \"hardware\" in the topology or its group, or accept wrong costs with `--any-hardware`",
+        ),
+    };
+    Error::invalid(format!("{message}; the cost models are of {}", known.join(", ")), hint)
+}
+
+impl CostModel for LearnedCosts {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn width(&self) -> usize {
+        self.models.iter().map(CostModel::width).max().unwrap_or(0)
+    }
+
+    fn contribution(
+        &self,
+        load: &ShardLoad<'_>,
+        topology: &Topology,
+        batch_size: u64,
+        out: &mut [f64],
+    ) -> Result<()> {
+        let model = self.model(load.shard.rank);
+        let (own, beyond) = out.split_at_mut(model.width());
+        beyond.fill(0.0);
+        model.contribution(load, topology, batch_size, own)
+    }
+
+    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
+        let model = self.model(rank);
+        let width = model.width();
+        model.compute_ms(rank, &sum[..width], &added[..width])
+    }
+
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        let by_model: Vec<Vec<f64>> =
+            self.models.iter().map(|model| model.communication_ms(ranks, topology)).collect();
+        (0..ranks.len()).map(|rank| by_model[self.of_rank[rank]][rank]).collect()
+    }
+
+    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (number, model) in self.models.iter().enumerate() {
+            if !self.of_rank.contains(&number) {
+                continue;
+            }
+            let own = ranks.iter().zip(&self.of_rank);
+            let own = own.map(|(loads, of)| if *of == number { loads.clone() } else { Vec::new() });
+            let own: Vec<Vec<ShardLoad<'_>>> = own.collect();
+            let said = model.notes(&own, topology, batch_size).into_iter();
+            notes.extend(said.map(|note| format!("{}: {note}", model.file.machine)));
+        }
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Beam, RankGroup, Search, Table};
+
+    /// The model that ships, and the same of hardware that takes three times as long.
+    fn files() -> [ModelFile; 2] {
+        let fast = ModelFile::shipped("cpu").unwrap();
+        let mut slow = ModelFile { machine: "slow".into(), ..fast.clone() };
+        slow.compute.scale_ms *= 3.0;
+        [fast, slow]
+    }
+
+    fn topology(hardware: [Option<&str>; 2]) -> Topology {
+        let groups = hardware.map(|name| RankGroup {
+            ranks: 1,
+            hardware: name.map(str::to_owned),
+            ..RankGroup::default()
+        });
+        Topology { groups: groups.to_vec(), ..Topology::h100(2, 1 << 34).unwrap() }
+    }
+
+    #[test]
+    fn every_rank_costs_what_its_own_model_says() {
+        let [fast, slow] = files();
+        let topology = topology([Some("slow"), Some(&fast.machine)]);
+        let model = LearnedCosts::new(vec![fast.clone(), slow.clone()], &topology, false).unwrap();
+        let tables: Vec<Table> = (0..24)
+            .map(|i| Table { pooling_factor: 5.0, ..Table::new(format!("t{i}"), 200_000, 64) })
+            .collect();
+        let plan = Beam::Full.plan(&tables, &topology, &model, 4096).unwrap();
+        plan.check(&tables, &topology).unwrap();
+        let loads = plan.loads(&tables).unwrap();
+        assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
+        for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {
+            let alone = LearnedCost::new(file, &topology, true).unwrap();
+            let own = crate::cost::rank_costs(&alone, &loads, &topology, 4096).unwrap()[rank].compute_ms;
+            assert!((plan.ranks[rank].compute_ms / own - 1.0).abs() < 1e-9, "{own} {plan:?}");
+        }
+        assert!(plan.cost_model.contains(") and learned_v2 (slow"), "{}", plan.cost_model);
+        assert!(plan.notes.iter().any(|note| note.starts_with("slow: ")), "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn hardware_without_a_model_is_named() {
+        let [fast, slow] = files();
+        let unknown = topology([Some("new"), Some("slow")]);
+        let refused = |files: Vec<ModelFile>, topology: &Topology| {
+            LearnedCosts::new(files, topology, false).unwrap_err().to_string()
+        };
+        let error = refused(vec![fast.clone(), slow.clone()], &unknown);
+        assert!(
+            error.starts_with("there is no cost model for `new`, which rank 0 is; the cost models are of")
+        );
+        assert!(error.contains("\n  hint: give another `--model`, trained on it"), "{error}");
+        let error = refused(vec![fast.clone(), slow.clone()], &topology([None, Some("slow")]));
+        assert!(error.starts_with("the topology does not say what hardware rank 0 is of"), "{error}");
+        let error = refused(vec![slow.clone(), slow.clone()], &unknown);
+        assert!(error.starts_with("two cost models were trained on `slow`"), "{error}");
+        assert!(refused(vec![], &unknown).starts_with("there is no cost model"));
+        let error = LearnedCost::new(slow.clone(), &unknown, false).unwrap_err().to_string();
+        assert!(error.contains("ranks of the topology are of `new`, for which there is no model"), "{error}");
+        // The first model stands in.
+        let model = LearnedCosts::new(vec![slow, fast], &unknown, true).unwrap();
+        assert_eq!(model.of_rank, [0, 0]);
+    }
+}

@@ -1,0 +1,157 @@
+//! Tests of all searches on ranks that are not alike.
+
+use proptest::prelude::*;
+
+use crate::{
+    AnalyticCost, Beam, Error, Plan, Pooling, RankGroup, Search, ShardingType, Table, Topology, replan,
+    searches,
+};
+
+fn table(i: usize) -> impl Strategy<Value = Table> {
+    let dims = prop::sample::select(vec![4u64, 8, 12, 64, 128]);
+    let pooling = prop::sample::select(vec![Pooling::Sum, Pooling::Attention]);
+    (1u64..4000, dims, 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
+        move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
+            pooling_factor,
+            dedupe_factor,
+            pooling,
+            ..Table::new(format!("table_{i}"), rows, dim)
+        },
+    )
+}
+
+fn tables() -> impl Strategy<Value = Vec<Table>> {
+    (1usize..16).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>())
+}
+
+/// Machines of one, two or four ranks, and a group of each rank.
+fn topology() -> impl Strategy<Value = Topology> {
+    let group = (18u32..25, prop::option::of(1e11..4e12)).prop_map(|(memory, bandwidth)| RankGroup {
+        ranks: 1,
+        memory_bytes: Some(1 << memory),
+        memory_bandwidth_bytes_per_second: bandwidth,
+        hardware: None,
+    });
+    let ranks = (1u32..4, prop::sample::select(vec![1u32, 2, 4]));
+    ranks.prop_flat_map(move |(nodes, per_node)| {
+        let ranks = nodes * per_node;
+        prop::collection::vec(group.clone(), ranks as usize).prop_map(move |groups| Topology {
+            ranks_per_node: per_node,
+            ranks,
+            groups,
+            ..Topology::h100(1, 1 << 20).unwrap()
+        })
+    })
+}
+
+fn keeps_memory(plan: &Plan, topology: &Topology) -> bool {
+    plan.ranks.iter().all(|rank| rank.total_bytes() <= topology.memory_of(rank.rank))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Every search's plan passes the independent check and keeps every rank's own memory; the beam's is the cheapest.
+    #[test]
+    fn plans_keep_every_ranks_memory(tables in tables(), topology in topology()) {
+        let ours = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64);
+        for search in searches(3) {
+            match search.plan(&tables, &topology, &AnalyticCost, 64) {
+                Ok(plan) => {
+                    prop_assert!(plan.check(&tables, &topology).is_ok(), "{}", search.id());
+                    prop_assert!(keeps_memory(&plan, &topology), "{}", search.id());
+                    let at_most = |ours: &Plan| ours.max_cost_ms <= 1.01 * plan.max_cost_ms;
+                    prop_assert!(search.id() == "random" || ours.as_ref().is_ok_and(at_most), "{}", search.id());
+                }
+                Err(Error::NoRoom { .. } | Error::DoesNotFit { .. } | Error::CannotAsk { .. }) => {}
+                Err(error) => return Err(TestCaseError::fail(error.to_string())),
+            }
+        }
+    }
+
+    /// Groups that say what the topology says change nothing but the topology in the plan.
+    #[test]
+    fn equal_groups_are_no_groups(tables in tables(), topology in topology(), memory in 18u32..26) {
+        let plain = Topology { groups: Vec::new(), memory_bytes: 1 << memory, ..topology };
+        let said = RankGroup { ranks: 1, memory_bytes: Some(1 << memory), ..RankGroup::default() };
+        let rest = RankGroup { ranks: plain.ranks - 1, ..RankGroup::default() };
+        let groups = [said, rest].into_iter().filter(|group| group.ranks > 0).collect();
+        let grouped = Topology { groups, ..plain.clone() };
+        for search in searches(3) {
+            let without = search.plan(&tables, &plain, &AnalyticCost, 64);
+            match search.plan(&tables, &grouped, &AnalyticCost, 64) {
+                Ok(plan) => {
+                    prop_assert_eq!(Plan { topology: plain.clone(), ..plan }, without.unwrap());
+                }
+                Err(error) => prop_assert_eq!(error.to_string(), without.unwrap_err().to_string()),
+            }
+        }
+    }
+
+    /// A job that goes on with other ranks keeps their memory and its budget.
+    #[test]
+    fn plans_are_changed_within_every_ranks_memory(tables in tables(), topology in topology()) {
+        let plain = Topology { groups: Vec::new(), memory_bytes: 1 << 30, ..topology.clone() };
+        let before = Beam::Full.plan(&tables, &plain, &AnalyticCost, 64).unwrap();
+        if let Ok(found) = replan(&before, &tables, &topology, &AnalyticCost, 64, 1 << 24) {
+            prop_assert!(found.plan.check(&tables, &topology).is_ok());
+            prop_assert!(keeps_memory(&found.plan, &topology) && found.moved_bytes <= 1 << 24);
+        }
+    }
+}
+
+/// Two ranks, of which the second has four times the bandwidth.
+fn fast_and_slow(memory: [u64; 2]) -> Topology {
+    let group = |(memory, bandwidth): (u64, f64)| RankGroup {
+        ranks: 1,
+        memory_bytes: Some(memory),
+        memory_bandwidth_bytes_per_second: Some(bandwidth),
+        hardware: None,
+    };
+    let groups = [(memory[0], 1e12), (memory[1], 4e12)].map(group).to_vec();
+    // Links as fast as can be, so that computation alone counts.
+    Topology { groups, intra_node_bandwidth_bytes_per_second: 1e18, ..Topology::h100(2, 1).unwrap() }
+}
+
+#[test]
+fn fast_ranks_get_more() {
+    let tables: Vec<Table> =
+        (0..20).map(|i| Table { pooling_factor: 10.0, ..Table::new(format!("t{i}"), 100_000, 64) }).collect();
+    let topology = fast_and_slow([1 << 30, 1 << 30]);
+    for search in [Beam::Neuroshard, Beam::Full] {
+        let plan = search.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let [slow, fast] = [plan.ranks[0].memory_bytes, plan.ranks[1].memory_bytes];
+        assert_eq!((slow * 4, plan.ranks.len()), (fast, 2), "{plan:?}");
+        assert!((plan.ranks[0].compute_ms / plan.ranks[1].compute_ms - 1.0).abs() < 0.01, "{plan:?}");
+        plan.check(&tables, &topology).unwrap();
+        // What stood there moves with the check: the same plan does not fit where the fast rank has less.
+        let error = plan.check(&tables, &fast_and_slow([1 << 30, 1 << 28])).unwrap_err().to_string();
+        assert!(error.contains("rank 1 would hold") && error.contains("and has 256.0 MiB"), "{error}");
+    }
+}
+
+#[test]
+fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
+    // 26.0 MB: more than either rank.
+    let tables = [Table::new("large", 100_000, 64)];
+    let topology = fast_and_slow([1 << 20, 20 << 20]);
+    let error = Beam::Full.plan(&tables, &topology, &AnalyticCost, 8).unwrap_err().to_string();
+    assert!(error.contains("2 ranks together have 21.0 MiB"), "{error}");
+    let search = &searches(1)[1];
+    let error = search.plan(&tables, &topology, &AnalyticCost, 8).unwrap_err().to_string();
+    assert!(error.contains("rank 1 has the most left with 20.0 MiB of 20.0 MiB"), "{error}");
+    let topology = fast_and_slow([1 << 10, 20 << 20]);
+    let small = [Table { pooling_factor: 20.0, ..Table::new("small", 1_000, 64) }];
+    for search in searches(1) {
+        let error = search.plan(&small, &topology, &AnalyticCost, 4096);
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("rank 0 has 1.0 KiB, and its buffers to ask"), "{} {error}", search.id());
+    }
+    let topology = fast_and_slow([1 << 20, 20 << 20]);
+    // Equal halves would be over the first rank's memory; the second has room for the whole.
+    let tables = [Table { pooling_factor: 20.0, ..Table::new("large", 60_000, 64) }];
+    let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 8).unwrap();
+    assert_eq!((plan.tables[0].sharding_type, plan.tables[0].shards[0].rank), (ShardingType::TableWise, 1));
+    let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
+    assert!(found.iter().all(|other| other.missing_bytes > 0), "{found:?}");
+}
