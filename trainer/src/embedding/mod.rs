@@ -228,6 +228,19 @@ impl Embeddings {
         Ok(Self::of(layout, Store::Host(store), placement, Arc::new(threads)))
     }
 
+    /// As [`new`](Self::new) with weights that are all alike, which are quicker to make, and threads that others may
+    /// use: for measurements.
+    pub(crate) fn alike(
+        features: &[FeatureConfig],
+        placement: &Placement,
+        optimizer: &TableOptimizerConfig,
+        threads: Arc<rayon::ThreadPool>,
+    ) -> Self {
+        let (layout, rank) = (Layout::new(features), placement.collectives.rank());
+        let store = threads.install(|| HostStore::alike(&layout.tables, &placement.shards, rank, optimizer));
+        Self::of(layout, Store::Host(store), placement, threads)
+    }
+
     /// Given tables, those [of](tables_of) the features, on the only rank.
     ///
     /// # Errors
@@ -336,7 +349,7 @@ impl Embeddings {
     /// [`Error::Id`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another
     /// rank fails.
     pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
-        let encoded = self.exchange.encode(self.lookups(groups)?);
+        let encoded = self.exchange.encode(self.lookups(groups)?, &self.threads);
         Ok(Request { exchange: self.exchange.request(encoded, status)?, staged: None })
     }
 
@@ -349,7 +362,8 @@ impl Embeddings {
         let groups = batch.map_or(&[][..], Batch::groups);
         let Store::Device(store) = &self.store else { return self.request(groups, status) };
         let alone = self.exchange.is_alone();
-        let encoded = self.exchange.encode(if alone { Vec::new() } else { self.lookups(groups)? });
+        let encoded =
+            self.exchange.encode(if alone { Vec::new() } else { self.lookups(groups)? }, &self.threads);
         let stage = |batch: &Batch| {
             let staged = store.whole().stage(batch)?;
             let destinations = (!alone).then(|| self.exchange.destinations(&encoded, &staged, store));

@@ -29,9 +29,22 @@ impl HostStore {
         optimizer: &TableOptimizerConfig,
         seed: u64,
     ) -> Self {
+        Self::made(shards, rank, |shard| Table::initial(&configs[shard.table], optimizer, seed, shard))
+    }
+
+    /// The shards of `rank`, all of whose weights are one value: quicker to make, for measurements.
+    pub(super) fn alike(
+        configs: &[TableConfig],
+        shards: &[Shard],
+        rank: u32,
+        optimizer: &TableOptimizerConfig,
+    ) -> Self {
+        Self::made(shards, rank, |shard| Table::alike(&configs[shard.table], optimizer, shard))
+    }
+
+    fn made(shards: &[Shard], rank: u32, table: impl Fn(&Shard) -> Table + Send + Sync) -> Self {
         let held: Vec<&Shard> = shards.iter().filter(|shard| shard.rank == rank).collect();
         let tables = held.into_par_iter().with_max_len(1);
-        let table = |shard: &Shard| Table::initial(&configs[shard.table], optimizer, seed, shard);
         let mut next = 0..;
         let place = |shard: &Shard| if shard.rank == rank { next.next() } else { None };
         Self::of(tables.map(table).collect(), shards.iter().map(place).collect())

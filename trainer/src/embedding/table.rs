@@ -102,6 +102,28 @@ impl Table {
         Self::of_shard(config, seed, shard, width)
     }
 
+    /// A shard all of whose weights are one value.
+    pub(super) fn alike(config: &TableConfig, optimizer: &TableOptimizerConfig, shard: &Shard) -> Self {
+        const WEIGHT: f32 = 0.01;
+        let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
+        let width = rule(optimizer, 1).state_width(dim as usize);
+        let weights = (rows * dim) as usize;
+        Self {
+            weights: match config.dtype {
+                DataType::Fp32 => Weights::Fp32(vec![WEIGHT; weights]),
+                DataType::Bf16 => Weights::Bf16(vec![nearest_bf16(WEIGHT); weights]),
+                DataType::Fp16 => Weights::Fp16(vec![nearest_fp16(WEIGHT); weights]),
+            },
+            config: TableConfig { rows, dim, ..config.clone() },
+            dim: dim as usize,
+            // Written, so that reads do not all find the one page of zeros that memory begins as.
+            state: vec![f32::MIN_POSITIVE; rows as usize * width],
+            seed: 0,
+            stream: shard.table as u64,
+            origin: (shard.rows.start, shard.columns.start),
+        }
+    }
+
     /// The same with `state_width` zeros of optimizer state for every row.
     pub(super) fn of_shard(config: &TableConfig, seed: u64, shard: &Shard, state_width: usize) -> Self {
         let (bound, mut rng) = (initial_bound(config), generator(seed, shard));

@@ -96,24 +96,30 @@ impl Asked {
     }
 }
 
-/// Appends what a batch's `features`, by number, ask of a shard to `words`.
+/// The rows of a table that a batch's `features` look up, ascending: what is told of a replica.
+pub(super) fn rows_of_replica(table: usize, features: &[&FeatureLookup]) -> Vec<u32> {
+    let own = features.iter().filter(|feature| feature.table == table);
+    let covered =
+        own.flat_map(|feature| feature.table_rows.iter().zip(feature.rows.covered(feature.table_rows.len())));
+    let mut rows: Vec<u32> = covered.filter(|(_, covered)| *covered).map(|(row, _)| *row).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Appends what a batch's `features`, by number, ask of a shard to `words`; `replicas` are the
+/// [rows](rows_of_replica) of replicas, by table.
 pub(super) fn encode(
     block: &Block,
     shard: &Shard,
-    features: &[&FeatureLookup],
+    (features, replicas): (&[&FeatureLookup], &[Vec<u32>]),
     words: &mut Vec<i32>,
 ) -> Asked {
     match block.kind {
         Kind::Pooled(feature) => encode_pooled(&shard.rows, features[feature], words),
         Kind::Sequence(feature) => encode_sequence(&shard.rows, features[feature], words),
         Kind::Replica => {
-            let own = features.iter().filter(|feature| feature.table == block.table);
-            let covered = own.flat_map(|feature| {
-                feature.table_rows.iter().zip(feature.rows.covered(feature.table_rows.len()))
-            });
-            let mut rows: Vec<u32> = covered.filter(|(_, covered)| *covered).map(|(row, _)| *row).collect();
-            rows.sort_unstable();
-            rows.dedup();
+            let rows = replicas[block.table].clone();
             words.push(rows.len() as i32);
             words.extend(rows.iter().map(|row| *row as i32));
             Asked { vectors: rows }
@@ -137,15 +143,21 @@ fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32
     let header = words.len();
     words.extend([0; 3]);
     // How many of the chosen values come before each value.
-    let mut before = Vec::with_capacity(feature.table_rows.len() + 1);
-    before.push(0_i32);
-    for &row in &feature.table_rows {
-        let is_chosen = chosen(row);
-        if is_chosen {
-            words.push((row - rows.start as u32) as i32);
+    let before: Vec<i32> = if feature.table_rows.iter().all(|&row| chosen(row)) {
+        words.extend(feature.table_rows.iter().map(|&row| (row - rows.start as u32) as i32));
+        (0..=feature.table_rows.len() as i32).collect()
+    } else {
+        let mut before = Vec::with_capacity(feature.table_rows.len() + 1);
+        before.push(0_i32);
+        for &row in &feature.table_rows {
+            let is_chosen = chosen(row);
+            if is_chosen {
+                words.push((row - rows.start as u32) as i32);
+            }
+            before.push(before[before.len() - 1] + i32::from(is_chosen));
         }
-        before.push(before[before.len() - 1] + i32::from(is_chosen));
-    }
+        before
+    };
     let bounds = feature.rows.offsets.iter().zip(&feature.rows.sizes);
     let bounds = bounds.map(|(&offset, &size)| (before[offset as usize], before[(offset + size) as usize]));
     let bounds: Vec<(i32, i32)> = bounds.collect();
@@ -274,7 +286,7 @@ mod tests {
         ) {
             let shard = Shard { table: 0, rank: 1, rows: start..20, columns: 0..4 };
             let mut words = Vec::new();
-            let asked = encode(&block(Kind::Pooled(0)), &shard, &[&feature], &mut words);
+            let asked = encode(&block(Kind::Pooled(0)), &shard, (&[&feature], &[]), &mut words);
             words.extend(&rest);
             let mut left = words.as_slice();
             let served = decode(&block(Kind::Pooled(0)), 20 - start, &mut left);

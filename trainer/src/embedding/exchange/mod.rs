@@ -22,7 +22,7 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use tch::{Device, Kind as Element, Tensor};
 
-use self::blocks::{Asked, Block, Kind, Served, decode, encode};
+use self::blocks::{Asked, Block, Kind, Served, decode, encode, rows_of_replica};
 pub(super) use self::device::{Destinations, Gradients as DeviceGradients, Travelled};
 pub(super) use self::wire::Arriving;
 use self::wire::Outgoing;
@@ -220,22 +220,31 @@ impl Exchange {
     }
 
     /// What `groups` look up, as it is sent.
-    pub(super) fn encode(&self, groups: Vec<GroupLookup>) -> Encoded {
+    pub(super) fn encode(&self, groups: Vec<GroupLookup>, threads: &ThreadPool) -> Encoded {
         let features = in_order(&groups);
-        let (mut words, mut splits, mut asked) = (Vec::new(), Vec::new(), Vec::new());
-        for blocks in &self.asks {
-            let start = words.len();
+        let rows = |(table, location): (usize, &Location)| match location {
+            Location::Replica(_) => rows_of_replica(table, &features),
+            _ => Vec::new(),
+        };
+        let locations = self.locations.par_iter().enumerate().with_max_len(1);
+        let replicas: Vec<Vec<u32>> = threads.install(|| locations.map(rows).collect());
+        let of_owner = |blocks: &Vec<Block>| {
+            let mut words = Vec::new();
             // A batch that could not be read has no features; the status says so.
             let of_block = |block: &Block| {
                 if features.is_empty() {
                     return Asked::default();
                 }
-                encode(block, &self.shards[block.shard], &features, &mut words)
+                encode(block, &self.shards[block.shard], (&features, &replicas), &mut words)
             };
-            asked.push(blocks.iter().map(of_block).collect());
-            splits.push((words.len() - start) as i64);
-        }
-        Encoded { groups, asked, words: Tensor::from_slice(&words), splits }
+            let asked: Vec<Asked> = blocks.iter().map(of_block).collect();
+            (words, asked)
+        };
+        let of_owners: Vec<(Vec<i32>, Vec<Asked>)> =
+            threads.install(|| self.asks.par_iter().with_max_len(1).map(of_owner).collect());
+        let (words, asked): (Vec<_>, Vec<_>) = of_owners.into_iter().unzip();
+        let splits = words.iter().map(|words| words.len() as i64).collect();
+        Encoded { groups, asked, words: Tensor::from_slice(&words.concat()), splits }
     }
 
     /// Begins to send a request, and this rank's status.
