@@ -156,6 +156,7 @@ def tables(
     data: _Path | None = None,
     torchrec: _Path | None = None,
     dedupe_factor: Mapping[str, float] | None = None,
+    dedupe: Literal["off", "exact", "window"] = "exact",
     samples: int = 65536,
     overwrite: bool = False,
     progress: _Progress = None,

@@ -5,7 +5,7 @@ use crate::table::ACTIVATION_BYTES;
 use crate::{Shard, ShardingType, Table, Topology};
 
 /// Bytes of a word of a request.
-const WORD_BYTES: f64 = 4.0;
+pub(crate) const WORD_BYTES: f64 = 4.0;
 
 /// Bytes that a step needs to exchange what is asked of a shard, as the trainer allocates them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(crate) fn exchange_buffers(
 /// binomial distribution with the mean and deviation of the lengths: z (1 + (1 - z) s)^(-m / s) is the mean
 /// of z^k for m further ids on average, where s is their variance ÷ m, less 1. Without a deviation, s is -1
 /// and all lists have as many ids; for variances less than m the same formula is the binomial distribution's.
-fn shared_lists(lists: f64, ids: f64, deviation: f64, part: f64) -> f64 {
+pub(crate) fn shared_lists(lists: f64, ids: f64, deviation: f64, part: f64) -> f64 {
     if ids <= lists {
         return ids * part;
     }

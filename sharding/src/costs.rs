@@ -1,20 +1,22 @@
 //! `costs.parquet`: measured costs, that a cost model is trained on.
 //!
-//! One row per shard of a measured set (kind `compute`), or per rank of a measured exchange (kinds `forward` and
-//! `backward`). Rows of one sample follow each other.
+//! A measured rank (kind `compute`) has a row for what it asks, and after it one for each of its shards; a measured
+//! exchange (kinds `forward` and `backward`) has one per rank. Rows of one sample follow each other.
 //!
 //! | column | type | of |
 //! |---|---|---|
 //! | `sample` | u64 | all: the measurement, counted from 0 |
 //! | `kind` | utf8 | all: `compute`, `forward`, `backward` |
-//! | `ms` | f64 | all: the set's fused lookup, backward and update (the same in each of its rows); the rank's exchange |
-//! | `rows`, `columns`, `pooling_factor`, `dedupe_factor`, `lists`, `vectors` | f64 | `compute`: see [`ShardFeatures`] |
-//! | `bin_0` … `bin_16` | f64 | `compute`: the [access bins](AccessBins) |
-//! | `bytes` | f64 | exchanges: what the rank sends |
+//! | `ms` | f64 | all: the rank's step with its tables (the same in each of its rows); the rank's exchange |
+//! | `rows` … `copies` | f64 | shards: see [`ShardFeatures`] |
+//! | `bin_0` … `bin_16` | f64 | shards: the [access bins](AccessBins) |
+//! | `set` | f64 | the first row of a rank: the set of tables whose ranks were measured together |
+//! | `asked_ids`, `asked_lists`, `asked_bytes` | f64 | the first row of a rank: see [`AskedFeatures`] |
+//! | `bytes` | f64 | exchanges: what crosses the rank's link |
 //! | `start_ms` | f64 | exchanges: how much later than the first rank it starts |
 //!
-//! What is not of a row's kind is null. The file's metadata hold `onefold.costs.version`, `onefold.costs.machine` and
-//! `onefold.costs.kernel_version`.
+//! What is not of a row's kind is null. The file's metadata hold `onefold.costs.version`, `onefold.costs.machine`,
+//! `onefold.costs.kernel_version` and `onefold.costs.sets`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -27,22 +29,40 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::access::{ACCESS_BINS, AccessBins};
-use crate::cost::features::ShardFeatures;
+use crate::cost::features::{AskedFeatures, ShardFeatures};
 use crate::{Error, Result};
 
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 const VERSION_KEY: &str = "onefold.costs.version";
 const MACHINE_KEY: &str = "onefold.costs.machine";
+const SETS_KEY: &str = "onefold.costs.sets";
 const KERNEL_KEY: &str = "onefold.costs.kernel_version";
-const SHARD_COLUMNS: [&str; 6] = ["rows", "columns", "pooling_factor", "dedupe_factor", "lists", "vectors"];
+const SHARD_COLUMNS: [&str; 10] = [
+    "rows",
+    "columns",
+    "weight_bytes",
+    "state_bytes",
+    "pooling_factor",
+    "dedupe_factor",
+    "lists",
+    "vectors",
+    "sent_vectors",
+    "copies",
+];
+const SET_COLUMN: &str = "set";
+const ASKED_COLUMNS: [&str; AskedFeatures::COUNT] = ["asked_ids", "asked_lists", "asked_bytes"];
 const EXCHANGE_COLUMNS: [&str; 2] = ["bytes", "start_ms"];
 
-/// The measured computation of a set of shards.
+/// The measured computation of a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeSample {
-    /// The shards, looked up and updated together.
+    /// The number of its set of tables, whose ranks were measured together; they follow each other.
+    pub set: u64,
+    /// Its shards, looked up and updated together.
     pub shards: Vec<ShardFeatures>,
-    /// Lookup, backward and update, in milliseconds.
+    /// What it asks of shards for its own samples.
+    pub asked: AskedFeatures,
+    /// Requests, lookups, gradients and update, in milliseconds.
     pub ms: f64,
 }
 
@@ -82,6 +102,8 @@ pub struct Costs {
     pub machine: String,
     /// The kernels that were measured.
     pub kernel_version: String,
+    /// Sets of tables whose ranks were measured.
+    pub sets: u64,
     /// Computation.
     pub compute: Vec<ComputeSample>,
     /// Communication; empty if none was measured.
@@ -94,6 +116,7 @@ struct Row {
     kind: &'static str,
     ms: f64,
     shard: Option<ShardFeatures>,
+    asked: Option<(u64, AskedFeatures)>,
     exchange: Option<[f64; 2]>,
 }
 
@@ -104,10 +127,12 @@ impl Costs {
     ///
     /// [`Error::Io`] if it cannot be written; an old file is then untouched.
     pub fn store(&self, path: &Path) -> Result<()> {
+        let sets = self.sets.to_string();
         let metadata = [
             (VERSION_KEY, VERSION),
             (MACHINE_KEY, self.machine.as_str()),
             (KERNEL_KEY, self.kernel_version.as_str()),
+            (SETS_KEY, sets.as_str()),
         ];
         let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let schema = Arc::new(schema(metadata));
@@ -123,14 +148,10 @@ impl Costs {
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for (sample, measured) in (0..).zip(&self.compute) {
-            let row = |shard: &ShardFeatures| Row {
-                sample,
-                kind: "compute",
-                ms: measured.ms,
-                shard: Some(*shard),
-                exchange: None,
-            };
-            rows.extend(measured.shards.iter().map(row));
+            let row =
+                |shard, asked| Row { sample, kind: "compute", ms: measured.ms, shard, asked, exchange: None };
+            rows.push(row(None, Some((measured.set, measured.asked))));
+            rows.extend(measured.shards.iter().map(|shard| row(Some(*shard), None)));
         }
         for (sample, measured) in (self.compute.len() as u64..).zip(&self.exchanges) {
             let kind = match measured.direction {
@@ -142,6 +163,7 @@ impl Costs {
                 kind,
                 ms: rank.ms,
                 shard: None,
+                asked: None,
                 exchange: Some([rank.bytes, rank.start_ms]),
             };
             rows.extend(measured.ranks.iter().map(row));
@@ -164,6 +186,10 @@ impl Costs {
         }
         for k in 0..ACCESS_BINS {
             add(&|row| row.shard.map(|shard| shard.access_bins.0[k]));
+        }
+        add(&|row| row.asked.map(|(set, _)| set as f64));
+        for i in 0..ASKED_COLUMNS.len() {
+            add(&|row| row.asked.map(|(_, asked)| asked.values()[i]));
         }
         for i in 0..EXCHANGE_COLUMNS.len() {
             add(&|row| row.exchange.map(|exchange| exchange[i]));
@@ -200,6 +226,7 @@ impl Costs {
         let mut costs = Self {
             machine: text(MACHINE_KEY)?,
             kernel_version: text(KERNEL_KEY)?,
+            sets: text(SETS_KEY)?.parse().map_err(|_| wrong(format!("`{SETS_KEY}` is no number")))?,
             compute: Vec::new(),
             exchanges: Vec::new(),
         };
@@ -215,8 +242,8 @@ impl Costs {
             }
             rows_before += batch.num_rows();
         }
-        if costs.compute.is_empty() {
-            return Err(wrong("it holds no measured computation".to_owned()));
+        if costs.compute.is_empty() && costs.exchanges.is_empty() {
+            return Err(wrong("it holds no measurement".to_owned()));
         }
         Ok(costs)
     }
@@ -241,11 +268,18 @@ impl Costs {
         };
         *before = Some(here);
         let Some(direction) = direction else {
-            let shard = columns.shard(i)?;
+            // A sample begins with what it asks for.
             match self.compute.last_mut().filter(|_| goes_on) {
-                Some(sample) if sample.ms == ms => sample.shards.push(shard),
+                Some(sample) if sample.ms == ms => sample.shards.push(columns.shard(i)?),
                 Some(sample) => return Err(format!("its sample has {} and {ms} ms", sample.ms)),
-                None => self.compute.push(ComputeSample { shards: vec![shard], ms }),
+                None => {
+                    self.compute.push(ComputeSample {
+                        shards: Vec::new(),
+                        set: columns.number(SET_COLUMN, i)? as u64,
+                        asked: columns.asked(i)?,
+                        ms,
+                    });
+                }
             }
             return Ok(());
         };
@@ -259,8 +293,19 @@ impl Costs {
     }
 }
 
-fn numbers(shard: &ShardFeatures) -> [f64; 6] {
-    [shard.rows, shard.columns, shard.pooling_factor, shard.dedupe_factor, shard.lists, shard.vectors]
+fn numbers(shard: &ShardFeatures) -> [f64; SHARD_COLUMNS.len()] {
+    [
+        shard.rows,
+        shard.columns,
+        shard.weight_bytes,
+        shard.state_bytes,
+        shard.pooling_factor,
+        shard.dedupe_factor,
+        shard.lists,
+        shard.vectors,
+        shard.sent_vectors,
+        shard.copies,
+    ]
 }
 
 fn schema(metadata: HashMap<String, String>) -> Schema {
@@ -271,7 +316,9 @@ fn schema(metadata: HashMap<String, String>) -> Schema {
     ];
     let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
     let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let numbers = named(&SHARD_COLUMNS).into_iter().chain(bins).chain(named(&EXCHANGE_COLUMNS));
+    let numbers = named(&SHARD_COLUMNS).into_iter().chain(bins);
+    let numbers =
+        numbers.chain(named(&[SET_COLUMN])).chain(named(&ASKED_COLUMNS)).chain(named(&EXCHANGE_COLUMNS));
     fields.extend(numbers.map(|name| Field::new(name, DataType::Float64, true)));
     Schema::new_with_metadata(fields, metadata)
 }
@@ -316,6 +363,14 @@ impl<'a> Columns<'a> {
         if value.is_finite() { Ok(value) } else { Err(format!("`{name}` is {value}")) }
     }
 
+    fn asked(&self, i: usize) -> Result<AskedFeatures, String> {
+        let [ids, lists, bytes] = ASKED_COLUMNS.map(|name| {
+            let value = self.number(name, i)?;
+            if value < 0.0 { Err(format!("`{name}` is {value}")) } else { Ok(value) }
+        });
+        Ok(AskedFeatures { ids: ids?, lists: lists?, bytes: bytes? })
+    }
+
     fn shard(&self, i: usize) -> Result<ShardFeatures, String> {
         let mut bins = [0.0; ACCESS_BINS];
         for (k, bin) in bins.iter_mut().enumerate() {
@@ -324,10 +379,14 @@ impl<'a> Columns<'a> {
         let shard = ShardFeatures {
             rows: self.number("rows", i)?,
             columns: self.number("columns", i)?,
+            weight_bytes: self.number("weight_bytes", i)?,
+            state_bytes: self.number("state_bytes", i)?,
             pooling_factor: self.number("pooling_factor", i)?,
             dedupe_factor: self.number("dedupe_factor", i)?,
             lists: self.number("lists", i)?,
             vectors: self.number("vectors", i)?,
+            sent_vectors: self.number("sent_vectors", i)?,
+            copies: self.number("copies", i)?,
             access_bins: AccessBins(bins),
         };
         match shard.validate() {
@@ -345,19 +404,26 @@ mod tests {
         let shard = |rows| ShardFeatures {
             rows,
             columns: 16.0,
+            weight_bytes: 2.0,
+            state_bytes: 4.0,
             pooling_factor: 3.0,
             dedupe_factor: 2.0,
             lists: 512.0,
             vectors: 512.0,
+            sent_vectors: 256.0,
+            copies: 1.0,
             access_bins: AccessBins::uniform(1000, 5000.0),
         };
+        let asked = |ids| AskedFeatures { ids, lists: 7.0, bytes: 1e3 };
         let rank = |bytes| ExchangeRank { bytes, start_ms: 0.5, ms: bytes / 10.0 };
         Costs {
             machine: "a machine".into(),
             kernel_version: "0".into(),
+            sets: 2,
             compute: vec![
-                ComputeSample { shards: vec![shard(10.0), shard(20.0)], ms: 1.5 },
-                ComputeSample { shards: vec![shard(30.0)], ms: 1.5 },
+                ComputeSample { set: 0, shards: vec![shard(10.0), shard(20.0)], asked: asked(1.0), ms: 1.5 },
+                ComputeSample { set: 0, shards: vec![], asked: asked(2.0), ms: 1.5 },
+                ComputeSample { set: 1, shards: vec![shard(30.0)], asked: asked(3.0), ms: 1.5 },
             ],
             exchanges: vec![
                 ExchangeSample { direction: Direction::Forward, ranks: vec![rank(1.0), rank(2.0)] },
@@ -385,16 +451,19 @@ mod tests {
             Costs::load(&path).unwrap_err().to_string()
         };
         let error = refused(|costs| costs.compute[0].shards[1].lists = f64::NAN);
-        assert!(error.contains("costs.parquet`: row 1: `lists` is NaN\n  hint: measure"), "{error}");
-        assert!(refused(|costs| costs.compute[1].ms = -1.0).contains("row 2: `ms` is -1"));
+        assert!(error.contains("costs.parquet`: row 2: `lists` is NaN\n  hint: measure"), "{error}");
+        assert!(refused(|costs| costs.compute[1].ms = -1.0).contains("row 3: `ms` is -1"));
+        assert!(refused(|costs| costs.compute[1].asked.ids = -1.0).contains("row 3: `asked_ids` is -1"));
         assert!(
-            refused(|costs| costs.exchanges[0].ranks[1].bytes = f64::INFINITY).contains("row 4: `bytes`")
+            refused(|costs| costs.exchanges[0].ranks[1].bytes = f64::INFINITY).contains("row 7: `bytes`")
         );
         assert!(
             refused(|costs| costs.compute[0].shards[0].access_bins.0[2] = 7.0)
-                .contains("row 0: `access_bins`")
+                .contains("row 1: `access_bins`")
         );
-        assert!(refused(|costs| costs.compute.clear()).contains("no measured computation"));
+        assert!(
+            refused(|costs| (costs.compute, costs.exchanges) = Default::default()).contains("no measurement")
+        );
         fs_err::write(&path, "PAR?").unwrap();
         assert!(Costs::load(&path).unwrap_err().to_string().contains("this is not a Parquet file"));
         let missing = Costs::load(&directory.path().join("nowhere")).unwrap_err().to_string();

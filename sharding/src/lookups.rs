@@ -97,7 +97,7 @@ pub struct Lookups<'a> {
 
 impl Lookups<'_> {
     /// The distinct lists of so many samples, and the ids in them.
-    pub(crate) fn distinct(&self, samples: f64) -> [f64; 2] {
+    pub fn distinct(&self, samples: f64) -> [f64; 2] {
         [samples / self.list_dedupe_factor, samples * self.pooling_factor / self.dedupe_factor]
     }
 

@@ -6,10 +6,9 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use crate::cost::features::FeatureSet;
-use crate::cost::learned::{
-    Ablation, EXCHANGE_FEATURES, Fit, ModelFile, ModelReport, Repeated, SetModel, exchange_features,
-};
+use crate::cost::features::{AskedFeatures, FeatureSet};
+use crate::cost::model_file::{Ablation, Fit, ModelFile, ModelReport, Repeated};
+use crate::cost::set_model::{EXCHANGE_WORK, SetModel, exchange_features, waiting_ms};
 use crate::costs::{Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::nn::{Adam, Mlp};
 use crate::statistics::{Linear, kendall_tau, mean_squared_error, nonnegative_fit};
@@ -37,6 +36,8 @@ impl Default for PretrainOptions {
     }
 }
 
+const COMPUTE: &str = "compute";
+
 /// NeuroShard's widths: a table's features → 128 → 32, summed → 64 → 1.
 const ENCODER: [usize; 2] = [128, 32];
 const HEAD: [usize; 2] = [64, 1];
@@ -46,7 +47,7 @@ const LEARNING_RATE: f32 = 1e-3;
 const CORRECTION_RATE: f32 = 3e-4;
 /// A sample's squared error counts in inverse proportion to its time, from this part of the mean time on: between
 /// absolute errors, which the longest sets would decide, and relative ones, which noise would.
-const LEAST_TIME: f64 = 0.05;
+const LEAST_TIME: f64 = 0.01;
 const BATCH: usize = 256;
 /// Few samples make smaller batches, so that an epoch has about this many steps.
 const STEPS: usize = 16;
@@ -57,34 +58,47 @@ const MIN_SAMPLES: usize = 50;
 
 /// A set of items and its time.
 struct Sample {
+    /// What was measured together, and must not be split into what trains and what tests.
+    group: u64,
     items: Vec<Vec<f64>>,
+    asked: AskedFeatures,
     ms: f64,
     deduplicated: bool,
+}
+
+impl Sample {
+    /// Of its items.
+    fn work(&self, model: &SetModel) -> f64 {
+        self.items.iter().map(|item| model.added_work(item)).sum()
+    }
 }
 
 /// Trains a model on `costs`: the computation, and both directions of exchange where they were measured.
 ///
 /// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the sample's
 /// time, in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a
-/// cross-validation: every sample is predicted by networks that have not seen it, where the paper holds out one tenth,
-/// whose few long sets would decide. The networks of the file are then trained once more, on all samples. The same
+/// cross-validation: every sample is predicted by networks that have not seen it, nor what was measured with it, where
+/// the paper holds out one tenth, whose few long sets would decide. The networks of the file are then trained once more, on all samples. The same
 /// costs, options and seed give the same bytes on any number of threads.
 ///
 /// # Errors
 ///
 /// [`Error::Invalid`] for fewer than 50 samples or 2 folds, and if the networks do not beat lines through the same
-/// features on the held-out samples, in squared error and in Kendall's tau: such a model is not blessed.
+/// features on the held-out samples in two of three, squared error, Kendall's tau and relative error (an exchange's in
+/// one): such a model is not blessed.
 pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
     let samples = |features: FeatureSet| -> Vec<Sample> {
         let sample = |measured: &crate::ComputeSample| Sample {
+            group: measured.set,
             items: measured.shards.iter().map(|shard| features.encode(shard)).collect(),
+            asked: measured.asked,
             ms: measured.ms,
             deduplicated: measured.shards.iter().any(|shard| shard.dedupe_factor > 1.0),
         };
         costs.compute.iter().map(sample).collect()
     };
     let work = options.features.work();
-    let (compute, mut report) = train("compute", &samples(options.features), &work, options, reporter)?;
+    let (compute, mut report) = train(COMPUTE, &samples(options.features), &work, options, reporter)?;
     if options.ablation {
         for features in FeatureSet::ALL.into_iter().filter(|features| *features != options.features) {
             let (_, other) = fit("compute", &samples(features), &features.work(), options, reporter)?;
@@ -98,9 +112,9 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
         exchanges.iter_mut().zip([("forward", Direction::Forward), ("backward", Direction::Backward)])
     {
         let measured = costs.exchanges.iter().filter(|sample| sample.direction == direction);
-        let samples: Vec<Sample> = measured.flat_map(exchange_samples).collect();
+        let samples: Vec<Sample> = (0..).zip(measured).flat_map(exchange_samples).collect();
         if !samples.is_empty() {
-            let (model, report) = train(name, &samples, &[], options, reporter)?;
+            let (model, report) = train(name, &samples, &EXCHANGE_WORK, options, reporter)?;
             *slot = Some(model);
             reports.push(report);
         }
@@ -109,15 +123,18 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
     Ok(ModelFile::new(measured, options.features, reports, compute, exchanges))
 }
 
-fn exchange_samples(measured: &ExchangeSample) -> Vec<Sample> {
+fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {
     let bytes: Vec<f64> = measured.ranks.iter().map(|rank| rank.bytes).collect();
     let starts: Vec<f64> = measured.ranks.iter().map(|rank| rank.start_ms).collect();
-    let features = exchange_features(&bytes, &starts);
-    debug_assert!(features.iter().all(|features| features.len() == EXCHANGE_FEATURES));
-    let samples = features.into_iter().zip(&measured.ranks);
-    let sample = |(features, rank): (Vec<f64>, &ExchangeRank)| Sample {
+    let features = exchange_features(&bytes).into_iter().zip(waiting_ms(&starts));
+    let samples = features.zip(&measured.ranks);
+    // What is left of the time is at least that of a message.
+    const LEAST_MS: f64 = 0.01;
+    let sample = |((features, waiting), rank): ((Vec<f64>, f64), &ExchangeRank)| Sample {
+        group,
         items: vec![features],
-        ms: rank.ms,
+        asked: AskedFeatures::default(),
+        ms: (rank.ms - waiting).max(LEAST_MS),
         deduplicated: false,
     };
     samples.map(sample).collect()
@@ -128,7 +145,9 @@ fn exchange_samples(measured: &ExchangeSample) -> Vec<Sample> {
 pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
     let mut pairs = Vec::new();
     for sample in &again.compute {
-        if let Some(first) = costs.compute.iter().find(|first| first.shards == sample.shards) {
+        if let Some(first) =
+            costs.compute.iter().find(|first| (&first.shards, first.asked) == (&sample.shards, sample.asked))
+        {
             pairs.push((first.ms, sample.ms));
         }
     }
@@ -136,7 +155,8 @@ pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
     (!first.is_empty()).then(|| Repeated { samples: first.len(), fit: Fit::of(&first, &second) })
 }
 
-/// As [`fit`], and refuses a model that a line beats.
+/// As [`fit`], and refuses a model that does not beat a line in two of three, of an exchange in one: squared error,
+/// Kendall's tau and relative error.
 fn train(
     name: &str,
     samples: &[Sample],
@@ -146,14 +166,26 @@ fn train(
 ) -> Result<(SetModel, ModelReport)> {
     let (model, report) = fit(name, samples, work, options, reporter)?;
     let (test, linear) = (report.test, report.linear);
-    if test.mse < linear.mse && test.kendall_tau > linear.kendall_tau {
+    let better = [
+        test.mse < linear.mse,
+        test.kendall_tau > linear.kendall_tau,
+        test.relative_error < linear.relative_error,
+    ];
+    // An exchange may go with its bytes, as a line does.
+    let needed = if name == COMPUTE { 2 } else { 1 };
+    if better.iter().filter(|better| **better).count() >= needed {
         return Ok((model, report));
     }
     Err(Error::invalid(
         format!(
-            "the {name} model does not beat a line: its test MSE is {:.4e} ms² (tau {:.3}), the line's {:.4e} ms² \
-             (tau {:.3})",
-            test.mse, test.kendall_tau, linear.mse, linear.kendall_tau
+            "the {name} model does not beat a line: its test MSE is {:.4e} ms² (tau {:.3}, relative error {:.1} %), the \
+             line's {:.4e} ms² (tau {:.3}, {:.1} %)",
+            test.mse,
+            test.kendall_tau,
+            100.0 * test.relative_error,
+            linear.mse,
+            linear.kendall_tau,
+            100.0 * linear.relative_error
         ),
         "measure more samples, or train longer with the option `epochs`",
     ))
@@ -177,16 +209,17 @@ fn fit(
         return Err(Error::invalid(message, "choose from 2 folds to a tenth of the samples"));
     }
     let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
-    let mut order: Vec<&Sample> = samples.iter().collect();
-    order.shuffle(&mut rng);
+    let mut groups: Vec<&[Sample]> = samples.chunk_by(|a, b| a.group == b.group).collect();
+    groups.shuffle(&mut rng);
+    let order: Vec<&Sample> = groups.into_iter().flatten().collect();
     reporter.begin(&format!("Training {name}"), Some((options.epochs * (folds + 1)) as u64), "epochs");
     let [mut network, mut line] = [const { Vec::new() }; 2];
     for fold in 0..folds {
-        let part = order.len() * fold / folds..order.len() * (fold + 1) / folds;
+        let part = boundary(&order, fold, folds)..boundary(&order, fold + 1, folds);
         let others = [&order[..part.start], &order[part.end..]].concat();
         let (model, train) = train_on(&others, work, options, &mut rng, reporter);
         let test = &order[part];
-        network.extend(test.iter().map(|sample| model.predict_ms(&sample.items)));
+        network.extend(test.iter().map(|sample| model.predict_ms(&sample.items, &sample.asked)));
         line.extend(linear_predictions(train, test, &model));
     }
     let (model, train) = train_on(&order, work, options, &mut rng, reporter);
@@ -209,6 +242,12 @@ fn fit(
     Ok((model, report))
 }
 
+/// Where part number `part` of `parts` about equal ones begins, such that none begins within a group.
+fn boundary(samples: &[&Sample], part: usize, parts: usize) -> usize {
+    let begins = |at: &usize| *at == 0 || samples[*at].group != samples[*at - 1].group;
+    (samples.len() * part / parts..samples.len()).find(begins).unwrap_or(samples.len())
+}
+
 /// A network trained on all samples but the first tenth, which chooses when it was best; and the samples it was trained
 /// on.
 fn train_on<'a, 's>(
@@ -218,7 +257,7 @@ fn train_on<'a, 's>(
     rng: &mut ChaCha8Rng,
     reporter: &dyn Reporter,
 ) -> (SetModel, &'a [&'s Sample]) {
-    let (validation, train) = samples.split_at(samples.len() / 10);
+    let (validation, train) = samples.split_at(boundary(samples, 1, 10));
     let mut model = untrained(train, work, rng);
     let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
     let inputs = |chosen: &[&Sample]| -> Vec<Normalised> {
@@ -243,13 +282,19 @@ fn train_on<'a, 's>(
         reporter.advance(1);
     }
     (model.encoder, model.head) = (best.1, best.2);
+    model.least_output = least_output(&model, train);
+    if !work.is_empty() {
+        model.most_work = train.iter().map(|sample| sample.work(&model)).fold(0.0, f64::max);
+    }
     (model, train)
 }
 
-/// The line's features: the sums of the items' normalised features, and how many there are.
+/// The line's features: the sums of the items' normalised features, how many there are, and what is asked for.
 fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Vec<f64> {
     let features = |sample: &Sample| {
         let mut sums = vec![0.0; model.mean.len() + 1];
+        // Milliseconds for a million; the unit is without effect on a line.
+        sums.extend(sample.asked.values().map(|value| value / 1e6));
         for item in &sample.items {
             let normalised = model.normalise(item);
             sums.iter_mut().zip(normalised).for_each(|(sum, x)| *sum += f64::from(x));
@@ -310,8 +355,15 @@ fn untrained(train: &[&Sample], work: &[usize], rng: &mut ChaCha8Rng) -> SetMode
         last.weights.fill(0.0);
         last.bias.fill(0.0);
     }
+    let (work, asked) = match work.is_empty() {
+        true => Default::default(),
+        false => work_weights(train, work, width, scale_ms),
+    };
     SetModel {
-        work: if work.is_empty() { Vec::new() } else { work_weights(train, work, width, scale_ms) },
+        work,
+        asked,
+        least_output: 0.0,
+        most_work: 0.0,
         deviation: (0..width).map(deviation).collect(),
         least: (0..width).map(|i| column(i).fold(f64::INFINITY, f64::min)).collect(),
         most: (0..width).map(|i| column(i).fold(f64::NEG_INFINITY, f64::max)).collect(),
@@ -324,25 +376,40 @@ fn untrained(train: &[&Sample], work: &[usize], rng: &mut ChaCha8Rng) -> SetMode
     }
 }
 
-/// Weights by which the work of a sample's items sums up to about its time, in units of `scale_ms`: non-negative least
-/// squares without intercept.
-fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> Vec<f64> {
+/// Weights by which the work of a sample's items, and that of what it asks for, sums up to about its time, in units of
+/// `scale_ms`: non-negative least squares without intercept.
+fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> (Vec<f64>, Vec<f64>) {
     let row = |sample: &&Sample| -> Vec<f64> {
         let sum = |i: &usize| sample.items.iter().map(|item| item[*i]).sum::<f64>();
-        work.iter().map(sum).chain([sample.items.len() as f64]).collect()
+        let count = sample.items.len() as f64;
+        work.iter().map(sum).chain([count]).chain(sample.asked.values()).collect()
     };
     let rows: Vec<Vec<f64>> = train.iter().map(row).collect();
     let targets: Vec<f64> = train.iter().map(|sample| sample.ms / scale_ms).collect();
     let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
     let counts: Vec<f64> = train.iter().map(|sample| importance(sample.ms, mean_ms)).collect();
-    let found = nonnegative_fit(&rows, &targets, &counts);
+    let mut found = nonnegative_fit(&rows, &targets, &counts);
+    let asked = found.split_off(work.len() + 1);
     let mut weights = vec![0.0; width + 1];
     for (i, weight) in work.iter().chain([&width]).zip(found) {
         weights[*i] = weight;
     }
     // An item without work must still be able to cost something.
     weights[width] = weights[width].max(1e-6);
-    weights
+    (weights, asked)
+}
+
+/// The least output per unit of work among samples that do more for their own shards than to ask for others, but for one
+/// in fifty, whose time may be mistaken.
+fn least_output(model: &SetModel, train: &[&Sample]) -> f64 {
+    let of_sample = |sample: &&Sample| {
+        let work = sample.work(model);
+        let asked = model.asked_work(&sample.asked);
+        (work > asked).then(|| (sample.ms / model.scale_ms - asked) / work)
+    };
+    let mut outputs: Vec<f64> = train.iter().filter_map(of_sample).collect();
+    outputs.sort_by(f64::total_cmp);
+    outputs.get(outputs.len() / 50).map_or(0.0, |least| least.clamp(0.0, 1.0))
 }
 
 /// A sample as the network sees it.
@@ -361,7 +428,8 @@ impl Normalised {
         Self {
             items: sample.items.iter().map(|item| model.normalise(item)).collect(),
             work: sample.items.iter().map(|item| model.work(item)).collect(),
-            added: sample.items.iter().map(|item| model.added_work(item) as f32).sum(),
+            added: sample.items.iter().map(|item| model.added_work(item) as f32).sum::<f32>()
+                + model.asked_work(&sample.asked) as f32,
             target: (sample.ms / model.scale_ms) as f32,
             importance: importance(sample.ms, mean_ms) as f32,
         }

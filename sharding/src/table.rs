@@ -114,6 +114,18 @@ pub enum TableOptimizer {
     Adam,
 }
 
+impl TableOptimizer {
+    /// Values that it keeps for a row of so many columns; `None` if they cannot be counted.
+    fn state_values(self, columns: u64) -> Option<u64> {
+        match self {
+            Self::Sgd => Some(0),
+            Self::Adagrad => Some(columns),
+            Self::RowWiseAdagrad => Some(1),
+            Self::Adam => columns.checked_mul(2),
+        }
+    }
+}
+
 impl Table {
     /// An `fp32` table with row-wise Adagrad, sum pooling, one id per sample and no deduplication.
     pub fn new(name: impl Into<String>, rows: u64, dim: u64) -> Self {
@@ -210,12 +222,7 @@ impl Table {
     ///
     /// [`Error::Invalid`] if that is more than can be addressed.
     pub fn shard_bytes(&self, rows: u64, columns: u64) -> Result<u64> {
-        let state = match self.optimizer {
-            TableOptimizer::Sgd => Some(0),
-            TableOptimizer::Adagrad => Some(columns),
-            TableOptimizer::RowWiseAdagrad => Some(1),
-            TableOptimizer::Adam => columns.checked_mul(2),
-        };
+        let state = self.optimizer.state_values(columns);
         let weights = columns.checked_mul(self.dtype.bytes());
         let state = state.and_then(|values| values.checked_mul(STATE_BYTES));
         let row = weights.zip(state).and_then(|(weights, state)| weights.checked_add(state));
@@ -225,6 +232,13 @@ impl Table {
                 format!("table `{}` with its optimizer state is more bytes than can be addressed", self.name);
             Error::invalid(message, "lower its `rows` or `dim`")
         })
+    }
+
+    /// Bytes of optimizer state of a row of so many columns.
+    pub(crate) fn state_bytes(&self, columns: u64) -> f64 {
+        self.optimizer
+            .state_values(columns)
+            .map_or(f64::INFINITY, |values| values as f64 * STATE_BYTES as f64)
     }
 
     /// Checks that such a table can exist.

@@ -1,43 +1,37 @@
 #!/usr/bin/env python3
-"""Is the plan of `onefold-shard` faster than one that spreads whole tables evenly?
+"""Are plans as good on ranks as the planner says? And what do dedupe factors gain?
 
-Draws tasks of uneven tables (rows, dimensions and lookups of NeuroShard's pool, smaller by `--memory` and `--samples`), plans them
-with every search, and measures whole steps of the plans on real ranks: processes that exchange rows through Gloo.
+Draws tasks of tables like those of NeuroShard's pool (`onefold-shard tasks`), makes them of all kinds (types of weights, pooled and
+unpooled, deduplicated lists), plans them with every search, and measures whole steps of the plans on ranks: processes that exchange
+rows through Gloo, and work in turns so that each is timed as if it had this machine to itself.
 
-    trainer/benches/plans_on_ranks.py --work plans-on-ranks [--bin target/release] [--tasks 10] [--share 0.5] [--model costs.json]
+    trainer/benches/plans_on_ranks.py --work plans-on-ranks [--bin target/release] [--tasks 20] [--model cpu]
 
-The ranks share this machine, so that a rank would take the processors that another one leaves idle. Therefore every rank is held to
-`--share` processors by a control group (version 1 or 2, which needs root): four ranks of half a processor on a machine of two are
-like four machines, each half as fast. Predicted times are divided by the share, as the cost model is of a whole processor.
+`beam_without_dedupe` is the plan that `beam` makes where it takes all lists as distinct, priced and measured with those that are.
 """
 
 import argparse
 import json
-import os
 import pathlib
-import socket
+import random
+import shutil
 import statistics
 import subprocess
-
-PERIOD_US = 20_000
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for tasks and plans")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for tasks and plans; plans that are there are kept")
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("target/release"), help="folder of the binaries")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--share", type=float, default=0.5, help="processors of a rank")
-    parser.add_argument("--tasks", type=int, default=10)
+    parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--tables", default="10-30")
     parser.add_argument("--max-dim", default="64")
-    parser.add_argument("--samples", default="4096", help="samples of a step, over all ranks")
-    parser.add_argument("--memory", default="512MiB", help="a rank's memory for tables")
-    parser.add_argument("--seed", default="5")
-    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes per second that a rank sends")
-    parser.add_argument("--model", default="cpu", help="the planner's cost model, of one thread")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--even", default="greedy_by_size", help="the search whose plan of whole tables is compared with")
+    parser.add_argument("--samples", default="16384", help="samples of a step, over all ranks")
+    parser.add_argument("--memory", default="1GiB", help="a rank's memory")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--model", default="cpu", help="the planner's cost model")
+    parser.add_argument("--steps", type=int, default=5)
     return parser.parse_args()
 
 
@@ -47,89 +41,81 @@ def run(options, program, *parts):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-class Quota:
-    """A control group for each rank."""
-
-    def __init__(self, ranks, share):
-        old = pathlib.Path("/sys/fs/cgroup/cpu")
-        root = old if old.is_dir() else pathlib.Path("/sys/fs/cgroup")
-        self.groups = [root / f"onefold-rank-{rank}" for rank in range(ranks)]
-        quota = int(share * PERIOD_US)
-        for group in self.groups:
-            group.mkdir(exist_ok=True)
-            if root == old:
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (group / "cpu.cfs_quota_us").write_text(str(quota))
-            else:
-                (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
-
-    def enter(self, rank):
-        (self.groups[rank] / "cgroup.procs").write_text(str(os.getpid()))
-
-    def remove(self):
-        for group in self.groups:
-            group.rmdir()
+def vary(tasks, seed):
+    """Makes the tasks' tables of all kinds: half of them deduplicated, a quarter of 16 bits, a fifth unpooled."""
+    for path in sorted(tasks.glob("*/tables.json")):
+        draw = random.Random(f"{seed} {path.parent.name}")
+        file = json.loads(path.read_text())
+        for table in file["tables"]:
+            if draw.random() < 0.5:
+                table["dedupe_factor"] = 16 ** draw.random()
+            if draw.random() < 0.25:
+                table["dtype"] = "bf16"
+            if draw.random() < 0.2:
+                table["pooling"] = "attention"
+            # How often rows are looked up was counted before.
+            if "dedupe_factor" in table:
+                table.pop("access_bins", None)
+        path.write_text(json.dumps(file))
 
 
-def measure(options, quota, tasks, plans):
-    """`measure-plans` on ranks, started as `torchrun` would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [str(options.bin / "onefold-train"), "measure-plans", "--tasks", str(tasks), "--plans", str(plans),
-               "--count", str(options.tasks), "--threads", "1", "--steps", str(options.steps), "--timeout", "300", "--json"]
-    ranks = []
-    for rank in range(options.ranks):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks),
-                       "LOCAL_WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True,
-                                      preexec_fn=lambda rank=rank: quota.enter(rank)))
-    output = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit("a rank failed")
-    return json.loads(output[0].splitlines()[-1])
+def without_dedupe(tasks, out):
+    shutil.copytree(tasks, out)
+    for path in out.glob("*/tables.json"):
+        file = json.loads(path.read_text())
+        for table in file["tables"]:
+            table.pop("dedupe_factor", None)
+            table.pop("list_dedupe_factor", None)
+        path.write_text(json.dumps(file))
 
 
-def set_bandwidth(tasks, bandwidth):
-    """The tasks' topology is of GPUs; the exchange of these ranks is slower."""
-    for path in tasks.glob("*/topology.json"):
-        topology = json.loads(path.read_text())
-        for link in ("intra", "inter"):
-            topology[f"{link}_node_bandwidth_bytes_per_second"] = bandwidth
-        path.write_text(json.dumps(topology))
+def make(options):
+    tasks, plans = options.work / "tasks", options.work / "plans"
+    if plans.exists():
+        return tasks, plans
+    run(options, "onefold-shard", "tasks", "--tables", options.tables, "--ranks", options.ranks, "--max-dim", options.max_dim,
+        "--count", options.tasks, "--seed", options.seed, "--samples", options.samples, "--memory", options.memory,
+        "--out", tasks, "--json")
+    vary(tasks, options.seed)
+    plain, plain_plans = options.work / "tasks-without-dedupe", options.work / "plans-without-dedupe"
+    without_dedupe(tasks, plain)
+    for of_tasks, out in ((tasks, plans), (plain, plain_plans)):
+        run(options, "onefold-shard", "compare", "--tasks", of_tasks, "--model", options.model, "--any-hardware", "--plans", out, "--json")
+    for plan in plain_plans.glob("*/beam.json"):
+        # The same places, with what they are predicted to cost.
+        task = tasks / plan.parent.name
+        run(options, "onefold-shard", "replan", "--plan", plan, "--tables", task / "tables.json", "--budget", "0",
+            "--model", options.model, "--any-hardware", "--out", plans / plan.parent.name / "beam_without_dedupe.json", "--json")
+    return tasks, plans
 
 
 def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
-    tasks, plans = options.work / "tasks", options.work / "plans"
-    if not plans.exists():
-        run(options, "onefold-shard", "tasks", "--tables", options.tables, "--ranks", options.ranks, "--max-dim", options.max_dim,
-            "--count", options.tasks, "--seed", options.seed, "--samples", options.samples, "--memory", options.memory,
-            "--out", tasks, "--json")
-        set_bandwidth(tasks, options.bandwidth)
-        run(options, "onefold-shard", "compare", "--tasks", tasks, "--model", options.model, "--any-hardware", "--plans", plans, "--json")
-    quota = Quota(options.ranks, options.share)
-    try:
-        measured = measure(options, quota, tasks, plans)
-    finally:
-        quota.remove()
-    cost = lambda plan: max(rank["predicted_ms"] / options.share + rank["communication_ms"] for rank in plan["ranks"])
+    tasks, plans = make(options)
+    measured = run(options, "onefold-train", "launch", "--ranks", options.ranks, "--", "measure-plans", "--tasks", tasks, "--plans", plans,
+                   "--count", options.tasks, "--steps", options.steps, "--timeout", 600, "--json")
+    (options.work / "measured.json").write_text(json.dumps(measured))
+    predicted = lambda plan: max(rank["predicted_ms"] + rank["communication_ms"] for rank in plan["ranks"])
     by_task = {}
     for plan in measured["plans"]:
         by_task.setdefault(plan["task"], {})[plan["plan"]] = plan
-    print(f"{measured['machine']}, {options.ranks} ranks of {options.share} processors; ms of a step")
-    print("| task | even: predicted | measured | beam: predicted | measured | even ÷ beam |\n|---|---|---|---|---|---|")
-    ratios = []
-    for task, of_task in sorted(by_task.items()):
-        even, beam = of_task.get(options.even), of_task["beam"]
-        if even is None:
-            print(f"| {task} | no valid plan | | {cost(beam):.0f} | {beam['step_ms']:.0f} | |")
-            continue
-        ratios.append(even["step_ms"] / beam["step_ms"])
-        print(f"| {task} | {cost(even):.0f} | {even['step_ms']:.0f} | {cost(beam):.0f} | {beam['step_ms']:.0f} | {ratios[-1]:.2f} |")
-    print(f"mean of the ratios {statistics.mean(ratios):.2f}, least {min(ratios):.2f}")
-    print(json.dumps({"machine": measured["machine"], "agreement": measured["agreement"], "ratios": ratios}))
+    searches = sorted({plan["plan"] for plan in measured["plans"]})
+    print(f"{measured['machine']}, {options.ranks} ranks in turns; ms of a step, over {len(by_task)} tasks\n")
+    print("| plans | tasks | predicted | measured | measured, relative to `beam` |\n|---|---|---|---|---|")
+    for search in searches:
+        both = [(of_task[search], of_task["beam"]) for of_task in by_task.values() if search in of_task]
+        mean = lambda of: statistics.mean(of(plan) for plan, _ in both)
+        ratio = statistics.mean(plan["step_ms"] / beam["step_ms"] for plan, beam in both)
+        print(f"| `{search}` | {len(both)} | {mean(predicted):.1f} | {mean(lambda plan: plan['step_ms']):.1f} | {ratio:.3f} |")
+    chosen = []
+    for of_task in by_task.values():
+        best = min(plan["step_ms"] for plan in of_task.values())
+        chosen.append(min(of_task.values(), key=predicted)["step_ms"] / best - 1)
+    found = measured["agreement"]
+    print(f"\nKendall's tau of predicted and measured steps: {found['cost_tau']:.3f} over all plans, {found['plan_tau']:.3f} within a task")
+    print(f"The plan predicted to be the cheapest is {100 * statistics.mean(chosen):.1f} % slower than the fastest one, on average")
+    print(json.dumps({"machine": measured["machine"], "agreement": found, "regret": chosen}))
 
 
 if __name__ == "__main__":

@@ -112,16 +112,19 @@ enum Command {
     CheckDevice(check_command::CheckArguments),
     /// Measure what tables cost on this machine, for `onefold-shard pretrain`
     ///
-    /// Looks up and updates random sets of tables with the kernels that train, and writes `costs.parquet`. Several
-    /// ranks are not measured yet: a model of these costs takes bytes ÷ bandwidth for communication.
+    /// Divides random sets of tables among one to eight ranks, which take turns on this machine, lets them take steps
+    /// with the code that trains, and writes what each rank took to `costs.parquet`. With `--collectives`, ranks that
+    /// `launch` or `torchrun` started measure the exchange between them; without it a model takes bytes ÷ bandwidth.
     ///
-    /// Example: onefold-train profile --sets 1000 --out costs.parquet
+    /// Example: onefold-train profile --sets 500 --out costs.parquet
+    ///
+    /// Example: onefold-train launch --ranks 4 -- profile --collectives --out costs.parquet --append
     Profile(measure_command::ProfileArguments),
-    /// Measure the computation of plans' ranks, or whole steps, beside what was predicted
+    /// Measure plans' ranks, or whole steps, beside what was predicted
     ///
-    /// Fills each rank's shards, looks them up and updates them with the kernels that train, one rank after the other
-    /// on this machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by
-    /// `launch` or `torchrun`, take whole steps together, with the exchange between them.
+    /// Fills the ranks' shards, lets the ranks take steps with the code that trains, each when it is its turn on this
+    /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or
+    /// `torchrun`, also measure the exchange between them, and so whole steps.
     ///
     /// Example: onefold-shard compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans
     /// plans
@@ -344,7 +347,7 @@ impl CommandLine for Cli {
             Command::Bench(arguments) => bench_command::run(arguments, printer),
             Command::Products(arguments) => products_command::run(arguments, printer),
             Command::CheckDevice(arguments) => check_command::run(arguments, printer),
-            Command::Profile(arguments) => measure_command::profile_tables(arguments, printer),
+            Command::Profile(arguments) => measure_command::profile_machine(arguments, printer),
             Command::MeasurePlans(arguments) => measure_command::measure(arguments, printer),
         }
     }

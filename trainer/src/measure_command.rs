@@ -13,8 +13,11 @@ use onefold_sharding::{Costs, claim_output};
 use onefold_terminal::Printer;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
-use onefold_trainer::profile::plans::{Agreement, MeasuredPlan, PlanSet, agreement, measure_plans};
-use onefold_trainer::profile::ranks::{StepOptions, measure_on_ranks};
+use onefold_trainer::profile::agreement::{Agreement, agreement};
+use onefold_trainer::profile::collectives::{ExchangeOptions, profile_collectives};
+use onefold_trainer::profile::plans::{
+    EXCHANGES, MeasuredPlan, MeasuredRank, PARTS, PlanSet, StepOptions, measure_plans,
+};
 use onefold_trainer::profile::{Machine, ProfileOptions, profile};
 use serde_json::json;
 
@@ -23,16 +26,25 @@ use crate::ranks::{self, RankOptions, Ranks};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
-    /// Sets of tables to measure, about half a second each
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    /// Sets of tables to measure, about a second each
+    #[arg(long, value_name = "N", default_value_t = 500)]
     sets: usize,
-    /// The most samples per step, before deduplication; sets have from 1,024 to this
+    /// Measure the exchange between ranks, on as many as were started, and not sets of tables
+    #[arg(long, conflicts_with_all = ["sets", "samples", "memory", "device"])]
+    collectives: bool,
+    /// With `--collectives`: exchanges to measure
+    #[arg(long, value_name = "N", default_value_t = 400, requires = "collectives")]
+    exchanges: usize,
+    /// With `--collectives`: the most bytes that the average rank exchanges at once
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "64MiB", requires = "collectives")]
+    most_bytes: u64,
+    /// The most samples per step, over all ranks and before deduplication; sets have from 1,024 to this
     #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     /// The most memory of a set's tables
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "2GiB")]
     memory: u64,
-    /// Another seed gives other sets
+    /// Another seed gives other sets and exchanges
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -49,32 +61,110 @@ pub(crate) struct ProfileArguments {
     /// Replace the file if it is there
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    ranks: RankOptions,
 }
 
-pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()> {
-    let machine = opened(&arguments.device, arguments.threads)?;
-    let before = match arguments.append && arguments.out.exists() {
-        true => Some(Costs::load(&arguments.out)?),
-        false => {
-            claim_output(&arguments.out, arguments.overwrite)?;
-            None
+/// Ranks of a set of tables, of which each set gets a number at random.
+const RANKS_OF_SETS: [u32; 5] = [1, 2, 4, 4, 8];
+
+impl ProfileArguments {
+    /// Whether it is of several ranks.
+    pub(crate) fn is_of_ranks(&self) -> bool {
+        self.collectives
+    }
+
+    /// What the file holds already; `None` if it is to be written anew.
+    fn before(&self, machine: &Machine) -> Result<Option<Costs>> {
+        if !self.append || !self.out.exists() {
+            claim_output(&self.out, self.overwrite)?;
+            return Ok(None);
         }
-    };
-    if let Some(before) = &before {
+        let before = Costs::load(&self.out)?;
         let (machine, kernels) = (machine.name(), machine.kernel_version());
         anyhow::ensure!(
             before.machine == machine && before.kernel_version == kernels,
             "`{}` was measured on {}, kernels {}, and this is {machine}, kernels {kernels}\n  hint: write another file",
-            arguments.out.display(),
+            self.out.display(),
             before.machine,
             before.kernel_version
         );
+        Ok(Some(before))
     }
+}
+
+pub(crate) fn profile_machine(arguments: &ProfileArguments, printer: &Printer) -> Result<()> {
+    if arguments.collectives {
+        let ranks = Ranks::join(&arguments.ranks, DeviceName::Cpu)?;
+        return ranks
+            .run("profile", false, |collectives, _| profile_exchanges(arguments, collectives, printer));
+    }
+    anyhow::ensure!(
+        !ranks::are_several()?,
+        "sets of tables are measured by one process\n  hint: start it without ranks, or give `--collectives`"
+    );
+    profile_tables(arguments, printer)
+}
+
+/// Measures exchanges on all ranks; rank 0 writes them.
+fn profile_exchanges(
+    arguments: &ProfileArguments,
+    collectives: &Arc<dyn Collectives>,
+    printer: &Printer,
+) -> Result<()> {
+    let started = Instant::now();
+    let machine = opened(&arguments.device, arguments.threads)?;
+    let is_first = collectives.rank() == 0;
+    // An error of this rank ends the others, too.
+    let before = if is_first { arguments.before(&machine)? } else { None };
+    let options = ExchangeOptions {
+        exchanges: arguments.exchanges,
+        most_bytes: arguments.most_bytes,
+        seed: arguments.seed,
+    };
+    collectives.check_same(&[("the options", format!("{options:?}"))])?;
+    let reporter: &dyn Reporter = if is_first { printer } else { &Silent };
+    let measured = profile_collectives(&options, collectives, reporter)?;
+    if !is_first {
+        return Ok(());
+    }
+    let mut costs = before.unwrap_or_else(|| Costs {
+        machine: machine.name(),
+        kernel_version: machine.kernel_version().to_owned(),
+        sets: 0,
+        compute: Vec::new(),
+        exchanges: Vec::new(),
+    });
+    costs.exchanges.extend(measured);
+    costs.store(&arguments.out)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let text = format!(
+        "{} exchanges between {} ranks measured on {} in {seconds:.1} s; `{}` has {}",
+        format_count(options.exchanges as u64),
+        collectives.size(),
+        costs.machine,
+        arguments.out.display(),
+        format_count(costs.exchanges.len() as u64),
+    );
+    let json = json!({
+        "costs": arguments.out,
+        "ranks": collectives.size(),
+        "exchanges": costs.exchanges.len(),
+        "machine": costs.machine,
+        "wall_seconds": seconds,
+    });
+    Ok(printer.summary(&text, &json)?)
+}
+
+fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()> {
+    let machine = opened(&arguments.device, arguments.threads)?;
+    let before = arguments.before(&machine)?;
     let options = ProfileOptions {
         sets: arguments.sets,
-        first_set: before.as_ref().map_or(0, |before| before.compute.len()),
+        first_set: before.as_ref().map_or(0, |before| before.sets as usize),
         samples: arguments.samples as usize,
         memory_bytes: arguments.memory,
+        ranks: if machine.device.is_some() { vec![1] } else { RANKS_OF_SETS.to_vec() },
         seed: arguments.seed,
     };
     let started = Instant::now();
@@ -82,20 +172,23 @@ pub(crate) fn profile_tables(arguments: &ProfileArguments, printer: &Printer) ->
     if let Some(before) = before {
         costs.compute.splice(0..0, before.compute);
         costs.exchanges = before.exchanges;
+        costs.sets += before.sets;
     }
     costs.store(&arguments.out)?;
     let seconds = started.elapsed().as_secs_f64();
     let text = format!(
-        "{} sets of tables measured on {}, kernels {}, in {seconds:.1} s; `{}` has {}",
+        "{} sets of tables measured on {}, kernels {}, in {seconds:.1} s; `{}` has {} and {} samples",
         format_count(options.sets as u64),
         costs.machine,
         costs.kernel_version,
         arguments.out.display(),
+        format_count(costs.sets),
         format_count(costs.compute.len() as u64),
     );
     let json = json!({
         "costs": arguments.out,
-        "sets": costs.compute.len(),
+        "sets": costs.sets,
+        "samples": costs.compute.len(),
         "machine": costs.machine,
         "kernel_version": costs.kernel_version,
         "wall_seconds": seconds,
@@ -128,12 +221,12 @@ pub(crate) struct MeasurePlansArguments {
     /// Seed of the ids
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// On several ranks: steps of a plan that are timed
+    /// Steps of a plan that are timed
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     #[command(flatten)]
     device: DeviceOption,
-    /// Threads [default: all that the machine has, or a rank's share of them]
+    /// Threads of a rank, which works while the others wait [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     #[command(flatten)]
@@ -168,25 +261,22 @@ fn measure_with(
     let started = Instant::now();
     let sets = collectives.agree(arguments.sets())?;
     let ranks = collectives.size();
-    let local_ranks = ranks::on_this_machine();
-    let threads = arguments.threads.map(usize::from);
-    let threads = threads.unwrap_or_else(|| (available_threads() / local_ranks).max(1));
+    let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let machine = Machine { threads, device };
-    let measured = if ranks == 1 {
-        measure_plans(&sets, &machine, arguments.seed, printer)?
-    } else {
-        anyhow::ensure!(
-            arguments.device.device == DeviceName::Cpu,
-            "`--device` is given on {ranks} ranks\n  hint: plans are measured on the processors of several ranks, or without ranks on a GPU"
-        );
+    anyhow::ensure!(
+        ranks == 1 || arguments.device.device == DeviceName::Cpu,
+        "`--device` is given on {ranks} ranks\n  hint: plans are measured on the processors of several ranks, or without ranks on a GPU"
+    );
+    let options =
+        StepOptions { local_ranks: ranks::on_this_machine(), steps: arguments.steps, seed: arguments.seed };
+    if ranks > 1 {
         collectives.check_same(&[
             ("the tables and plans", format!("{sets:?}")),
-            ("the options", format!("{:?}", (arguments.steps, arguments.seed))),
+            ("the options", format!("{:?}", (arguments.steps, arguments.seed, threads))),
         ])?;
-        let options = StepOptions { threads, local_ranks, steps: arguments.steps, seed: arguments.seed };
-        let reporter: &dyn Reporter = if collectives.rank() == 0 { printer } else { &Silent };
-        measure_on_ranks(&sets, collectives, &options, reporter)?
-    };
+    }
+    let reporter: &dyn Reporter = if collectives.rank() == 0 { printer } else { &Silent };
+    let measured = measure_plans(&sets, &machine, collectives, &options, reporter)?;
     if collectives.rank() > 0 {
         return Ok(());
     }
@@ -207,13 +297,28 @@ fn measure_with(
     Ok(printer.summary(&text, &json)?)
 }
 
+/// A plan's ranks by part; ranks wait for the slowest one before every exchange.
 fn describe_ranks(text: &mut String, plan: &MeasuredPlan) {
-    let _ = writeln!(text, "\n{} by {}\nrank  predicted ms  measured ms", plan.plan, plan.cost_model);
+    let exchanges = if plan.step_ms.is_some() { &EXCHANGES[..] } else { &[] };
+    let _ = write!(
+        text,
+        "\n{} by {}\n{:<6}{:>12}{:>12}",
+        plan.plan, plan.cost_model, "ms", "predicted", "measured"
+    );
+    PARTS.iter().for_each(|name| _ = write!(text, "{name:>20}"));
+    let _ = write!(text, "{:>16}", "exchange");
+    exchanges.iter().for_each(|name| _ = write!(text, "{name:>12}"));
+    let _ = writeln!(text);
     for rank in &plan.ranks {
-        let _ = writeln!(text, "{:>4}  {:>12.3}  {:>11.3}", rank.rank, rank.predicted_ms, rank.measured_ms);
+        let MeasuredRank { predicted_ms, measured_ms, parts_ms, communication_ms, exchanges_ms, .. } = rank;
+        let _ = write!(text, "{:<6}{predicted_ms:>12.3}{measured_ms:>12.3}", rank.rank);
+        parts_ms.iter().for_each(|ms| _ = write!(text, "{ms:>20.3}"));
+        let _ = write!(text, "{communication_ms:>16.3}");
+        exchanges_ms.iter().for_each(|ms| _ = write!(text, "{ms:>12.3}"));
+        let _ = writeln!(text);
     }
     if let Some(step_ms) = plan.step_ms {
-        let _ = writeln!(text, "step  {:>12.3}  {step_ms:>11.3}", plan.predicted_cost_ms());
+        let _ = writeln!(text, "{:<6}{:>12.3}{step_ms:>12.3}", "step", plan.predicted_cost_ms());
     }
 }
 
@@ -255,12 +360,13 @@ fn describe_agreement(text: &mut String, found: &Agreement, measured: &[Measured
         text,
         "\nMeans over {} tasks of the busiest rank's computation, and {cost} ({model})\n\
          Computation of {} ranks, predicted and measured: tau {:.3}, relative error {:.1} %\n\
-         Costs of a task's plans: tau {:.3}; the cheapest by prediction is the cheapest as measured in {} of {} tasks, and\n\
+         Costs of all plans: tau {:.3}; of a task's plans: tau {:.3}; the cheapest by prediction is the cheapest as measured in {} of {} tasks, and\n\
          costs {:.1} % more than that on average",
         found.tasks,
         found.ranks,
         found.rank_tau,
         100.0 * found.relative_error,
+        found.cost_tau,
         found.plan_tau,
         found.best_stays_best,
         found.tasks,

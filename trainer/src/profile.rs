@@ -1,127 +1,213 @@
 //! Measures what embedding tables cost on this machine: what `onefold-shard pretrain` learns from.
 //!
 //! ```text
-//! draw (tables, ids) ──▶ machine (a rank's tables on the processor or a GPU) ──steps──▶ costs.parquet
-//! plans (a rank's shards) ──▶         ″                                      ──steps──▶ beside the prediction
-//! plans (all shards) ───────▶ ranks (processes that exchange rows)           ──steps──▶         ″
+//! draw (tables and a random plan) ─┐                          ┌─▶ costs.parquet
+//!                                  ├─▶ ranks, steps in turns ─┤
+//! plans (tables and their plans) ──┘                          └─▶ beside the prediction
 //! ```
 //!
-//! Random sets of tables are looked up, and updated from a gradient, by the same code that trains. Each set is a sample
-//! of the computation of one rank. [`plans`] measures the ranks of plans in the same way, one after the other, and
-//! [`ranks`] whole steps of all of them together.
+//! A plan's ranks take whole steps with the tables, by the same code that trains: requests, lookups, answers, gradients
+//! and updates. They take turns, so that each one's work is timed as if it had the machine to itself. [`profile`]
+//! measures random plans of random tables, [`plans`] given ones; [`collectives`] measures the exchange between processes.
 
+pub mod agreement;
+pub mod collectives;
 mod draw;
 mod machine;
 pub mod plans;
-pub mod ranks;
+mod ranks;
+mod turns;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use onefold_datasets::progress::Reporter;
-use onefold_sharding::{ComputeSample, Costs};
+use onefold_sharding::{AskedFeatures, ComputeSample, Costs, ShardFeatures};
 use onefold_sharding_benchmark::pool;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use self::draw::{Drawn, PLAIN_SETS, draw};
+use self::draw::{Drawn, draw};
 pub use self::machine::Machine;
+use self::ranks::{PlanRank, Workload};
+use self::turns::{Step, Turns};
 use crate::Result;
+use crate::distributed::{Collectives, threads};
+use crate::embedding::thread_pool;
 
 /// What is measured.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ProfileOptions {
     /// Sets of tables.
     pub sets: usize,
     /// The number of the first set: sets of one seed differ by their number alone, so that they can be measured in
     /// parts.
     pub first_set: usize,
-    /// The most samples per step, before deduplication.
+    /// The most samples per step, over all ranks and before deduplication.
     pub samples: usize,
     /// The most bytes of a set's tables.
     pub memory_bytes: u64,
+    /// Ranks of a set, of which each gets a number at random; not empty.
+    pub ranks: Vec<u32>,
     /// Another seed gives other sets.
     pub seed: u64,
 }
 
 const WARM_UP: usize = 2;
-const TIMED: usize = 5;
+const TIMED: usize = 11;
 /// Of steps that take long, three are enough.
 const LEAST_TIMED: usize = 3;
-const ENOUGH_MS: f64 = 400.0;
+const ENOUGH_MS: u64 = 300;
+/// How long a rank waits for others that fill their tables.
+const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Measures sets of tables: 1 to 15, rows and pooling factors from the [pool] of the planner's tasks, columns from 4 to
-/// 128, ids by Zipf's law with an exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to
-/// [`samples`](ProfileOptions::samples). A sample's time is the median of five steps, or of three that take long, after
-/// two that warm up; a step is lookup and pooling, then backward and update. On the processor, what threads waited for
-/// it while other processes had it is taken off; a GPU's step lasts until the GPU has ended it, and its batch was
-/// copied before.
+/// Measures sets of tables: up to 15 for two ranks, rows and pooling factors from the [pool] of the planner's tasks,
+/// dimensions from 4 to 128, weights of 32 and 16 bits, any optimizer, pooled and unpooled, ids by Zipf's law with an
+/// exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to [`samples`](ProfileOptions::samples).
+/// They are divided at random: whole on a rank, in columns, in rows, or copied.
+///
+/// Every rank gives a sample: its shards, what it asks for, and the median time of eleven steps, or of three that take
+/// long, after two that warm up. On the processor ranks are threads that take turns, and what their
+/// threads waited for it while other processes had it is taken off. A GPU is measured with all tables of a set whole on
+/// one rank; its step lasts until the GPU has ended it, and its batch was copied before.
 ///
 /// # Errors
 ///
 /// [`Error::Io`](crate::Error::Io) if threads cannot be started; [`Error::Device`](crate::Error::Device) if a GPU fails
 /// or has too little memory.
 pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Reporter) -> Result<Costs> {
-    let pool = pool();
-    let mut compute = Vec::with_capacity(options.sets);
+    let (pool, threads) = (pool(), Arc::new(thread_pool(machine.threads)?));
+    let mut compute = Vec::new();
     reporter.begin("Measuring sets of tables", Some(options.sets as u64), "sets");
     for set in options.first_set..options.first_set.saturating_add(options.sets) {
         // A stream of its own, so that a set does not depend on how many numbers the one before drew.
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(set as u64);
-        let tables = draw(&mut rng, &pool, options, set % PLAIN_SETS == 0);
-        compute.push(measure(&mut rng, &tables, machine)?);
+        let Drawn { tables, plan, exponents } = draw(&mut rng, &pool, options, set)?;
+        let workload = Workload { tables: &tables, plan: &plan, exponents: &exponents };
+        let loads = plan.loads(&tables).map_err(|source| workload.wrong(source))?;
+        let times = in_turns(&workload, (machine, &threads), Duration::from_millis(ENOUGH_MS), set as u64)?;
+        for (rank, steps) in times.iter().enumerate() {
+            let features = |load| ShardFeatures::of(load, &plan.topology, plan.batch_size);
+            let of_steps: Vec<f64> = steps.iter().map(Step::work_ms).collect();
+            compute.push(ComputeSample {
+                set: set as u64,
+                shards: loads[rank].iter().flat_map(features).collect(),
+                asked: AskedFeatures::of_rank(rank, &loads, &plan.topology, plan.batch_size),
+                ms: median(of_steps),
+            });
+        }
         reporter.advance(1);
     }
     reporter.end();
     Ok(Costs {
         machine: machine.name(),
         kernel_version: machine.kernel_version().to_owned(),
+        sets: options.sets as u64,
         compute,
         exchanges: Vec::new(),
     })
 }
 
-/// The time of a step of these shards together; the features come back with the ids that were drawn.
-fn measure(rng: &mut ChaCha8Rng, set: &[Drawn], machine: &Machine) -> Result<ComputeSample> {
-    let (mut rank, shards) = machine.rank(rng, set)?;
-    for _ in 0..WARM_UP {
-        rank.step_ms()?;
+/// The steps of every rank of a plan, whose ranks are threads of this process that take turns.
+fn in_turns(
+    workload: &Workload<'_>,
+    (machine, threads): (&Machine, &Arc<rayon::ThreadPool>),
+    enough: Duration,
+    seed: u64,
+) -> Result<Vec<Vec<Step>>> {
+    let work = |collectives: Arc<dyn Collectives>| {
+        let turns = Arc::new(Turns::new(collectives, machine.threads)?);
+        let rank = PlanRank::new(workload, turns, (machine, threads), seed)?;
+        rank.steps(TIMED, (LEAST_TIMED, enough))
+    };
+    on_threads(workload.plan.topology.ranks, work)
+}
+
+/// What `work` gives on every rank, each a thread; of several errors, one that is not of another rank's end.
+fn on_threads<T: Send>(
+    ranks: u32,
+    work: impl Fn(Arc<dyn Collectives>) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let work = &work;
+    let results: Vec<Result<T>> = std::thread::scope(|scope| {
+        let of_rank = |own| scope.spawn(move || work(Arc::new(own)));
+        let running: Vec<_> = threads(ranks, PATIENCE).into_iter().map(of_rank).collect();
+        let joined = |rank: std::thread::ScopedJoinHandle<'_, _>| {
+            rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        running.into_iter().map(joined).collect()
+    });
+    let (mut values, mut errors) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(value) => values.push(value),
+            Err(error) => errors.push(error),
+        }
     }
-    let mut times = Vec::with_capacity(TIMED);
-    while times.len() < TIMED && (times.len() < LEAST_TIMED || times.iter().sum::<f64>() < ENOUGH_MS) {
-        times.push(rank.step_ms()?);
+    let cause = errors.iter().position(crate::Error::is_own).unwrap_or(0);
+    if errors.is_empty() { Ok(values) } else { Err(errors.swap_remove(cause)) }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        even if even.is_multiple_of(2) => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
     }
-    times.sort_by(f64::total_cmp);
-    let middle = times.len() / 2;
-    let even = times.len().is_multiple_of(2);
-    let ms = if even { (times[middle - 1] + times[middle]) / 2.0 } else { times[middle] };
-    Ok(ComputeSample { shards, ms })
 }
 
 #[cfg(test)]
 mod tests {
     use onefold_datasets::progress::Silent;
+    use onefold_sharding::ShardFeatures;
 
     use super::*;
+    use crate::device::host::emulated;
+
+    fn options(ranks: &[u32]) -> ProfileOptions {
+        let ranks = ranks.to_vec();
+        ProfileOptions { sets: 6, first_set: 0, samples: 64, memory_bytes: 8 << 20, ranks, seed: 3 }
+    }
+
+    fn shards(costs: &Costs) -> Vec<(Vec<ShardFeatures>, AskedFeatures)> {
+        costs.compute.iter().map(|sample| (sample.shards.clone(), sample.asked)).collect()
+    }
 
     #[test]
-    fn sets_are_measured_as_described() {
-        let options = ProfileOptions { sets: 4, first_set: 0, samples: 64, memory_bytes: 8 << 20, seed: 3 };
+    fn every_rank_of_a_set_is_measured() {
         let machine = Machine { threads: 1, device: None };
-        let costs = profile(&options, &machine, &Silent).unwrap();
-        assert_eq!(costs.compute.len(), 4);
+        let costs = profile(&options(&[1, 3]), &machine, &Silent).unwrap();
+        assert!((6..18).contains(&costs.compute.len()), "{}", costs.compute.len());
+        let (mut copied, mut asked) = (false, false);
         for sample in &costs.compute {
-            assert!(sample.ms > 0.0 && (1..=draw::MAX_TABLES).contains(&sample.shards.len()));
+            assert!(sample.ms > 0.0);
             for shard in &sample.shards {
                 shard.validate().unwrap();
-                assert!(shard.lists <= 64.0 && shard.rows * shard.columns * 4.0 <= (8 << 20) as f64);
+                assert!(shard.lists <= 64.0 && shard.rows * shard.columns * 2.0 <= (8 << 20) as f64);
+                copied |= shard.copies == 3.0;
             }
+            asked |= sample.asked.bytes > 0.0;
         }
-        assert!(costs.compute[0].shards.iter().all(|shard| shard.dedupe_factor == 1.0));
-        let again = profile(&options, &machine, &Silent).unwrap();
-        let shards =
-            |costs: &Costs| -> Vec<_> { costs.compute.iter().map(|set| set.shards.clone()).collect() };
+        assert!(copied && asked);
+        let again = profile(&options(&[1, 3]), &machine, &Silent).unwrap();
         assert_eq!(shards(&again), shards(&costs));
         assert!(costs.machine.ends_with(", 1 thread"), "{}", costs.machine);
-        let last = profile(&ProfileOptions { sets: 1, first_set: 3, ..options }, &machine, &Silent).unwrap();
-        assert_eq!(shards(&last), shards(&costs)[3..]);
+        let last = ProfileOptions { sets: 1, first_set: 5, ..options(&[1, 3]) };
+        let last = shards(&profile(&last, &machine, &Silent).unwrap());
+        assert!(shards(&costs).ends_with(&last));
+    }
+
+    /// The same sets, whatever measures them.
+    #[test]
+    fn a_device_is_measured_on_the_same_sets() {
+        let [processor, device] = [None, Some(emulated())].map(|device| Machine { threads: 1, device });
+        let costs = [&processor, &device].map(|machine| profile(&options(&[1]), machine, &Silent).unwrap());
+        assert_eq!(shards(&costs[0]), shards(&costs[1]));
+        assert!(costs[1].compute.iter().all(|sample| sample.ms > 0.0));
+        assert_ne!(costs[0].kernel_version, costs[1].kernel_version);
+        assert_ne!(costs[0].machine, costs[1].machine);
     }
 }

@@ -101,7 +101,7 @@ pub(crate) struct LaunchArguments {
     /// How many ranks to start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
-    /// `run`, `eval`, `predict`, `measure-plans` or `check-device`, with its options
+    /// `run`, `eval`, `predict`, `measure-plans`, `profile --collectives` or `check-device`, with its options
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -121,8 +121,9 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
                 | Command::CheckDevice(_),
             ..
         }) => {}
+        Ok(Cli { command: Command::Profile(arguments), .. }) if arguments.is_of_ranks() => {}
         Ok(_) => anyhow::bail!(
-            "only `run`, `eval`, `predict`, `measure-plans` and `check-device` work on several ranks\n  hint: start the command without `launch`"
+            "only `run`, `eval`, `predict`, `measure-plans`, `profile --collectives` and `check-device` work on several ranks\n  hint: start the command without `launch`"
         ),
     }
     let program = std::env::current_exe()?;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use onefold_sharding::{
-    AccessBins, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile, Plan, RankGroup,
-    ShardFeatures, TableFile, Topology,
+    AccessBins, AskedFeatures, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile,
+    Plan, RankGroup, ShardFeatures, TableFile, Topology,
 };
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -111,10 +111,14 @@ fn measured(samples: usize, noise: bool) -> Costs {
         ShardFeatures {
             rows,
             columns: [4.0, 8.0, 16.0, 32.0, 64.0, 128.0][rng.random_range(0..6)],
+            weight_bytes: 4.0,
+            state_bytes: 4.0,
             pooling_factor,
             dedupe_factor,
             lists,
             vectors: lists,
+            sent_vectors: 0.0,
+            copies: 1.0,
             access_bins: AccessBins::zipf(rows as u64, accesses, rng.random_range(0.2..1.2)),
         }
     };
@@ -125,11 +129,11 @@ fn measured(samples: usize, noise: bool) -> Costs {
         // Rows that are looked up once come from memory, the others from a cache.
         bytes * (0.2 + shard.access_bins.0[0]) / 1e8
     };
-    let compute = |shards: Vec<ShardFeatures>| {
+    let compute = |(set, shards): (u64, Vec<ShardFeatures>)| {
         let sum: f64 = shards.iter().map(ms).sum();
-        ComputeSample { ms: (0.3 + sum).powf(0.8), shards }
+        ComputeSample { set, ms: (0.3 + sum).powf(0.8), asked: AskedFeatures::default(), shards }
     };
-    let mut compute: Vec<ComputeSample> = sets.into_iter().map(compute).collect();
+    let mut compute: Vec<ComputeSample> = (0..).zip(sets).map(compute).collect();
     if noise {
         let mut shuffled: Vec<f64> = compute.iter().map(|sample| sample.ms).collect();
         shuffled.rotate_left(samples / 2);
@@ -149,7 +153,13 @@ fn measured(samples: usize, noise: bool) -> Costs {
     let exchanges = (0..120)
         .map(|i| exchange(i, if i % 2 == 0 { Direction::Forward } else { Direction::Backward }))
         .collect();
-    Costs { machine: "a test machine".into(), kernel_version: "test".into(), compute, exchanges }
+    Costs {
+        machine: "a test machine".into(),
+        kernel_version: "test".into(),
+        sets: samples as u64,
+        compute,
+        exchanges,
+    }
 }
 
 #[test]
@@ -258,9 +268,9 @@ fn a_damaged_model_is_refused() {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
     };
-    assert!(refused("\"format_version\": 3", "\"format_version\": 4").contains("format version 4"));
+    assert!(refused("\"format_version\": 4", "\"format_version\": 5").contains("format version 5"));
     assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 21 features"));
-    assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 36 weights of at least 0"));
+    assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 48 weights of at least 0"));
     assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
     assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));
 }

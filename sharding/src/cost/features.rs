@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 use crate::table::ACTIVATION_BYTES;
-use crate::{Error, Result, ShardLoad, Topology};
+use crate::{Error, Result, ShardLoad, ShardingType, Topology};
 
 /// A shard and its work in a step: what is measured by `onefold-train profile` and given to a learned model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,16 +13,37 @@ pub struct ShardFeatures {
     pub rows: f64,
     /// Columns of the shard.
     pub columns: f64,
+    /// Bytes of a weight.
+    pub weight_bytes: f64,
+    /// Bytes of optimizer state of a row.
+    pub state_bytes: f64,
     /// Mean number of ids per distinct list that the shard has rows for.
     pub pooling_factor: f64,
-    /// Samples ÷ distinct lists.
+    /// Samples ÷ these lists.
     pub dedupe_factor: f64,
-    /// Distinct lists per step.
+    /// Distinct lists per step with ids that the shard has rows for.
     pub lists: f64,
     /// Vectors that come out per step.
     pub vectors: f64,
+    /// Those of them that are copied to be sent to the ranks that asked for them, and whose gradients come back.
+    pub sent_vectors: f64,
+    /// Ranks that have a copy of the shard, look up their own samples in it, and apply the gradients of all of them: 1
+    /// unless the table is data-parallel.
+    pub copies: f64,
     /// How often the table's rows are looked up.
     pub access_bins: AccessBins,
+}
+
+/// What a rank does in a step to ask for vectors that are not looked up where they are: of all shards, on whichever
+/// ranks, for the rank's own samples. All ranks do as much.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct AskedFeatures {
+    /// Ids that are gone through, once for every shard of their table.
+    pub ids: f64,
+    /// Lists that are gone through, once for every shard of their table.
+    pub lists: f64,
+    /// Bytes of the vectors that come back, whose gradients are sent.
+    pub bytes: f64,
 }
 
 impl ShardFeatures {
@@ -32,18 +53,43 @@ impl ShardFeatures {
         topology: &'a Topology,
         batch_size: u64,
     ) -> impl Iterator<Item = Self> + 'a {
-        load.table.lookups().map(move |lookups| {
-            let work = load.work_of(&lookups, topology, batch_size);
+        let ShardLoad { table, shard, .. } = *load;
+        let ranks = f64::from(topology.ranks);
+        let copies = if load.sharding_type == ShardingType::DataParallel { ranks } else { 1.0 };
+        // The owner looks up whole tables where they are; of parts it asks itself, too.
+        let sent_share = match copies > 1.0 || ranks == 1.0 {
+            true => 0.0,
+            false if load.is_whole() => (ranks - 1.0) / ranks,
+            false => 1.0,
+        };
+        let samples = batch_size as f64 * if copies > 1.0 { 1.0 } else { ranks };
+        table.lookups().map(move |lookups| {
+            let served = load.served_of(&lookups, topology, batch_size);
             Self {
-                rows: load.shard.row_count() as f64,
-                columns: load.shard.column_count() as f64,
-                pooling_factor: if work.lists > 0.0 { work.ids / work.lists } else { 0.0 },
-                dedupe_factor: lookups.list_dedupe_factor,
-                lists: work.lists,
-                vectors: work.vectors,
-                access_bins: lookups.accesses(load.table.rows),
+                rows: shard.row_count() as f64,
+                columns: shard.column_count() as f64,
+                weight_bytes: table.dtype.bytes() as f64,
+                state_bytes: table.state_bytes(shard.column_count()),
+                pooling_factor: if served.lists > 0.0 { served.ids / served.lists } else { 0.0 },
+                dedupe_factor: if served.lists > 0.0 { samples / served.lists } else { 1.0 },
+                lists: served.lists,
+                vectors: served.vectors,
+                sent_vectors: sent_share * served.vectors,
+                copies,
+                access_bins: lookups.accesses(table.rows),
             }
         })
+    }
+
+    /// Distinct rows that the shard's rank looks up in a step.
+    pub(crate) fn distinct_rows(&self) -> f64 {
+        self.distinct_rows_of(1.0)
+    }
+
+    /// Of the lookups of so many ranks like this one.
+    fn distinct_rows_of(&self, ranks: f64) -> f64 {
+        let ids = ranks * self.lists * self.pooling_factor;
+        self.access_bins.expected_rows(ids, self.counted_accesses()).min(self.rows).min(ids)
     }
 
     /// Checks that every feature is a number that can be.
@@ -56,15 +102,64 @@ impl ShardFeatures {
         let values = [
             ("rows", self.rows),
             ("columns", self.columns),
+            ("weight_bytes", self.weight_bytes),
+            ("state_bytes", self.state_bytes),
             ("pooling_factor", self.pooling_factor),
             ("dedupe_factor", self.dedupe_factor),
             ("lists", self.lists),
             ("vectors", self.vectors),
+            ("sent_vectors", self.sent_vectors),
+            ("copies", self.copies),
         ];
         match values.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
             Some((name, value)) => Err(Error::invalid(format!("the feature `{name}` is {value}"), hint)),
             None => self.access_bins.validate(),
         }
+    }
+}
+
+impl AskedFeatures {
+    /// Numbers of it.
+    pub(crate) const COUNT: usize = 3;
+
+    /// For one shard.
+    pub fn of(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Self {
+        if topology.ranks == 1 || load.sharding_type == ShardingType::DataParallel {
+            return Self::default();
+        }
+        let ranks = f64::from(topology.ranks);
+        let mut sum = Self::default();
+        for lookups in load.table.lookups() {
+            let [lists, ids] = lookups.distinct(batch_size as f64);
+            let ids = lookups.elements(ids);
+            let vectors = load.served_of(&lookups, topology, batch_size).vectors / ranks;
+            let bytes = vectors * load.shard.column_count() as f64 * ACTIVATION_BYTES;
+            sum.add(&Self { ids, lists, bytes });
+        }
+        sum
+    }
+
+    /// What the rank `rank` asks for, of all shards on all ranks: a table that is whole on a rank is looked up by that
+    /// rank where it is.
+    pub fn of_rank(rank: usize, loads: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Self {
+        let mut sum = Self::default();
+        for (owner, loads) in loads.iter().enumerate() {
+            for load in loads.iter().filter(|load| owner != rank || !load.is_whole()) {
+                sum.add(&Self::of(load, topology, batch_size));
+            }
+        }
+        sum
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.ids += other.ids;
+        self.lists += other.lists;
+        self.bytes += other.bytes;
+    }
+
+    /// The numbers, in the order of the fields.
+    pub(crate) fn values(&self) -> [f64; Self::COUNT] {
+        [self.ids, self.lists, self.bytes]
     }
 }
 
@@ -86,7 +181,7 @@ pub enum FeatureSet {
 }
 
 const NEUROSHARD: [&str; 4] = ["dim", "pooling_factor", "row", "samples"];
-const OURS: [&str; 14] = [
+const OURS: [&str; 26] = [
     "dedupe_factor",
     "lists",
     "ids",
@@ -94,13 +189,41 @@ const OURS: [&str; 14] = [
     "written_bytes",
     "distinct_rows",
     "distinct_bytes",
+    "state_bytes",
+    "sent_vectors",
+    "sent_bytes",
+    "own_rows",
+    "arriving_rows",
+    "arriving_bytes",
     "hot_share",
+    "sent_share",
+    "row_state_bytes",
+    "is_narrow",
+    "is_copied",
     "log_rows",
     "log_ids",
     "log_shard_bytes",
     "log_distinct_bytes",
     "log_pooling_factor",
     "log_dim",
+    "log_vectors",
+    "log_copies",
+];
+
+/// Those that a shard's time grows with in proportion: the more of it, the longer.
+const WORK: [&str; 12] = [
+    "lists",
+    "ids",
+    "read_bytes",
+    "written_bytes",
+    "distinct_rows",
+    "distinct_bytes",
+    "state_bytes",
+    "sent_vectors",
+    "sent_bytes",
+    "own_rows",
+    "arriving_rows",
+    "arriving_bytes",
 ];
 
 impl FeatureSet {
@@ -127,8 +250,6 @@ impl FeatureSet {
     /// The places of what a shard's time grows with in proportion: the more of it, the longer. None for NeuroShard's
     /// features, which are not of that kind.
     pub(crate) fn work(self) -> Vec<usize> {
-        const WORK: [&str; 6] =
-            ["lists", "ids", "read_bytes", "written_bytes", "distinct_rows", "distinct_bytes"];
         let names = self.names();
         (0..names.len()).filter(|i| WORK.contains(&names[*i].as_str())).collect()
     }
@@ -145,6 +266,7 @@ impl FeatureSet {
                 dedupe_factor: 1.0,
                 lists: shard.lists * shard.dedupe_factor,
                 vectors: shard.vectors * shard.dedupe_factor,
+                sent_vectors: shard.sent_vectors * shard.dedupe_factor,
                 ..*shard
             },
         };
@@ -164,28 +286,44 @@ impl ShardFeatures {
     }
 
     /// What follows from the features, in the order of [`OURS`].
-    fn derived(&self) -> [f64; 14] {
+    fn derived(&self) -> [f64; OURS.len()] {
         let ids = self.lists * self.pooling_factor;
-        let row_bytes = self.columns * ACTIVATION_BYTES;
-        let distinct_rows =
-            self.access_bins.expected_rows(ids, self.counted_accesses()).min(self.rows).min(ids);
+        let (row_bytes, vector_bytes) = (self.columns * self.weight_bytes, self.columns * ACTIVATION_BYTES);
+        // A copy is updated with the rows of all ranks, each of which sends the rows of its batch to all others.
+        let (own, distinct) = (self.distinct_rows(), self.distinct_rows_of(self.copies));
+        let (sent_rows, arriving) =
+            if self.copies > 1.0 { (own, (self.copies - 1.0) * own) } else { (0.0, 0.0) };
         let log = |x: f64| x.max(1.0).ln();
+        let share = |part: f64, of: f64| if of > 0.0 { part / of } else { 0.0 };
+        let flag = |is: bool| f64::from(u8::from(is));
         [
             self.dedupe_factor,
             self.lists,
             ids,
             ids * row_bytes,
-            self.vectors * row_bytes,
-            distinct_rows,
-            distinct_rows * row_bytes,
+            self.vectors * vector_bytes,
+            distinct,
+            distinct * row_bytes,
+            distinct * self.state_bytes,
+            self.sent_vectors,
+            self.sent_vectors * vector_bytes,
+            sent_rows,
+            arriving,
+            arriving * vector_bytes,
             // The part of lookups that finds a row looked up before in the step.
-            if ids > 0.0 { 1.0 - distinct_rows / ids } else { 0.0 },
+            if ids > 0.0 { 1.0 - own / ids } else { 0.0 },
+            share(self.sent_vectors, self.vectors),
+            self.state_bytes,
+            flag(self.weight_bytes < ACTIVATION_BYTES),
+            flag(self.copies > 1.0),
             log(self.rows),
             log(ids),
             log(self.rows * row_bytes),
-            log(distinct_rows * row_bytes),
+            log(distinct * row_bytes),
             (1.0 + self.pooling_factor).ln(),
             log(self.columns),
+            log(self.vectors),
+            log(self.copies),
         ]
     }
 }
@@ -193,7 +331,7 @@ impl ShardFeatures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Shard, ShardingType, Table};
+    use crate::{DataType, Shard, ShardingType, Table, TableOptimizer};
 
     #[test]
     fn features_are_named_and_follow_from_the_shard() {
@@ -211,9 +349,14 @@ mod tests {
         let value =
             |name: &str| encoded[FeatureSet::Full.names().iter().position(|other| other == name).unwrap()];
         assert_eq!(encoded.len(), FeatureSet::Full.names().len());
-        assert_eq!((value("lists"), value("pooling_factor"), value("ids")), (50.0, 3.0, 150.0));
-        assert_eq!((value("read_bytes"), value("written_bytes")), (150.0 * 128.0, 50.0 * 128.0));
-        assert_eq!((value("row"), value("dim"), value("dedupe_factor")), (500.0, 32.0, 4.0));
+        // Of 50 lists of six ids, all but one in 64 have one in the first half of the rows.
+        let lists = 50.0 * (1.0 - 0.5f64.powi(6));
+        assert_eq!((value("lists"), value("ids")), (lists, 150.0));
+        assert_eq!((value("read_bytes"), value("written_bytes")), (150.0 * 128.0, lists * 128.0));
+        assert_eq!((value("row"), value("dim"), value("dedupe_factor")), (500.0, 32.0, 200.0 / lists));
+        assert_eq!((value("state_bytes"), value("is_copied")), (4.0 * value("distinct_rows"), 0.0));
+        // A rank asks both itself and the other.
+        assert_eq!((value("sent_vectors"), value("sent_share")), (lists, 1.0));
         // 150 lookups of 500 equally likely rows.
         let distinct = 500.0 * (1.0 - (-150.0f64 / 500.0).exp());
         assert!(
@@ -224,6 +367,8 @@ mod tests {
         let neuroshard = FeatureSet::Neuroshard;
         assert_eq!(neuroshard.encode(&features)[..], encoded[..21]);
         assert_eq!((neuroshard.names().len(), encoded[20]), (21, 200.0));
+        let asked = AskedFeatures::of(&load, &topology, 100);
+        assert_eq!((asked.ids, asked.lists, asked.bytes), (150.0, 25.0, lists / 2.0 * 128.0));
         let plain = FeatureSet::WithoutDedupe.encode(&features);
         assert_eq!((plain[20], plain[21], plain[22]), (200.0, 1.0, 200.0));
         let hot = ShardFeatures { access_bins: AccessBins::zipf(500, 49_152.0, 1.2), ..features };
@@ -231,15 +376,48 @@ mod tests {
         assert!(FeatureSet::ALL.iter().all(|set| set.encode(&hot).len() == set.names().len()));
     }
 
+    /// What the model is told of types, states and copies.
+    #[test]
+    fn a_copy_is_updated_with_the_rows_of_all_ranks() {
+        let adam = TableOptimizer::Adam;
+        let table = Table { dtype: DataType::Bf16, optimizer: adam, ..Table::new("t", 100, 32) };
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let features = |sharding_type| {
+            let shard = Shard::whole(&table, 0);
+            let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
+            ShardFeatures::of(&load, &topology, 50).next().unwrap()
+        };
+        let value = |features: &ShardFeatures, name: &str| {
+            let set = FeatureSet::Full;
+            set.encode(features)[set.names().iter().position(|other| other == name).unwrap()]
+        };
+        let (whole, copy) = (features(ShardingType::TableWise), features(ShardingType::DataParallel));
+        for features in [&whole, &copy] {
+            assert_eq!((features.weight_bytes, features.state_bytes), (2.0, 2.0 * 32.0 * 4.0));
+            assert_eq!(value(features, "is_narrow"), 1.0);
+        }
+        assert_eq!((whole.lists, whole.sent_vectors, whole.copies), (200.0, 150.0, 1.0));
+        assert_eq!((copy.lists, copy.sent_vectors, copy.copies), (50.0, 0.0, 4.0));
+        // Both update the rows of 200 samples.
+        let own = value(&copy, "own_rows");
+        assert!((value(&whole, "distinct_rows") - value(&copy, "distinct_rows")).abs() < 1e-9);
+        assert_eq!((value(&copy, "arriving_rows"), value(&whole, "arriving_rows")), (3.0 * own, 0.0));
+        assert!((own / (100.0 * (1.0 - (-0.5f64).exp())) - 1.0).abs() < 0.05, "{own}");
+    }
+
     #[test]
     fn features_that_are_no_numbers_are_refused_by_name() {
         let fine = ShardFeatures {
             rows: 1.0,
             columns: 4.0,
+            weight_bytes: 4.0,
+            state_bytes: 4.0,
             pooling_factor: 1.0,
             dedupe_factor: 1.0,
             lists: 1.0,
             vectors: 1.0,
+            sent_vectors: 0.0,
+            copies: 1.0,
             access_bins: AccessBins([0.0; ACCESS_BINS]),
         };
         assert!(fine.validate().is_ok());

@@ -3,9 +3,11 @@
 pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
+pub(crate) mod model_file;
+pub(crate) mod set_model;
 pub(crate) mod several;
 
-use crate::buffers::exchange_buffers;
+use crate::buffers::{exchange_buffers, shared_lists};
 use crate::table::ACTIVATION_BYTES;
 use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
 
@@ -56,6 +58,21 @@ impl ShardLoad<'_> {
         let ids = lookups.looked_up(ids * lookups.share_of(&self.shard.rows, self.table.rows));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
+    }
+
+    /// What the trainer looks up of one feature: of a row shard, only the lists that have one of its rows.
+    pub(crate) fn served_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
+        let Work { lists, ids, .. } = self.work_of(lookups, topology, batch_size);
+        let part = lookups.share_of(&self.shard.rows, self.table.rows);
+        let all_ids = lists * lookups.list_dedupe_factor * lookups.pooling_factor / lookups.dedupe_factor;
+        let lists = shared_lists(lists, all_ids, lookups.list_length_deviation, part);
+        let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
+        Work { lists, ids, vectors }
+    }
+
+    /// Whether it is all of its table.
+    pub fn is_whole(&self) -> bool {
+        self.shard.row_count() == self.table.rows && self.shard.column_count() == self.table.dim
     }
 
     /// Bytes of the gradient of all weights.
@@ -214,6 +231,12 @@ pub trait CostModel: Send + Sync {
         load.traffic(topology, batch_size)
     }
 
+    /// The milliseconds that every rank spends in a step to ask for the shard's vectors. What the shard's own rank does
+    /// not spend, because it looks up a whole table where it is, is taken off its computation.
+    fn asking_ms(&self, _load: &ShardLoad<'_>, _topology: &Topology, _batch_size: u64) -> f64 {
+        0.0
+    }
+
     /// The computation of `rank`, whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
     fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64;
 
@@ -236,6 +259,8 @@ pub(crate) fn rank_costs(
     let width = model.width();
     let (zeros, mut contribution) = (vec![0.0; width], vec![0.0; width]);
     let mut loads = Vec::with_capacity(ranks.len());
+    let asking = |shard: &ShardLoad<'_>| model.asking_ms(shard, topology, batch_size);
+    let asking_ms: f64 = ranks.iter().flatten().map(asking).sum();
     for (rank, shards) in (0..).zip(ranks) {
         let mut sum = vec![0.0; width];
         let mut load = RankLoad::default();
@@ -244,7 +269,8 @@ pub(crate) fn rank_costs(
             sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
             load.traffic.add(model.traffic(shard, topology, batch_size));
         }
-        load.compute_ms = if shards.is_empty() { 0.0 } else { model.compute_ms(rank, &sum, &zeros) };
+        load.compute_ms =
+            asking_ms + if shards.is_empty() { 0.0 } else { model.compute_ms(rank, &sum, &zeros) };
         loads.push(load);
     }
     let communication = model.communication_ms(&loads, topology);

@@ -234,10 +234,11 @@ impl<'a> State<'a> {
             return None;
         }
         let compute = problem.model.compute_ms(rank as u32, self.ranks.sum(rank), &change);
+        let asking = self.ranks.asking_ms;
         let old = self.ranks.traffic[rank];
         let sent = |traffic: crate::cost::Traffic| traffic.forward.sum() + traffic.backward.sum();
         let ratio = if sent(old) > 0.0 { sent(traffic) / sent(old) } else { 1.0 };
-        Some(compute + (self.costs[rank] - self.ranks.compute_ms[rank]) * ratio)
+        Some(compute + asking + (self.costs[rank] - self.ranks.compute_ms[rank] - asking) * ratio)
     }
 
     fn apply(&mut self, change: Move) {

@@ -14,7 +14,10 @@ pub(crate) struct Ranks {
     /// Without what they need to ask.
     pub(crate) bytes: Vec<u64>,
     pub(crate) traffic: Vec<Traffic>,
+    /// Without what they do to ask.
     pub(crate) compute_ms: Vec<f64>,
+    /// What every rank does to ask.
+    pub(crate) asking_ms: f64,
     /// Units on the rank.
     units: Vec<u32>,
     zeros: Vec<f64>,
@@ -29,6 +32,7 @@ impl Ranks {
             bytes: vec![0; ranks],
             traffic: vec![Traffic::default(); ranks],
             compute_ms: vec![0.0; ranks],
+            asking_ms: 0.0,
             units: vec![0; ranks],
             zeros: vec![0.0; width],
         }
@@ -57,6 +61,7 @@ impl Ranks {
     /// The same, and leaves the ranks' computation as it was.
     fn put(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
+        self.asking_ms += priced.asking_ms;
         for rank in problem.ranks_of(unit, place) {
             let sum = &mut self.sums[rank * self.width..][..self.width];
             let contribution = priced.contribution(problem.kinds[rank]);
@@ -101,6 +106,7 @@ impl Ranks {
     /// Takes `unit` away from `place`.
     pub(crate) fn remove(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
+        self.asking_ms -= priced.asking_ms;
         for rank in problem.ranks_of(unit, place) {
             let sum = &mut self.sums[rank * self.width..][..self.width];
             let contribution = priced.contribution(problem.kinds[rank]);
@@ -124,7 +130,7 @@ impl Ranks {
         self.compute_ms
             .iter()
             .zip(communication)
-            .map(|(compute, communication)| compute + communication)
+            .map(|(compute, communication)| compute + self.asking_ms + communication)
             .collect()
     }
 

@@ -51,6 +51,8 @@ pub(crate) struct Priced {
     pub(crate) bytes: u64,
     /// What every rank of the topology needs to ask it.
     pub(crate) asking: u64,
+    /// The computation with which every rank asks for what it needs of it.
+    pub(crate) asking_ms: f64,
     /// The computation of a rank with this alone, by the kind of the rank.
     pub(crate) alone_by_kind: Vec<f64>,
     /// The mean of that over all ranks.
@@ -173,6 +175,8 @@ impl<'a> Problem<'a> {
             asking: self
                 .over_blocks(&unit, &load, |load| load.buffers(self.topology, self.batch_size).asking as f64)
                 as u64,
+            asking_ms: self
+                .over_blocks(&unit, &load, |load| self.model.asking_ms(load, self.topology, self.batch_size)),
             alone_by_kind,
             alone_ms,
         })

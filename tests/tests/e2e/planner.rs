@@ -191,19 +191,31 @@ fn tables_are_those_of_preprocessed_batches() {
 fn a_machine_is_measured_learned_and_planned_for() {
     let dir = Dir::new();
     let profile = "onefold-train profile --samples 1024 --memory 16MiB --threads 1 --out costs.parquet";
-    let first = dir.command(&format!("{profile} --sets 110")).json();
-    assert_eq!(first["sets"], 110);
+    let first = dir.command(&format!("{profile} --sets 30")).json();
+    assert_eq!(first["sets"], 30);
     dir.command(&format!("{profile} --sets 10")).fails(&["`costs.parquet` already exists", "--overwrite"]);
     let machine = first["machine"].as_str().unwrap();
     assert!(machine.ends_with(", 1 thread"), "{machine}");
     let more = dir.command(&format!("{profile} --sets 10 --append")).json();
-    assert_eq!(more["sets"], 120);
+    assert_eq!(more["sets"], 40);
     dir.command(&format!("{} --sets 10 --append", profile.replace("--threads 1", "--threads 2"))).fails(&[
         "costs.parquet",
         ", 2 threads",
         "write another file",
     ]);
-    dir.command(&format!("{} --sets 12", profile.replace("costs", "again"))).works();
+    let again = dir.command(&format!("{} --sets 12", profile.replace("costs", "again"))).json();
+
+    // Ranks that exchange are measured into the same file.
+    let exchanges =
+        "profile --collectives --exchanges 120 --most-bytes 64KiB --threads 1 --out costs.parquet";
+    dir.command(&format!("onefold-train {exchanges} --append"))
+        .fails(&["there is one rank", "launch --ranks 4"]);
+    let on_ranks = |more: &str| dir.command(&format!("onefold-train launch --ranks 2 -- {exchanges} {more}"));
+    on_ranks("").fails(&["`costs.parquet` already exists", "--overwrite"]);
+    let both = on_ranks("--append").json();
+    assert_eq!((both["exchanges"].as_u64(), both["ranks"].as_u64()), (Some(120), Some(2)));
+    dir.command("onefold-train launch --ranks 2 -- profile --sets 1 --out other.parquet")
+        .fails(&["`profile --collectives` and `check-device` work on several"]);
 
     // Whether a model of measured times is blessed depends on what else the machine does. So it learns the sets
     // with computed times: of twice the bytes a table takes less than twice the time, which no line can say.
@@ -215,12 +227,19 @@ fn a_machine_is_measured_learned_and_planned_for() {
             let ms = sample.shards.iter().map(|shard| (bytes(shard) / 1e5).sqrt()).sum::<f64>();
             sample.ms = factor * (0.3 + ms).powf(0.8);
         }
+        for exchange in &mut costs.exchanges {
+            let most = exchange.ranks.iter().map(|rank| rank.bytes).fold(0.0, f64::max);
+            exchange.ranks.iter_mut().for_each(|rank| rank.ms = 0.1 + (rank.bytes * most / 1e8).sqrt());
+        }
         costs.store(&dir.path(file)).unwrap();
     }
     let pretrain = "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 60 --folds 3 --out model.json";
     let blessed = dir.command(pretrain).json();
     assert_eq!(blessed["machine"], machine);
-    assert_eq!(blessed["reports"][0]["repeated"]["samples"], 12);
+    assert_eq!(blessed["reports"][0]["repeated"]["samples"], again["samples"]);
+    let reports = blessed["reports"].as_array().unwrap();
+    let names: Vec<_> = reports.iter().map(|report| report["model"].as_str().unwrap()).collect();
+    assert_eq!(names, ["compute", "forward", "backward"]);
 
     dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
         .works();
@@ -229,9 +248,9 @@ fn a_machine_is_measured_learned_and_planned_for() {
     dir.write("topology.json", topology.to_string());
     let plan = "onefold-shard plan --tables tasks/task-000/tables.json --topology topology.json";
     let planned = dir.command(&format!("{plan} --model model.json --out plan.json")).json();
-    assert!(planned["cost_model"].as_str().unwrap().starts_with("learned_v2 ("), "{planned}");
+    assert!(planned["cost_model"].as_str().unwrap().starts_with("learned_v3 ("), "{planned}");
     let notes = planned["notes"].to_string();
-    assert!(notes.contains("Communication is bytes ÷ bandwidth (analytic)"), "{notes}");
+    assert!(!notes.contains("Communication is bytes ÷ bandwidth (analytic)"), "{notes}");
     topology["hardware"] = json!("another machine");
     dir.write("topology.json", topology.to_string());
     dir.command(&format!("{plan} --model model.json --out other.json")).fails(&[
@@ -256,7 +275,7 @@ fn a_cost_model_comes_with_the_program() {
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../sharding/models/cpu.json");
     let shipped: Value = serde_json::from_str(&fs_err::read_to_string(shipped).unwrap()).unwrap();
     let machine = shipped["machine"].as_str().unwrap();
-    assert!(model.starts_with(&format!("learned_v2 ({machine}, kernels cpu-")), "{model}");
+    assert!(model.starts_with(&format!("learned_v3 ({machine}, kernels cpu-")), "{model}");
     let mut topology = json_of(&dir, "tasks/task-000/topology.json");
     topology["hardware"] = json!(machine);
     dir.write("topology.json", topology.to_string());
@@ -286,7 +305,7 @@ fn the_ranks_of_plans_are_measured() {
 
     let one = "onefold-train measure-plans --tables tasks/task-000/tables.json";
     let text = dir.command(&format!("{one} plans/task-000/beam.json plans/task-000/random.json")).works();
-    assert!(text.contains("beam by analytic_v2") && text.contains("Costs of a task's plans: tau"), "{text}");
+    assert!(text.contains("beam by analytic_v2") && text.contains("Costs of all plans: tau"), "{text}");
     dir.command(&format!("{one} plans/task-001/beam.json")).fails(&["plans/task-001/beam.json"]);
     dir.command(&format!("{one} nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
     dir.command("onefold-train measure-plans --tasks tasks --plans nothing")

@@ -105,7 +105,6 @@ fn torchrecs_own_planner_places_tables_no_better() {
         let costs = format!(
             "task {task}: TorchRec {cost} (by itself {own}), torchrec_default {baseline}, beam {beam}"
         );
-        println!("{costs}");
         assert!((cost / own - 1.0).abs() < 0.01, "{costs}");
         assert!(baseline <= 1.02 * cost, "{costs}");
         assert!(beam <= cost, "{costs}");

@@ -1,7 +1,10 @@
-//! Random sets of tables, and the ids that are looked up in them.
+//! Random tables, plans for them, and the ids that are looked up in them.
 
 use onefold_ikjt::{Feature, Group};
-use onefold_sharding::{ACCESS_BATCH, AccessBins, DataType, FeatureConfig, IdPolicy, Pooling, ShardFeatures};
+use onefold_sharding::{
+    ACCESS_BATCH, AccessBins, AnalyticCost, DataType, FeatureConfig, IdPolicy, Lookups, Plan, Pooling, Shard,
+    ShardingType, Table, TableOptimizer, TablePlan, Topology,
+};
 use onefold_sharding_benchmark::PoolTable;
 use rand::Rng;
 use rand::distr::Distribution;
@@ -10,108 +13,178 @@ use rand_chacha::ChaCha8Rng;
 use super::ProfileOptions;
 use crate::Result;
 
-/// The most tables of a set, as in NeuroShard.
+/// The most tables of a set for each of its ranks, as in NeuroShard.
 pub(super) const MAX_TABLES: usize = 15;
-/// Columns of a shard: dimensions of 4 to 128 and what halving them gives.
+/// Columns of a table: dimensions of 4 to 128.
 const COLUMNS: [u64; 6] = [4, 8, 16, 32, 64, 128];
 /// One in so many sets is of tables that are not deduplicated.
-pub(super) const PLAIN_SETS: usize = 3;
-/// The fewest samples of a set's steps.
+const PLAIN_SETS: usize = 3;
+/// The fewest samples of a set's steps, over all ranks.
 const LEAST_SAMPLES: usize = 1024;
 /// A set of more ids than this gets fewer samples, so that none takes seconds.
 const MAX_IDS: f64 = 8e6;
+/// The most copies of a table's rows, over all ranks: larger tables are not copied.
+const MAX_COPIED: u64 = 2_000_000;
 
-/// A shard of a set, and how its ids are drawn.
+/// Tables, and a plan for them.
 pub(super) struct Drawn {
-    pub(super) features: ShardFeatures,
-    pub(super) exponent: f64,
+    pub(super) tables: Vec<Table>,
+    pub(super) plan: Plan,
+    /// By table: the exponent of the Zipf law of its ids.
+    pub(super) exponents: Vec<Vec<f64>>,
 }
 
-/// Draws the shards of a set.
+/// Draws set number `number`: tables for as many ranks as a set has, and a random plan.
 pub(super) fn draw(
     rng: &mut ChaCha8Rng,
     pool: &[PoolTable],
     options: &ProfileOptions,
-    plain: bool,
-) -> Vec<Drawn> {
-    let count = rng.random_range(1..=MAX_TABLES);
+    number: usize,
+) -> Result<Drawn> {
+    let ranks = options.ranks[rng.random_range(0..options.ranks.len())];
+    let optimizers =
+        [TableOptimizer::RowWiseAdagrad, TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam];
+    // The optimizer that most models have, in half of the sets.
+    let optimizer = if rng.random_bool(0.5) { optimizers[0] } else { optimizers[rng.random_range(1..4)] };
+    let count = rng.random_range(1..=MAX_TABLES * (ranks as usize).div_ceil(2));
+    let (mut tables, mut placed, mut exponents) = (Vec::with_capacity(count), Vec::new(), Vec::new());
     // One half for what comes first, the other in equal parts for what then finds no room.
-    let (mut left, part) = (options.memory_bytes / 2, options.memory_bytes / 2 / MAX_TABLES as u64);
-    let mut tables: Vec<(f64, f64, f64, f64, f64)> = Vec::with_capacity(count);
+    let (mut left, part) = (options.memory_bytes / 2, options.memory_bytes / 2 / count as u64);
     while tables.len() < count {
-        let source = &pool[rng.random_range(0..pool.len())];
-        let columns = COLUMNS[rng.random_range(0..COLUMNS.len())];
-        // Smaller tables too: the shards of tables that are divided by rows.
-        let rows = (source.rows >> rng.random_range(0..8)).max(1);
-        let bytes = rows * (columns + 1) * 4;
-        let exponent = rng.random_range(0.4..1.2);
-        let dedupe_factor = if plain { 1.0 } else { 16f64.powf(rng.random_range(0.0..1.0)) };
+        let (table, exponent) = table(rng, pool, tables.len(), (optimizer, number));
+        let plan = placement(rng, &table, ranks);
+        let copies = if plan.sharding_type == ShardingType::DataParallel { u64::from(ranks) } else { 1 };
+        let bytes = table.memory_bytes().unwrap_or(u64::MAX).saturating_mul(copies);
         if bytes > left {
             left = left.max(part);
             continue;
         }
         left -= bytes;
-        tables.push((rows as f64, columns as f64, source.pooling_factor, exponent, dedupe_factor));
+        exponents.push(vec![exponent]);
+        placed.push(plan);
+        tables.push(table);
     }
     let most = options.samples as f64;
     let drawn = most.min(LEAST_SAMPLES as f64) * (most / LEAST_SAMPLES as f64).max(1.0).powf(rng.random());
-    let ids: f64 = tables.iter().map(|(.., pooling_factor, _, factor)| pooling_factor / factor).sum();
-    let samples = drawn.min(MAX_IDS / ids.max(1e-9)).floor().max(1.0);
-    let shard = |(rows, columns, pooling_factor, exponent, dedupe_factor): (f64, f64, f64, f64, f64)| {
-        let lists = (samples / dedupe_factor).round().max(1.0);
-        let dedupe_factor = samples / lists;
-        let accesses = pooling_factor * ACCESS_BATCH as f64 / dedupe_factor;
-        let access_bins = AccessBins::zipf(rows as u64, accesses, exponent);
-        let features = ShardFeatures {
-            rows,
-            columns,
-            pooling_factor,
-            dedupe_factor,
-            lists,
-            vectors: lists,
-            access_bins,
-        };
-        Drawn { features, exponent }
+    let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
+    let batch_size = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
+    // Buffers need no room here.
+    let topology = Topology::h100(ranks, 1 << 50).map_err(unsuitable)?;
+    let plan = Plan::predict("profile", &tables, placed, &topology, &AnalyticCost, batch_size);
+    Ok(Drawn { tables, plan: plan.map_err(unsuitable)?, exponents })
+}
+
+fn unsuitable(source: onefold_sharding::Error) -> crate::Error {
+    crate::Error::Sharding { path: "a drawn set of tables".into(), source }
+}
+
+/// A table of the pool, and the exponent of its ids' law.
+fn table(
+    rng: &mut ChaCha8Rng,
+    pool: &[PoolTable],
+    number: usize,
+    (optimizer, set): (TableOptimizer, usize),
+) -> (Table, f64) {
+    let source = &pool[rng.random_range(0..pool.len())];
+    let dim = COLUMNS[rng.random_range(0..COLUMNS.len())];
+    // Smaller tables too: those that are copied.
+    let rows = (source.rows >> rng.random_range(0..8)).max(1);
+    let exponent = rng.random_range(0.4..1.2);
+    let plain = set.is_multiple_of(PLAIN_SETS);
+    let dedupe_factor = if plain { 1.0 } else { 16f64.powf(rng.random_range(0.0..1.0)) };
+    let pooling_factor = source.pooling_factor;
+    let accesses = pooling_factor * ACCESS_BATCH as f64 / dedupe_factor;
+    let table = Table {
+        dtype: [DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16][rng.random_range(0..4)],
+        optimizer,
+        pooling: if rng.random_bool(0.2) { Pooling::Attention } else { Pooling::Sum },
+        pooling_factor,
+        dedupe_factor,
+        // Of fewer ids than lists, most lists are empty.
+        list_dedupe_factor: Some(dedupe_factor / pooling_factor.clamp(1e-6, 1.0)),
+        access_bins: Some(AccessBins::zipf(rows, accesses, exponent)),
+        ..Table::new(format!("table_{number}"), rows, dim)
     };
-    tables.into_iter().map(shard).collect()
+    (table, exponent)
 }
 
-/// A table, and the lists that a step looks up in it.
-pub(super) struct Filled {
-    pub(super) config: FeatureConfig,
-    pub(super) group: Group,
-    /// As they came out of the draw.
-    pub(super) features: ShardFeatures,
+/// A random way to shard a table: half of them whole on a rank, the others in columns, in rows or copied.
+fn placement(rng: &mut ChaCha8Rng, table: &Table, ranks: u32) -> TablePlan {
+    let first = rng.random_range(0..ranks);
+    let whole = TablePlan::table_wise(table, first);
+    let (rows, parts) = (table.rows, u64::from(ranks));
+    match rng.random_range(0..6) {
+        _ if ranks == 1 => whole,
+        0 if table.dim >= 8 => {
+            let halves = if table.dim >= 16 && ranks >= 4 && rng.random_bool(0.5) { 4 } else { 2 };
+            let width = table.dim / halves;
+            let shard = |i: u64| Shard {
+                rank: (first + i as u32) % ranks,
+                rows: 0..rows,
+                columns: i * width..(i + 1) * width,
+            };
+            let shards = (0..halves.min(parts)).map(shard).collect::<Vec<_>>();
+            let complete = shards.len() as u64 == halves;
+            if complete {
+                TablePlan { sharding_type: ShardingType::ColumnWise, shards, ..whole }
+            } else {
+                whole
+            }
+        }
+        1 if (parts - 1) * rows.div_ceil(parts) < rows => {
+            let block = rows.div_ceil(parts);
+            let shard = |rank: u32| Shard {
+                rank,
+                rows: u64::from(rank) * block..(u64::from(rank + 1) * block).min(rows),
+                columns: 0..table.dim,
+            };
+            let shards = (0..ranks).map(shard).collect();
+            TablePlan { sharding_type: ShardingType::RowWise, shards, ..whole }
+        }
+        2 if rows * parts <= MAX_COPIED => {
+            let shards = (0..ranks).map(|rank| Shard::whole(table, rank)).collect();
+            TablePlan { sharding_type: ShardingType::DataParallel, shards, ..whole }
+        }
+        _ => whole,
+    }
 }
 
-/// Draws the lists of a shard, the `i`-th of its set.
-pub(super) fn fill(rng: &mut ChaCha8Rng, i: usize, drawn: &Drawn) -> Result<Filled> {
-    let mut features = drawn.features;
+/// What one feature's lists of a rank's batch look up in `table`: the distinct lists of so many samples.
+pub(super) fn fill(
+    rng: &mut ChaCha8Rng,
+    (name, table): (&str, &Table),
+    (lookups, exponent): (&Lookups, f64),
+    samples: u64,
+) -> Result<(FeatureConfig, Group)> {
     let config = FeatureConfig {
-        feature: format!("table_{i}"),
-        table: None,
-        rows: features.rows as u64,
-        dim: features.columns as u64,
-        pooling: Pooling::Sum,
+        feature: name.to_owned(),
+        table: Some(table.name.clone()),
+        rows: table.rows,
+        dim: table.dim,
+        pooling: lookups.pooling,
         target: None,
         ids: IdPolicy::Checked,
-        dtype: DataType::Fp32,
+        dtype: table.dtype,
     };
-    // Lengths around the mean; a mean below one leaves most lists empty.
-    let mean = features.pooling_factor;
-    let lengths: Vec<usize> =
-        (0..features.lists as usize).map(|_| (mean * 2.0 * rng.random::<f64>()).round() as usize).collect();
+    let [lists, ids] = lookups.distinct(samples as f64);
+    let lists = lists.round().max(1.0);
+    let mean = ids / lists;
+    // Lengths around the mean; a mean below one leaves some lists empty.
+    let length = |rng: &mut ChaCha8Rng| match mean {
+        mean if mean < 1.0 => usize::from(rng.random_bool(mean)),
+        mean => 1 + ((mean - 1.0) * 2.0 * rng.random::<f64>()).round() as usize,
+    };
+    let lengths: Vec<usize> = (0..lists as usize).map(|_| length(rng)).collect();
     let total: usize = lengths.iter().sum();
-    features.pooling_factor = total as f64 / features.lists;
     let rows = config.rows;
-    let ids: Vec<i64> = match rand_distr::Zipf::new(rows as f64, drawn.exponent) {
+    let ids: Vec<i64> = match rand_distr::Zipf::new(rows as f64, exponent) {
         // Frequent rows do not stand together: a step that shares no divisor with the rows spreads them.
         Ok(zipf) => (0..total).map(|_| spread(zipf.sample(rng) as u64 - 1, rows) as i64).collect(),
         Err(_) => (0..total).map(|_| rng.random_range(0..rows) as i64).collect(),
     };
-    let feature = Feature::from_lengths(config.feature.clone(), ids, lengths)?;
-    let group = Group::try_new(config.feature.clone(), None, vec![feature])?;
-    Ok(Filled { config, group, features })
+    let feature = Feature::from_lengths(name.to_owned(), ids, lengths)?;
+    let group = Group::try_new(name.to_owned(), None, vec![feature])?;
+    Ok((config, group))
 }
 
 /// A large prime: a divisor of no table's rows.
@@ -122,46 +195,67 @@ fn spread(row: u64, rows: u64) -> u64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use onefold_sharding_benchmark::pool;
     use rand::SeedableRng;
 
     use super::*;
 
-    /// Tables of these rows, columns and pooling factors, and `lists` lists for each.
-    pub(in super::super) fn set(tables: &[(u64, u64, f64)], lists: f64) -> Vec<Drawn> {
-        let drawn = |&(rows, columns, pooling_factor): &(u64, u64, f64)| Drawn {
-            features: ShardFeatures {
-                rows: rows as f64,
-                columns: columns as f64,
-                pooling_factor,
-                dedupe_factor: 1.0,
-                lists,
-                vectors: lists,
-                access_bins: AccessBins::uniform(rows, lists * pooling_factor),
-            },
-            exponent: 0.8,
+    #[test]
+    fn sets_are_of_all_kinds_and_within_bounds() {
+        let options = ProfileOptions {
+            sets: 0,
+            first_set: 0,
+            samples: 65_536,
+            memory_bytes: 1 << 30,
+            ranks: vec![1, 4],
+            seed: 1,
         };
-        tables.iter().map(drawn).collect()
+        let (pool, mut rng) = (pool(), ChaCha8Rng::seed_from_u64(9));
+        let (mut seen, mut kinds, mut optimizers) = (Vec::new(), Vec::new(), Vec::new());
+        for number in 0..200 {
+            let Drawn { tables, plan, exponents } = draw(&mut rng, &pool, &options, number).unwrap();
+            plan.check(&tables, &plan.topology).unwrap();
+            let ranks = plan.topology.ranks;
+            assert_eq!((tables.len(), ranks == 1 || ranks == 4), (exponents.len(), true));
+            let samples = (plan.batch_size * u64::from(ranks)) as f64;
+            let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
+            assert!((ids * samples <= 1.01 * MAX_IDS || plan.batch_size == 1) && samples <= 65_536.0);
+            seen.push(samples);
+            let plain = tables.iter().all(|table| table.dedupe_factor == 1.0);
+            assert!(plain || !number.is_multiple_of(PLAIN_SETS));
+            kinds.extend(plan.tables.iter().map(|table| table.sharding_type));
+            optimizers.push(tables[0].optimizer);
+        }
+        seen.sort_by(f64::total_cmp);
+        assert!(seen[20] < 2_048.0 && seen[100] > 3_000.0 && seen[180] > 12_000.0, "{seen:?}");
+        let share = |kind| kinds.iter().filter(|other| **other == kind).count() as f64 / kinds.len() as f64;
+        for kind in [ShardingType::ColumnWise, ShardingType::RowWise, ShardingType::DataParallel] {
+            assert!(share(kind) > 0.05, "{kind:?} {}", share(kind));
+        }
+        for optimizer in [TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam] {
+            assert!(optimizers.iter().filter(|other| **other == optimizer).count() > 10);
+        }
     }
 
     #[test]
-    fn steps_have_samples_within_bounds() {
-        let options =
-            ProfileOptions { sets: 0, first_set: 0, samples: 65_536, memory_bytes: 1 << 30, seed: 1 };
-        let (pool, mut rng) = (pool(), ChaCha8Rng::seed_from_u64(9));
-        let mut seen = Vec::new();
-        for i in 0..300 {
-            let set = draw(&mut rng, &pool, &options, i % 3 == 0);
-            let samples: Vec<f64> =
-                set.iter().map(|drawn| drawn.features.lists * drawn.features.dedupe_factor).collect();
-            assert!(samples.iter().all(|all| (all - samples[0]).abs() < 1e-6), "{samples:?}");
-            let ids: f64 = set.iter().map(|drawn| drawn.features.lists * drawn.features.pooling_factor).sum();
-            assert!(ids <= 1.01 * MAX_IDS && samples[0] <= 65_536.0, "{ids}");
-            seen.push(samples[0]);
+    fn lists_are_as_many_as_the_table_says() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        for (pooling_factor, list_dedupe_factor) in [(20.0, 2.0), (0.5, 8.0)] {
+            let table = Table {
+                pooling_factor,
+                dedupe_factor: 2.0,
+                list_dedupe_factor: Some(list_dedupe_factor),
+                ..Table::new("t", 100, 4)
+            };
+            let lookups = table.lookups().next().unwrap();
+            let [lists, ids] = lookups.distinct(40_000.0);
+            let (_, group) = fill(&mut rng, ("f", &table), (&lookups, 0.8), 40_000).unwrap();
+            let feature = &group.features()[0];
+            assert_eq!(feature.rows() as f64, lists);
+            assert!((feature.values().len() as f64 / ids - 1.0).abs() < 0.03, "{}", feature.values().len());
+            assert!(feature.sizes().iter().all(|size| *size > 0));
         }
-        seen.sort_by(f64::total_cmp);
-        assert!(seen[30] < 2_048.0 && seen[150] > 4_096.0 && seen[270] > 16_384.0, "{seen:?}");
     }
 
     #[test]

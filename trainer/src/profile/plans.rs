@@ -1,19 +1,23 @@
 //! Measures the ranks of plans, to see whether predicted costs rank them as the machine does.
 //!
 //! ```text
-//! tables.json + plan.json ──▶ every rank's shards ──draw ids, look up, update──▶ ms beside the predicted ms
+//! tables.json + plan.json ──▶ every rank's shards ──draw ids, whole steps in turns──▶ ms beside the predicted ms
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use onefold_datasets::progress::Reporter;
-use onefold_sharding::{ACCESS_BATCH, Plan, ShardFeatures, ShardLoad, TableFile, kendall_tau};
+use onefold_sharding::{ACCESS_BATCH, Lookups, Plan, RankPrediction, Table, TableFile};
 use onefold_sharding_benchmark::TABLES_FILE;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use super::{Drawn, Machine, measure};
+use super::ranks::{PlanRank, Workload};
+use super::turns::{Step, Turns};
+use super::{Machine, median, on_threads};
+use crate::distributed::Collectives;
+use crate::embedding::thread_pool;
 use crate::{Error, Result};
 
 /// Plans for the same tables.
@@ -94,19 +98,28 @@ impl PlanSet {
     }
 }
 
-/// A rank's computation, predicted and measured.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+/// A rank's part in a step, predicted and measured; milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MeasuredRank {
     /// The rank.
     pub rank: u32,
-    /// What the plan predicts, in milliseconds per step.
+    /// The computation that the plan predicts.
     pub predicted_ms: f64,
-    /// What was measured, in milliseconds per step. Of ranks that ran together: how long their threads had a processor,
-    /// for the exchange too.
+    /// What it was.
     pub measured_ms: f64,
-    /// What the plan predicts for the exchange with other ranks.
+    /// The same by part of the step, in the order of [`PARTS`].
+    pub parts_ms: Vec<f64>,
+    /// What the plan predicts for the exchange with other ranks, and for waiting for them.
     pub communication_ms: f64,
+    /// How long exchanges took from the moment on when all ranks were ready, by exchange, in the order of
+    /// [`EXCHANGES`]; empty where ranks were threads of one process.
+    pub exchanges_ms: Vec<f64>,
 }
+
+/// The parts of a step's computation.
+pub const PARTS: [&str; 4] = ["look up for others", "assemble, ask", "gradients", "update"];
+/// The exchanges between ranks. Requests are for the next step.
+pub const EXCHANGES: [&str; 3] = ["answers", "requests", "gradients"];
 
 /// A plan whose ranks were measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -117,7 +130,8 @@ pub struct MeasuredPlan {
     pub plan: String,
     /// The cost model behind its predictions.
     pub cost_model: String,
-    /// On ranks that ran together: the milliseconds of a whole step.
+    /// On ranks that were processes: the milliseconds of a whole step, in which ranks wait for the slowest one before
+    /// every exchange, and exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_ms: Option<f64>,
     /// Its ranks.
@@ -151,83 +165,175 @@ impl MeasuredPlan {
     }
 }
 
-/// Measures every rank of every plan on `machine`, one after the other: the rank's shards are
-/// filled, ids are drawn by the tables' pooling factors, dedupe factors and the Zipf law nearest to their accesses, and
-/// steps are timed as by [`profile`](fn@super::profile). The exchange between ranks is not measured. Lists that pool by
-/// attention are summed here.
+/// How plans are measured.
+#[derive(Debug, Clone, Copy)]
+pub struct StepOptions {
+    /// Ranks that share this machine's memory; all of a plan's where they are threads.
+    pub local_ranks: usize,
+    /// Steps that are timed, at least 1; two more warm up.
+    pub steps: u32,
+    /// Another seed draws other ids.
+    pub seed: u64,
+}
+
+/// Measures the ranks of every plan on `machine`: their shards are filled, each rank draws a batch of its own by the
+/// tables' pooling factors, dedupe factors and the Zipf law nearest to their accesses, and they take whole steps in
+/// turns, as in [`profile`](fn@super::profile).
 ///
-/// Ranks with the same shards get the same ids, so plans are compared on the same work.
+/// With one rank in `collectives`, a plan's ranks are threads of this process: their computation is measured, and the
+/// exchange is as predicted. With as many as the plans have, each is a process (every rank calls this and gets the same
+/// result), and steps are measured with their exchanges.
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if a rank's tables are larger than the memory that is available; [`Error::Sharding`] if a
-/// plan does not fit its tables.
+/// [`Error::Config`] if a plan is for another number of ranks than there are, if a GPU is to measure a plan for several
+/// ranks, or if tables are larger than the memory that is available; [`Error::Sharding`] if a plan does not fit its
+/// tables; those of [`Collectives`].
 pub fn measure_plans(
     sets: &[PlanSet],
     machine: &Machine,
-    seed: u64,
+    collectives: &Arc<dyn Collectives>,
+    options: &StepOptions,
     reporter: &dyn Reporter,
 ) -> Result<Vec<MeasuredPlan>> {
-    if machine.device.is_none() {
-        for set in sets {
-            set.plans.iter().try_for_each(|(name, plan)| check_memory(&set.name, name, plan, 1))?;
-        }
-    }
-    let ms = |drawn: &[Drawn]| Ok(measure(&mut ChaCha8Rng::seed_from_u64(seed), drawn, machine)?.ms);
-    ranks_by(sets, ms, reporter)
-}
-
-/// The ranks of plans; `ms` is the time of a rank's shards, and an idle rank's is none.
-fn ranks_by(
-    sets: &[PlanSet],
-    ms: impl Fn(&[Drawn]) -> Result<f64>,
-    reporter: &dyn Reporter,
-) -> Result<Vec<MeasuredPlan>> {
-    let ranks = |set: &PlanSet| set.plans.iter().map(|(_, plan)| plan.ranks.len() as u64).sum::<u64>();
-    reporter.begin("Measuring ranks", Some(sets.iter().map(ranks).sum()), "ranks");
+    let plans = || sets.iter().flat_map(|set| set.plans.iter().map(move |(name, plan)| (set, name, plan)));
+    let checked =
+        plans().try_for_each(|(set, name, plan)| check((set, name, plan), machine, collectives, options));
+    collectives.agree(checked)?;
+    reporter.begin("Measuring plans", Some(plans().count() as u64), "plans");
+    let threads = Arc::new(thread_pool(machine.threads)?);
     let mut measured = Vec::new();
     for set in sets {
+        let exponents = exponents(&set.tables.tables);
         for (name, plan) in &set.plans {
-            let wrong = |source| Error::Sharding { path: PathBuf::from(name), source };
-            let loads = plan.loads(&set.tables.tables).map_err(wrong)?;
-            let mut found = Vec::with_capacity(loads.len());
-            for (prediction, shards) in plan.ranks.iter().zip(&loads) {
-                let drawn: Vec<Drawn> = shards.iter().flat_map(|load| drawn(load, plan)).collect();
-                found.push(MeasuredRank {
-                    rank: prediction.rank,
-                    predicted_ms: prediction.compute_ms,
-                    measured_ms: if drawn.is_empty() { 0.0 } else { ms(&drawn)? },
-                    communication_ms: prediction.communication_ms,
-                });
-                reporter.advance(1);
-            }
-            let (task, plan_name) = (set.name.clone(), name.clone());
-            measured.push(MeasuredPlan {
-                task,
-                plan: plan_name,
-                cost_model: plan.cost_model.clone(),
-                step_ms: None,
-                ranks: found,
-            });
+            let workload = Workload { tables: &set.tables.tables, plan, exponents: &exponents };
+            let times = times(&workload, (machine, &threads), collectives, options)?;
+            measured.push(measured_plan((set, name, plan), &times, collectives.size() > 1));
+            reporter.advance(1);
         }
     }
     reporter.end();
     Ok(measured)
 }
 
-/// A shard's work, and the law by which its ids are drawn: the whole table's. Features that share the table are
-/// measured as the model prices them, each with a table of its own.
-pub(super) fn drawn<'a>(load: &'a ShardLoad<'a>, plan: &'a Plan) -> impl Iterator<Item = Drawn> + 'a {
-    let features = ShardFeatures::of(load, &plan.topology, plan.batch_size);
-    features.zip(load.table.lookups()).map(|(features, lookups)| {
+/// The steps of every rank.
+fn times(
+    workload: &Workload<'_>,
+    (machine, threads): (&Machine, &Arc<rayon::ThreadPool>),
+    collectives: &Arc<dyn Collectives>,
+    options: &StepOptions,
+) -> Result<Vec<Vec<Step>>> {
+    let steps = options.steps as usize;
+    let work = |collectives: Arc<dyn Collectives>| {
+        let turns = Arc::new(Turns::new(Arc::clone(&collectives), machine.threads)?);
+        let rank =
+            collectives.agree_on(|| PlanRank::new(workload, turns, (machine, threads), options.seed))?;
+        rank.steps(steps, (steps, Duration::ZERO))
+    };
+    if collectives.size() == 1 {
+        return on_threads(workload.plan.topology.ranks, work);
+    }
+    collectives.gather_json(&work(Arc::clone(collectives))?)
+}
+
+/// By table and feature: the exponent of the Zipf law nearest to the accesses.
+fn exponents(tables: &[Table]) -> Vec<Vec<f64>> {
+    let of_feature = |table: &Table, lookups: Lookups| {
         let accesses = lookups.pooling_factor * ACCESS_BATCH as f64 / lookups.dedupe_factor;
-        Drawn { exponent: features.access_bins.nearest_zipf(load.table.rows, accesses), features }
-    })
+        lookups.accesses(table.rows).nearest_zipf(table.rows, accesses)
+    };
+    tables.iter().map(|table| table.lookups().map(|lookups| of_feature(table, lookups)).collect()).collect()
+}
+
+/// What a step of ranks was, whose steps were timed. In a step all wait for the slowest before each exchange.
+fn measured_plan(
+    (set, name, plan): (&PlanSet, &String, &Plan),
+    times: &[Vec<Step>],
+    exchanged: bool,
+) -> MeasuredPlan {
+    let steps = times.first().map_or(0, Vec::len);
+    let of_step = |number: usize| {
+        let slowest = |of: fn(&Step) -> &[f64]| {
+            let count = times.first().map_or(0, |steps| of(&steps[number]).len());
+            let most = |part: usize| times.iter().map(|steps| of(&steps[number])[part]).fold(0.0, f64::max);
+            (0..count).map(most).sum::<f64>()
+        };
+        slowest(|step| &step.turns_ms) + slowest(|step| &step.exchanges_ms)
+    };
+    let rank = |(prediction, steps): (&RankPrediction, &Vec<Step>)| {
+        let part =
+            |of: fn(&Step) -> &[f64], part: usize| median(steps.iter().map(|step| of(step)[part]).collect());
+        let parts = steps.first().map_or(0, |step| step.turns_ms.len());
+        let turns: Vec<f64> = (0..parts).map(|i| part(|step| &step.turns_ms, i)).collect();
+        let exchanges = steps.first().map_or(0, |step| step.exchanges_ms.len());
+        let exchanges: Vec<f64> = (0..exchanges).map(|i| part(|step| &step.exchanges_ms, i)).collect();
+        MeasuredRank {
+            rank: prediction.rank,
+            predicted_ms: prediction.compute_ms,
+            measured_ms: median(steps.iter().map(Step::work_ms).collect()),
+            parts_ms: joined(&turns, &PART_OF_TURN, PARTS.len()),
+            communication_ms: prediction.communication_ms,
+            exchanges_ms: if exchanged {
+                joined(&exchanges, &EXCHANGE_OF, EXCHANGES.len())
+            } else {
+                Vec::new()
+            },
+        }
+    };
+    MeasuredPlan {
+        task: set.name.clone(),
+        plan: name.clone(),
+        cost_model: plan.cost_model.clone(),
+        step_ms: exchanged.then(|| median((0..steps).map(of_step).collect())),
+        ranks: plan.ranks.iter().zip(times).map(rank).collect(),
+    }
+}
+
+/// Which of [`PARTS`] a turn belongs to: after the header of the requests nothing is computed.
+const PART_OF_TURN: [usize; 5] = [0, 1, 1, 2, 3];
+/// Which of [`EXCHANGES`] an exchange is: requests have a header.
+const EXCHANGE_OF: [usize; 4] = [0, 1, 1, 2];
+
+/// Sums of what belongs together.
+fn joined(values: &[f64], group_of: &[usize], groups: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; groups];
+    values.iter().zip(group_of).for_each(|(value, group)| sums[*group] += value);
+    sums
+}
+
+/// Refuses a plan that these ranks cannot measure.
+fn check(
+    (set, name, plan): (&PlanSet, &String, &Plan),
+    machine: &Machine,
+    collectives: &Arc<dyn Collectives>,
+    options: &StepOptions,
+) -> Result<()> {
+    let (planned, ranks) = (plan.ranks.len(), collectives.size());
+    let wrong =
+        |message: String, hint: String| Err(Error::Config { path: PathBuf::from(name), message, hint });
+    if ranks > 1 && planned != ranks as usize {
+        return wrong(
+            format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
+            format!("start as many: `onefold-train launch --ranks {planned} -- measure-plans …`"),
+        );
+    }
+    if machine.device.is_some() {
+        let hint = "measure it without `--device`, on the processor".to_owned();
+        return match planned {
+            1 => Ok(()),
+            _ => wrong(
+                format!("this plan for `{}` is for {planned} ranks, and a GPU measures one", set.name),
+                hint,
+            ),
+        };
+    }
+    let together = if ranks == 1 { planned } else { options.local_ranks };
+    check_memory(&set.name, name, plan, together)
 }
 
 /// Refuses what would not end well: tables that are larger than the memory that is left, of a plan of which `together`
 /// ranks are measured at a time on this machine.
-pub(super) fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
+fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
     let Some(available) = available_bytes() else { return Ok(()) };
     // Lookups, their gradients and sorted places take about as much as the plan's buffers, twice.
     let needed = |rank: &onefold_sharding::RankPrediction| {
@@ -263,201 +369,70 @@ fn available_bytes() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// One search's plans, over the tasks that every search has a plan for.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SearchFigures {
-    /// The name of the plans.
-    pub plan: String,
-    /// Mean predicted computation of the busiest rank.
-    pub predicted_compute_ms: f64,
-    /// The same as measured.
-    pub measured_compute_ms: f64,
-    /// Mean predicted cost: computation and exchange.
-    pub predicted_cost_ms: f64,
-    /// The same with measured computation.
-    pub measured_cost_ms: f64,
-    /// Tasks for which no other plan's measured cost was lower.
-    pub cheapest: usize,
-}
-
-/// How predictions agree with measurements.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Agreement {
-    /// Tasks that all searches have a plan for.
-    pub tasks: usize,
-    /// Ranks that were measured, of all tasks.
-    pub ranks: usize,
-    /// Kendall's tau of predicted and measured computation, over ranks.
-    pub rank_tau: f64,
-    /// Mean of |predicted - measured| ÷ measured computation, over ranks with any.
-    pub relative_error: f64,
-    /// Kendall's tau of predicted and measured cost of a task's plans, the mean over tasks.
-    pub plan_tau: f64,
-    /// Tasks whose plan with the lowest predicted cost has the lowest measured one too, of equal ones any.
-    pub best_stays_best: usize,
-    /// How much more than the cheapest plan, as measured, the one that is predicted to be the cheapest costs: the
-    /// mean over tasks, 0.01 is one per cent.
-    pub mean_regret: f64,
-    /// By search, in the order of their measured costs.
-    pub searches: Vec<SearchFigures>,
-}
-
-/// Compares what was predicted with what was measured.
-pub fn agreement(measured: &[MeasuredPlan]) -> Agreement {
-    let ranks: Vec<&MeasuredRank> = measured.iter().flat_map(|plan| &plan.ranks).collect();
-    let column = |of: fn(&MeasuredRank) -> f64| ranks.iter().map(|rank| of(rank)).collect::<Vec<f64>>();
-    let errors: Vec<f64> = ranks
-        .iter()
-        .filter(|rank| rank.measured_ms > 0.0)
-        .map(|rank| (rank.predicted_ms - rank.measured_ms).abs() / rank.measured_ms)
-        .collect();
-    let tasks = common_tasks(measured);
-    let by_task: Vec<Vec<&MeasuredPlan>> =
-        tasks.iter().map(|task| measured.iter().filter(|plan| plan.task == **task).collect()).collect();
-    let mut searches = figures(&by_task);
-    searches.sort_by(|a, b| a.measured_cost_ms.total_cmp(&b.measured_cost_ms));
-    let per_task: Vec<(f64, f64)> = by_task.iter().map(|plans| tau_and_regret(plans)).collect();
-    Agreement {
-        tasks: tasks.len(),
-        ranks: ranks.len(),
-        rank_tau: kendall_tau(&column(|rank| rank.predicted_ms), &column(|rank| rank.measured_ms)),
-        relative_error: mean(&errors),
-        plan_tau: mean(&per_task.iter().map(|(tau, _)| *tau).collect::<Vec<_>>()),
-        best_stays_best: per_task.iter().filter(|(_, regret)| *regret <= 0.0).count(),
-        mean_regret: mean(&per_task.iter().map(|(_, regret)| *regret).collect::<Vec<_>>()),
-        searches,
-    }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
-}
-
-/// The tasks that have as many plans as any.
-fn common_tasks(measured: &[MeasuredPlan]) -> Vec<&str> {
-    let mut tasks: Vec<(&str, usize)> = Vec::new();
-    for plan in measured {
-        match tasks.iter_mut().find(|(task, _)| *task == plan.task) {
-            Some((_, count)) => *count += 1,
-            None => tasks.push((&plan.task, 1)),
-        }
-    }
-    let most = tasks.iter().map(|(_, count)| *count).max().unwrap_or(0);
-    tasks.into_iter().filter(|(_, count)| *count == most).map(|(task, _)| task).collect()
-}
-
-fn figures(by_task: &[Vec<&MeasuredPlan>]) -> Vec<SearchFigures> {
-    let names = by_task.first().map_or(&[][..], Vec::as_slice).iter().map(|plan| &plan.plan);
-    let of_name = |name: &String| {
-        let own: Vec<&MeasuredPlan> =
-            by_task.iter().flatten().copied().filter(|plan| plan.plan == *name).collect();
-        let over = |of: fn(&MeasuredPlan) -> f64| mean(&own.iter().map(|plan| of(plan)).collect::<Vec<_>>());
-        let is_cheapest = |plans: &&Vec<&MeasuredPlan>| {
-            let least = plans.iter().map(|plan| plan.measured_cost_ms()).fold(f64::INFINITY, f64::min);
-            plans.iter().any(|plan| plan.plan == *name && plan.measured_cost_ms() <= least)
-        };
-        SearchFigures {
-            plan: name.clone(),
-            predicted_compute_ms: over(MeasuredPlan::predicted_ms),
-            measured_compute_ms: over(MeasuredPlan::measured_ms),
-            predicted_cost_ms: over(MeasuredPlan::predicted_cost_ms),
-            measured_cost_ms: over(MeasuredPlan::measured_cost_ms),
-            cheapest: by_task.iter().filter(is_cheapest).count(),
-        }
-    };
-    names.map(of_name).collect()
-}
-
-/// Kendall's tau of a task's plans, and what is lost by trusting the prediction.
-fn tau_and_regret(plans: &[&MeasuredPlan]) -> (f64, f64) {
-    let predicted: Vec<f64> = plans.iter().map(|plan| plan.predicted_cost_ms()).collect();
-    let measured: Vec<f64> = plans.iter().map(|plan| plan.measured_cost_ms()).collect();
-    let least = predicted.iter().copied().fold(f64::INFINITY, f64::min);
-    let chosen = predicted.iter().zip(&measured).filter(|(predicted, _)| **predicted <= least);
-    let chosen = chosen.map(|(_, measured)| *measured).fold(f64::INFINITY, f64::min);
-    let cheapest = measured.iter().copied().fold(f64::INFINITY, f64::min);
-    let regret = if cheapest > 0.0 { chosen / cheapest - 1.0 } else { 0.0 };
-    (kendall_tau(&predicted, &measured), regret)
-}
-
 #[cfg(test)]
 mod tests {
     use onefold_datasets::progress::Silent;
-    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Table, Topology};
+    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Topology};
 
     use super::*;
+    use crate::distributed::Alone;
 
-    fn plan_of(name: &str, task: &str, ranks: &[(f64, f64, f64)]) -> MeasuredPlan {
-        let rank =
-            |(i, (predicted_ms, measured_ms, communication_ms)): (u32, &(f64, f64, f64))| MeasuredRank {
-                rank: i,
-                predicted_ms: *predicted_ms,
-                measured_ms: *measured_ms,
-                communication_ms: *communication_ms,
-            };
-        MeasuredPlan {
-            task: task.to_owned(),
-            plan: name.to_owned(),
-            cost_model: "m".to_owned(),
-            step_ms: None,
-            ranks: (0..).zip(ranks).map(rank).collect(),
-        }
-    }
-
-    #[test]
-    fn agreement_is_of_busiest_ranks_and_common_tasks() {
-        let measured = [
-            plan_of("a", "one", &[(1.0, 2.0, 0.5), (3.0, 4.0, 0.0)]),
-            plan_of("b", "one", &[(4.0, 6.0, 1.0), (1.0, 1.0, 0.0)]),
-            plan_of("a", "two", &[(2.0, 3.0, 0.0)]),
-            plan_of("b", "two", &[(2.5, 2.0, 0.0)]),
-            // Only one search has a plan for this.
-            plan_of("a", "three", &[(9.0, 9.0, 0.0)]),
-        ];
-        let found = agreement(&measured);
-        assert_eq!((found.tasks, found.ranks, found.best_stays_best), (2, 7, 1));
-        assert_eq!(found.mean_regret, 0.25);
-        assert_eq!(found.plan_tau, 0.0);
-        let names: Vec<&str> = found.searches.iter().map(|search| search.plan.as_str()).collect();
-        assert_eq!(names, ["a", "b"]);
-        let a = &found.searches[0];
-        assert_eq!((a.predicted_compute_ms, a.measured_compute_ms, a.cheapest), (2.5, 3.5, 1));
-        assert_eq!((found.searches[1].predicted_cost_ms, found.searches[1].measured_cost_ms), (3.75, 4.5));
-        assert!(found.rank_tau > 0.6 && found.relative_error > 0.1, "{found:?}");
-        assert_eq!(agreement(&[]).tasks, 0);
-    }
-
-    /// A rank's time is that of the shards that stand on it, and an idle rank takes none.
-    #[test]
-    fn ranks_are_measured_by_what_stands_on_them() {
-        let tables: Vec<Table> = (0..4)
-            .map(|i| Table { pooling_factor: 30.0, ..Table::new(format!("t{i}"), 2_000, 32) })
-            .collect();
+    fn sets() -> Vec<PlanSet> {
+        let table = |i| Table { pooling_factor: 30.0, ..Table::new(format!("t{i}"), 2_000, 32) };
+        let tables: Vec<Table> = (0..4).map(table).collect();
         let file = TableFile::new(256, tables.clone()).unwrap();
-        let one = Topology::h100(1, 1 << 30).unwrap();
-        let five = Topology::h100(5, 1 << 30).unwrap();
+        let [one, five] = [1, 5].map(|ranks| Topology::h100(ranks, 1 << 30).unwrap());
         let whole = Beam::Full.plan(&tables, &one, &AnalyticCost, 1280).unwrap();
         let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, 256).unwrap();
-        let set = PlanSet {
-            name: "task".into(),
-            tables: file,
-            plans: vec![("whole".into(), whole), ("spread".into(), spread)],
-        };
-        let sets = [set];
-        // Times would be other tests' too, which share the processor; lookups are as many wherever they are counted.
-        let lookups = |drawn: &Drawn| drawn.features.lists * drawn.features.pooling_factor;
-        let counted = ranks_by(&sets, |drawn| Ok(drawn.iter().map(lookups).sum()), &Silent).unwrap();
-        let of = |plan: &MeasuredPlan| plan.ranks.iter().map(|rank| rank.measured_ms).collect::<Vec<_>>();
-        let table = 1280.0 * 30.0;
-        assert_eq!(of(&counted[0]), [4.0 * table]);
-        assert_eq!(of(&counted[1]), [table, table, table, table, 0.0]);
+        let plans = vec![("whole".into(), whole), ("spread".into(), spread)];
+        vec![PlanSet { name: "task".into(), tables: file, plans }]
+    }
 
-        let found = measure_plans(&sets, &Machine { threads: 1, device: None }, 1, &Silent).unwrap();
+    #[test]
+    fn every_rank_of_a_plan_is_measured() {
+        let machine = Machine { threads: 1, device: None };
+        let options = StepOptions { local_ranks: 1, steps: 2, seed: 1 };
+        let alone = Arc::new(Alone) as Arc<dyn Collectives>;
+        let found = measure_plans(&sets(), &machine, &alone, &options, &Silent).unwrap();
         let names: Vec<_> = found.iter().map(|plan| (plan.task.as_str(), plan.plan.as_str())).collect();
         assert_eq!(names, [("task", "whole"), ("task", "spread")]);
-        for (found, counted) in found.iter().zip(&counted) {
-            let busy = |plan: &MeasuredPlan| of(plan).iter().map(|ms| *ms > 0.0).collect::<Vec<_>>();
-            assert_eq!(busy(found), busy(counted), "{found:?}");
+        assert_eq!((found[0].ranks.len(), found[1].ranks.len()), (1, 5));
+        for rank in found.iter().flat_map(|plan| &plan.ranks) {
+            assert_eq!((rank.parts_ms.len(), rank.exchanges_ms.len()), (PARTS.len(), 0));
+            assert!(rank.measured_ms > 0.0 && rank.parts_ms.iter().all(|ms| *ms > 0.0), "{rank:?}");
         }
+    }
+
+    #[test]
+    fn ranks_measure_whole_steps_together() {
+        let mut sets = sets();
+        sets[0].plans.remove(0);
+        let sets = &sets;
+        let work = |collectives: Arc<dyn Collectives>| {
+            let options = StepOptions { local_ranks: 5, steps: 2, seed: 1 };
+            measure_plans(sets, &Machine { threads: 1, device: None }, &collectives, &options, &Silent)
+        };
+        let of_ranks = on_threads(5, work).unwrap();
+        assert!(of_ranks.iter().all(|measured| *measured == of_ranks[0]));
+        let plan = &of_ranks[0][0];
+        let slowest = plan.ranks.iter().map(|rank| rank.measured_ms).fold(0.0, f64::max);
+        assert!(plan.step_ms.unwrap() > 0.5 * slowest, "{plan:?}");
+        assert!(plan.ranks.iter().all(|rank| rank.exchanges_ms.len() == EXCHANGES.len()));
+        // The plan is for five ranks.
+        let error = on_threads(2, work).unwrap_err().to_string();
+        assert!(error.contains("this plan for `task` is for 5 ranks, and there are 2"), "{error}");
+    }
+
+    #[test]
+    fn a_gpu_measures_plans_for_one_rank() {
+        let machine = Machine { threads: 1, device: Some(crate::device::host::emulated()) };
+        let alone = Arc::new(Alone) as Arc<dyn Collectives>;
+        let options = StepOptions { local_ranks: 1, steps: 1, seed: 1 };
+        let mut sets = sets();
+        let error = measure_plans(&sets, &machine, &alone, &options, &Silent).unwrap_err().to_string();
+        assert!(error.contains("is for 5 ranks, and a GPU measures one"), "{error}");
+        sets[0].plans.truncate(1);
+        let found = measure_plans(&sets, &machine, &alone, &options, &Silent).unwrap();
+        assert!(found[0].ranks[0].measured_ms > 0.0);
     }
 }

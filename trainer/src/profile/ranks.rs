@@ -1,164 +1,245 @@
-//! Measures plans by whole steps of their ranks: requests, lookups, answers, gradients and updates, between processes.
+//! One rank of a plan: its shards, a batch of its own, and the steps that it takes with them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
-use onefold_datasets::progress::Reporter;
-use onefold_ikjt::Group;
-use onefold_sharding::{FeatureConfig, Plan, RankPrediction, ShardLoad, ShardingType, TableFile};
+use onefold_ikjt::{Batch, BatchParts, Group};
+use onefold_sharding::{FeatureConfig, Plan, Table};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use tch::Tensor;
 
 use super::draw::fill;
-use super::machine::{GRADIENT, Schedule, optimizer};
-use super::plans::{MeasuredPlan, MeasuredRank, PlanSet, check_memory, drawn};
+use super::turns::{Step, Turns};
+use super::{Machine, WARM_UP};
+use crate::config::TableOptimizerConfig;
+use crate::device::Accelerator;
 use crate::distributed::Collectives;
-use crate::embedding::{Embeddings, Lookup, LookupGradients, Placement, Shard, Status};
+use crate::embedding::{
+    DeviceGradients, DeviceLookup, Embeddings, FeatureLookup, Lookup, LookupGradients, Lookups, Placement,
+    Request, Shard, Status,
+};
 use crate::{Error, Result};
 
-/// How plans are measured on ranks.
+/// Tables, a plan for them, and by table and feature the exponents of the Zipf laws that ids are drawn by.
 #[derive(Debug, Clone, Copy)]
-pub struct StepOptions {
-    /// Threads of a rank.
-    pub threads: usize,
-    /// Ranks that share this machine's memory.
-    pub local_ranks: usize,
-    /// Steps that are timed, at least 1; two more warm up.
-    pub steps: u32,
-    /// Another seed draws other ids.
-    pub seed: u64,
+pub(super) struct Workload<'a> {
+    pub(super) tables: &'a [Table],
+    pub(super) plan: &'a Plan,
+    pub(super) exponents: &'a [Vec<f64>],
 }
 
-const WARM_UP: u32 = 2;
-
-/// Measures steps of plans for as many ranks as `collectives` has. Every rank calls it, and all get the same result.
-///
-/// A rank has a batch of its own, drawn as by [`measure_plans`](super::plans::measure_plans). A step is what training
-/// does with the tables: it looks up its rows where they are, requests those of the next step meanwhile, sends the
-/// gradients to the owners, and updates. The dense part is left out, as it is the same in all plans. `step_ms` is the
-/// mean over the steps, which end together on all ranks; a rank's `measured_ms` is the time that its threads had a
-/// processor.
-///
-/// # Errors
-///
-/// [`Error::Config`] if a plan is for another number of ranks, or takes more memory than is available;
-/// [`Error::Sharding`] if a plan does not fit its tables; those of [`Collectives`].
-pub fn measure_on_ranks(
-    sets: &[PlanSet],
-    collectives: &Arc<dyn Collectives>,
-    options: &StepOptions,
-    reporter: &dyn Reporter,
-) -> Result<Vec<MeasuredPlan>> {
-    let plans = || sets.iter().flat_map(|set| set.plans.iter().map(move |(name, plan)| (set, name, plan)));
-    collectives.agree(
-        plans().try_for_each(|(set, name, plan)| {
-            check(set, name, plan, collectives.size(), options.local_ranks)
-        }),
-    )?;
-    reporter.begin("Measuring plans", Some(plans().count() as u64), "plans");
-    let mut measured = Vec::new();
-    for (set, name, plan) in plans() {
-        let (step_ms, busy_ms) = collectives
-            .agree(RankOfPlan::new(&set.tables, plan, collectives, options))?
-            .measure(options.steps)?;
-        let rank = |(prediction, busy_ms): (&RankPrediction, f64)| MeasuredRank {
-            rank: prediction.rank,
-            predicted_ms: prediction.compute_ms,
-            measured_ms: busy_ms,
-            communication_ms: prediction.communication_ms,
-        };
-        measured.push(MeasuredPlan {
-            task: set.name.clone(),
-            plan: name.clone(),
-            cost_model: plan.cost_model.clone(),
-            step_ms: Some(step_ms),
-            ranks: plan.ranks.iter().zip(busy_ms).map(rank).collect(),
-        });
-        reporter.advance(1);
+impl Workload<'_> {
+    /// The error of a plan that does not fit the tables.
+    pub(super) fn wrong(&self, source: onefold_sharding::Error) -> Error {
+        Error::Sharding { path: PathBuf::from(&self.plan.search), source }
     }
-    reporter.end();
-    Ok(measured)
 }
 
-fn check(set: &PlanSet, name: &str, plan: &Plan, ranks: u32, local_ranks: usize) -> Result<()> {
-    let planned = plan.ranks.len();
-    if planned != ranks as usize {
-        return Err(Error::Config {
-            path: PathBuf::from(name),
-            message: format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
-            hint: format!("start as many: `onefold-train launch --ranks {planned} -- measure-plans …`"),
-        });
-    }
-    check_memory(&set.name, name, plan, local_ranks)
+/// The value of all gradients: they come from the dense model, which is not measured.
+const GRADIENT: f32 = 0.001;
+
+/// A rank of a plan.
+pub(super) struct PlanRank {
+    turns: Arc<Turns>,
+    optimizer: TableOptimizerConfig,
+    tables: Tables,
 }
 
-/// One rank's shards, and the batch that its steps look up.
-struct RankOfPlan {
+/// The rank's tables, and the batch that its steps look up.
+enum Tables {
+    Processor { embeddings: Box<Embeddings>, groups: Vec<Group>, gradients: Vec<LookupGradients> },
+    Device { accelerator: Accelerator, parts: Vec<Part> },
+}
+
+/// A device's tables of one dimension: it has an array for each.
+struct Part {
     embeddings: Embeddings,
-    groups: Vec<Group>,
+    batch: Batch,
 }
 
-impl RankOfPlan {
-    fn new(
-        tables: &TableFile,
-        plan: &Plan,
-        collectives: &Arc<dyn Collectives>,
-        options: &StepOptions,
+impl PlanRank {
+    /// The rank of `turns` with its shards filled and its lists drawn; `threads` are those of `machine`, and may be
+    /// other ranks', too, which work at other times. A device has all tables of a plan for one rank.
+    pub(super) fn new(
+        workload: &Workload<'_>,
+        turns: Arc<Turns>,
+        (machine, threads): (&Machine, &Arc<rayon::ThreadPool>),
+        seed: u64,
     ) -> Result<Self> {
-        let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
-        rng.set_stream(collectives.rank().into());
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(turns.rank().into());
         let (mut features, mut groups) = (Vec::new(), Vec::new());
-        for table in &tables.tables {
-            // A rank's own samples look up whole tables.
-            let load = ShardLoad {
-                table,
-                sharding_type: ShardingType::DataParallel,
-                shard: &onefold_sharding::Shard::whole(table, 0),
-                within_node: true,
-            };
-            for drawn in drawn(&load, plan) {
-                let filled = fill(&mut rng, features.len(), &drawn)?;
-                features.push(FeatureConfig { table: Some(table.name.clone()), ..filled.config });
-                groups.push(filled.group);
+        for (table, exponents) in workload.tables.iter().zip(workload.exponents) {
+            let looked_up = table.feature_names().zip(table.lookups()).zip(exponents);
+            for ((name, lookups), exponent) in looked_up {
+                let laws = (&lookups, *exponent);
+                let (config, group) = fill(&mut rng, (name, table), laws, workload.plan.batch_size)?;
+                features.push(config);
+                groups.push(group);
             }
         }
-        let wrong = |source| Error::Sharding { path: PathBuf::from(&plan.search), source };
-        let placement = Placement {
-            shards: Shard::of_plan(plan, &features).map_err(wrong)?,
-            collectives: Arc::clone(collectives),
-            ..Placement::alone(&features)
+        let kind = workload.tables.first().map(|table| table.optimizer).unwrap_or_default();
+        let optimizer = TableOptimizerConfig::new(kind, 0.01);
+        let tables = match &machine.device {
+            None => {
+                let shards =
+                    Shard::of_plan(workload.plan, &features).map_err(|source| workload.wrong(source))?;
+                let collectives = Arc::clone(&turns) as Arc<dyn Collectives>;
+                let placement = Placement { shards, collectives, ..Placement::alone(&features) };
+                let embeddings = Embeddings::alike(&features, &placement, &optimizer, Arc::clone(threads));
+                Tables::Processor { embeddings: Box::new(embeddings), groups, gradients: Vec::new() }
+            }
+            Some(device) => Tables::on_device(device, &features, &groups, (&optimizer, machine.threads))?,
         };
-        let embeddings = Embeddings::new(&features, &placement, &optimizer(), 0, options.threads)?;
-        Ok(Self { embeddings, groups })
+        Ok(Self { turns, optimizer, tables })
     }
 
-    /// The milliseconds of a step, and how long each rank's threads had a processor.
-    fn measure(mut self, steps: u32) -> Result<(f64, Vec<f64>)> {
-        let collectives = Arc::clone(self.embeddings.collectives());
-        let mut request = self.embeddings.request(&self.groups, Status::default())?;
-        let (mut started, mut before) = (Instant::now(), Schedule::now());
-        for step in 0..WARM_UP + steps {
-            if step == WARM_UP {
-                collectives.barrier()?;
-                (started, before) = (Instant::now(), Schedule::now());
+    /// Takes so many steps after some that warm up, or fewer, but at least `least`, if the ranks have worked for
+    /// `enough` time.
+    pub(super) fn steps(mut self, most: usize, (least, enough): (usize, Duration)) -> Result<Vec<Step>> {
+        let mut request = match &self.tables {
+            Tables::Processor { embeddings, groups, .. } => {
+                self.turns.begin()?;
+                let request = embeddings.request(groups, Status::default())?;
+                self.turns.end()?;
+                Some(request)
             }
-            let lookups = self.embeddings.host()?.lookup(request)?;
-            request = self.embeddings.request(&self.groups, Status::default())?;
-            let gradients: Vec<_> = lookups.groups.iter().map(gradient).collect();
-            self.embeddings.statuses(&mut request)?;
-            let sent = self.embeddings.host()?.send_gradients(&lookups, &gradients)?;
-            self.embeddings.update(&lookups, &gradients, sent, &optimizer())?;
+            Tables::Device { .. } => None,
+        };
+        let (mut taken, mut worked) = (Vec::new(), 0.0);
+        for number in 0..WARM_UP + most {
+            let step = match request.take() {
+                Some(asked) => {
+                    let (step, next) = self.step(asked)?;
+                    request = Some(next);
+                    step
+                }
+                None => self.device_step()?,
+            };
+            // All ranks see the same time, and stop together.
+            let all = self.turns.inner().gather(&[step.work_ms()])?;
+            if number < WARM_UP {
+                continue;
+            }
+            taken.push(step);
+            worked += all.iter().flatten().sum::<f64>();
+            if taken.len() >= least && worked >= enough.as_secs_f64() * 1e3 {
+                break;
+            }
         }
-        let busy_ms = before.elapsed().running_ms / f64::from(steps);
-        collectives.barrier()?;
-        let step_ms = 1e3 * started.elapsed().as_secs_f64() / f64::from(steps);
-        let all = collectives.gather(&[step_ms, busy_ms])?;
-        let slowest = all.iter().map(|of_rank| of_rank[0]).fold(0.0, f64::max);
-        Ok((slowest, all.iter().map(|of_rank| of_rank[1]).collect()))
+        Ok(taken)
+    }
+
+    /// One step: answers what was asked, asks for the next step, sends gradients and updates. The dense part is left
+    /// out, as it is the same in all plans.
+    fn step(&mut self, request: Request) -> Result<(Step, Request)> {
+        let Self { turns, optimizer, tables: Tables::Processor { embeddings, groups, gradients } } = self
+        else {
+            unreachable!("only tables in memory have requests")
+        };
+        turns.begin()?;
+        let lookups = embeddings.host()?.lookup(request)?;
+        let mut next = embeddings.request(groups, Status::default())?;
+        embeddings.statuses(&mut next)?;
+        if gradients.is_empty() {
+            *gradients = all_gradients(&lookups, embeddings.features());
+        }
+        let sent = embeddings.host()?.send_gradients(&lookups, gradients)?;
+        embeddings.update(&lookups, gradients, sent, optimizer)?;
+        Ok((turns.end()?, next))
+    }
+
+    /// The batch's copy is made before, as training does it beside the step before.
+    fn device_step(&mut self) -> Result<Step> {
+        let Self { turns, optimizer, tables: Tables::Device { accelerator, parts } } = self else {
+            unreachable!("only tables on a device have no requests")
+        };
+        let request = |part: &Part| part.embeddings.request_batch(Some(&part.batch), Status::default());
+        let requests = parts.iter().map(request).collect::<Result<Vec<_>>>()?;
+        accelerator.synchronize()?;
+        turns.begin()?;
+        let lookup = |(part, request): (&Part, Request)| part.embeddings.device()?.lookup(request);
+        let lookups = parts.iter().zip(requests).map(lookup).collect::<Result<Vec<_>>>()?;
+        accelerator.synchronize()?;
+        let forward = turns.end()?;
+        let gradients: Vec<_> = lookups.iter().map(device_gradients).collect();
+        accelerator.synchronize()?;
+        turns.begin()?;
+        for ((part, lookup), gradients) in parts.iter_mut().zip(&lookups).zip(&gradients) {
+            let sent = part.embeddings.device()?.send_gradients(lookup, gradients)?;
+            part.embeddings.update_on_device(lookup, gradients, sent, (optimizer, None))?;
+        }
+        accelerator.synchronize()?;
+        let mut step = turns.end()?;
+        step.turns_ms.extend(forward.turns_ms);
+        Ok(step)
     }
 }
 
-fn gradient(lookup: &Lookup) -> LookupGradients {
-    LookupGradients { pooled: vec![GRADIENT; lookup.pooled.len()], sequences: Vec::new() }
+impl Tables {
+    fn on_device(
+        accelerator: &Accelerator,
+        features: &[FeatureConfig],
+        groups: &[Group],
+        (optimizer, threads): (&TableOptimizerConfig, usize),
+    ) -> Result<Self> {
+        let mut dims: Vec<u64> = features.iter().map(|feature| feature.dim).collect();
+        dims.sort_unstable();
+        dims.dedup();
+        let part = |dim: &u64| {
+            let of_dim = features.iter().zip(groups).filter(|(feature, _)| feature.dim == *dim);
+            let (configs, groups): (Vec<_>, Vec<_>) =
+                of_dim.map(|(config, group)| (config.clone(), group.clone())).unzip();
+            let placement = Placement::alone(&configs);
+            let embeddings =
+                Embeddings::on_accelerator(accelerator, &configs, &placement, optimizer, 0, threads)?;
+            // What is looked up are rows; how many samples share them is not seen here.
+            let size = groups.iter().map(Group::samples).max().unwrap_or(0);
+            let parts = BatchParts {
+                size,
+                dense: Vec::new().into(),
+                labels: Vec::new().into(),
+                weights: None,
+                timestamps: None,
+                kept: Vec::new(),
+                groups: groups.into_iter().map(|group| for_samples(group, size)).collect::<Result<_>>()?,
+            };
+            Ok(Part { embeddings, batch: Batch::try_new(parts)? })
+        };
+        let parts = dims.iter().map(part).collect::<Result<_>>()?;
+        Ok(Self::Device { accelerator: accelerator.clone(), parts })
+    }
+}
+
+/// The group with as many samples as the others of a batch have; its rows stay what they are.
+fn for_samples(group: Group, samples: usize) -> Result<Group> {
+    let rows = group.rows();
+    if rows == samples {
+        return Ok(group);
+    }
+    let inverse: Vec<i32> = (0..samples).map(|sample| (sample % rows.max(1)) as i32).collect();
+    let name = group.name().to_owned();
+    Ok(Group::try_new(name, Some(inverse.into()), group.features().to_vec())?)
+}
+
+fn all_gradients(lookups: &Lookups, features: &[FeatureConfig]) -> Vec<LookupGradients> {
+    let of_values = |sequence: &FeatureLookup| {
+        vec![GRADIENT; sequence.table_rows.len() * features[sequence.feature].dim as usize]
+    };
+    let gradient = |lookup: &Lookup| LookupGradients {
+        pooled: vec![GRADIENT; lookup.pooled.len()],
+        sequences: lookup.sequences.iter().map(of_values).collect(),
+    };
+    lookups.groups.iter().map(gradient).collect()
+}
+
+fn device_gradients(lookup: &DeviceLookup) -> DeviceGradients {
+    let filled = |tensor: &Tensor| Tensor::full_like(tensor, f64::from(GRADIENT));
+    let looked_up = &lookup.looked_up;
+    DeviceGradients {
+        pooled: looked_up.pooled.as_ref().map(filled),
+        sequences: looked_up.sequences.as_ref().map(filled),
+    }
 }

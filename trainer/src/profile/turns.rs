@@ -1,0 +1,317 @@
+//! Ranks that take turns on a machine's processors, so that each is timed as if it had them to itself.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tch::{Device, Tensor};
+
+use super::PATIENCE;
+use super::machine::Clock;
+use crate::distributed::{Collectives, Pending, Reduce};
+use crate::{Error, Result};
+
+/// [`Collectives`] between which one rank works at a time. The ranks are on one machine.
+///
+/// Between two exchanges every rank has a **turn**: the others wait until it comes to the next exchange. Exchanges begin
+/// on all ranks together and end before the next turn, so that work and exchange do not overlap. What is measured is
+/// what a step takes where every rank has a machine like this one, and ranks wait for the slowest before they exchange.
+#[derive(Debug)]
+pub(super) struct Turns {
+    inner: Arc<dyn Collectives>,
+    threads: usize,
+    baton: Baton,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    turn: Option<Clock>,
+    step: Step,
+}
+
+/// What ranks tell each other of turns, by a socket for each in a folder. A rank sleeps until it is told. Gloo's own
+/// waiting would not do: a rank that is sent a message before it asks for one keeps a processor busy until then.
+#[derive(Debug)]
+struct Baton {
+    rank: u32,
+    /// By rank.
+    sockets: Vec<PathBuf>,
+    own: UnixDatagram,
+    /// On rank 0: the folder, which is removed with it.
+    _folder: Option<tempfile::TempDir>,
+}
+
+/// It is the rank's turn.
+const TURN: u8 = 0;
+/// All ranks have had their turns.
+const OVER: u8 = 1;
+/// A rank has failed.
+const FAILED: u8 = 2;
+
+impl Baton {
+    fn new(collectives: &dyn Collectives) -> Result<Self> {
+        let folder = (collectives.rank() == 0).then(tempfile::tempdir).transpose()?;
+        let path = folder.as_ref().map(|folder| folder.path().as_os_str().as_encoded_bytes());
+        let path = collectives.broadcast_bytes(path.unwrap_or_default(), 0)?;
+        let path = PathBuf::from(OsString::from_vec(path));
+        let sockets: Vec<PathBuf> =
+            (0..collectives.size()).map(|rank| path.join(format!("{rank}.socket"))).collect();
+        let rank = collectives.rank();
+        let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| Error::Ranks {
+            message: "the ranks are not on one machine, where they could take turns".to_owned(),
+            hint: "start all of them here: `onefold-train launch --ranks N -- …`".to_owned(),
+        });
+        let own = collectives.agree(bound)?;
+        own.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { rank, sockets, own, _folder: folder })
+    }
+
+    fn tell(&self, rank: u32, message: u8) -> Result<()> {
+        self.own.send_to(&[message], &self.sockets[rank as usize])?;
+        Ok(())
+    }
+
+    fn tell_others(&self, message: u8) -> Result<()> {
+        let mut others = (0..self.sockets.len() as u32).filter(|rank| *rank != self.rank);
+        others.try_for_each(|rank| self.tell(rank, message))
+    }
+
+    /// Waits for a message.
+    fn wait_for(&self, message: u8) -> Result<()> {
+        let mut told = [FAILED];
+        match self.own.recv(&mut told) {
+            Ok(1) if told == [message] => Ok(()),
+            Ok(_) => Err(failed("another rank failed in its turn")),
+            Err(_) => Err(failed("another rank did not end its turn")),
+        }
+    }
+
+    /// Waits for this rank's turn.
+    fn take(&self) -> Result<()> {
+        if self.rank == 0 { Ok(()) } else { self.wait_for(TURN) }
+    }
+
+    /// Ends this rank's turn, and waits until all have had theirs.
+    fn pass(&self) -> Result<()> {
+        let next = self.rank + 1;
+        if next as usize == self.sockets.len() {
+            return self.tell_others(OVER);
+        }
+        self.tell(next, TURN)?;
+        self.wait_for(OVER)
+    }
+}
+
+/// How long one rank's parts of a step took, in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Step {
+    /// Of every turn.
+    pub(super) turns_ms: Vec<f64>,
+    /// Of every exchange between two turns.
+    pub(super) exchanges_ms: Vec<f64>,
+}
+
+impl Step {
+    /// What the rank worked.
+    pub(super) fn work_ms(&self) -> f64 {
+        self.turns_ms.iter().sum()
+    }
+}
+
+impl Turns {
+    /// Turns between the operations of `inner`, whose ranks have so many threads each.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ranks`] if the ranks are on several machines; those of all operations.
+    pub(super) fn new(inner: Arc<dyn Collectives>, threads: usize) -> Result<Self> {
+        let baton = Baton::new(inner.as_ref())?;
+        Ok(Self { inner, threads, baton, state: Mutex::default() })
+    }
+
+    /// Begins a step: returns when it is this rank's turn.
+    pub(super) fn begin(&self) -> Result<()> {
+        self.lock().step = Step::default();
+        self.begin_turn()
+    }
+
+    /// Ends a step, when all ranks have had their last turn.
+    pub(super) fn end(&self) -> Result<Step> {
+        self.end_turn()?;
+        // Nobody leaves, and removes the sockets, before all have been told that the turns are over.
+        self.inner.barrier()?;
+        Ok(std::mem::take(&mut self.lock().step))
+    }
+
+    /// The operations without turns.
+    pub(super) fn inner(&self) -> &dyn Collectives {
+        self.inner.as_ref()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_turn(&self) -> Result<()> {
+        self.baton.take()?;
+        self.lock().turn = Some(Clock::start(self.threads));
+        Ok(())
+    }
+
+    fn end_turn(&self) -> Result<()> {
+        {
+            let mut state = self.lock();
+            if let Some(clock) = state.turn.take() {
+                let ms = clock.ms();
+                state.step.turns_ms.push(ms);
+            }
+        }
+        self.baton.pass()
+    }
+
+    /// An operation between two turns.
+    fn exchange(&self, operation: impl FnOnce() -> Result<Pending>) -> Result<Pending> {
+        self.end_turn()?;
+        let started = Instant::now();
+        operation()?.wait()?;
+        self.lock().step.exchanges_ms.push(started.elapsed().as_secs_f64() * 1e3);
+        self.begin_turn()?;
+        Ok(Pending::done())
+    }
+}
+
+impl Collectives for Turns {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn device(&self) -> Device {
+        self.inner.device()
+    }
+
+    fn all_to_all(
+        &self,
+        received: &Tensor,
+        received_splits: &[i64],
+        sent: &Tensor,
+        sent_splits: &[i64],
+    ) -> Result<Pending> {
+        self.exchange(|| self.inner.all_to_all(received, received_splits, sent, sent_splits))
+    }
+
+    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
+        self.exchange(|| self.inner.all_reduce(tensor, operation))
+    }
+
+    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
+        self.exchange(|| self.inner.all_gather(gathered, tensor))
+    }
+
+    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
+        self.exchange(|| self.inner.broadcast(tensor, root))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.exchange(|| self.inner.barrier().map(|()| Pending::done())).map(drop)
+    }
+
+    fn set_step(&self, step: u64) {
+        self.inner.set_step(step);
+    }
+
+    fn abort(&self, message: &str) {
+        self.inner.abort(message);
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        // A rank that fails in its turn must not let the others wait.
+        if self.lock().turn.is_some() {
+            let _ = self.baton.tell_others(FAILED);
+        }
+    }
+}
+
+fn failed(message: &str) -> Error {
+    Error::Collective { operation: "turn", message: message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::distributed::threads;
+
+    /// While a rank works no other does, and each part of a step is counted on every rank.
+    #[test]
+    fn one_rank_works_at_a_time() {
+        const RANKS: u32 = 3;
+        let (working, together) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (working, together) = (&working, &together);
+        let work = || {
+            if working.fetch_add(1, Ordering::SeqCst) > 0 {
+                together.fetch_add(1, Ordering::SeqCst);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            working.fetch_sub(1, Ordering::SeqCst);
+        };
+        let work = &work;
+        std::thread::scope(|scope| {
+            for inner in threads(RANKS, Duration::from_secs(20)) {
+                scope.spawn(move || {
+                    let turns = Turns::new(Arc::new(inner), 1).unwrap();
+                    for _ in 0..2 {
+                        turns.begin().unwrap();
+                        work();
+                        let (sum, own) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[2.0f32]));
+                        turns.all_reduce(&sum, Reduce::Sum).unwrap().wait().unwrap();
+                        work();
+                        let all = Tensor::zeros([3], (tch::Kind::Float, Device::Cpu));
+                        turns.all_gather(&all, &own).unwrap().wait().unwrap();
+                        work();
+                        let step = turns.end().unwrap();
+                        assert_eq!((step.turns_ms.len(), step.exchanges_ms.len()), (3, 2));
+                        assert!(step.turns_ms.iter().all(|ms| *ms > 0.0), "{step:?}");
+                        assert_eq!(Vec::<f32>::try_from(&sum).unwrap(), [3.0]);
+                        assert_eq!(Vec::<f32>::try_from(&all).unwrap(), [2.0; 3]);
+                    }
+                });
+            }
+        });
+        assert_eq!(together.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_rank_that_fails_in_its_turn_ends_the_others() {
+        let results: Vec<Result<()>> = std::thread::scope(|scope| {
+            let of_rank = |inner: crate::distributed::ThreadCollectives| {
+                scope.spawn(move || {
+                    let rank = inner.rank();
+                    let turns = Turns::new(Arc::new(inner), 1).unwrap();
+                    turns.begin()?;
+                    if rank == 1 { Err(failed("of its own")) } else { turns.end().map(drop) }
+                })
+            };
+            let ranks: Vec<_> = threads(3, Duration::from_secs(20)).into_iter().map(of_rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let messages: Vec<String> =
+            results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
+        assert!(messages[1].contains("of its own"), "{messages:?}");
+        for rank in [0, 2] {
+            assert!(messages[rank].contains("another rank failed in its turn"), "{messages:?}");
+        }
+    }
+}
