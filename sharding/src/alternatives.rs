@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::search::problem::{COLUMN_STEP, has_rows_for, row_shards};
+use crate::plan::row_shards;
+use crate::search::problem::COLUMN_STEP;
+use crate::table::has_rows_for;
 use crate::{CostModel, Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TablePlan};
 
 /// Another way to place a table, and what the plan would be with it.

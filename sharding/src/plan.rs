@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cost::rank_costs;
 use crate::files::{self, FileKind};
+use crate::table::{has_rows_for, row_blocks};
 use crate::{CostModel, Error, Result, ShardLoad, Table, Topology};
 
 pub(crate) const KIND: FileKind = FileKind {
@@ -159,18 +160,35 @@ impl Shard {
     }
 }
 
+/// A table's rows in [equal blocks](row_blocks) on these ranks.
+pub(crate) fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
+    let blocks = row_blocks(table.rows, ranks.len() as u64);
+    let shard = |(rows, rank)| Shard { rank: rank as u32, rows, columns: 0..table.dim };
+    blocks.zip(ranks).map(shard).collect()
+}
+
 impl TablePlan {
     /// `table` whole on one rank.
     pub fn table_wise(table: &Table, rank: u32) -> Self {
-        let shards = vec![Shard::whole(table, rank)];
-        Self {
-            name: table.name.clone(),
-            rows: table.rows,
-            dim: table.dim,
-            sharding_type: ShardingType::TableWise,
-            shards,
-            reason: None,
-        }
+        Self::new(table, ShardingType::TableWise, vec![Shard::whole(table, rank)])
+    }
+
+    /// `table` in equal blocks of rows on the first so many ranks, of which the last may be shorter; `None` if that
+    /// leaves it no row.
+    pub fn row_wise(table: &Table, ranks: u32) -> Option<Self> {
+        let shards = || row_shards(table, 0..ranks as usize);
+        has_rows_for(table.rows, u64::from(ranks)).then(|| Self::new(table, ShardingType::RowWise, shards()))
+    }
+
+    /// A copy of `table` on each of the first so many ranks.
+    pub fn data_parallel(table: &Table, ranks: u32) -> Self {
+        let shards = (0..ranks).map(|rank| Shard::whole(table, rank)).collect();
+        Self::new(table, ShardingType::DataParallel, shards)
+    }
+
+    pub(crate) fn new(table: &Table, sharding_type: ShardingType, shards: Vec<Shard>) -> Self {
+        let Table { rows, dim, .. } = *table;
+        Self { name: table.name.clone(), rows, dim, sharding_type, shards, reason: None }
     }
 }
 

@@ -78,8 +78,8 @@ impl Sample {
 /// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the sample's
 /// time, in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a
 /// cross-validation: every sample is predicted by networks that have not seen it, nor what was measured with it, where
-/// the paper holds out one tenth, whose few long sets would decide. The networks of the file are then trained once more, on all samples. The same
-/// costs, options and seed give the same bytes on any number of threads.
+/// the paper holds out one tenth, whose few long sets would decide. The networks of the file are then trained once
+/// more, on all samples. The same costs, options and seed give the same bytes on any number of threads.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
     let (compute, mut report) = train(COMPUTE, &samples(options.features), &work, options, reporter)?;
     if options.ablation {
         for features in FeatureSet::ALL.into_iter().filter(|features| *features != options.features) {
-            let (_, other) = fit("compute", &samples(features), &features.work(), options, reporter)?;
+            let (_, other) = fit(COMPUTE, &samples(features), &features.work(), options, reporter)?;
             let deduplicated = other.deduplicated.map(|[fit, _]| fit);
             report.ablations.push(Ablation { features, test: other.test, deduplicated });
         }

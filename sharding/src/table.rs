@@ -331,6 +331,11 @@ pub(crate) fn row_blocks(rows: u64, parts: u64) -> impl Iterator<Item = Range<u6
     (0..parts).map(move |part| (part * block).min(rows)..((part + 1) * block).min(rows))
 }
 
+/// Whether equal blocks of rows for so many ranks leave some for the last one.
+pub(crate) fn has_rows_for(rows: u64, parts: u64) -> bool {
+    (parts - 1) * rows.div_ceil(parts) < rows
+}
+
 /// Bytes of an id.
 pub(crate) const ID_BYTES: f64 = 8.0;
 /// Bytes of a value of optimizer state.

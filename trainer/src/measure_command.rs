@@ -74,11 +74,11 @@ impl ProfileArguments {
         self.collectives
     }
 
-    /// What the file holds already; `None` if it is to be written anew.
-    fn before(&self, machine: &Machine) -> Result<Option<Costs>> {
+    /// What the file holds already: nothing if it is to be written anew.
+    fn before(&self, machine: &Machine) -> Result<Costs> {
         if !self.append || !self.out.exists() {
             claim_output(&self.out, self.overwrite)?;
-            return Ok(None);
+            return Ok(machine.no_costs());
         }
         let before = Costs::load(&self.out)?;
         let (machine, kernels) = (machine.name(), machine.kernel_version());
@@ -89,7 +89,7 @@ impl ProfileArguments {
             before.machine,
             before.kernel_version
         );
-        Ok(Some(before))
+        Ok(before)
     }
 }
 
@@ -116,7 +116,7 @@ fn profile_exchanges(
     let machine = opened(&arguments.device, arguments.threads)?;
     let is_first = collectives.rank() == 0;
     // An error of this rank ends the others, too.
-    let before = if is_first { arguments.before(&machine)? } else { None };
+    let mut costs = if is_first { arguments.before(&machine)? } else { machine.no_costs() };
     let options = ExchangeOptions {
         exchanges: arguments.exchanges,
         most_bytes: arguments.most_bytes,
@@ -128,13 +128,6 @@ fn profile_exchanges(
     if !is_first {
         return Ok(());
     }
-    let mut costs = before.unwrap_or_else(|| Costs {
-        machine: machine.name(),
-        kernel_version: machine.kernel_version().to_owned(),
-        sets: 0,
-        compute: Vec::new(),
-        exchanges: Vec::new(),
-    });
     costs.exchanges.extend(measured);
     costs.store(&arguments.out)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -158,22 +151,19 @@ fn profile_exchanges(
 
 fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()> {
     let machine = opened(&arguments.device, arguments.threads)?;
-    let before = arguments.before(&machine)?;
+    let mut costs = arguments.before(&machine)?;
     let options = ProfileOptions {
         sets: arguments.sets,
-        first_set: before.as_ref().map_or(0, |before| before.sets as usize),
+        first_set: costs.sets as usize,
         samples: arguments.samples as usize,
         memory_bytes: arguments.memory,
         ranks: if machine.device.is_some() { vec![1] } else { RANKS_OF_SETS.to_vec() },
         seed: arguments.seed,
     };
     let started = Instant::now();
-    let mut costs = profile(&options, &machine, printer)?;
-    if let Some(before) = before {
-        costs.compute.splice(0..0, before.compute);
-        costs.exchanges = before.exchanges;
-        costs.sets += before.sets;
-    }
+    let measured = profile(&options, &machine, printer)?;
+    costs.sets += measured.sets;
+    costs.compute.extend(measured.compute);
     costs.store(&arguments.out)?;
     let seconds = started.elapsed().as_secs_f64();
     let text = format!(

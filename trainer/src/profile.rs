@@ -29,7 +29,7 @@ use rand_chacha::ChaCha8Rng;
 
 use self::draw::{Drawn, draw};
 pub use self::machine::Machine;
-use self::ranks::{PlanRank, Workload};
+use self::ranks::{Limits, PlanRank, Workload};
 use self::turns::{Step, Turns};
 use crate::Result;
 use crate::distributed::{Collectives, threads};
@@ -77,7 +77,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// or has too little memory.
 pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Reporter) -> Result<Costs> {
     let (pool, threads) = (pool(), Arc::new(thread_pool(machine.threads)?));
-    let mut compute = Vec::new();
+    let mut costs = Costs { sets: options.sets as u64, ..machine.no_costs() };
     reporter.begin("Measuring sets of tables", Some(options.sets as u64), "sets");
     for set in options.first_set..options.first_set.saturating_add(options.sets) {
         // A stream of its own, so that a set does not depend on how many numbers the one before drew.
@@ -86,42 +86,36 @@ pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Repor
         let Drawn { tables, plan, exponents } = draw(&mut rng, &pool, options, set)?;
         let workload = Workload { tables: &tables, plan: &plan, exponents: &exponents };
         let loads = plan.loads(&tables).map_err(|source| workload.wrong(source))?;
-        let times = in_turns(&workload, (machine, &threads), Duration::from_millis(ENOUGH_MS), set as u64)?;
-        for (rank, steps) in times.iter().enumerate() {
+        let limits = Limits { most: TIMED, least: LEAST_TIMED, enough: Duration::from_millis(ENOUGH_MS) };
+        let work = |ranks| steps(&workload, &ranks, (machine, &threads), set as u64, limits);
+        let times = on_threads(plan.topology.ranks, work)?;
+        let asked = AskedFeatures::by_rank(&loads, &plan.topology, plan.batch_size);
+        for ((loads, steps), asked) in loads.iter().zip(&times).zip(asked) {
             let features = |load| ShardFeatures::of(load, &plan.topology, plan.batch_size);
-            let of_steps: Vec<f64> = steps.iter().map(Step::work_ms).collect();
-            compute.push(ComputeSample {
+            costs.compute.push(ComputeSample {
                 set: set as u64,
-                shards: loads[rank].iter().flat_map(features).collect(),
-                asked: AskedFeatures::of_rank(rank, &loads, &plan.topology, plan.batch_size),
-                ms: median(of_steps),
+                shards: loads.iter().flat_map(features).collect(),
+                asked,
+                ms: median(steps.iter().map(Step::work_ms).collect()),
             });
         }
         reporter.advance(1);
     }
     reporter.end();
-    Ok(Costs {
-        machine: machine.name(),
-        kernel_version: machine.kernel_version().to_owned(),
-        sets: options.sets as u64,
-        compute,
-        exchanges: Vec::new(),
-    })
+    Ok(costs)
 }
 
-/// The steps of every rank of a plan, whose ranks are threads of this process that take turns.
-fn in_turns(
+/// The steps of this rank of a plan, which takes turns with the others of `collectives`; `threads` are the machine's.
+fn steps(
     workload: &Workload<'_>,
+    collectives: &Arc<dyn Collectives>,
     (machine, threads): (&Machine, &Arc<rayon::ThreadPool>),
-    enough: Duration,
     seed: u64,
-) -> Result<Vec<Vec<Step>>> {
-    let work = |collectives: Arc<dyn Collectives>| {
-        let turns = Arc::new(Turns::new(collectives, machine.threads)?);
-        let rank = PlanRank::new(workload, turns, (machine, threads), seed)?;
-        rank.steps(TIMED, (LEAST_TIMED, enough))
-    };
-    on_threads(workload.plan.topology.ranks, work)
+    limits: Limits,
+) -> Result<Vec<Step>> {
+    let turns = Arc::new(Turns::new(Arc::clone(collectives), machine.threads)?);
+    let rank = collectives.agree_on(|| PlanRank::new(workload, turns, (machine, threads), seed))?;
+    rank.steps(limits)
 }
 
 /// What `work` gives on every rank, each a thread; of several errors, one that is not of another rank's end.

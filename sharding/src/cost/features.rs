@@ -1,5 +1,7 @@
 //! What a learned cost model sees of a shard.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
@@ -62,7 +64,7 @@ impl ShardFeatures {
             false if load.is_whole() => (ranks - 1.0) / ranks,
             false => 1.0,
         };
-        let samples = batch_size as f64 * if copies > 1.0 { 1.0 } else { ranks };
+        let samples = load.samples(topology, batch_size);
         table.lookups().map(move |lookups| {
             let served = load.served_of(&lookups, topology, batch_size);
             Self {
@@ -139,16 +141,24 @@ impl AskedFeatures {
         sum
     }
 
-    /// What the rank `rank` asks for, of all shards on all ranks: a table that is whole on a rank is looked up by that
-    /// rank where it is.
-    pub fn of_rank(rank: usize, loads: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Self {
-        let mut sum = Self::default();
-        for (owner, loads) in loads.iter().enumerate() {
-            for load in loads.iter().filter(|load| owner != rank || !load.is_whole()) {
+    /// What each rank asks for, of all shards on all ranks, which are by rank: a table that is whole on a rank is looked
+    /// up by that rank where it is.
+    pub fn by_rank(loads: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<Self> {
+        let mut of_parts = Self::default();
+        let mut of_whole = vec![Self::default(); loads.len()];
+        for (loads, of_whole) in loads.iter().zip(&mut of_whole) {
+            for load in loads {
+                let sum = if load.is_whole() { &mut *of_whole } else { &mut of_parts };
                 sum.add(&Self::of(load, topology, batch_size));
             }
         }
-        sum
+        let asked_by = |rank: usize| {
+            let mut sum = of_parts;
+            let others = of_whole.iter().enumerate().filter(|(owner, _)| *owner != rank);
+            others.for_each(|(_, whole)| sum.add(whole));
+            sum
+        };
+        (0..loads.len()).map(asked_by).collect()
     }
 
     fn add(&mut self, other: &Self) {
@@ -180,6 +190,8 @@ pub enum FeatureSet {
     WithoutDedupe,
 }
 
+/// The places in [`OURS`] of what a shard's time grows with in proportion: the more of it, the longer.
+const WORK: Range<usize> = 1..13;
 const NEUROSHARD: [&str; 4] = ["dim", "pooling_factor", "row", "samples"];
 const OURS: [&str; 26] = [
     "dedupe_factor",
@@ -210,22 +222,6 @@ const OURS: [&str; 26] = [
     "log_copies",
 ];
 
-/// Those that a shard's time grows with in proportion: the more of it, the longer.
-const WORK: [&str; 12] = [
-    "lists",
-    "ids",
-    "read_bytes",
-    "written_bytes",
-    "distinct_rows",
-    "distinct_bytes",
-    "state_bytes",
-    "sent_vectors",
-    "sent_bytes",
-    "own_rows",
-    "arriving_rows",
-    "arriving_bytes",
-];
-
 impl FeatureSet {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Full, Self::Neuroshard, Self::WithoutReuse, Self::WithoutDedupe];
@@ -250,8 +246,8 @@ impl FeatureSet {
     /// The places of what a shard's time grows with in proportion: the more of it, the longer. None for NeuroShard's
     /// features, which are not of that kind.
     pub(crate) fn work(self) -> Vec<usize> {
-        let names = self.names();
-        (0..names.len()).filter(|i| WORK.contains(&names[*i].as_str())).collect()
+        let before = ACCESS_BINS + NEUROSHARD.len();
+        if self == Self::Neuroshard { Vec::new() } else { WORK.map(|place| before + place).collect() }
     }
 
     /// The features of a shard, not yet normalised.
@@ -367,6 +363,9 @@ mod tests {
         let neuroshard = FeatureSet::Neuroshard;
         assert_eq!(neuroshard.encode(&features)[..], encoded[..21]);
         assert_eq!((neuroshard.names().len(), encoded[20]), (21, 200.0));
+        let (names, work) = (FeatureSet::Full.names(), FeatureSet::Full.work());
+        assert_eq!((work.len(), neuroshard.work().len()), (12, 0));
+        assert_eq!([work[0], work[11]].map(|place| names[place].as_str()), ["lists", "arriving_bytes"]);
         let asked = AskedFeatures::of(&load, &topology, 100);
         assert_eq!((asked.ids, asked.lists, asked.bytes), (150.0, 25.0, lists / 2.0 * 128.0));
         let plain = FeatureSet::WithoutDedupe.encode(&features);

@@ -76,17 +76,15 @@ impl LearnedCost {
         features.map(|(features, waiting)| waiting + model.predict_ms(&[features], &asked)).collect()
     }
 
-    /// How many ranks are predicted to be faster than anything measured, and the longest time of a rank.
-    fn extremes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> (usize, f64) {
+    /// How many ranks are predicted to be faster than anything measured, and the longest time of a rank; of the features
+    /// of every rank's shards, and what it asks for.
+    fn extremes(&self, ranks: &[Vec<Vec<f64>>], asked: &[AskedFeatures]) -> (usize, f64) {
         let model = &self.file.compute;
         let (mut faster, mut longest) = (0, 0.0f64);
-        for (rank, shards) in ranks.iter().enumerate() {
-            let features = shards.iter().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
-            let encoded: Vec<_> = features.map(|features| self.file.features.encode(&features)).collect();
-            let (output, work) = model.output(&encoded);
+        for (shards, asked) in ranks.iter().zip(asked) {
+            let (output, work) = model.output(shards);
             faster += usize::from(!shards.is_empty() && output < model.least_output * work);
-            let asked = AskedFeatures::of_rank(rank, ranks, topology, batch_size);
-            longest = longest.max(model.predict_ms(&encoded, &asked));
+            longest = longest.max(model.predict_ms(shards, asked));
         }
         (faster, longest)
     }
@@ -207,9 +205,13 @@ impl CostModel for LearnedCost {
         let names = self.file.features.names();
         let mut beyond: Vec<(String, usize)> = Vec::new();
         let mut shards = 0;
-        let features = ranks.iter().flatten().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
-        for features in features {
-            let outside = model.beyond(&self.file.features.encode(&features));
+        let of_rank = |loads: &Vec<ShardLoad<'_>>| -> Vec<Vec<f64>> {
+            let features = loads.iter().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
+            features.map(|features| self.file.features.encode(&features)).collect()
+        };
+        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(of_rank).collect();
+        for features in encoded.iter().flatten() {
+            let outside = model.beyond(features);
             shards += usize::from(!outside.is_empty());
             for i in outside {
                 match beyond.iter_mut().find(|(name, _)| *name == names[i]) {
@@ -226,7 +228,7 @@ impl CostModel for LearnedCost {
                 listed.join(", ")
             ));
         }
-        let (faster, longest) = self.extremes(ranks, topology, batch_size);
+        let (faster, longest) = self.extremes(&encoded, &AskedFeatures::by_rank(ranks, topology, batch_size));
         if faster > 0 {
             notes.push(format!(
                 "Extrapolated: the model predicts {faster} ranks to be faster than any measured set with as much to \
@@ -336,9 +338,9 @@ mod tests {
                 .map(|features| model.file.features.encode(&features))
                 .collect();
             let ranks = [loads, vec![]];
-            let asked = |rank| AskedFeatures::of_rank(rank, &ranks, &topology, 64);
-            let expected = model.file.compute.predict_ms(&items, &asked(0));
-            let idle = model.file.compute.asked_work(&asked(1)) * model.file.compute.scale_ms;
+            let asked = AskedFeatures::by_rank(&ranks, &topology, 64);
+            let expected = model.file.compute.predict_ms(&items, &asked[0]);
+            let idle = model.file.compute.asked_work(&asked[1]) * model.file.compute.scale_ms;
             let found = rank_costs(&model, &ranks, &topology, 64).unwrap();
             prop_assert!(
                 (found[0].compute_ms - expected).abs() < 1e-4 * (1.0 + expected),

@@ -50,11 +50,16 @@ impl ShardLoad<'_> {
         sum
     }
 
-    /// The same of one feature.
-    pub(crate) fn work_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
+    /// The samples of a step whose lists the shard sees: those of its rank if every rank has a copy, else all.
+    pub(crate) fn samples(&self, topology: &Topology, batch_size: u64) -> f64 {
         let ranks =
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
-        let [lists, ids] = lookups.distinct(batch_size as f64 * ranks);
+        batch_size as f64 * ranks
+    }
+
+    /// The same of one feature.
+    pub(crate) fn work_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
+        let [lists, ids] = lookups.distinct(self.samples(topology, batch_size));
         let ids = lookups.looked_up(ids * lookups.share_of(&self.shard.rows, self.table.rows));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
@@ -62,10 +67,10 @@ impl ShardLoad<'_> {
 
     /// What the trainer looks up of one feature: of a row shard, only the lists that have one of its rows.
     pub(crate) fn served_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
-        let Work { lists, ids, .. } = self.work_of(lookups, topology, batch_size);
+        let Work { ids, .. } = self.work_of(lookups, topology, batch_size);
         let part = lookups.share_of(&self.shard.rows, self.table.rows);
-        let all_ids = lists * lookups.list_dedupe_factor * lookups.pooling_factor / lookups.dedupe_factor;
-        let lists = shared_lists(lists, all_ids, lookups.list_length_deviation, part);
+        let [all_lists, all_ids] = lookups.distinct(self.samples(topology, batch_size));
+        let lists = shared_lists(all_lists, all_ids, lookups.list_length_deviation, part);
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
     }

@@ -276,16 +276,7 @@ mod tests {
     use crate::{AnalyticCost, Pooling, ShardingType, searches};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
-        let dims = prop::sample::select(vec![4u64, 8, 12, 64, 128, 256]);
-        let pooling = prop::sample::select(vec![Pooling::Sum, Pooling::Attention]);
-        (1u64..4000, dims, 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
-            move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
-                pooling_factor,
-                dedupe_factor,
-                pooling,
-                ..Table::new(format!("table_{i}"), rows, dim)
-            },
-        )
+        crate::search::drawn_table(i, &[4, 8, 12, 64, 128, 256])
     }
 
     fn problem() -> impl Strategy<Value = (Vec<Table>, Topology)> {

@@ -47,3 +47,20 @@ pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
         Box::new(Beam::Full),
     ]
 }
+
+/// A random table, number `i` of a property test, of one of these dimensions.
+#[cfg(test)]
+fn drawn_table(i: usize, dims: &'static [u64]) -> impl proptest::strategy::Strategy<Value = Table> {
+    use proptest::prelude::*;
+
+    use crate::Pooling;
+    let pooling = prop::sample::select(&[Pooling::Sum, Pooling::Attention][..]);
+    (1u64..4000, prop::sample::select(dims), 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
+        move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
+            pooling_factor,
+            dedupe_factor,
+            pooling,
+            ..Table::new(format!("table_{i}"), rows, dim)
+        },
+    )
+}

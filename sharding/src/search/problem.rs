@@ -5,7 +5,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::cost::Traffic;
-use crate::table::{row_blocks, validate_tables};
+use crate::plan::row_shards;
+use crate::table::{has_rows_for, row_blocks, validate_tables};
 use crate::{CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology};
 
 /// Column shards are this many columns wide, or a multiple: 16 bytes, what NeuroShard and FBGEMM ask for.
@@ -317,31 +318,8 @@ impl<'a> Problem<'a> {
                 (ShardingType::ColumnWise, units.iter().map(shard).collect())
             }
         };
-        TablePlan {
-            name: table.name.clone(),
-            rows: table.rows,
-            dim: table.dim,
-            sharding_type,
-            shards,
-            reason: None,
-        }
+        TablePlan::new(table, sharding_type, shards)
     }
-}
-
-/// Whether equal blocks of rows for so many ranks leave some for the last one.
-pub(crate) fn has_rows_for(rows: u64, parts: u64) -> bool {
-    (parts - 1) * rows.div_ceil(parts) < rows
-}
-
-/// Rows in equal blocks, of which the last may be shorter: TorchRec finds a row's rank by dividing.
-pub(crate) fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
-    let block = table.rows.div_ceil(ranks.len() as u64);
-    let shard = |(i, rank): (u64, usize)| Shard {
-        rank: rank as u32,
-        rows: i * block..((i + 1) * block).min(table.rows),
-        columns: 0..table.dim,
-    };
-    (0..).zip(ranks).map(shard).collect()
 }
 
 impl Kind {

@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use onefold_datasets::units::format_bytes;
 
 use crate::diff::moved;
+use crate::plan::row_shards;
 use crate::search::local::{GAIN, Order, improve_within};
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit, row_shards};
+use crate::search::problem::{Kind, Problem, Unit};
 use crate::{CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
 
 /// Tables of the most expensive rank that are tried in another form, those that cost most first.

@@ -3,21 +3,11 @@
 use proptest::prelude::*;
 
 use crate::{
-    AnalyticCost, Beam, Error, Plan, Pooling, RankGroup, Search, ShardingType, Table, Topology, replan,
-    searches,
+    AnalyticCost, Beam, Error, Plan, RankGroup, Search, ShardingType, Table, Topology, replan, searches,
 };
 
 fn table(i: usize) -> impl Strategy<Value = Table> {
-    let dims = prop::sample::select(vec![4u64, 8, 12, 64, 128]);
-    let pooling = prop::sample::select(vec![Pooling::Sum, Pooling::Attention]);
-    (1u64..4000, dims, 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
-        move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
-            pooling_factor,
-            dedupe_factor,
-            pooling,
-            ..Table::new(format!("table_{i}"), rows, dim)
-        },
-    )
+    crate::search::drawn_table(i, &[4, 8, 12, 64, 128])
 }
 
 fn tables() -> impl Strategy<Value = Vec<Table>> {

@@ -98,7 +98,7 @@ impl DeviceStore {
     /// # Errors
     ///
     /// As [`new`](Self::new).
-    pub(crate) fn of_zeros(
+    fn of_zeros(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
         (shards, rank): (&[Shard], u32),

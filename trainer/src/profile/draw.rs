@@ -131,20 +131,8 @@ fn placement(rng: &mut ChaCha8Rng, table: &Table, ranks: u32) -> TablePlan {
                 whole
             }
         }
-        1 if (parts - 1) * rows.div_ceil(parts) < rows => {
-            let block = rows.div_ceil(parts);
-            let shard = |rank: u32| Shard {
-                rank,
-                rows: u64::from(rank) * block..(u64::from(rank + 1) * block).min(rows),
-                columns: 0..table.dim,
-            };
-            let shards = (0..ranks).map(shard).collect();
-            TablePlan { sharding_type: ShardingType::RowWise, shards, ..whole }
-        }
-        2 if rows * parts <= MAX_COPIED => {
-            let shards = (0..ranks).map(|rank| Shard::whole(table, rank)).collect();
-            TablePlan { sharding_type: ShardingType::DataParallel, shards, ..whole }
-        }
+        1 => TablePlan::row_wise(table, ranks).unwrap_or(whole),
+        2 if rows * parts <= MAX_COPIED => TablePlan::data_parallel(table, ranks),
         _ => whole,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use onefold_sharding::Costs;
+
 use crate::device::Accelerator;
 use crate::kernels::processor;
 
@@ -28,6 +30,17 @@ impl Machine {
         let model = processor::name().unwrap_or_else(|| "unknown processor".to_owned());
         let threads = self.threads;
         format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+    }
+
+    /// Costs of this machine, of which none are measured yet.
+    pub fn no_costs(&self) -> Costs {
+        Costs {
+            machine: self.name(),
+            kernel_version: self.kernel_version().to_owned(),
+            sets: 0,
+            compute: Vec::new(),
+            exchanges: Vec::new(),
+        }
     }
 
     /// The kernels that are measured.

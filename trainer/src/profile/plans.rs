@@ -13,9 +13,9 @@ use onefold_sharding::{ACCESS_BATCH, Lookups, Plan, RankPrediction, Table, Table
 use onefold_sharding_benchmark::TABLES_FILE;
 use serde::Serialize;
 
-use super::ranks::{PlanRank, Workload};
-use super::turns::{Step, Turns};
-use super::{Machine, median, on_threads};
+use super::ranks::{Limits, Workload};
+use super::turns::Step;
+use super::{Machine, median, on_threads, steps};
 use crate::distributed::Collectives;
 use crate::embedding::thread_pool;
 use crate::{Error, Result};
@@ -223,23 +223,21 @@ fn times(
     collectives: &Arc<dyn Collectives>,
     options: &StepOptions,
 ) -> Result<Vec<Vec<Step>>> {
-    let steps = options.steps as usize;
-    let work = |collectives: Arc<dyn Collectives>| {
-        let turns = Arc::new(Turns::new(Arc::clone(&collectives), machine.threads)?);
-        let rank =
-            collectives.agree_on(|| PlanRank::new(workload, turns, (machine, threads), options.seed))?;
-        rank.steps(steps, (steps, Duration::ZERO))
+    let count = options.steps as usize;
+    let limits = Limits { most: count, least: count, enough: Duration::ZERO };
+    let work = |collectives: &Arc<dyn Collectives>| {
+        steps(workload, collectives, (machine, threads), options.seed, limits)
     };
     if collectives.size() == 1 {
-        return on_threads(workload.plan.topology.ranks, work);
+        return on_threads(workload.plan.topology.ranks, |collectives| work(&collectives));
     }
-    collectives.gather_json(&work(Arc::clone(collectives))?)
+    collectives.gather_json(&work(collectives)?)
 }
 
 /// By table and feature: the exponent of the Zipf law nearest to the accesses.
 fn exponents(tables: &[Table]) -> Vec<Vec<f64>> {
     let of_feature = |table: &Table, lookups: Lookups| {
-        let accesses = lookups.pooling_factor * ACCESS_BATCH as f64 / lookups.dedupe_factor;
+        let [_, accesses] = lookups.distinct(ACCESS_BATCH as f64);
         lookups.accesses(table.rows).nearest_zipf(table.rows, accesses)
     };
     tables.iter().map(|table| table.lookups().map(|lookups| of_feature(table, lookups)).collect()).collect()

@@ -37,6 +37,15 @@ impl Workload<'_> {
     }
 }
 
+/// How many steps are timed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) most: usize,
+    /// Fewer than `most`, but at least these, if the ranks have worked for `enough` time.
+    pub(super) least: usize,
+    pub(super) enough: Duration,
+}
+
 /// The value of all gradients: they come from the dense model, which is not measured.
 const GRADIENT: f32 = 0.001;
 
@@ -96,9 +105,8 @@ impl PlanRank {
         Ok(Self { turns, optimizer, tables })
     }
 
-    /// Takes so many steps after some that warm up, or fewer, but at least `least`, if the ranks have worked for
-    /// `enough` time.
-    pub(super) fn steps(mut self, most: usize, (least, enough): (usize, Duration)) -> Result<Vec<Step>> {
+    /// Takes steps, after some that warm up.
+    pub(super) fn steps(mut self, Limits { most, least, enough }: Limits) -> Result<Vec<Step>> {
         let mut request = match &self.tables {
             Tables::Processor { embeddings, groups, .. } => {
                 self.turns.begin()?;
